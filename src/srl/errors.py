@@ -1,0 +1,34 @@
+"""Errors that reach a person, and the exit codes they end with."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_CHECK_FAILED = 1
+EXIT_USER = 2
+EXIT_BUG = 70
+EXIT_SIGINT = 130
+EXIT_SIGTERM = 143
+
+
+class SrlError(Exception):
+    """An error whose message is the whole story: what was tried, what was expected, what to type."""
+
+    exit_code = EXIT_USER
+
+
+class UserError(SrlError):
+    """A mistake in what the user gave, or in the environment; exit code 2."""
+
+
+class CheckFailed(SrlError):
+    """A check that the user asked for did not hold; exit code 1."""
+
+    exit_code = EXIT_CHECK_FAILED
+
+
+def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
+    """`did you mean X?` for a mistyped name, or an empty string."""
+    from difflib import get_close_matches
+
+    match = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]!r}?" if match else ""

@@ -1,0 +1,50 @@
+"""What the episode asks of anything that generates: the torch engine, a server, a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one turn is sampled. `temperature=0` is greedy.
+
+    `key` seeds the turn's random numbers: (seed, step, question, sample, turn). Two calls with the
+    same key and the same logits draw the same tokens, whatever else is in the batch.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    key: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The ids that were sampled, whole: the token that completes a stop string stays uncut.
+
+    `logprobs` has one entry a token: log-softmax of logits / temperature, before top-p.
+    `stop_reason`: `stop` (a stop string was completed), `eos` (the last id is EOS), `length`.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: Literal["stop", "eos", "length"]
+
+
+class Policy(Protocol):
+    """Generates one turn at a time.
+
+    `request_id` is the same for all turns of an episode, and each call's `token_ids` extends the
+    last one's ids and completion, so that an engine can keep its KV cache. `finish` says that no
+    further turn will come.
+    """
+
+    async def generate(
+        self, request_id: str, token_ids: Sequence[int], sampling: Sampling
+    ) -> Completion: ...
+
+    def finish(self, request_id: str) -> None: ...

@@ -1,0 +1,169 @@
+"""The nouns that every stage shares: question, passage, hit, search, segment, trajectory, score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+SegmentKind = Literal["prompt", "policy", "observation", "feedback"]
+SearchStatus = Literal["ok", "empty", "rejected", "timed_out", "refused", "failed"]
+EndReason = Literal["answered", "unanswered", "truncated", "failed"]
+Phase = Literal["train", "val", "test", "sft", "eval"]
+
+FAULTS: frozenset[str] = frozenset({"timed_out", "refused", "failed"})
+"""Search statuses that are the infrastructure's fault, never the policy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question with its accepted answers.
+
+    `id` is unique across data sets: it identifies the group in group-relative estimators.
+    `prompt` holds chat messages (`{"role", "content"}`), rendered by a template of `srl.protocol`.
+    """
+
+    id: str
+    text: str
+    golden_answers: tuple[str, ...]
+    data_source: str = "unknown"
+    split: str = "train"
+    prompt: tuple[Mapping[str, str], ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One passage of a corpus; the first line of `contents` is its (quoted) title."""
+
+    id: str
+    contents: str
+
+    @property
+    def heading(self) -> str:
+        """The first line as it is written, quotation marks and all."""
+        return self.contents.partition("\n")[0].strip()
+
+    @property
+    def title(self) -> str:
+        return self.heading.strip('"')
+
+    @property
+    def text(self) -> str:
+        return self.contents.partition("\n")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage that a retriever returned, with the retriever's own score."""
+
+    passage: Passage
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One search and how it went. `latency_s` includes retries; `turn` is set by the episode."""
+
+    query: str
+    hits: tuple[Hit, ...] = ()
+    status: SearchStatus = "ok"
+    latency_s: float = 0.0
+    attempts: int = 1
+    error: str = ""
+    index_digest: str = ""
+    turn: int = 0
+
+    @property
+    def is_fault(self) -> bool:
+        return self.status in FAULTS
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens with one author.
+
+    `logprobs` are those of the sampled tokens at the sampling temperature, untruncated; only a
+    policy segment has them, one per token.
+    """
+
+    kind: SegmentKind
+    token_ids: tuple[int, ...]
+    text: str
+    turn: int
+    logprobs: tuple[float, ...] = ()
+
+    @property
+    def is_policy(self) -> bool:
+        return self.kind == "policy"
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """Everything that happened in one episode: prompt, then policy and environment in turn."""
+
+    question: Question
+    segments: list[Segment] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    end: EndReason = "unanswered"
+    answer: str | None = None
+    sample: int = 0
+    step: int = 0
+    phase: Phase = "train"
+    valid_actions: int = 0
+    valid_searches: int = 0
+    attempt: int = 0
+    think_is_open: bool = False
+    """The rendered prompt ends inside `<think>`, so the policy need not open it."""
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits, the same for the same (phase, step, question, sample) in every run."""
+        key = f"{self.phase}\0{self.step}\0{self.question.id}\0{self.sample}"
+        return blake2b(key.encode(), digest_size=6).hexdigest()
+
+    @property
+    def valid(self) -> bool:
+        """False when infrastructure failed: such an episode is logged and kept out of the loss."""
+        return self.end != "failed"
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for segment in self.segments for token in segment.token_ids]
+
+    @property
+    def response_mask(self) -> list[int]:
+        """1 on tokens that the policy wrote, 0 on all else; as long as `token_ids`."""
+        return [int(segment.is_policy) for segment in self.segments for _ in segment.token_ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Sampler log-probs, 0.0 on tokens the policy did not write; as long as `token_ids`."""
+        out: list[float] = []
+        for segment in self.segments:
+            out.extend(segment.logprobs if segment.is_policy else [0.0] * len(segment.token_ids))
+        return out
+
+    @property
+    def policy_text(self) -> str:
+        """What the policy wrote, turn after turn; nothing that it only read."""
+        return "".join(segment.text for segment in self.segments if segment.is_policy)
+
+    @property
+    def policy_tokens(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments if segment.is_policy)
+
+    @property
+    def turns(self) -> int:
+        """How many times the policy was asked to generate (Search-R1's number of actions)."""
+        return sum(segment.is_policy for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The reward of one trajectory, with the parts that made it (before weights)."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    per_turn: tuple[float, ...] | None = None
