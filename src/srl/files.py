@@ -1,0 +1,249 @@
+"""Files that appear whole or not at all, digests, JSON lines, and the manifests of directories.
+
+Something half-written lives beside its target under a hidden name that holds host and process,
+so it is never mistaken for the real thing; what a dead process left is removed by the next writer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gzip
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from glob import escape
+from hashlib import blake2b
+from pathlib import Path
+from secrets import token_hex
+from typing import IO, Any
+
+from srl.errors import UserError
+
+FORMAT = 1
+"""The format number that every file and directory of ours carries."""
+
+MANIFEST = "manifest.json"
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@contextmanager
+def atomic_directory(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary directory beside `path` that becomes `path` when the block ends without an error.
+
+    On any error, ctrl-C included, it is removed. An existing `path` is replaced in one step with
+    `overwrite`, else refused before anything is written. Raises UserError also on a full disk.
+    """
+    path = Path(path)
+    if path.exists() and not (overwrite and path.is_dir()):
+        raise UserError(f"{path} exists already; choose another name, or remove it first")
+    with _aside(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        _sync_tree(temporary)
+        if overwrite and path.exists():
+            _exchange(temporary, path)
+        else:
+            os.rename(temporary, path)
+        _sync(path.parent)
+
+
+@contextmanager
+def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
+    """A file opened beside `path` that replaces it when the block ends without an error.
+
+    `mode` is "w" (UTF-8, line ends as written) or "wb". Raises UserError on a full disk.
+    """
+    if mode not in ("w", "wb"):
+        raise ValueError(f"atomic_file writes whole files: mode 'w' or 'wb', not {mode!r}")
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a directory; a file was to be written there")
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    with _aside(path) as temporary:
+        with open(temporary, mode, **text) as file:  # type: ignore[call-overload]
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync(path.parent)
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path`, for this process; whatever lies there afterwards is removed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror} ({error.filename})") from error
+    temporary = path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
+    try:
+        yield temporary
+    except Exception as error:
+        if is_disk_full(error):
+            raise UserError(
+                f"{path} was not written: the disk is full; free some space and try again"
+            ) from error
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            raise UserError(f"{path} cannot be written: {error.strerror}") from error
+        raise
+    finally:
+        _remove(temporary)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """True for ENOSPC and a used-up quota, also when a library wrapped them in an error of its own."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return os.strerror(errno.ENOSPC) in str(error)
+
+
+def _host() -> str:
+    return re.sub(r"[^\w.]", "_", socket.gethostname()) or "localhost"
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what writers of `path` on this host left behind when they were killed."""
+    for entry in path.parent.glob(f".{escape(path.name)}.tmp-*"):
+        match = _ASIDE.match(entry.name)
+        ours = match and (match["name"], match["host"]) == (path.name, _host())
+        if match and ours and not _is_alive(int(match["pid"])):
+            _remove(entry)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swap two paths, in one step where the system can (Linux's renameat2), else in three."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = os.fsencode(one), os.fsencode(other)
+    if rename and rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return
+    between = one.with_name(one.name[:-8] + token_hex(4))
+    os.rename(other, between)
+    os.rename(one, other)
+    os.rename(between, one)
+
+
+def _sync_tree(directory: Path) -> None:
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    if path.is_symlink():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def digest_file(path: Path | str) -> str:
+    """32 hex digits (blake2b-128) of the file's bytes."""
+    digest = blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def digest_text(*parts: str) -> str:
+    """32 hex digits (blake2b-128) of the parts; `("ab", "c")` and `("a", "bc")` differ."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`(line number from 1, object)` for each line of a JSON-lines file, `.gz` too; blank lines are skipped.
+
+    Raises UserError naming file and line where a line is not a JSON object.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(
+            f"{path}: no such file" if not path.exists() else f"{path} is a directory, not a file"
+        )
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, _json_object(line, f"{path}:{number}")
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise UserError(f"{path}: broken gzip file ({error})") from error
+
+
+def _json_object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not a line of JSON in UTF-8: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected a JSON object {{…}}, found {type(value).__name__}")
+    return value
+
+
+def write_json(path: Path | str, obj: object) -> None:
+    """Write `obj` as indented JSON with a final newline; whole or not at all."""
+    text = json.dumps(obj, indent=2, ensure_ascii=False) + "\n"
+    with atomic_file(path) as file:
+        file.write(text)
+
+
+def write_manifest(directory: Path | str, kind: str, payload: Mapping[str, Any]) -> None:
+    """Write `manifest.json` into `directory`: `{"format": 1, "kind": kind, …payload}`."""
+    write_json(Path(directory) / MANIFEST, {"format": FORMAT, "kind": kind, **payload})
+
+
+def read_manifest(path: Path | str, kind: str) -> dict[str, Any]:
+    """The manifest of the directory `path`, which must be of `kind` and no newer than this `srl`."""
+    file = Path(path) / MANIFEST
+    if not file.is_file():
+        what = f"has no {MANIFEST}" if Path(path).is_dir() else "does not exist"
+        raise UserError(f"{path} is not a directory of kind {kind!r}: it {what}")
+    manifest = _json_object(file.read_bytes(), str(file))
+    if manifest.get("kind") != kind:
+        raise UserError(f"{path}: expected a directory of kind {kind!r}, found {manifest.get('kind')!r}")
+    check_format(file, manifest.get("format"))
+    return manifest
+
+
+def check_format(path: Path | str, found: object) -> None:
+    """Refuse, in one line, a file whose `format` number is newer than this `srl` or is none at all."""
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise UserError(f"{path}: expected a format number from 1 to {FORMAT}, found {found!r}")
+    if found > FORMAT:
+        raise UserError(
+            f"{path} has format {found}, this srl reads up to {FORMAT}; "
+            "type `pip install -U srl-search` to upgrade"
+        )

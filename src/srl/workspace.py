@@ -1,0 +1,120 @@
+"""Where things live: worlds, indexes, models and runs of one workspace."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import randbelow
+
+from srl.errors import UserError, nearest
+
+_RUN = re.compile(r"^(?P<stamp>\d{8}T\d{6}Z)-(?P<what>.+)-s(?P<seed>\d+)-(?P<tail>[0-9a-f]{4})$")
+_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A directory with `worlds/ indexes/ models/ runs/`; nothing is created before it is written."""
+
+    root: Path
+
+    @classmethod
+    def resolve(cls, option: Path | str | None = None) -> Workspace:
+        """`--workspace`, else `$SRL_WORKSPACE`, else `./srl-workspace`."""
+        root = Path(option or os.environ.get("SRL_WORKSPACE") or "srl-workspace").expanduser()
+        if root.exists() and not root.is_dir():
+            raise UserError(
+                f"the workspace {root} is a file; give a directory with --workspace or $SRL_WORKSPACE"
+            )
+        return cls(root)
+
+    @property
+    def worlds(self) -> Path:
+        return self.root / "worlds"
+
+    @property
+    def indexes(self) -> Path:
+        return self.root / "indexes"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    def new_run(self, preset: str, algo: str, seed: int) -> Path:
+        """Create `runs/<UTC>-<preset>-<algo>-s<seed>-<4 hex>` and return it."""
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        what = re.sub(r"[^\w.-]+", "_", f"{Path(preset).stem}-{algo}")
+        while True:
+            run = self.runs / f"{stamp}-{what}-s{seed}-{self._next_tail(stamp):04x}"
+            try:
+                run.mkdir(parents=True)
+            except FileExistsError:
+                if not self.runs.is_dir():
+                    raise UserError(f"{self.runs} is not a directory; choose another --workspace") from None
+                continue
+            except OSError as error:
+                raise UserError(
+                    f"{run} cannot be created: {error.strerror}; choose another --workspace"
+                ) from error
+            return run
+
+    def _next_tail(self, stamp: str) -> int:
+        """Random, but counting up within one second, so that names sort in the order of starting."""
+        taken = [int(run.name[-4:], 16) for run in self.all_runs() if run.name.startswith(stamp)]
+        return max(taken) + 1 if taken else randbelow(0x8000)
+
+    def all_runs(self) -> list[Path]:
+        """Every run of the workspace, the first started first."""
+        if not self.runs.is_dir():
+            return []
+        return sorted(
+            (path for path in self.runs.iterdir() if _RUN.match(path.name) and path.is_dir()), key=_start
+        )
+
+    def find_run(self, name: str = "last") -> Path:
+        """The run called `name`: `last`, a name, the beginning or end of one, or a path to a run.
+
+        Raises UserError when there is none, and when several match (they are listed).
+        """
+        runs = self.all_runs()
+        if os.sep in name and Path(name).is_dir():
+            return Path(name)
+        if not runs:
+            raise UserError(
+                f"there are no runs in {self.runs}; `srl train` starts one, --workspace looks elsewhere"
+            )
+        if name == "last":
+            return runs[-1]
+        return _only_match(name, runs)
+
+
+def _start(run: Path) -> tuple[str, str]:
+    return run.name[:16], run.name[-4:]
+
+
+def _only_match(name: str, runs: list[Path]) -> Path:
+    """The one run that `name` is, begins or ends."""
+    exact = [run for run in runs if run.name == name]
+    matches = exact or [
+        run for run in runs if name and (run.name.startswith(name) or run.name.endswith(name))
+    ]
+    if not matches:
+        hint = nearest(name, [run.name for run in runs])
+        raise UserError(f"no run {name!r} in {runs[0].parent}; the latest are {_listing(runs)}{hint}")
+    if len(matches) > 1:
+        raise UserError(
+            f"{name!r} fits {len(matches)} runs: {_listing(matches)}; type more of the name, or `last`"
+        )
+    return matches[0]
+
+
+def _listing(runs: list[Path]) -> str:
+    shown = ", ".join(run.name for run in runs[-_LISTED:])
+    return f"… {shown}" if len(runs) > _LISTED else shown
