@@ -1,0 +1,8 @@
+"""The reward `em`: 1 for an answer that equals a gold answer."""
+
+from srl.plugins import hookimpl
+
+
+@hookimpl
+def srl_rewards(register):
+    register("em", "srl_em.reward:ExactMatch", "1 if the answer equals a gold answer, normalised; else 0")

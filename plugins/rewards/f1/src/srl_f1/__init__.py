@@ -1,0 +1,8 @@
+"""The reward `f1`: how many words the answer shares with the nearest gold answer."""
+
+from srl.plugins import hookimpl
+
+
+@hookimpl
+def srl_rewards(register):
+    register("f1", "srl_f1.reward:WordF1", "word F1 of the answer with the nearest gold answer, from 0 to 1")

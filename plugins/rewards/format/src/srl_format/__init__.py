@@ -1,0 +1,13 @@
+"""The reward `format`: exact match, with something for keeping to the form."""
+
+from srl.plugins import hookimpl
+
+
+@hookimpl
+def srl_rewards(register):
+    register(
+        "format",
+        "srl_format.reward:FormatReward",
+        "exact match with Search-R1's scores for a well-formed episode",
+        options="srl_format.options:Options",
+    )

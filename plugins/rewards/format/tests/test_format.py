@@ -1,0 +1,201 @@
+"""The reward `format`: the whole truth table, the form, and texts that try to break it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from pydantic import ValidationError
+from srl_format.options import Options
+from srl_format.reward import FormatReward
+from srl_format.structure import is_well_formed
+
+from srl.plugins.testing import check_reward
+from srl.protocol import render_information, render_passage
+from srl.trajectory import Hit, Passage, Question, Search, Segment, Trajectory
+
+QUESTION = Question("q", "What is the capital of China?", ("Beijing",))
+PROMPT = "For example, <answer> Beijing </answer>. Question: What is the capital of China?\n"
+THINK = "<think>hm</think>\n"
+SEARCH = "<search>capital</search>"
+INFORMATION = ("observation", "\n\n<information>Doc 1(Title: China) Asia</information>\n\n")
+FEEDBACK = ("feedback", "\nMy previous action is invalid. <search> and </search>. Let me try again.\n")
+
+
+def trajectory(*parts: str | tuple[str, str], **fields: object) -> Trajectory:
+    """An episode of policy texts (plain strings) and other segments (kind, text) after the prompt."""
+    pairs = [("prompt", PROMPT), *(("policy", part) if isinstance(part, str) else part for part in parts)]
+    segments = [Segment(kind, (turn,), text, turn) for turn, (kind, text) in enumerate(pairs)]  # type: ignore[arg-type]
+    return Trajectory(QUESTION, segments, **{"end": "answered", **fields})  # type: ignore[arg-type]
+
+
+def found(text: str) -> list[Search]:
+    return [Search("capital", (Hit(Passage("1", f'"China"\n{text}'), 1.0),))]
+
+
+def value(episode: Trajectory, **options: float) -> float:
+    return FormatReward(Options(**options)).score([episode])[0].value
+
+
+S, F, R = 0.2, 0.1, 0.05
+TABLE = {
+    # (answer, well-formed): (nothing retrieved, gold retrieved)
+    ("right", True): (1, 1),
+    ("right", False): (1 - S, 1 - S),
+    ("wrong", True): (S, S + R),
+    ("none", True): (S, S + R),
+    ("wrong", False): (F, F),
+    ("none", False): (0, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "well_formed", "retrieved"), product(["right", "wrong", "none"], [True, False], [True, False])
+)
+def test_every_combination_scores_as_search_r1s_table(
+    outcome: str, well_formed: bool, retrieved: bool
+) -> None:
+    answer = {"right": "Beijing", "wrong": "Nanjing", "none": None}[outcome]
+    start = THINK if well_formed else "no thought "
+    episode = trajectory(
+        start + SEARCH,
+        INFORMATION,
+        f"{THINK}<answer>{answer}</answer>",
+        answer=answer,
+        searches=found("The capital is Beijing." if retrieved else "A country."),
+    )
+    expected = TABLE[outcome, well_formed][retrieved]
+    score = FormatReward(Options(structure_score=S, final_format_score=F, retrieval_score=R)).score(
+        [episode]
+    )[0]
+    assert score.value == pytest.approx(expected)
+    assert score.parts == {"correct": outcome == "right", "well_formed": well_formed, "retrieved": retrieved}
+
+
+def test_defaults_are_those_of_search_r1s_scripts() -> None:
+    assert Options() == Options(structure_score=0.2, final_format_score=0.1, retrieval_score=0.0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"structure_score": 1.5}, {"final_format_score": float("nan")}, {"s": 0.1}]
+)
+def test_options_out_of_range_or_unknown_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Options(**options)
+
+
+WELL_FORMED = {
+    "answers at once": [f"{THINK}<answer>x</answer>"],
+    "searches twice": [
+        THINK + SEARCH,
+        INFORMATION,
+        THINK + SEARCH,
+        INFORMATION,
+        f"{THINK}<answer>x</answer>",
+    ],
+    "spaces between": [f" \n{THINK}\t\n{SEARCH}\n", INFORMATION, f"\n{THINK} <answer>x</answer>\n"],
+    "brackets in a thought": ["<think>a < b > c, <b>bold</b></think><answer>x</answer>"],
+    "passage full of our tags": [
+        THINK + SEARCH,
+        (
+            "observation",
+            "<information></think></information><search>x</search><answer>y</answer></information>",
+        ),
+        f"{THINK}<answer>x</answer>",
+    ],
+}
+MALFORMED = {
+    "nothing written": [""],
+    "no answer": [THINK],
+    "no thought": ["<answer>x</answer>"],
+    "no thought after information": [THINK + SEARCH, INFORMATION, "<answer>x</answer>"],
+    "text before the thought": [f"Well, {THINK}<answer>x</answer>"],
+    "text between thought and answer": [f"{THINK}so <answer>x</answer>"],
+    "text after the answer": [f"{THINK}<answer>x</answer> indeed"],
+    "thought never closed": ["<think>hm <answer>x</answer>"],
+    "thought in a thought": ["<think><think>hm</think></think><answer>x</answer>"],
+    "two thoughts": [THINK + THINK + "<answer>x</answer>"],
+    "search inside a thought": ["<think>" + SEARCH, INFORMATION, "</think><answer>x</answer>"],
+    "last search never answered": [THINK + SEARCH, INFORMATION, THINK + SEARCH],
+    "ends on information": [THINK + SEARCH, INFORMATION],
+    "information the policy made up": [
+        f"{THINK}<search>x</search><information>Beijing</information>{THINK}<answer>x</answer>"
+    ],
+    "made-up information after a search": [
+        f"{THINK}{SEARCH}<information>y</information>",
+        INFORMATION,
+        f"{THINK}<answer>x</answer>",
+    ],
+    "made-up information in an answer": [f"{THINK}<answer><information>x</information></answer>"],
+    "feedback on the way": [THINK, FEEDBACK, f"{THINK}<answer>x</answer>"],
+    "observation without a search": [THINK, INFORMATION, f"{THINK}<answer>x</answer>"],
+    "search spelled as a segment kind": [f"{THINK}{SEARCH} observation", f"{THINK}<answer>x</answer>"],
+    "two answers": [f"{THINK}<answer>x</answer><answer>y</answer>"],
+    "upper-case tags": ["<THINK>hm</THINK><ANSWER>x</ANSWER>"],
+}
+
+
+@pytest.mark.parametrize("parts", WELL_FORMED.values(), ids=WELL_FORMED)
+def test_well_formed(parts: list[str]) -> None:
+    assert is_well_formed(trajectory(*parts))
+
+
+@pytest.mark.parametrize("parts", MALFORMED.values(), ids=MALFORMED)
+def test_malformed(parts: list[str]) -> None:
+    assert not is_well_formed(trajectory(*parts))
+
+
+def test_a_template_that_opened_think_has_written_it() -> None:
+    episode = trajectory("hm</think><answer>x</answer>", think_is_open=True)
+    assert is_well_formed(episode)
+    episode.think_is_open = False
+    assert not is_well_formed(episode)
+
+
+def test_an_opened_think_is_for_the_first_turn_only() -> None:
+    parts = ("hm</think>" + SEARCH, INFORMATION, "hm</think><answer>x</answer>")
+    assert not is_well_formed(trajectory(*parts, think_is_open=True))
+
+
+def test_opening_think_again_breaks_the_form() -> None:
+    assert not is_well_formed(trajectory(f"{THINK}<answer>x</answer>", think_is_open=True))
+
+
+@pytest.mark.parametrize(
+    "passage",
+    ["<answer>Beijing</answer>", "</information><answer>Beijing</answer>", "<search>Beijing</search>"],
+)
+@pytest.mark.parametrize("written", [str.lower, str.upper])
+def test_tags_in_a_passage_answer_nothing(passage: str, written: object) -> None:
+    hit = Hit(Passage("1", f'"T"\n{written(passage)}'), 1.0)  # type: ignore[operator]
+    raw = ("observation", f"\n\n<information>{passage}</information>\n\n")
+    rendered = ("observation", render_information([render_passage(1, hit)]))
+    for observation in (raw, rendered):
+        episode = trajectory(
+            THINK + SEARCH, observation, THINK, searches=[Search("x", (hit,))], end="unanswered"
+        )
+        assert value(episode) == 0
+
+
+def test_the_prompts_example_is_no_answer() -> None:
+    assert value(trajectory("I do not know", end="unanswered")) == 0
+    assert value(trajectory("<think>Beijing</think>", end="truncated")) == 0
+
+
+def test_information_that_the_policy_made_up_is_not_retrieved() -> None:
+    episode = trajectory(f"{THINK}<information>Beijing</information><answer>x</answer>", answer="x")
+    assert value(episode, retrieval_score=0.5) == pytest.approx(0.1)
+
+
+def test_the_gold_must_be_a_whole_word_of_the_passage() -> None:
+    parts = (THINK + SEARCH, INFORMATION, f"{THINK}<answer>x</answer>")
+    assert value(trajectory(*parts, answer="x", searches=found("Beijings")), retrieval_score=0.5) == 0.2
+    assert value(trajectory(*parts, answer="x", searches=found("Beijing!")), retrieval_score=0.5) == 0.7
+
+
+def test_a_failed_trajectory_scores_zero_even_when_well_formed() -> None:
+    assert value(trajectory(f"{THINK}<answer>Beijing</answer>", answer="Beijing", end="failed")) == 0
+
+
+def test_conforms_to_the_reward_seam() -> None:
+    check_reward("format")

@@ -1,0 +1,135 @@
+"""From trajectories to scores: a weighted sum of reward plugins.
+
+A reward plugin is any object with `score(trajectories) -> list[Score]`, plain or `async`, one score a
+trajectory in the same order. It reads what the policy wrote (`Trajectory.answer`, policy segments), never
+the prompt or a passage as if it were the policy's. Episodes that infrastructure broke never reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol
+
+from srl.errors import UserError
+from srl.trajectory import Score, Trajectory
+
+__all__ = ["Reward", "RewardMix"]
+
+
+class Reward(Protocol):
+    """What a reward plugin's factory returns.
+
+    `Score.per_turn`, where given, has one number for each policy turn and sums to `Score.value`.
+    """
+
+    def score(self, trajectories: list[Trajectory]) -> list[Score] | Awaitable[list[Score]]: ...
+
+
+class RewardMix:
+    """Σ weight · reward over the rewards named in `weights`.
+
+    `options` holds each reward's own section of the config by name: `{"format": {"structure_score": 0.2}}`.
+    A weight of 0 logs the reward without counting it. `plugins` gives objects in place of installed ones.
+    Raises UserError for no weights, a weight that is no finite number, or a reward that is not installed.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        plugins: Mapping[str, Reward] | None = None,
+    ) -> None:
+        if not weights:
+            raise UserError("reward.weights names no reward: give at least one, such as reward.weights.em=1")
+        for name, weight in weights.items():
+            if not math.isfinite(weight):
+                raise UserError(f"reward.weights.{name} is {weight}: expected a finite number")
+        self.weights = dict(weights)
+        given = plugins or {}
+        chosen = options or {}
+        self.plugins = {name: given.get(name) or _load(name, chosen.get(name, {})) for name in weights}
+
+    async def score(self, trajectories: list[Trajectory]) -> list[Score]:
+        """One score a trajectory, in order; a failed trajectory gets 0 and is shown to no plugin.
+
+        `parts` holds each reward by name before its weight, and a reward's own parts as `name/part`.
+        Raises UserError, naming the plugin, when one returns anything but a finite score a trajectory.
+        """
+        valid = [trajectory for trajectory in trajectories if trajectory.valid]
+        columns = await asyncio.gather(*(self._column(name, valid) for name in self.plugins))
+        rows = zip(*columns, strict=True)
+        return [
+            self._sum(trajectory, next(rows)) if trajectory.valid else self._zero()
+            for trajectory in trajectories
+        ]
+
+    async def _column(self, name: str, trajectories: list[Trajectory]) -> list[Score]:
+        try:
+            result = self.plugins[name].score(list(trajectories))
+            scores = await result if inspect.isawaitable(result) else result
+        except Exception as error:
+            error.add_note(f"while reward {name!r} scored {len(trajectories)} trajectories")
+            raise
+        _check(name, trajectories, scores)
+        return scores
+
+    def _sum(self, trajectory: Trajectory, scores: Sequence[Score]) -> Score:
+        named = dict(zip(self.plugins, scores, strict=True))
+        parts: dict[str, float] = {}
+        for name, score in named.items():
+            parts[name] = float(score.value)
+            parts.update({f"{name}/{part}": float(value) for part, value in score.parts.items()})
+        value = sum(self.weights[name] * score.value for name, score in named.items())
+        return Score(float(value), parts, self._per_turn(trajectory, named))
+
+    def _per_turn(self, trajectory: Trajectory, named: Mapping[str, Score]) -> tuple[float, ...] | None:
+        if all(score.per_turn is None for score in named.values()):
+            return None
+        total = [0.0] * trajectory.turns
+        for name, score in named.items():
+            for turn, value in enumerate(_spread(score, trajectory.turns)):
+                total[turn] += self.weights[name] * value
+        return tuple(total)
+
+    def _zero(self) -> Score:
+        return Score(0.0, dict.fromkeys(self.plugins, 0.0))
+
+
+def _load(name: str, options: Mapping[str, Any]) -> Reward:
+    from srl.plugins import manager
+
+    return manager.load("reward", name, options)  # type: ignore[return-value]
+
+
+def _spread(score: Score, turns: int) -> tuple[float, ...]:
+    """A reward by turn; one that does not say which turn earned it belongs to the last."""
+    if score.per_turn is not None:
+        return score.per_turn
+    return (*[0.0] * (turns - 1), score.value) if turns else ()
+
+
+def _check(name: str, trajectories: list[Trajectory], scores: object) -> None:
+    if not isinstance(scores, list | tuple) or not all(isinstance(score, Score) for score in scores):
+        raise UserError(f"reward {name!r} returned {scores!r:.60}: expected a list of srl.trajectory.Score")
+    if len(scores) != len(trajectories):
+        raise UserError(f"reward {name!r} returned {len(scores)} scores for {len(trajectories)} trajectories")
+    for trajectory, score in zip(trajectories, scores, strict=True):
+        _check_score(name, trajectory, score)
+
+
+def _check_score(name: str, trajectory: Trajectory, score: Score) -> None:
+    where = f"reward {name!r}, trajectory {trajectory.id} (question {trajectory.question.id!r})"
+    numbers = (score.value, *score.parts.values(), *(score.per_turn or ()))
+    if not all(math.isfinite(number) for number in numbers):
+        raise UserError(f"{where}: expected finite numbers and got {score}")
+    if score.per_turn is None:
+        return
+    if len(score.per_turn) != trajectory.turns:
+        raise UserError(
+            f"{where}: {len(score.per_turn)} numbers in per_turn for {trajectory.turns} policy turns"
+        )
+    if not math.isclose(sum(score.per_turn), score.value, rel_tol=1e-6, abs_tol=1e-6):
+        raise UserError(f"{where}: per_turn sums to {sum(score.per_turn)}, and value is {score.value}")

@@ -1,0 +1,158 @@
+"""The weighted sum of rewards: plain and async plugins, turns, failures, and plugins that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from srl.errors import UserError
+from srl.reward import RewardMix
+from srl.trajectory import Question, Score, Segment, Trajectory
+
+
+def trajectory(answer: str | None = "x", turns: int = 1, end: str = "answered") -> Trajectory:
+    segments = [Segment("prompt", (0,), "Q", 0)]
+    segments += [Segment("policy", (turn,), "…", turn, (-1.0,)) for turn in range(turns)]
+    return Trajectory(Question("q1", "Q?", ("x",)), segments, end=end, answer=answer)  # type: ignore[arg-type]
+
+
+class Plain:
+    """A reward that gives every trajectory what `make` says, and remembers what it was shown."""
+
+    def __init__(self, make: Callable[[Trajectory], Score]) -> None:
+        self.make = make
+        self.seen: list[Trajectory] = []
+
+    def score(self, trajectories: list[Trajectory]) -> list[Score]:
+        self.seen += trajectories
+        return [self.make(trajectory) for trajectory in trajectories]
+
+
+class Later(Plain):
+    async def score(self, trajectories: list[Trajectory]) -> list[Score]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().score(trajectories)
+
+
+class Raw:
+    """A reward that returns whatever it was given."""
+
+    def __init__(self, result: object) -> None:
+        self.result = result
+
+    def score(self, trajectories: list[Trajectory]) -> object:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+def constant(value: float, **fields: object) -> Plain:
+    return Plain(lambda _: Score(value, **fields))  # type: ignore[arg-type]
+
+
+def score(trajectories: list[Trajectory], weights: dict[str, float], **plugins: object) -> list[Score]:
+    return asyncio.run(RewardMix(weights, plugins=plugins).score(trajectories))  # type: ignore[arg-type]
+
+
+def test_value_is_the_weighted_sum_and_parts_are_unweighted() -> None:
+    [result] = score([trajectory()], {"one": 2, "two": -0.5}, one=constant(0.25), two=constant(3))
+    assert result == Score(2 * 0.25 - 0.5 * 3, {"one": 0.25, "two": 3})
+
+
+def test_plain_and_async_plugins_mix_and_keep_the_order() -> None:
+    batch = [trajectory("x"), trajectory("y"), trajectory("z")]
+    named = {"x": 1.0, "y": 2.0, "z": 3.0}
+
+    def rate(trajectory: Trajectory) -> Score:
+        return Score(named[str(trajectory.answer)])
+
+    results = score(batch, {"now": 1, "later": 10}, now=Plain(rate), later=Later(rate))
+    assert [result.value for result in results] == [11, 22, 33]
+
+
+def test_a_reward_of_weight_zero_is_logged_and_not_counted() -> None:
+    [result] = score([trajectory()], {"one": 1, "seen": 0}, one=constant(1), seen=constant(0.5))
+    assert result == Score(1, {"one": 1, "seen": 0.5})
+
+
+def test_a_rewards_own_parts_stand_under_its_name() -> None:
+    [result] = score([trajectory()], {"one": 3}, one=constant(1, parts={"good": True}))
+    assert result == Score(3, {"one": 1, "one/good": 1})
+
+
+def test_failed_search_is_not_a_wrong_answer() -> None:
+    plugin = constant(1)
+    batch = [trajectory(), trajectory(end="failed"), trajectory()]
+    results = score(batch, {"one": 1}, one=plugin)
+    assert [result.value for result in results] == [1, 0, 1]
+    assert results[1].parts == {"one": 0}
+    assert plugin.seen == [batch[0], batch[2]]
+
+
+def test_a_batch_of_failures_scores_zero() -> None:
+    assert score([trajectory(end="failed")], {"one": 1}, one=constant(1)) == [Score(0, {"one": 0})]
+
+
+def test_an_empty_batch_has_no_scores() -> None:
+    assert score([], {"one": 1}, one=constant(1)) == []
+
+
+def test_rewards_by_turn_add_up_and_a_plain_reward_falls_on_the_last_turn() -> None:
+    turns = constant(0.75, per_turn=(0.5, 0.25, 0.0))
+    [result] = score([trajectory(turns=3)], {"turns": 2, "last": 3}, turns=turns, last=constant(1))
+    assert result.value == 2 * 0.75 + 3
+    assert result.per_turn == (1.0, 0.5, 3.0)
+
+
+def test_without_rewards_by_turn_there_are_none() -> None:
+    assert score([trajectory(turns=2)], {"one": 1}, one=constant(1))[0].per_turn is None
+
+
+@pytest.mark.parametrize(
+    ("plugin", "complaint"),
+    [
+        (Raw([]), "returned 0 scores for 1 trajectories"),
+        (Raw([Score(1), Score(1)]), "returned 2 scores for 1 trajectories"),
+        (Raw([1.0]), "expected a list of srl.trajectory.Score"),
+        (Raw(None), "expected a list of srl.trajectory.Score"),
+        (constant(float("nan")), "q1.*finite"),
+        (constant(float("inf")), "q1.*finite"),
+        (constant(1, parts={"p": float("nan")}), "q1.*finite"),
+        (constant(1, per_turn=(1.0, 0.0)), "2 numbers in per_turn for 1 policy turns"),
+        (constant(1, per_turn=(0.5,)), "per_turn sums to 0.5"),
+    ],
+)
+def test_a_plugin_that_returns_nonsense_is_named(plugin: object, complaint: str) -> None:
+    with pytest.raises(UserError, match=f"'bad'.*{complaint}"):
+        score([trajectory()], {"good": 1, "bad": 1}, good=constant(1), bad=plugin)
+
+
+def test_an_exception_of_a_plugin_says_which_one_it_was() -> None:
+    with pytest.raises(KeyError) as caught:
+        score([trajectory()], {"bad": 1}, bad=Raw(KeyError("judge")))
+    assert caught.value.__notes__ == ["while reward 'bad' scored 1 trajectories"]
+
+
+def test_no_weights_and_infinite_weights_are_refused() -> None:
+    with pytest.raises(UserError, match=r"reward\.weights"):
+        RewardMix({})
+    with pytest.raises(UserError, match=r"reward\.weights\.one is nan"):
+        RewardMix({"one": float("nan")}, plugins={"one": constant(1)})
+
+
+def test_installed_plugins_get_their_options() -> None:
+    pytest.importorskip("srl_format")
+    mix = RewardMix({"em": 1, "format": 1}, {"format": {"structure_score": 0.5}, "f1": {"unused": 1}})
+    [result] = asyncio.run(mix.score([trajectory("x")]))
+    assert result.value == 1 + 0.5
+    assert result.parts["format/well_formed"] == 0
+
+
+def test_a_wrong_option_and_an_unknown_reward_are_the_users_mistake() -> None:
+    pytest.importorskip("srl_format")
+    with pytest.raises(UserError, match="structure_score"):
+        RewardMix({"format": 1}, {"format": {"structure": 0.5}})
+    with pytest.raises(UserError, match="'exact'"):
+        RewardMix({"exact": 1})
