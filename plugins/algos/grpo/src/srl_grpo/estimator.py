@@ -1,0 +1,63 @@
+"""GRPO's advantages: the score against the group's mean, in units of the group's spread."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from srl.advantage import (
+    Advantages,
+    Algorithm,
+    group_mean,
+    group_std,
+    over_tokens,
+    sequence_score,
+    valid_mask,
+)
+from srl_grpo.options import Options
+
+
+@torch.no_grad()
+def estimate(
+    *,
+    token_level_rewards: Tensor,  # (B, T)
+    response_mask: Tensor,  # (B, T)
+    group_ids: Tensor,  # (B,)
+    valid: Tensor,  # (B,)
+    group_size: int = 1,
+    norm_adv_by_std_in_grpo: bool = True,
+    epsilon: float = 1e-6,
+    **_: object,
+) -> Advantages:
+    """A = (s − mean) / (std + ε) on every policy token of the row (Shao et al. 2024, arXiv 2402.03300).
+
+    s = Σ r·mask; mean and unbiased std are those of the group's valid rows. Without the division it
+    is Dr. GRPO (arXiv 2503.20783). With `group_size` 1 the raw score is kept; a larger group of which
+    one row survives, or whose scores agree, gets 0.
+    """
+    mask = valid_mask(response_mask, valid)
+    scores = sequence_score(token_level_rewards, mask)
+    advantages = scores
+    if group_size > 1:
+        advantages = scores - group_mean(scores, group_ids, valid)
+        if norm_adv_by_std_in_grpo:
+            advantages = advantages / (group_std(scores, group_ids, valid) + epsilon)
+    advantages = over_tokens(advantages, mask)
+    return Advantages(advantages, advantages)
+
+
+def algorithm(options: Options | None = None) -> Algorithm:
+    """GRPO as Search-R1 runs it: five samples a question, k3 in the loss."""
+    return Algorithm(
+        name="grpo",
+        estimator=partial(estimate, **(options or Options()).model_dump()),
+        defaults={
+            "rollout.n": 5,
+            "algorithm.use_kl_in_reward": False,
+            "actor.use_kl_loss": True,
+            "actor.kl_loss_type": "k3",
+            "actor.kl_loss_coef": 0.001,
+        },
+    )

@@ -1,0 +1,58 @@
+"""REINFORCE's advantages: the return-to-go of each token."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from srl.advantage import (
+    Advantages,
+    Algorithm,
+    discounted_returns,
+    masked_mean,
+    masked_whiten,
+    valid_mask,
+)
+from srl_reinforce.options import Options
+
+
+@torch.no_grad()
+def estimate(
+    *,
+    token_level_rewards: Tensor,  # (B, T)
+    response_mask: Tensor,  # (B, T)
+    valid: Tensor,  # (B,)
+    gamma: float = 1.0,
+    normalise: str = "none",
+    **_: object,
+) -> Advantages:
+    """A_t = G_t = Σ_{k ≥ 0} γ^k·r_{t+k} over policy tokens (Williams 1992); needs no groups.
+
+    `centre` takes the mean of G over the batch's policy tokens off, `whiten` divides by its standard
+    deviation too.
+    """
+    mask = valid_mask(response_mask, valid)
+    returns = discounted_returns(token_level_rewards, mask, gamma)
+    advantages = returns
+    if normalise == "centre":
+        advantages = (returns - masked_mean(returns, mask)).masked_fill(~mask, 0)
+    elif normalise == "whiten":
+        advantages = masked_whiten(returns, mask)
+    return Advantages(advantages, returns)
+
+
+def algorithm(options: Options | None = None) -> Algorithm:
+    """What Search-R1 calls REINFORCE: GRPO's settings with one sample a question."""
+    return Algorithm(
+        name="reinforce",
+        estimator=partial(estimate, **(options or Options()).model_dump()),
+        defaults={
+            "rollout.n": 1,
+            "algorithm.use_kl_in_reward": False,
+            "actor.use_kl_loss": True,
+            "actor.kl_loss_type": "k3",
+            "actor.kl_loss_coef": 0.001,
+        },
+    )

@@ -1,0 +1,38 @@
+"""Scores become advantages: the tensor functions that algorithm plugins compose.
+
+Every function is pure, works on whole batches and obeys one mask: 1 on tokens that the policy
+wrote. What stands where the mask is 0 (padding, retrieved text, even NaN) is never read.
+"""
+
+from srl.advantage.algorithm import Advantages, Algorithm
+from srl.advantage.groups import group_count, group_mean, group_std, leave_one_out_mean
+from srl.advantage.masked import masked_mean, masked_sum, masked_var, masked_whiten
+from srl.advantage.tokens import (
+    discounted_returns,
+    gae,
+    last_policy_token,
+    over_tokens,
+    score_on_last_token,
+    sequence_score,
+    valid_mask,
+)
+
+__all__ = [
+    "Advantages",
+    "Algorithm",
+    "discounted_returns",
+    "gae",
+    "group_count",
+    "group_mean",
+    "group_std",
+    "last_policy_token",
+    "leave_one_out_mean",
+    "masked_mean",
+    "masked_sum",
+    "masked_var",
+    "masked_whiten",
+    "over_tokens",
+    "score_on_last_token",
+    "sequence_score",
+    "valid_mask",
+]

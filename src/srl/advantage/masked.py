@@ -1,0 +1,28 @@
+"""Sums, means and whitening over the tokens that the policy wrote."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Sum where the mask is 1; what stands elsewhere, NaN too, is never read."""
+    return values.masked_fill(~mask.bool(), 0).sum(dim=dim)
+
+
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean where the mask is 1; 0 when it is 1 nowhere."""
+    return masked_sum(values, mask, dim) / mask.bool().sum(dim=dim).clamp(min=1)
+
+
+def masked_var(values: Tensor, mask: Tensor) -> Tensor:
+    """Unbiased variance (n − 1) where the mask is 1, a scalar; 0 for fewer than two values."""
+    squares = (values - masked_mean(values, mask)).square()
+    return masked_sum(squares, mask) / (mask.bool().sum() - 1).clamp(min=1)
+
+
+def masked_whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """(x − mean) / √(var + ε) over all tokens with mask 1, and 0 elsewhere."""
+    centred = values - masked_mean(values, mask)
+    return (centred * torch.rsqrt(masked_var(values, mask) + epsilon)).masked_fill(~mask.bool(), 0)

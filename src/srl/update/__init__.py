@@ -1,0 +1,1 @@
+"""Advantages become losses, and losses an optimiser step."""

@@ -1,0 +1,124 @@
+"""How far the policy has moved from the reference: estimators, penalty and its coefficient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from srl.advantage import masked_mean
+from srl.errors import UserError, nearest
+
+KLKind = Literal["k1", "k2", "k3"]
+VERL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+
+
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k3") -> Tensor:
+    """A one-sample estimate of KL(π ‖ π_ref) for each token, with d = log π − log π_ref.
+
+        k1 = d        k2 = d²/2        k3 = exp(−d) − 1 + d
+
+    Schulman 2020, http://joschu.net/blog/kl-approx.html. verl's names `kl`, `mse` and `low_var_kl`
+    mean the same. As in verl, k3 clamps d to ±20 and the result to at most 10: a single token cannot
+    overflow, and one beyond the clamp has no gradient.
+    """
+    kind = VERL_NAMES.get(kind, kind)
+    difference = logprobs - ref_logprobs
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return 0.5 * difference.square()
+    if kind == "k3":
+        bounded = difference.clamp(-20.0, 20.0)
+        return (torch.expm1(-bounded) + bounded).clamp(max=10.0)
+    raise UserError(f"no KL estimator {kind!r}: k1, k2 and k3 exist{nearest(kind, ['k1', 'k2', 'k3'])}")
+
+
+def penalised_rewards(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
+    """r_t − β·KL_t on tokens with mask 1; elsewhere the reward stays as it was.
+
+    Ziegler et al. 2019, eq. 2, token by token (arXiv 1909.08593).
+    """
+    return token_rewards - coef * kl.masked_fill(~mask.bool(), 0)  # (B, T)
+
+
+def mean_sequence_kl(kl: Tensor, mask: Tensor) -> Tensor:
+    """What a controller looks at: the mean over rows of each row's mean over policy tokens.
+
+    Rows in which no token counts (the policy wrote nothing, or `valid` is 0) are out of the mean.
+    """
+    return masked_mean(masked_mean(kl, mask, dim=-1), mask.bool().any(dim=-1))
+
+
+class KLController(Protocol):
+    """Holds β, the coefficient of the penalty, from step to step."""
+
+    coef: float
+
+    def update(self, kl: float, sequences: int) -> None: ...
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None: ...
+
+
+@dataclass
+class FixedKL:
+    """β stays as configured, also after a resume."""
+
+    coef: float
+
+    def update(self, kl: float, sequences: int) -> None:
+        """Nothing moves."""
+
+    def state_dict(self) -> dict[str, float]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Nothing to load."""
+
+
+@dataclass
+class AdaptiveKL:
+    """β follows the measured KL towards a target, a proportional controller in log space.
+
+        e = clip(KL / target − 1, −0.2, 0.2)        β ← β·(1 + e·n / horizon)
+
+    Ziegler et al. 2019 (arXiv 1909.08593), where K_β = n / horizon; n counts sequences.
+    """
+
+    coef: float
+    target: float
+    horizon: float
+
+    def update(self, kl: float, sequences: int) -> None:
+        self.coef = adapted_kl_coef(self.coef, kl, self.target, self.horizon, sequences)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.coef = state["coef"]
+
+
+def adapted_kl_coef(coef: float, kl: float, target: float, horizon: float, sequences: int) -> float:
+    """β after one step of the adaptive controller; the equation is at `AdaptiveKL`."""
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coef * (1.0 + error * sequences / horizon)
+
+
+def kl_controller(
+    kind: Literal["fixed", "adaptive"], coef: float, target: float = 0.1, horizon: float = 10_000
+) -> KLController:
+    """The controller that `algorithm.kl_ctrl` asks for."""
+    if kind == "fixed":
+        return FixedKL(coef)
+    if kind != "adaptive":
+        raise UserError(f"no KL controller {kind!r}: it is fixed or adaptive")
+    if target <= 0 or horizon <= 0:
+        raise UserError(
+            f"an adaptive KL coefficient needs target_kl and horizon above 0, not {target:g} and {horizon:g}"
+        )
+    return AdaptiveKL(coef, target, horizon)

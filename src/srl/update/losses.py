@@ -1,0 +1,205 @@
+"""Losses as equations: pure functions of tensors (B, T) that return `(loss, metrics)`.
+
+A loss is a sum over tokens divided by a `denominator` that the caller counts over the whole
+mini-batch (`count_for`). So the losses of its micro-batches add up to the loss of the whole,
+exactly, and so do their gradients. The metrics add up in the same way: they are sums over the
+policy's tokens, divided by `tokens`, the number of policy tokens of the mini-batch. Without
+`denominator` or `tokens` the tensors given are the whole mini-batch.
+
+What stands where the mask is 0 is never read, and gets no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from srl.advantage import masked_sum, masked_var
+
+LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
+Metrics = dict[str, Tensor]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to ± this before `exp`, as in verl: e^20 is finite in every dtype but half."""
+
+
+def count_for(mask: Tensor, normalise: LossAggMode = "token-mean", horizon: int | None = None) -> float:
+    """What `aggregate` divides by, for a mini-batch with this policy mask (B, T).
+
+    `token-mean`: its policy tokens. The sequence means: its rows with a policy token. `constant`:
+    those rows times `horizon`, the longest response allowed, or T when it is not given. At least 1.
+    """
+    if normalise == "token-mean":
+        return float(max(int(mask.bool().sum()), 1))
+    sequences = float(max(int(mask.bool().any(dim=-1).sum()), 1))
+    if normalise == "constant":
+        return sequences * (horizon or mask.shape[-1])
+    return sequences
+
+
+def aggregate(
+    per_token: Tensor,
+    mask: Tensor,
+    *,
+    normalise: LossAggMode = "token-mean",
+    denominator: float | None = None,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """One number from losses per token (B, T), with N the `denominator` of the whole mini-batch.
+
+        token-mean           Σ_b Σ_t m·ℓ / N              N: policy tokens (DAPO, verl's default)
+        seq-mean-token-mean  Σ_b (Σ_t m·ℓ / n_b) / N      N: sequences (GRPO); n_b from `lengths` (B,)
+        seq-mean-token-sum   Σ_b Σ_t m·ℓ / N              N: sequences
+        constant             Σ_b Σ_t m·ℓ / N              N: sequences · horizon (Dr. GRPO)
+
+    `lengths` and `denominator` default to those of `mask`. Give those of the policy's mask when
+    `mask` is wider (the ablation that trains on retrieved tokens too): the scale then stays put.
+    """
+    if denominator is None:
+        denominator = count_for(mask, normalise)
+    rows = masked_sum(per_token, mask, dim=-1)  # (B,)
+    if normalise == "seq-mean-token-mean":
+        lengths = mask.bool().sum(dim=-1) if lengths is None else lengths
+        rows = rows / lengths.clamp(min=1)
+    return rows.sum() / denominator
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip_c: float | None = 3.0,
+    weights: Tensor | None = None,
+    normalise: LossAggMode = "token-mean",
+    denominator: float | None = None,
+    tokens: float | None = None,
+    loss_mask: Tensor | None = None,
+) -> tuple[Tensor, Metrics]:
+    """PPO's clipped objective, with ρ = π(token) / π_old(token).
+
+        ℓ = max(−ρ·A, −clip(ρ, 1 − clip_low, 1 + clip_high)·A)      and, where A < 0, at most −c·A
+
+    Schulman et al. 2017, eq. 7; c is the dual clip of Ye et al. 2020 (arXiv 1912.09729), `None` for
+    none; clip_high above clip_low is DAPO's (arXiv 2503.14476). `weights` (B, T) multiply ℓ
+    (`importance_weights`). `loss_mask`, which contains `mask`, widens the loss beyond the policy's
+    tokens while the count it is divided by, and the metrics, stay those of `mask`.
+    """
+    counted = mask if loss_mask is None else loss_mask
+    log_ratio = _log_ratio(logprobs, old_logprobs, counted)
+    advantages = advantages.masked_fill(~counted.bool(), 0)
+    ratio = log_ratio.exp()
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    upper = torch.maximum(plain, clipped)
+    ceiling = _dual_clip_ceiling(advantages, clip_c)
+    per_token = torch.minimum(upper, ceiling)
+    if weights is not None:
+        per_token = per_token * weights
+    loss = aggregate(
+        per_token,
+        counted,
+        normalise=normalise,
+        denominator=count_for(mask, normalise) if denominator is None else denominator,
+        lengths=mask.bool().sum(dim=-1),
+    )
+    watched = {
+        "pg_clipfrac": clipped > plain,
+        "pg_clipfrac_lower": upper > ceiling,
+        "ppo_kl": -log_ratio,
+        "ratio_mean": ratio,
+    }
+    return loss, _shares(watched, mask, tokens)
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    *,
+    clip: float | None = 0.5,
+    normalise: LossAggMode = "token-mean",
+    denominator: float | None = None,
+    tokens: float | None = None,
+) -> tuple[Tensor, Metrics]:
+    """Half the squared error, the worse of the value and the value kept within ± clip of the old one.
+
+        ℓ = ½·max((V − R)², (clip(V, V_old − clip, V_old + clip) − R)²)
+
+    The value clip of PPO's reference implementation (baselines' ppo2); `None` for no clip.
+    """
+    values = values.masked_fill(~mask.bool(), 0)
+    plain = (values - returns).square()
+    bounded = values if clip is None else values.clamp(old_values - clip, old_values + clip)
+    clipped = (bounded - returns).square()
+    per_token = 0.5 * torch.maximum(plain, clipped)
+    loss = aggregate(per_token, mask, normalise=normalise, denominator=denominator)
+    return loss, _shares({"vf_clipfrac": clipped > plain, "vpred_mean": values}, mask, tokens)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """1 − Var(R − V) / Var(R): 1 for a critic that is always right, 0 for one that knows the mean."""
+    return 1 - masked_var(returns - values, mask) / (masked_var(returns, mask) + 1e-5)
+
+
+def sft_loss(
+    logprobs: Tensor, weights: Tensor, *, denominator: float | None = None
+) -> tuple[Tensor, Metrics]:
+    """Weighted cross-entropy Σ w·(−log π(token)) / Σ w, weights (B, T) from `sft_weights`.
+
+    `denominator` is Σ w of the mini-batch. The metric `nll` is the loss without its gradient.
+    """
+    if denominator is None:
+        denominator = max(float(weights.sum()), 1e-8)
+    per_token = -logprobs.masked_fill(weights == 0, 0) * weights
+    loss = per_token.sum() / denominator
+    return loss, {"nll": loss.detach()}
+
+
+def sft_weights(policy_mask: Tensor, observation_mask: Tensor, observation_weight: float = 0.0) -> Tensor:
+    """1 on what the demonstrator wrote, `observation_weight` on what it read, 0 on all else."""
+    return policy_mask.float() + observation_weight * observation_mask.float()  # (B, T)
+
+
+def importance_weights(
+    old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, cap: float = 2.0
+) -> Tensor:
+    """Truncated importance sampling: min(π_trainer / π_sampler, cap) for each token, 1 off the mask.
+
+    Corrects for a sampler whose probabilities differ from the trainer's (Ionides 2008; Yao et al.
+    2025, "Your efficient RL framework secretly brings you off-policy RL training"). No gradient.
+    """
+    log_ratio = _log_ratio(old_logprobs.detach(), sampler_logprobs.detach(), mask)
+    return log_ratio.exp().clamp(max=cap).masked_fill(~mask.bool(), 1.0)  # (B, T)
+
+
+def entropy_from_logits(logits: Tensor) -> Tensor:
+    """Entropy in nats of softmax(logits) over the last axis: logsumexp(z) − Σ p·z.
+
+    Works on any leading shape, so that a caller can feed it a slice of the tokens at a time.
+    """
+    probabilities = logits.softmax(dim=-1)
+    return logits.logsumexp(dim=-1) - (probabilities * logits).sum(dim=-1)
+
+
+def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    difference = (logprobs - old_logprobs).masked_fill(~mask.bool(), 0)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _dual_clip_ceiling(advantages: Tensor, clip_c: float | None) -> Tensor:
+    """The most a token may cost: c·|A| where A < 0, without limit elsewhere."""
+    unlimited = torch.full_like(advantages, torch.inf)
+    return unlimited if clip_c is None else torch.where(advantages < 0, -clip_c * advantages, unlimited)
+
+
+def _shares(watched: dict[str, Tensor], mask: Tensor, tokens: float | None) -> Metrics:
+    """Each quantity's sum over the policy's tokens, divided by the tokens of the mini-batch."""
+    count = count_for(mask) if tokens is None else tokens
+    return {name: masked_sum(value.detach().float(), mask) / count for name, value in watched.items()}
