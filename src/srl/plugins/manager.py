@@ -1,0 +1,230 @@
+"""Which plugins are installed, and how one is loaded.
+
+Plugins are found through the entry-point group `srl`. Listing imports only the modules that entry
+points name; the factory and its options are imported when a plugin is used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from srl.errors import UserError, nearest
+from srl.plugins import hookspecs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from importlib.metadata import Distribution, EntryPoint
+    from types import ModuleType
+
+    from pydantic import BaseModel
+
+GROUP = "srl"
+KINDS = {"retriever": "srl_retrievers", "reward": "srl_rewards", "algorithm": "srl_algorithms"}
+"""Each kind of plugin and its hook."""
+
+UNKNOWN = "unknown"
+"""The kind of a plugin that could not be imported: nobody knows what it would have registered."""
+
+INSTALL_DEFAULT = "pip install 'srl-search[default]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One registered plugin, or one that could not be imported (`kind` is then `unknown`)."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+    summary: str
+    error: str = ""
+    factory: str | Callable[..., object] | None = None
+    options: str | type[BaseModel] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} ({self.package} {self.version})"
+
+
+def plugin_manager() -> pluggy.PluginManager:
+    """pluggy's manager with every plugin that could be imported, under `package/entry point`."""
+    return _registry()[0]
+
+
+def entries(kind: str | None = None) -> list[Entry]:
+    """Everything registered, by kind and name; the plugins that failed to import come last."""
+    if kind is not None:
+        _check_kind(kind)
+    return [entry for entry in _registry()[1] if kind in (None, entry.kind)]
+
+
+def load(kind: str, name: str, options: Mapping[str, Any] | None = None) -> object:
+    """The plugin object that the factory makes of `options`, once they are validated.
+
+    Raises UserError for an unknown or ambiguous name, options that do not fit, a missing package.
+    """
+    entry = find(kind, name)
+    model = options_model(kind, name)
+    if model is None and options:
+        raise UserError(f"{entry} takes no options; remove {', '.join(map(repr, options))}")
+    factory = _import(entry, entry.factory)
+    try:
+        return factory() if model is None else factory(_validated(entry, model, options or {}))
+    except ImportError as error:
+        raise UserError(_not_loaded(entry, error)) from error
+
+
+def options_model(kind: str, name: str) -> type[BaseModel] | None:
+    """The pydantic model of a plugin's options, or None where it has none."""
+    entry = find(kind, name)
+    return None if entry.options is None else _import(entry, entry.options)
+
+
+def find(kind: str, name: str) -> Entry:
+    """The only entry of `kind` called `name`. Raises UserError when there is none or more than one."""
+    known = entries(kind)
+    found = [entry for entry in known if entry.name == name]
+    if not found:
+        raise UserError(_unknown(kind, name, [entry.name for entry in known]))
+    if found[0].error:
+        raise UserError(f"{found[0]} is ambiguous: {found[0].error}")
+    return found[0]
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise UserError(
+            f"no kind of plugin {kind!r}: there are {', '.join(KINDS)}{nearest(kind, list(KINDS))}"
+        )
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> str:
+    """What to say, and what to type, when nothing of this name is installed."""
+    broken = [f"{entry.package} ({entry.error})" for entry in entries(UNKNOWN)]
+    also = f"; not importable: {', '.join(broken)}" if broken else ""
+    if not entries():
+        return f"no {kind} {name!r}: no plugin is installed; type: {INSTALL_DEFAULT}"
+    if not known:
+        return f"no {kind} {name!r}: no {kind} is installed{also}; type: {INSTALL_DEFAULT}"
+    package = f"srl-search-{name}"
+    step = f"pip install {package}" if package in _own_packages() else "srl plugins list"
+    return f"no {kind} {name!r}: installed are {', '.join(known)}{nearest(name, known)}{also}; type: {step}"
+
+
+def _own_packages() -> list[str]:
+    """The plugin packages that `srl-search` itself names in its extras."""
+    import re
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        return [re.split(r"[^\w.-]", line)[0] for line in requires("srl-search") or []]
+    except PackageNotFoundError:
+        return []
+
+
+def _import(entry: Entry, target: Any) -> Any:
+    """What `"module:attribute"` names; anything else is returned as it is."""
+    if not isinstance(target, str):
+        return target
+    from importlib import import_module
+
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(_not_loaded(entry, error)) from error
+
+
+def _not_loaded(entry: Entry, error: Exception) -> str:
+    return f"{entry} could not be loaded: {error}; type: pip install -U {entry.package}"
+
+
+def _validated(entry: Entry, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
+    from srl.plugins.options import validated
+
+    return validated(f"{entry.kind}.{entry.name}", model, options)
+
+
+def forget() -> None:
+    """Look again at what is installed the next time somebody asks."""
+    _registry.cache_clear()
+
+
+@cache
+def _registry() -> tuple[pluggy.PluginManager, tuple[Entry, ...]]:
+    """Every plugin imported and asked what it registers; what raises is kept as an entry with its error."""
+    plugins = pluggy.PluginManager("srl")
+    plugins.add_hookspecs(hookspecs)
+    found: list[Entry] = []
+    broken: list[Entry] = []
+    for distribution, point in _entry_points():
+        package, version = distribution.name, distribution.version
+        try:
+            module = point.load()
+            plugins.register(module, f"{package}/{point.name}")
+            found += _registrations(plugins, module, package, version)
+        except (Exception, SystemExit) as error:
+            message = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            broken.append(Entry(UNKNOWN, point.name, package, version, "", message))
+    order = list(KINDS)
+    found.sort(key=lambda entry: (order.index(entry.kind), entry.name, entry.package))
+    return plugins, (*_mark_duplicates(found), *broken)
+
+
+def _entry_points() -> Iterator[tuple[Distribution, EntryPoint]]:
+    """The entry points of our group, of the first installation of each distribution on the path."""
+    from importlib.metadata import distributions
+
+    seen: set[str] = set()
+    for distribution in distributions():
+        if f"[{GROUP}]" not in (distribution.read_text("entry_points.txt") or ""):
+            continue
+        if distribution.name not in seen:
+            seen.add(distribution.name)
+            yield from ((distribution, point) for point in distribution.entry_points.select(group=GROUP))
+
+
+def _registrations(
+    plugins: pluggy.PluginManager, module: ModuleType, package: str, version: str
+) -> list[Entry]:
+    """What one plugin registers through each of its hooks."""
+    found: list[Entry] = []
+    hooks = {hook: kind for kind, hook in KINDS.items()}
+    others = plugins.get_plugins() - {module}
+    for caller in plugins.get_hookcallers(module) or []:
+        if caller.name not in hooks:
+            raise UserError(f"there is no hook {caller.name!r}{nearest(caller.name, list(hooks))}")
+        register = _Register(hooks[caller.name], package, version, found)
+        plugins.subset_hook_caller(caller.name, others)(register=register)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Register:
+    """What a hook is given as `register`: it notes entries of one kind from one package."""
+
+    kind: str
+    package: str
+    version: str
+    found: list[Entry]
+
+    def __call__(self, name: str, factory: Any, summary: str, options: Any = None) -> None:
+        self.found.append(Entry(self.kind, name, self.package, self.version, summary, "", factory, options))
+
+
+def _mark_duplicates(found: list[Entry]) -> list[Entry]:
+    """`found`, where entries that share kind and name carry an error that names all their packages."""
+    packages: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for entry in found:
+        packages[entry.kind, entry.name].append(entry.package)
+    return [_marked(entry, packages[entry.kind, entry.name]) for entry in found]
+
+
+def _marked(entry: Entry, packages: list[str]) -> Entry:
+    if len(packages) == 1:
+        return entry
+    return replace(entry, error=f"registered by {' and '.join(packages)}; type: pip uninstall one of them")

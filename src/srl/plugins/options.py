@@ -1,0 +1,35 @@
+"""Plugin options: checked against the plugin's pydantic model, with errors that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from srl.errors import UserError, nearest
+
+
+def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
+    """An instance of `model`; `where` begins the dotted key in errors, as in `retriever.bm25`.
+
+    Raises UserError for a key that the model does not have, whatever the model says of extra keys.
+    """
+    known = list(model.model_fields)
+    for key in options:
+        if key not in known:
+            there_are = f"there are {', '.join(known)}" if known else "it has none"
+            raise UserError(f"no option {where}.{key}: {there_are}{nearest(key, known)}")
+    try:
+        return model(**options)
+    except ValidationError as error:
+        raise UserError(_first(where, error)) from error
+
+
+def _first(where: str, error: ValidationError) -> str:
+    """One line about the first thing wrong, and how many more there are."""
+    first, *rest = error.errors(include_url=False)
+    key = ".".join((where, *map(str, first["loc"])))
+    found = "" if first["type"] == "missing" else f" (found {first['input']!r:.60})"
+    more = f"; and {len(rest)} more" if rest else ""
+    return f"{key}: {first['msg']}{found}{more}; type: --set {key}=VALUE"
