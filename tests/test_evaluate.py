@@ -1,0 +1,253 @@
+"""The figures of an evaluation: hand-computed values, independent formulas, and the names they go by."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srl.evaluate import (
+    answer_metrics,
+    bootstrap_interval,
+    em_interval,
+    env_metrics,
+    pass_at_k,
+    recall_at_k,
+    retrieval_recall,
+    summarise,
+    wilson_interval,
+)
+from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
+
+
+def episode(
+    answer: str | None = "x",
+    question: str = "q",
+    source: str = "nq",
+    end: str | None = None,
+    searches: tuple[Search, ...] = (),
+    turns: int = 1,
+    valid_actions: int = 1,
+    sample: int = 0,
+    **metadata: object,
+) -> Trajectory:
+    """A trajectory whose question has the gold answer `x y`."""
+    segments = [Segment("policy", (turn,), "…", turn, (-1.0,)) for turn in range(turns)]
+    return Trajectory(
+        Question(question, "Q?", ("x y",), source, metadata=metadata),
+        [Segment("prompt", (0,), "Q", 0), *segments],
+        list(searches),
+        end=end or ("unanswered" if answer is None else "answered"),  # type: ignore[arg-type]
+        answer=answer,
+        sample=sample,
+        valid_actions=valid_actions,
+        valid_searches=sum(search.status in ("ok", "empty") for search in searches),
+    )
+
+
+def search(*ids: str, status: str = "ok") -> Search:
+    hits = tuple(Hit(Passage(passage, f'"{passage}"\ntext'), 1.0) for passage in ids)
+    return Search("query", hits, status)  # type: ignore[arg-type]
+
+
+RIGHT, HALF, WRONG, NONE = "The X, y!", "x", "z", None
+
+
+def test_em_and_f1_are_means_over_all_episodes() -> None:
+    metrics = answer_metrics([episode(answer, str(i)) for i, answer in enumerate([RIGHT, HALF, WRONG, NONE])])
+    assert metrics["val/em"] == 0.25
+    assert metrics["val/f1"] == pytest.approx((1 + 2 / 3 + 0 + 0) / 4)
+
+
+def test_em_by_source_and_by_hops_and_the_mean_over_sources() -> None:
+    batch = [
+        episode(RIGHT, "1", "nq"),
+        episode(WRONG, "2", "nq"),
+        episode(RIGHT, "3", "nq"),
+        episode(WRONG, "4", "hotpotqa", hops=2),
+        episode(RIGHT, "5", "hotpotqa", hops=2),
+        episode(WRONG, "6", "hotpotqa", hops=3),
+    ]
+    metrics = answer_metrics(batch, "test")
+    assert metrics["test/em/nq"] == pytest.approx(2 / 3)
+    assert metrics["test/em/hotpotqa"] == pytest.approx(1 / 3)
+    assert metrics["test/em_macro"] == metrics["test/em"] == 0.5
+    assert metrics["test/em/hops=2"] == 0.5
+    assert metrics["test/em/hops=3"] == 0
+
+
+def test_em_is_a_micro_average() -> None:
+    batch = [episode(RIGHT, "1", "a"), *(episode(WRONG, str(i), "b") for i in range(2, 5))]
+    metrics = answer_metrics(batch)
+    assert (metrics["val/em"], metrics["val/em_macro"]) == (0.25, 0.5)
+
+
+def test_a_failed_episode_counts_zero_beside_em_over_the_completed() -> None:
+    batch = [
+        episode(RIGHT, "1"),
+        episode(RIGHT, "2", end="failed"),
+        episode(WRONG, "3"),
+        episode(None, "4", end="failed"),
+    ]
+    metrics = answer_metrics(batch)
+    assert (metrics["val/em"], metrics["val/em_completed"], metrics["val/failed_share"]) == (0.25, 0.5, 0.5)
+    assert metrics["val/f1"] == 0.25
+
+
+def test_when_everything_failed_there_is_no_em_over_the_completed() -> None:
+    metrics = summarise([episode(None, end="failed")])
+    assert metrics["val/em"] == 0
+    assert "val/em_completed" not in metrics
+    assert metrics["val/env/excluded_share"] == 1
+    assert "val/env/finish_ratio" not in metrics
+
+
+def test_one_source_has_no_mean_over_sources_and_questions_without_hops_no_hops() -> None:
+    metrics = answer_metrics([episode(RIGHT)])
+    assert set(metrics) == {"val/em", "val/em_completed", "val/em/nq", "val/f1", "val/failed_share"}
+
+
+def test_pass_at_k_counts_a_question_once_any_sample_is_right() -> None:
+    answers = {"a": [RIGHT, WRONG, WRONG, WRONG], "b": [WRONG] * 4, "c": [RIGHT] * 4}
+    batch = [episode(text, q, sample=i) for q, texts in answers.items() for i, text in enumerate(texts)]
+    metrics = answer_metrics(batch)
+    assert metrics["val/pass@2"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert metrics["val/pass@4"] == pytest.approx(2 / 3)
+    assert "val/pass@1" not in metrics
+    assert "val/pass@3" not in metrics
+
+
+@pytest.mark.parametrize(("n", "names"), [(1, []), (2, [2]), (3, [2, 3]), (6, [2, 4, 6])])
+def test_pass_at_k_is_given_for_powers_of_two_and_for_n(n: int, names: list[int]) -> None:
+    metrics = answer_metrics([episode(RIGHT, sample=i) for i in range(n)])
+    assert [name for name in metrics if "pass" in name] == [f"val/pass@{k}" for k in names]
+
+
+@settings(deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(1, 7))
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_sample(samples: list[bool], k: int) -> None:
+    k = min(k, len(samples))
+    drawn = fmean(any(draw) for draw in combinations(samples, k))
+    assert pass_at_k(len(samples), sum(samples), k) == pytest.approx(drawn)
+
+
+def test_pass_at_more_than_the_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="pass@5 of 4"):
+        pass_at_k(4, 1, 5)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_interval_is_that_of_scipy(counts: tuple[int, int]) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    expected = stats.binomtest(*counts).proportion_ci(method="wilson")
+    assert wilson_interval(*counts) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_wilson_interval_of_a_known_case() -> None:
+    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+
+
+def test_bootstrap_interval_is_near_the_normal_one_and_repeats() -> None:
+    values = [i % 5 / 4 for i in range(400)]
+    low, high = bootstrap_interval(values)
+    half = 1.96 * (0.125 / 400) ** 0.5
+    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.006)
+    assert bootstrap_interval(values) == (low, high)
+
+
+def test_interval_is_wilsons_for_one_sample_a_question() -> None:
+    batch = [episode(RIGHT if i < 8 else WRONG, str(i)) for i in range(10)]
+    assert em_interval(batch) == wilson_interval(8, 10)
+
+
+def test_more_samples_of_the_same_questions_do_not_narrow_the_interval() -> None:
+    batch = [episode(RIGHT if q < 8 else WRONG, str(q), sample=s) for q in range(10) for s in range(50)]
+    low, high = em_interval(batch)
+    assert high - low > 0.35
+    assert low < 0.8 < high
+
+
+def test_env_metrics_by_hand() -> None:
+    batch = [
+        episode(RIGHT, turns=3, valid_actions=3, searches=(search("a"), search())),
+        episode(None, turns=2, valid_actions=0),
+        episode(None, turns=1, valid_actions=1, searches=(search("b"),), end="truncated"),
+        episode(
+            None, turns=2, valid_actions=1, searches=(search("b"), search(status="timed_out")), end="failed"
+        ),
+    ]
+    assert env_metrics(batch) == pytest.approx(
+        {
+            "env/excluded_share": 1 / 4,
+            "env/excluded_share/searches=0": 0,
+            "env/excluded_share/searches=1": 0,
+            "env/excluded_share/searches=2": 1 / 2,
+            "env/failed_search_share": 1 / 5,
+            "env/finish_ratio": 1 / 3,
+            "env/truncated_share": 1 / 3,
+            "env/number_of_actions/mean": 2,
+            "env/number_of_actions/max": 3,
+            "env/number_of_actions/min": 1,
+            "env/number_of_valid_action": 4 / 3,
+            "env/ratio_of_valid_action": (1 + 0 + 1) / 3,
+            "env/number_of_valid_search": 1,
+        }
+    )
+
+
+def test_a_rejected_search_is_not_a_failed_one() -> None:
+    assert env_metrics([episode(searches=(search(status="rejected"),))])["env/failed_search_share"] == 0
+
+
+def test_equal_groups_are_those_that_teach_nothing() -> None:
+    ends = [("a", None), ("a", None), ("b", None), ("b", None), ("c", None), ("c", "failed"), ("d", None)]
+    batch = [episode(question=question, end=end) for question, end in ends]
+    scores = [Score(value) for value in (1, 1, 1, 0, 1, 0, 1)]
+    assert env_metrics(batch, scores)["env/equal_groups_share"] == 0.5
+
+
+def test_groups_of_one_have_no_equal_share() -> None:
+    assert "env/equal_groups_share" not in env_metrics([episode()], [Score(1)])
+
+
+def test_summary_holds_answers_reward_and_environment_under_its_prefix() -> None:
+    batch = [episode(RIGHT, "1"), episode(WRONG, "2")]
+    metrics = summarise(batch, [Score(0.9), Score(0.2)])
+    assert metrics["val/score"] == pytest.approx(0.55)
+    assert metrics["val/env/finish_ratio"] == 1
+    assert all(name.startswith("val/") and type(value) is float for name, value in metrics.items())
+    assert "val/score" not in summarise(batch)
+
+
+def test_recall_at_k_by_hand() -> None:
+    assert recall_at_k(["a", "b", "c"], ["a", "c"], 2) == 0.5
+    assert recall_at_k(["a", "b", "c"], ["a", "c"], 3) == 1
+    assert recall_at_k([], ["a"], 3) == 0
+    assert recall_at_k(["a", "a"], {"a", "b"}) == 0.5
+
+
+def test_retrieval_recall_joins_the_first_k_of_every_search() -> None:
+    found = episode(searches=(search("n1", "p1"), search("p2", "n2")), supporting_ids=["p1", "p2"])
+    missed = episode(supporting_ids=["7"])
+    numbered = episode(searches=(search("7"),), supporting_ids=[7])
+    assert retrieval_recall([found]) == 1
+    assert retrieval_recall([found], k=1) == 0.5
+    assert retrieval_recall([found, missed, numbered]) == pytest.approx(2 / 3)
+    assert answer_metrics([found, missed])["val/retrieval_recall"] == 0.5
+
+
+def test_retrieval_recall_needs_questions_that_name_their_passages() -> None:
+    assert retrieval_recall([episode(searches=(search("a"),))]) is None
+    assert retrieval_recall([episode(supporting_ids=["a"], end="failed")]) is None
+
+
+def test_nothing_to_measure_and_a_wrong_number_of_scores_are_refused() -> None:
+    for measure in (summarise, answer_metrics, env_metrics):
+        with pytest.raises(ValueError, match="no trajectories"):
+            measure([])
+    with pytest.raises(ValueError, match="1 scores for 2"):
+        summarise([episode(), episode()], [Score(1)])
