@@ -1,0 +1,135 @@
+"""What a scripted policy says, turn by turn: the texts from which a cold start is trained.
+
+A demonstration is a question with its `turns`; the episode runs them against real search, so that
+fine-tuning sees the very tokens and masks of a rollout.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from srl.data.world import Hop, World, way_of
+from srl.errors import UserError
+from srl.files import atomic_file, read_jsonl
+from srl.trajectory import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How often a demonstrator decides well; what it does, it does without slips.
+
+    The first action is right, or a search for a wrong span of the question, or a guess with no
+    search; a second hop is taken with `second_hop`; the right field of a page is read with
+    `right_field`.
+    """
+
+    right: float = 0.45
+    wrong_span: float = 0.25
+    second_hop: float = 0.4
+    right_field: float = 0.6
+
+
+CLEAN = Noise(right=1.0, wrong_span=0.0, second_hop=1.0, right_field=1.0)
+
+
+def look_up(entity: str) -> str:
+    return f"<think> I need to look up {entity} . </think> <search> {entity} </search>"
+
+
+def follow(entity: str) -> str:
+    return f"<think> That leads to {entity} . </think> <search> {entity} </search>"
+
+
+def conclude(answer: str) -> str:
+    return f"<think> The answer is {answer} . </think> <answer> {answer} </answer>"
+
+
+def demonstrate(question: Question, world: World, noise: Noise, rng: random.Random) -> list[str]:
+    """The turns of one demonstration of `question`."""
+    way = way_of(question)
+    draw = rng.random()
+    if draw < noise.right:
+        return _search(way, world, noise, rng)
+    guess = conclude(_any_entity(world, rng))
+    if draw < noise.right + noise.wrong_span:
+        return [look_up(_wrong_span(question, way[0].entity, rng)), guess]
+    return [guess]
+
+
+def guess(world: World, rng: random.Random) -> list[str]:
+    """The one turn of a demonstrator that may not search: an answer out of the air."""
+    return [conclude(_any_entity(world, rng))]
+
+
+def _search(way: Sequence[Hop], world: World, noise: Noise, rng: random.Random) -> list[str]:
+    turns = [look_up(way[0].entity)]
+    for hop in way[1:]:
+        if rng.random() >= noise.second_hop:
+            break
+        turns.append(follow(hop.entity))
+    last = way[len(turns) - 1]
+    facts = world.facts[last.entity]
+    others = [value for name, value in facts.items() if name != last.relation]
+    read = last.value if rng.random() < noise.right_field or not others else rng.choice(others)
+    return [*turns, conclude(read)]
+
+
+def _wrong_span(question: Question, entity: str, rng: random.Random) -> str:
+    """One to three words of the question that are not the entity's."""
+    words = question.text.replace("?", "").replace(entity, "").split()
+    start = rng.randrange(len(words))
+    return " ".join(words[start : start + rng.randint(1, 3)])
+
+
+def _any_entity(world: World, rng: random.Random) -> str:
+    return rng.choice(world.entities[rng.choice(list(world.entities))])
+
+
+def demonstrations(
+    questions: Iterable[Question], world: World, noise: Noise | None, seed: int
+) -> list[Question]:
+    """The questions with `metadata["turns"]`; `noise=None` guesses without searching."""
+    rng = random.Random(f"demonstrations {seed}")
+    out = []
+    for question in questions:
+        turns = guess(world, rng) if noise is None else demonstrate(question, world, noise, rng)
+        out.append(replace(question, metadata={**question.metadata, "turns": turns}))
+    return out
+
+
+def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:
+    """JSON lines `{"id", "question", "golden_answers", "turns"}`."""
+    with atomic_file(path) as file:
+        for question in questions:
+            row = {
+                "id": question.id,
+                "question": question.text,
+                "golden_answers": list(question.golden_answers),
+                "turns": question.metadata["turns"],
+            }
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def read_demonstrations(path: Path) -> list[Question]:
+    """Questions with `metadata["turns"]`. Raises UserError with file and line."""
+    found = []
+    for line, row in read_jsonl(path):
+        turns = row.get("turns")
+        if not isinstance(row.get("question"), str) or not isinstance(turns, list) or not turns:
+            raise UserError(f'{path}:{line}: expected {{"question": …, "turns": ["…", …]}}')
+        found.append(
+            Question(
+                id=str(row.get("id", f"{path.stem}/{line}")),
+                text=row["question"],
+                golden_answers=tuple(row.get("golden_answers", ())),
+                data_source=path.stem,
+                metadata={"turns": [str(turn) for turn in turns]},
+            )
+        )
+    if not found:
+        raise UserError(f"{path}: no demonstration in it")
+    return found

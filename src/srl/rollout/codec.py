@@ -1,0 +1,67 @@
+"""Text to ids and back, with the care that an episode needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Codec:
+    """A Hugging Face tokenizer as an episode uses it.
+
+    Prompts go through the chat template once, where there is one; everything that the environment
+    writes is encoded so that special tokens spelled out in it stay plain text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        ids = {*eos_ids, tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set(eos_ids)
+        self.eos_ids: frozenset[int] = frozenset(ids)
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], bool, str]:
+        """The prompt's ids, whether it ends inside an open `<think>`, and its text."""
+        if self.tokenizer.chat_template is None:
+            text = "\n".join(message["content"] for message in messages)
+            ids = self._bos() + self.encode_text(text)
+        else:
+            text, ids = self._render(messages)
+        return ids, text.rstrip().endswith("<think>"), text
+
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
+        """The chat template's text and ids; special tokens in a message's content stay plain text."""
+        contents = [message["content"] for message in messages]
+        text = self._apply(messages)
+        specials = [token for token in self.tokenizer.all_special_tokens if token]
+        if not any(token in content for token in specials for content in contents):
+            return text, self.tokenizer.encode(text, add_special_tokens=False)
+        marks = [f"\ue000{position}\ue001" for position in range(len(messages))]
+        marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
+        rest, ids = self._apply(marked), list[int]()
+        for mark, content in zip(marks, contents, strict=True):
+            before, _, rest = rest.partition(mark)
+            ids += self.tokenizer.encode(before, add_special_tokens=False) + self.encode_text(content)
+        return text, ids + self.tokenizer.encode(rest, add_special_tokens=False)
+
+    def _apply(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+
+    def _bos(self) -> list[int]:
+        """The BOS id where this tokenizer puts one before a text, else nothing."""
+        ids = self.tokenizer.encode("", add_special_tokens=True)
+        bos = self.tokenizer.bos_token_id
+        return [bos] if bos is not None and ids[:1] == [bos] else []
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of text that continues a sequence; special tokens written in it stay plain text."""
+        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out, spaces as they are."""
+        return self.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )

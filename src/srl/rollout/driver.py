@@ -1,0 +1,49 @@
+"""Many episodes at once: each runs on its own, and a slow search holds up one, never the batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from srl.protocol import Template
+from srl.rollout.codec import Codec
+from srl.rollout.episode import EpisodeOptions, Searcher, run_episode
+from srl.rollout.policy import Policy
+from srl.trajectory import Phase, Question, Trajectory
+
+
+async def rollout(
+    questions: Sequence[Question],
+    policy: Policy,
+    search: Searcher | None,
+    *,
+    codec: Codec,
+    template: Template,
+    options: EpisodeOptions,
+    n: int = 1,
+    seed: int = 0,
+    step: int = 0,
+    phase: Phase = "train",
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """`n` trajectories a question, in the questions' order, samples of a question side by side.
+
+    An episode that a failed search ended is sampled again once; if that fails too it stays `failed`.
+    The first exception cancels the others.
+    """
+
+    async def one(question: Question, sample: int) -> Trajectory:
+        for attempt in range(2):
+            trajectory = await run_episode(
+                question, policy, search, codec=codec, template=template, options=options,
+                seed=seed, step=step, sample=sample, phase=phase, attempt=attempt,
+            )  # fmt: skip
+            if trajectory.valid:
+                break
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(question, sample)) for question in questions for sample in range(n)]
+    return [task.result() for task in tasks]

@@ -1,0 +1,213 @@
+"""One episode: the only place that knows how a policy and a search talk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from srl.protocol import STOP_STRINGS, Template, parse_action, render_information, render_passage
+from srl.rollout.codec import Codec
+from srl.rollout.policy import Completion, Policy, Sampling
+from srl.trajectory import EndReason, Hit, Phase, Question, Search, Segment, Trajectory
+
+
+class Searcher(Protocol):
+    """What an episode asks of search: an outcome for every query, never an exception."""
+
+    async def search(self, query: str) -> Search: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOptions:
+    """The budgets of an episode, in tokens, and how its turns are sampled.
+
+    `max_turns` turns may search; then one more generation may only answer. `max_response_length`
+    bounds everything after the prompt. An observation is appended only when `min_answer_tokens`
+    remain after it.
+    """
+
+    max_turns: int = 4
+    max_turn_tokens: int = 500
+    max_obs_length: int = 500
+    max_prompt_length: int = 2048
+    max_response_length: int = 4096
+    min_answer_tokens: int = 16
+    stop_at_answer: bool = True
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return STOP_STRINGS if self.stop_at_answer else STOP_STRINGS[:1]
+
+
+class PromptTooLong(ValueError):
+    """The rendered question does not fit `max_prompt_length`; nothing of it is ever cut."""
+
+
+async def run_episode(
+    question: Question,
+    policy: Policy,
+    search: Searcher | None,
+    *,
+    codec: Codec,
+    template: Template,
+    options: EpisodeOptions,
+    seed: int = 0,
+    step: int = 0,
+    sample: int = 0,
+    phase: Phase = "train",
+    attempt: int = 0,
+) -> Trajectory:
+    """Let `policy` answer `question`, searching with `search` (None: search is an invalid action).
+
+    The ids of the trajectory are the ids that the policy was shown and those it returned, in order;
+    nothing is decoded and encoded again. It never ends on an observation: when one does not fit with
+    a minimal answer, the episode ends before it, `truncated`.
+    Raises PromptTooLong.
+    """
+    trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
+    episode = _Episode(trajectory, policy, search, codec, template, options)
+    request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
+    key = (seed, phase, step, question.id, sample, attempt)
+    try:
+        trajectory.end = await episode.run(request, key)
+    finally:
+        policy.finish(request)
+    assert trajectory.token_ids == episode.ids, "the trajectory's ids are not the policy's context"
+    return trajectory
+
+
+class _Episode:
+    """The running state of one episode; `ids` is the context as the policy sees it."""
+
+    def __init__(
+        self,
+        trajectory: Trajectory,
+        policy: Policy,
+        search: Searcher | None,
+        codec: Codec,
+        template: Template,
+        options: EpisodeOptions,
+    ) -> None:
+        self.trajectory, self.policy, self.search = trajectory, policy, search
+        self.codec, self.template, self.options = codec, template, options
+        self.ids: list[int] = []
+        self.prompt_length = 0
+
+    async def run(self, request: str, key: tuple[int | str, ...]) -> EndReason:
+        self._start()
+        for turn in range(self.options.max_turns + 1):
+            completion = await self.policy.generate(request, self.ids, self._sampling(turn, key))
+            text = self._add_policy(completion, turn)
+            action = parse_action(text)
+            if action is not None and action.kind == "answer":
+                self.trajectory.answer = action.content
+                self.trajectory.valid_actions += 1
+                return "answered"
+            if turn == self.options.max_turns:
+                return "truncated" if completion.stop_reason == "length" else "unanswered"
+            query = action.content if action is not None and self.search is not None else None
+            if not (self._feed_back(turn) if query is None else await self._look_up(query, turn)):
+                return "failed" if self._failed() else "truncated"
+        raise AssertionError("unreachable: the last turn always returns")
+
+    def _start(self) -> None:
+        question = self.trajectory.question
+        messages = question.prompt or self.template.messages(question.text)
+        ids, think_is_open, text = self.codec.encode_prompt(messages)
+        if len(ids) > self.options.max_prompt_length:
+            raise PromptTooLong(
+                f"question {question.id}: its prompt has {len(ids)} tokens, "
+                f"more than data.max_prompt_length={self.options.max_prompt_length}"
+            )
+        self.trajectory.think_is_open = think_is_open
+        self.prompt_length = len(ids)
+        self._add(Segment("prompt", tuple(ids), text, turn=0))
+
+    def _add(self, segment: Segment) -> None:
+        self.trajectory.segments.append(segment)
+        self.ids.extend(segment.token_ids)
+
+    def _add_policy(self, completion: Completion, turn: int) -> str:
+        text = self.codec.decode(completion.token_ids)
+        self._add(Segment("policy", completion.token_ids, text, turn, completion.logprobs))
+        return text
+
+    def _remaining(self) -> int:
+        return self.options.max_response_length - (len(self.ids) - self.prompt_length)
+
+    def _sampling(self, turn: int, key: tuple[int | str, ...]) -> Sampling:
+        return Sampling(
+            max_tokens=min(self.options.max_turn_tokens, self._remaining()),
+            temperature=self.options.temperature,
+            top_p=self.options.top_p,
+            stop=self.options.stop,
+            key=(*key, turn),
+        )
+
+    def _failed(self) -> bool:
+        return bool(self.trajectory.searches) and self.trajectory.searches[-1].is_fault
+
+    async def _look_up(self, query: str, turn: int) -> bool:
+        """Search and append what came back; False when search failed or nothing fits."""
+        assert self.search is not None
+        result = replace(await self.search.search(query), turn=turn)
+        self.trajectory.searches.append(result)
+        if result.is_fault:
+            return False
+        if result.status == "rejected":
+            return self._feed_back(turn)
+        self.trajectory.valid_actions += 1
+        self.trajectory.valid_searches += 1
+        budget = min(self.options.max_obs_length, self._remaining() - self.options.min_answer_tokens)
+        fitted = fit_information(result.hits, budget, self.codec)
+        if fitted is None:
+            return False
+        self._add(Segment("observation", tuple(fitted[1]), fitted[0], turn))
+        return True
+
+    def _feed_back(self, turn: int) -> bool:
+        ids = self.codec.encode_text(self.template.feedback)
+        if len(ids) + self.options.min_answer_tokens > self._remaining():
+            return False
+        self._add(Segment("feedback", tuple(ids), self.template.feedback, turn))
+        return True
+
+
+def fit_information(hits: Sequence[Hit], budget: int, codec: Codec) -> tuple[str, list[int]] | None:
+    """The observation of at most `budget` tokens, as text and ids; None when not even a stub fits.
+
+    Whole passages are dropped from the end; the only one left loses its middle. The closing tag is
+    always there.
+    """
+    passages = [render_passage(position, hit) for position, hit in enumerate(hits, start=1)]
+    for kept in range(len(passages), 0, -1):
+        fitted = _encode_information(passages[:kept], codec)
+        if len(fitted[1]) <= budget:
+            return fitted
+    if not passages:
+        fitted = _encode_information([], codec)
+        return fitted if len(fitted[1]) <= budget else None
+    return _cut_middle(passages[0], budget, codec)
+
+
+def _encode_information(passages: Sequence[str], codec: Codec) -> tuple[str, list[int]]:
+    text = render_information(passages)
+    return text, codec.encode_text(text)
+
+
+def _cut_middle(passage: str, budget: int, codec: Codec) -> tuple[str, list[int]] | None:
+    """`passage` with as little of its middle taken out as lets it fit, found by bisection."""
+    low, high, best = 0, len(passage) - 1, None
+    while low <= high:
+        kept = (low + high) // 2
+        head = passage[: kept - kept // 3]
+        tail = passage[len(passage) - kept // 3 :] if kept // 3 else ""
+        fitted = _encode_information([f"{head} … {tail}".strip()], codec)
+        if len(fitted[1]) <= budget:
+            best, low = fitted, kept + 1
+        else:
+            high = kept - 1
+    return best

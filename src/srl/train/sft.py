@@ -1,0 +1,102 @@
+"""Supervised fine-tuning on demonstrations: the cold start before reinforcement learning.
+
+A scripted policy runs each demonstration through `run_episode` with the real search, so that the
+tokens and masks are those of a rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from srl.protocol import Template
+from srl.rollout.codec import Codec
+from srl.rollout.driver import rollout
+from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.rollout.scripted import ScriptedPolicy
+from srl.trajectory import Question, Trajectory
+from srl.update.batch import Batch, collate, micro_batches
+from srl.update.forward import token_stats
+from srl.update.losses import sft_loss
+from srl.update.optimiser import Optimiser
+
+
+def demonstrate(
+    questions: Sequence[Question],
+    search: Searcher | None,
+    *,
+    codec: Codec,
+    template: Template,
+    options: EpisodeOptions,
+) -> list[Trajectory]:
+    """Run the demonstrations (`metadata["turns"]`) as episodes, in order."""
+    turns = {f"sft/0/{question.id}": question.metadata["turns"] for question in questions}
+
+    def script(request: str, turn: int) -> str:
+        texts = turns[request.rsplit("/", 2)[0]]
+        return texts[turn] if turn < len(texts) else ""
+
+    policy = ScriptedPolicy(codec, script)
+    return asyncio.run(
+        rollout(questions, policy, search, codec=codec, template=template, options=options, phase="sft")
+    )
+
+
+def batches(trajectories: Sequence[Trajectory], size: int, steps: int, seed: int) -> Iterator[list[Trajectory]]:
+    """`steps` batches of `size`, going through the trajectories in a new order each epoch."""
+    rng = random.Random(seed)
+    queue: list[Trajectory] = []
+    for _ in range(steps):
+        while len(queue) < size:
+            queue += rng.sample(trajectories, len(trajectories))
+        batch, queue = queue[:size], queue[size:]
+        yield batch
+
+
+def fine_tune(
+    model: torch.nn.Module,
+    optimiser: Optimiser,
+    data: Iterator[list[Trajectory]],
+    *,
+    observation_weight: float = 0.0,
+    max_tokens: int = 16384,
+    on_step: Callable[[int, dict[str, float]], None] | None = None,
+) -> None:
+    """One optimiser step a batch; `on_step(step, metrics)` after each, steps from 1."""
+    model.train()
+    device = next(model.parameters()).device
+    for step, trajectories in enumerate(data, start=1):
+        batch = collate(trajectories).to(device)
+        metrics = accumulate(model, batch, observation_weight=observation_weight, max_tokens=max_tokens)
+        metrics |= {"sft/grad_norm": optimiser.step(), "sft/lr": optimiser.lr}
+        if on_step is not None:
+            on_step(step, metrics)
+
+
+def accumulate(
+    model: torch.nn.Module, batch: Batch, *, observation_weight: float, max_tokens: int
+) -> dict[str, float]:
+    """Backward over micro-batches; the losses over the policy's own and over all trained tokens."""
+    weights = token_weights(batch, observation_weight)
+    denominator = weights.sum()
+    total, own = 0.0, 0.0
+    for index in micro_batches(batch.lengths, max_tokens):
+        rows = batch.rows(index)
+        width = rows.input_ids.shape[1]
+        stats = token_stats(model, rows, weights[index, :width])
+        loss, _ = sft_loss(stats.logprobs, weights[index, :width], denominator=denominator)
+        loss.backward()
+        total += float(loss.detach())
+        own -= float((stats.logprobs.detach() * rows.response_mask).sum())
+    return {"sft/loss": total, "sft/policy_loss": own / float(batch.response_mask.sum())}
+
+
+def token_weights(batch: Batch, observation_weight: float) -> Tensor:
+    """1 on the policy's tokens, `observation_weight` on all other real ones, 0 on padding and at 0."""
+    weights = batch.response_mask + observation_weight * (batch.attention_mask - batch.response_mask)
+    weights[:, 0] = 0.0
+    return weights

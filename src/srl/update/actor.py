@@ -1,0 +1,138 @@
+"""The policy's update: mini-batches of whole groups, micro-batches by token budget, one loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from srl.update.batch import Batch, micro_batches
+from srl.update.forward import token_stats
+from srl.update.kl import kl_penalty
+from srl.update.losses import LossAggMode, aggregate, count_for, policy_loss
+from srl.update.optimiser import Optimiser
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What one rollout leaves to learn from; tensors are `(B, T)` beside the batch's.
+
+    `mask` is the policy's mask without the rows that are out (`valid` 0). `loss_mask` is the same,
+    or wider in the ablation that trains on retrieved text too.
+    """
+
+    batch: Batch
+    mask: Tensor
+    loss_mask: Tensor
+    advantages: Tensor
+    returns: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    weights: Tensor | None = None
+
+    def rows(self, index: Tensor) -> Experience:
+        batch = self.batch.rows(index)
+        width = batch.input_ids.shape[1]
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[index, :width]
+
+        return Experience(
+            batch, self.mask[index, :width], self.loss_mask[index, :width], self.advantages[index, :width],
+            self.returns[index, :width], self.old_logprobs[index, :width], cut(self.ref_logprobs),
+            cut(self.values), cut(self.weights),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ActorLoss:
+    """The coefficients of the policy's loss; the meaning of each is in `srl.update.losses`."""
+
+    temperature: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_c: float | None = 3.0
+    normalise: LossAggMode = "token-mean"
+    horizon: int | None = None
+    entropy_coeff: float = 0.0
+    kl_loss_coef: float = 0.0
+    kl_loss_type: str = "k3"
+
+
+def mini_batches(rows: int, size: int) -> list[Tensor]:
+    """Row indices in runs of `size`: rows of a group lie side by side and stay together."""
+    return list(torch.arange(rows).split(size))
+
+
+def update_actor(
+    model: nn.Module,
+    optimiser: Optimiser,
+    experience: Experience,
+    *,
+    loss: ActorLoss,
+    mini_batch_rows: int,
+    epochs: int = 1,
+    max_tokens: int = 16384,
+) -> dict[str, float]:
+    """`epochs` passes over the mini-batches, an optimiser step each; the metrics' mean over steps."""
+    steps = []
+    model.train()
+    for _ in range(epochs):
+        for index in mini_batches(len(experience.batch), mini_batch_rows):
+            part = experience.rows(index)
+            if not bool(part.mask.any()):
+                continue
+            metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens)
+            steps.append({**metrics, "actor/lr": optimiser.lr, "actor/grad_norm": optimiser.step()})
+    return mean_metrics(steps)
+
+
+def accumulate_actor(
+    model: nn.Module, part: Experience, *, loss: ActorLoss, max_tokens: int
+) -> dict[str, float]:
+    """Backward of one mini-batch: its micro-batches' losses add up to the loss of the whole."""
+    denominator = count_for(part.mask, loss.normalise, loss.horizon)
+    tokens = float(part.mask.sum())
+    total: dict[str, float] = {}
+    for index in micro_batches(part.batch.lengths, max_tokens):
+        value, metrics = actor_loss(model, part.rows(index), loss, denominator, tokens)
+        value.backward()
+        for name, number in metrics.items():
+            total[name] = total.get(name, 0.0) + float(number.detach())
+    return total
+
+
+def actor_loss(
+    model: nn.Module, part: Experience, loss: ActorLoss, denominator: float, tokens: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy loss + β·KL − c·entropy of one micro-batch, over the whole mini-batch's denominator."""
+    stats = token_stats(model, part.batch, part.loss_mask, loss.temperature)
+    policy, found = policy_loss(
+        stats.logprobs, part.old_logprobs, part.advantages, part.mask,
+        clip_low=loss.clip_low, clip_high=loss.clip_high, clip_c=loss.clip_c, weights=part.weights,
+        normalise=loss.normalise, denominator=denominator, tokens=tokens, loss_mask=part.loss_mask,
+    )  # fmt: skip
+    metrics = {"actor/pg_loss": policy, **{f"actor/{name}": value for name, value in found.items()}}
+    whole = policy
+    if loss.entropy_coeff:
+        entropy = aggregate(stats.entropy, part.mask, normalise=loss.normalise, denominator=denominator)
+        metrics["actor/entropy_loss"] = entropy
+        whole = whole - loss.entropy_coeff * entropy
+    if loss.kl_loss_coef and part.ref_logprobs is not None:
+        kl = kl_penalty(stats.logprobs, part.ref_logprobs, loss.kl_loss_type)
+        kl_loss = aggregate(kl, part.mask, normalise=loss.normalise, denominator=denominator)
+        metrics["actor/kl_loss"] = kl_loss
+        whole = whole + loss.kl_loss_coef * kl_loss
+    return whole, metrics
+
+
+def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the optimiser steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {
+        name: sum(step[name] for step in steps if name in step) / sum(name in step for step in steps)
+        for name in names
+    }

@@ -1,0 +1,81 @@
+"""Trajectories as padded tensors, and mini-batches cut into micro-batches by a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from srl.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Right-padded rows; every tensor is `(B, T)`, T the longest row.
+
+    `response_mask` is 1 on the tokens that the policy wrote and 0 on all else, prompt and padding
+    included; it comes from who wrote a segment, never from the ids.
+    """
+
+    input_ids: Tensor  # (B, T) long
+    attention_mask: Tensor  # (B, T) long, 1 on real tokens
+    response_mask: Tensor  # (B, T) float
+    after_prompt: Tensor  # (B, T) float, 1 on everything after the prompt, whoever wrote it
+    sampler_logprobs: Tensor  # (B, T) float
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.attention_mask.sum(1)  # (B,)
+
+    @property
+    def position_ids(self) -> Tensor:
+        return torch.arange(self.input_ids.shape[1], device=self.input_ids.device).expand_as(self.input_ids)
+
+    def rows(self, index: Tensor) -> Batch:
+        """The rows of `index`, without the columns that are padding in all of them."""
+        width = int(self.lengths[index].max())
+        return Batch(*(getattr(self, item.name)[index, :width] for item in fields(self)))
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(getattr(self, item.name).to(device) for item in fields(self)))
+
+
+def collate(trajectories: Sequence[Trajectory], pad_id: int = 0) -> Batch:
+    """The trajectories as one batch, right-padded with `pad_id` (which no mask ever looks at)."""
+    width = max(len(trajectory.token_ids) for trajectory in trajectories)
+
+    def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
+
+    ids = [trajectory.token_ids for trajectory in trajectories]
+    after = [
+        [int(segment.kind != "prompt") for segment in trajectory.segments for _ in segment.token_ids]
+        for trajectory in trajectories
+    ]
+    return Batch(
+        input_ids=padded(ids, pad_id, torch.long),
+        attention_mask=padded([[1] * len(row) for row in ids], 0, torch.long),
+        response_mask=padded([item.response_mask for item in trajectories], 0, torch.float32),
+        after_prompt=padded(after, 0, torch.float32),
+        sampler_logprobs=padded([item.logprobs for item in trajectories], 0, torch.float32),
+    )
+
+
+def micro_batches(lengths: Tensor, max_tokens: int) -> Iterator[Tensor]:
+    """Row indices in groups of at most `max_tokens` padded tokens, similar lengths together.
+
+    A row longer than the budget gets a group of its own. The order depends on the lengths only.
+    """
+    group: list[int] = []
+    for row in torch.argsort(lengths, descending=True, stable=True).tolist():
+        if group and int(lengths[group[0]]) * (len(group) + 1) > max_tokens:
+            yield torch.tensor(group)
+            group = []
+        group.append(row)
+    if group:
+        yield torch.tensor(group)

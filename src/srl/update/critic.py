@@ -1,0 +1,102 @@
+"""The critic: a copy of the policy's trunk with a value head, and its update."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from srl.update.actor import Experience, mean_metrics, mini_batches
+from srl.update.batch import Batch, micro_batches
+from srl.update.forward import last_hidden_state, trunk
+from srl.update.losses import LossAggMode, count_for, value_loss
+from srl.update.optimiser import Optimiser
+
+
+class Critic(nn.Module):
+    """V_t, the value before token t, from the hidden state of token t − 1.
+
+    It starts as a copy of the policy's trunk with a head of zeros, so that every first value is 0.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.decoder = copy.deepcopy(trunk(policy))
+        self.decoder.requires_grad_(True)
+        width = self.decoder.config.hidden_size
+        parameter = next(self.decoder.parameters())
+        self.head = nn.Linear(width, 1, bias=False, device=parameter.device, dtype=parameter.dtype)
+        nn.init.zeros_(self.head.weight)
+
+    def get_decoder(self) -> nn.Module:
+        return self.decoder
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Values `(B, T)` in float32; the first column, which no token precedes, is 0."""
+        hidden = last_hidden_state(self, batch)[:, :-1]  # (B, T-1, D)
+        values = self.head(hidden).squeeze(-1).float()  # (B, T-1)
+        return torch.cat([torch.zeros_like(values[:, :1]), values], dim=1)
+
+
+@torch.no_grad()
+def batched_values(critic: Critic, batch: Batch, *, max_tokens: int) -> Tensor:
+    """Values `(B, T)` of a whole batch, in micro-batches, without gradients."""
+    values = torch.zeros_like(batch.response_mask)
+    critic.eval()
+    for index in micro_batches(batch.lengths, max_tokens):
+        rows = batch.rows(index)
+        values[index, : rows.input_ids.shape[1]] = critic(rows)
+    return values
+
+
+def update_critic(
+    critic: Critic,
+    optimiser: Optimiser,
+    experience: Experience,
+    *,
+    clip: float | None,
+    normalise: LossAggMode = "token-mean",
+    mini_batch_rows: int,
+    epochs: int = 1,
+    max_tokens: int = 16384,
+) -> dict[str, float]:
+    """`epochs` passes over the mini-batches, an optimiser step each; the metrics' mean over steps."""
+    steps = []
+    critic.train()
+    for _ in range(epochs):
+        for index in mini_batches(len(experience.batch), mini_batch_rows):
+            part = experience.rows(index)
+            if not bool(part.mask.any()):
+                continue
+            metrics = accumulate_critic(critic, part, clip=clip, normalise=normalise, max_tokens=max_tokens)
+            steps.append({**metrics, "critic/lr": optimiser.lr, "critic/grad_norm": optimiser.step()})
+    return mean_metrics(steps)
+
+
+def accumulate_critic(
+    critic: Critic, part: Experience, *, clip: float | None, normalise: LossAggMode, max_tokens: int
+) -> dict[str, float]:
+    """Backward of one mini-batch's value loss over its micro-batches."""
+    denominator, tokens = count_for(part.loss_mask, normalise), float(part.loss_mask.sum())
+    total: dict[str, float] = {}
+    for index in micro_batches(part.batch.lengths, max_tokens):
+        rows = part.rows(index)
+        assert rows.values is not None, "the critic's update needs the values from before it"
+        loss, metrics = value_loss(
+            critic(rows.batch), rows.values, rows.returns, rows.loss_mask,
+            clip=clip, normalise=normalise, denominator=denominator, tokens=tokens,
+        )  # fmt: skip
+        loss.backward()
+        for name, number in {"vf_loss": loss, **metrics}.items():
+            total[f"critic/{name}"] = total.get(f"critic/{name}", 0.0) + float(number.detach())
+    return total
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 − Var(R − V) / Var(R) over the masked tokens; 0 where the returns do not vary."""
+    kept = mask.bool()
+    if int(kept.sum()) < 2:
+        return 0.0
+    variance = returns[kept].var()
+    return float(1 - (returns - values)[kept].var() / variance) if variance > 1e-12 else 0.0

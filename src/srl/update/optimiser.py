@@ -1,0 +1,79 @@
+"""AdamW with a warm-up and a schedule, and gradient clipping: one place for actor, critic and SFT."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def schedule(kind: Schedule, warmup_steps: int, total_steps: int) -> Callable[[int], float]:
+    """The factor on the learning rate at optimiser step k, counted from 0.
+
+    Linear warm-up over `warmup_steps`, then constant, or down to 0 at `total_steps` linearly or along
+    half a cosine (Loshchilov and Hutter 2017, equation 5).
+    """
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+        if kind == "linear":
+            return 1.0 - progress
+        return (1.0 + math.cos(math.pi * progress)) / 2 if kind == "cosine" else 1.0
+
+    return factor
+
+
+class Optimiser:
+    """AdamW over the parameters that train, one `step` an accumulated gradient."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.01,
+        eps: float = 1e-8,
+        grad_clip: float = 1.0,
+        schedule: Callable[[int], float] = lambda step: 1.0,
+    ) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.grad_clip = grad_clip
+        self.adamw = torch.optim.AdamW(
+            self.parameters, lr=lr, betas=betas, weight_decay=weight_decay, eps=eps, foreach=True
+        )
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.adamw, schedule)
+
+    @property
+    def lr(self) -> float:
+        return float(self.scheduler.get_last_lr()[0])
+
+    def step(self) -> float:
+        """Clip, update, forget the gradients; the gradient's norm before clipping.
+
+        A norm that is not finite skips the update, for one bad batch must not spoil the weights.
+        """
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
+        if bool(torch.isfinite(norm)):
+            self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        self.scheduler.step()
+        return float(norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"adamw": self.adamw.state_dict(), "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.adamw.load_state_dict(state["adamw"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+def finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(value).all())
