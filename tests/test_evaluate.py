@@ -171,6 +171,11 @@ def test_more_samples_of_the_same_questions_do_not_narrow_the_interval() -> None
     assert low < 0.8 < high
 
 
+def test_interval_over_several_samples_is_that_of_the_questions_means() -> None:
+    batch = [episode(RIGHT if s else WRONG, str(q), sample=s) for q in range(10) for s in range(2)]
+    assert em_interval(batch) == (0.5, 0.5)
+
+
 def test_env_metrics_by_hand() -> None:
     batch = [
         episode(RIGHT, turns=3, valid_actions=3, searches=(search("a"), search())),
