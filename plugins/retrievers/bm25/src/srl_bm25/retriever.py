@@ -1,0 +1,113 @@
+"""BM25 (Robertson and Zaragoza 2009) as Lucene defines it, with exact passage lengths.
+
+    score(q, p) = Σ over terms t of q:  idf(t) · tf / (tf + k1 · (1 − b + b · |p| / mean |p|))
+    idf(t)      = ln(1 + (N − n_t + ½) / (n_t + ½))
+
+bm25s computes the score of each (term, passage) pair when the index is built; a search adds them up.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from bm25s import BM25
+
+from srl.errors import UserError
+from srl.index.passages import FOLDER, PassageStore, keep_passages
+from srl.trajectory import Hit, Passage
+from srl_bm25.analysis import Analyzer
+from srl_bm25.kernel import top_rows
+from srl_bm25.options import Options
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)
+
+
+class BM25Retriever:
+    """Search by words in common. Memory-mapped, deterministic, safe to use from many threads."""
+
+    name = "bm25"
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._analyze = Analyzer(self.options.stopwords, self.options.stemmer)
+
+    def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
+        """Write the index of `passages` into `directory`; `progress` is told how many are analysed so far.
+
+        The postings are held in memory while they are built, the texts are not.
+        """
+        store = keep_passages(passages, directory)
+        documents = _Documents(store, self._analyze, progress)
+        if not documents.vocab:
+            raise UserError("no passage of the corpus contains a word to index; try --set stopwords=none")
+        bm25 = BM25(method="lucene", k1=self.options.k1, b=self.options.b, backend="numba")
+        bm25.index(documents, create_empty_token=False, show_progress=False)
+        bm25.save(directory / self.name, show_progress=False)
+
+    def open(self, directory: Path) -> BM25Retriever:
+        """Map the index under `directory` and compile the search where that has not been done before."""
+        self._store = PassageStore(directory / FOLDER)
+        bm25 = BM25.load(directory / self.name, mmap=True)
+        scores = bm25.scores
+        self._postings = scores["data"], scores["indices"], scores["indptr"], int(scores["num_docs"])
+        self._vocabulary: dict[str, int] = bm25.vocab_dict
+        self.search([""], 1)
+        return self
+
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """Up to `k` hits for each query, best first, equal scores in the order of the passages.
+
+        A passage that shares no term with the query is no hit.
+        """
+        threads = min(self.options.n_threads, len(queries))
+        if threads < 2:
+            return self._search(queries, k)
+        bounds = [len(queries) * part // threads for part in range(threads + 1)]
+        parts = [queries[start:end] for start, end in pairwise(bounds)]
+        with ThreadPoolExecutor(threads) as pool:
+            return [hits for part in pool.map(self._search, parts, [k] * threads) for hits in part]
+
+    def _search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        terms, starts = array("q"), array("q", [0])
+        for query in queries:
+            terms.extend(self._vocabulary[term] for term in self._analyze(query) if term in self._vocabulary)
+            starts.append(len(terms))
+        rows, scores = top_rows(
+            *self._postings, np.array(terms, np.int64), np.array(starts, np.int64), min(k, len(self._store))
+        )
+        return [
+            [Hit(self._store[row], score) for row, score in zip(*pair, strict=True) if row >= 0]
+            for pair in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+class _Documents:
+    """The passages as term ids, in the form that `BM25.index` takes: `ids` and `vocab`."""
+
+    def __init__(
+        self, passages: Iterable[Passage], analyze: Analyzer, progress: Callable[[int], None]
+    ) -> None:
+        self.vocab: dict[str, int] = {}
+        self._terms, self._starts = array("i"), array("q", [0])
+        for count, passage in enumerate(passages, start=1):
+            terms = analyze(passage.contents)
+            self._terms.extend(self.vocab.setdefault(term, len(self.vocab)) for term in terms)
+            self._starts.append(len(self._terms))
+            progress(count)
+
+    @property
+    def ids(self) -> _Documents:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        bounds = pairwise(self._starts)
+        return (self._terms[start:end].tolist() for start, end in bounds)

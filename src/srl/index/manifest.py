@@ -1,0 +1,101 @@
+"""What an index says about itself: from which corpus, by which retriever, with which parameters."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from srl.errors import UserError
+from srl.files import MANIFEST, digest_text, read_manifest, write_manifest
+
+KIND = "index"
+_EDGE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The identity of an index. `digest` covers corpus, retriever and parameters, and nothing else."""
+
+    retriever: str
+    options: Mapping[str, Any]
+    passages: int
+    corpus: str
+    corpus_digest: str
+    digest: str
+    created: str
+    srl_version: str
+    retriever_version: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    format: int = 1
+    kind: str = KIND
+
+    def write(self, directory: Path) -> None:
+        payload = asdict(self)
+        write_manifest(directory, payload.pop("kind"), payload)
+
+
+def index_digest(corpus_digest: str, retriever: str, options: Mapping[str, Any]) -> str:
+    """32 hex digits that are the same for the same corpus, retriever and build parameters, anywhere."""
+    return digest_text(KIND, corpus_digest, retriever, json.dumps(dict(options), sort_keys=True))
+
+
+def read_index_manifest(directory: Path | str) -> Manifest:
+    """The manifest of an index directory. Raises UserError where it is missing, newer or damaged."""
+    directory = Path(directory)
+    found = read_manifest(directory, KIND)
+    expected = {item.name for item in fields(Manifest)}
+    missing = sorted(expected - set(found))
+    if missing:
+        raise UserError(f"{directory / MANIFEST}: {', '.join(missing)} missing; build the index again")
+    manifest = Manifest(**{name: found[name] for name in expected})
+    _check_identity(directory, manifest)
+    return manifest
+
+
+def _check_identity(directory: Path, manifest: Manifest) -> None:
+    """The digest must be that of the other fields, so an edited manifest is noticed."""
+    if not isinstance(manifest.options, Mapping) or not isinstance(manifest.files, Mapping):
+        raise UserError(f"{directory / MANIFEST}: options and files must be objects; build the index again")
+    if manifest.digest != index_digest(manifest.corpus_digest, manifest.retriever, manifest.options):
+        raise UserError(
+            f"{directory / MANIFEST}: the digest does not fit the rest (edited?); build the index again"
+        )
+
+
+def mark_files(directory: Path) -> dict[str, str]:
+    """Size and digest of the first and last 64 KiB of every file below `directory`, by relative path."""
+    found = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder, name)
+            found[path.relative_to(directory).as_posix()] = _mark(path)
+    return dict(sorted(found.items()))
+
+
+def check_files(directory: Path, manifest: Manifest) -> None:
+    """Raise UserError unless every file of the index is there and, as far as its ends tell, unchanged."""
+    for name, mark in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            raise UserError(f"{path} is missing: the index is not whole; copy or build it again")
+        if _mark(path) != mark:
+            raise UserError(
+                f"{path} is not the file that the index was built with (truncated, or from another index); "
+                "copy or build it again"
+            )
+
+
+def _mark(path: Path) -> str:
+    """`<bytes>-<16 hex digits>`; cheap however large the file is."""
+    digest, size = blake2b(digest_size=8), path.stat().st_size
+    with open(path, "rb") as file:
+        digest.update(file.read(_EDGE))
+        if size > _EDGE:
+            file.seek(max(_EDGE, size - _EDGE))
+            digest.update(file.read(_EDGE))
+    return f"{size}-{digest.hexdigest()}"
