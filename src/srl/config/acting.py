@@ -1,0 +1,128 @@
+"""Sections about what acts: the model, its questions, the search, the episodes and their reward."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from srl.config.base import Count, Listed, Natural, PluginSection, Positive, Section, Share, Texts
+
+
+class Model(Section):
+    """The policy: which weights, in which precision, where."""
+
+    path: str | None = None
+    """Hugging Face directory or hub name of the policy that training starts from. null: the small base
+    model that comes with the tiny world."""
+    tokenizer: str | None = None
+    """Directory or hub name of the tokenizer; null: the model's own."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the weights. auto: bfloat16 on a GPU that has it, else float32."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, mps."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    lora_rank: Natural = 0
+    """Rank of LoRA adapters; 0 trains all weights."""
+    lora_alpha: Count = 32
+    """Scale of the LoRA adapters (alpha / rank)."""
+    lora_target_modules: str | Annotated[tuple[str, ...], Listed] = "all-linear"
+    """Modules that get an adapter: all-linear, or a list of module names."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model's files. Only for models whose authors you trust."""
+    attn_implementation: str = "sdpa"
+    """Attention of transformers: sdpa, eager, flash_attention_2 …"""
+
+
+class Data(Section):
+    """Questions and how much of them is read."""
+
+    train_files: Texts | None = None
+    """Training questions: one file or several, Parquet in verl's schema or JSON lines. null: those of the
+    tiny world."""
+    val_files: Texts | None = None
+    """Questions for validation during training; never the test questions."""
+    test_files: Texts | None = None
+    """Questions that only the last evaluation sees."""
+    corpus: str | None = None
+    """The passages to search, JSON lines with `id` and `contents`; the index is built from it."""
+    template: str | None = None
+    """Prompt around a question: search-r1, r1, tiny, tiny-r1, or a text file with {question}. null: the
+    prompts as the files have them."""
+    train_batch_size: Count = 128
+    """Questions of a training step; each is sampled rollout.n times."""
+    max_prompt_length: Count = 2048
+    """Tokens of a rendered prompt; a longer one is an error, or is left out with filter_overlong_prompts."""
+    max_response_length: Count = 4096
+    """Tokens of an episode after its prompt: everything the policy writes and everything it reads."""
+    filter_overlong_prompts: bool = False
+    """Leave questions out whose prompt is longer than max_prompt_length, and say how many."""
+    shuffle: bool = True
+    """Draw the questions of each epoch in a new order (that depends on trainer.seed only)."""
+
+
+class Search(Section):
+    """What answers a search, and what happens when it does not answer."""
+
+    url: Texts | None = None
+    """URL of a search server's /retrieve, or a list of them for one index. null: search in this process."""
+    index: str | None = None
+    """Index directory to search in this process. null: the index of data.corpus, built when missing."""
+    topk: Count = 3
+    """Passages that a search returns."""
+    timeout_s: Positive = 30.0
+    """Seconds until one request counts as failed."""
+    retries: Natural = 3
+    """Further attempts after a failed request."""
+    max_query_chars: Count = 1000
+    """Characters of a query; a longer one is refused, and the policy is told so."""
+    max_failed: Share = 0.05
+    """Share of a step's episodes that may be lost to search faults before the run stops."""
+
+
+class Retriever(PluginSection):
+    """How an index is built and searched. Options of a retriever lie under its name."""
+
+    name: str = "bm25"
+    """The retriever plugin; `srl plugins list` shows those installed."""
+
+
+class Rollout(Section):
+    """How episodes are sampled."""
+
+    n: Count = 1
+    """Episodes for each question of a training step: the size of a group."""
+    temperature: Positive = 1.0
+    """Sampling temperature in training; log-probs are computed at the same one."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling in training. Below 1 the sampled distribution is not the trained one, which warns."""
+    max_turns: Natural = 4
+    """Turns that may search; one more generation may only answer (Search-R1's counting)."""
+    max_turn_tokens: Count = 500
+    """Tokens that the policy may write in one turn."""
+    max_obs_length: Count = 500
+    """Tokens of one observation; a longer one loses whole passages, or the middle of one."""
+    min_answer_tokens: Count = 16
+    """Tokens that must remain for an answer; an observation that leaves fewer ends the episode before it."""
+    search: bool = True
+    """Whether the policy may search at all; false is the baseline that answers from its weights."""
+    stop_at_answer: bool = True
+    """End the episode at </answer>. false: the policy goes on until it samples its end-of-text token."""
+    deterministic: bool = False
+    """Fix the order in which episodes enter the batch, so that a run repeats bit for bit on one thread."""
+    max_num_seqs: Count = 128
+    """Episodes that generate at the same time."""
+    logprobs: Literal["trainer", "sampler"] = "trainer"
+    """Old log-probs of the policy loss: the trainer's own, or the sampler's with truncated importance
+    sampling."""
+    sampler_is_cap: Positive = 2.0
+    """Upper bound of the importance weight between trainer and sampler (only with logprobs: sampler)."""
+
+
+class Reward(PluginSection):
+    """What an episode earns: a weighted sum of reward plugins. Options of a reward lie under its name."""
+
+    weights: dict[str, float] = Field(default={"em": 1.0}, min_length=1)
+    """Reward plugins and their weights. A mapping in a file replaces the one below it;
+    `--set reward.weights.format=0.2` adds to it."""

@@ -1,0 +1,142 @@
+"""What no single key can say: keys that must fit each other, and the options of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from srl.config.schema import Config, Path, flat, plain
+from srl.errors import UserError
+
+if TYPE_CHECKING:
+    from srl.advantage import Algorithm
+
+KINDS = ("retriever", "reward", "algorithm")
+"""The kinds of plugins; each has the section of its name."""
+
+
+def algorithm_plugin(name: str) -> Algorithm:
+    """The algorithm plugin called `name`. Raises UserError when it is not installed."""
+    from typing import cast
+
+    from srl.plugins import manager
+
+    return cast("Algorithm", manager.load("algorithm", name))
+
+
+def plugins_in_use(config: Config) -> Iterator[tuple[str, str]]:
+    """`(kind, name)` of the plugins that the configuration names and a run would load."""
+    yield "algorithm", config.algorithm.name
+    yield from (("reward", name) for name in config.reward.weights)
+    if config.rollout.search and config.search.url is None:
+        yield "retriever", config.retriever.name
+
+
+def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> None:
+    """Every plugin that is named is installed, and the options of each fit.
+
+    Raises UserError naming the key, and its origin where `origins` has it.
+    """
+    from srl.plugins import manager
+
+    known = origins or {}
+    for kind, name in plugins_in_use(config):
+        with _origin(known, f"{kind}.name" if kind != "reward" else f"reward.weights.{name}"):
+            manager.find(kind, name)
+    for kind in KINDS:
+        for name in getattr(config, kind).model_extra:
+            with _origin(known, f"{kind}.{name}."):
+                _validated(kind, name, config)
+
+
+@contextmanager
+def _origin(origins: Mapping[str, str], start: str) -> Iterator[None]:
+    """Put before a UserError where the key came from: the one it names, or one that begins with `start`."""
+    try:
+        yield
+    except UserError as error:
+        below = {key: origin for key, origin in origins.items() if key.startswith(start)}
+        found = [origin for key, origin in below.items() if key in str(error)] or list(below.values())
+        raise UserError(f"{found[0]}: {error}" if found else str(error)) from error
+
+
+def _validated(kind: str, name: str, config: Config) -> Any:
+    """The plugin's options as its own model, or None where it has none."""
+    from srl.plugins import manager
+    from srl.plugins.options import validated
+
+    model = manager.options_model(kind, name)
+    given = getattr(config, kind).options(name)
+    if model is None and given:
+        raise UserError(f"the {kind} {name!r} takes no options; remove {', '.join(map(repr, given))}")
+    return model and validated(f"{kind}.{name}", model, given)
+
+
+def plugin_options(config: Config) -> Iterator[tuple[Path, Any]]:
+    """`(path, value)` of every option of the plugins in use, so that a saved run says all of them."""
+    for kind, name in plugins_in_use(config):
+        options = _validated(kind, name, config)
+        if options is not None:
+            yield from flat(options.model_dump(mode="json"), (kind, name))
+
+
+_AT_MOST = (
+    ("rollout.max_turn_tokens", "data.max_response_length"),
+    ("rollout.min_answer_tokens", "rollout.max_turn_tokens"),
+)
+"""Pairs of keys of which the first may not be more than the second."""
+
+
+def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm) -> list[str]:
+    """Warnings about what is allowed but probably not meant. Raises UserError for what cannot be."""
+
+    def say(key: str) -> str:
+        return f"{key} = {plain(_value(config, key))} ({origins.get(key, 'default')})"
+
+    for who in ("actor", "critic") if algorithm.needs_critic else ("actor",):
+        mini = f"{who}.ppo_mini_batch_size"
+        if config.data.train_batch_size % _value(config, mini):
+            raise UserError(f"{say(mini)} must divide {say('data.train_batch_size')}")
+    for small, large in _AT_MOST:
+        if _value(config, small) > _value(config, large):
+            raise UserError(f"{say(small)} must not be more than {say(large)}")
+    if config.search.url and config.search.index:
+        raise UserError(f"give one of {say('search.url')} and {say('search.index')}; null takes one away")
+    _check_urls(config.search.url or ())
+    _check_splits(config)
+    return list(_warnings(config, algorithm))
+
+
+def _value(config: Config, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)
+
+
+def _check_urls(urls: Sequence[str]) -> None:
+    for url in urls:
+        if urlsplit(url).password is not None:
+            host = urlsplit(url).hostname
+            raise UserError(f"search.url for {host} holds a password, which would be saved with the run")
+
+
+def _check_splits(config: Config) -> None:
+    """Test questions must not choose a checkpoint."""
+    shared = set(config.data.val_files or ()) & set(config.data.test_files or ())
+    if shared:
+        names = ", ".join(sorted(shared))
+        raise UserError(f"data.val_files and data.test_files share {names}: validate on other questions")
+
+
+def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:
+    if config.algorithm.use_kl_in_reward and config.actor.use_kl_loss:
+        yield "the KL counts twice: algorithm.use_kl_in_reward and actor.use_kl_loss are both true"
+    if config.rollout.top_p < 1:
+        yield (
+            f"rollout.top_p = {config.rollout.top_p}: tokens are sampled from another distribution than the "
+            "one that is trained; 1.0 is on-policy"
+        )
+    usual = algorithm.defaults.get("rollout.n", 1)
+    if config.rollout.n == 1 and usual != 1:
+        yield f"rollout.n = 1: {algorithm.name} compares the episodes of one question; {usual} is usual"

@@ -1,0 +1,159 @@
+"""The whole configuration, and what may stand under each dotted key of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import isclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from srl.config.acting import Data, Model, Retriever, Reward, Rollout, Search
+from srl.config.base import PluginSection, Section, one_or_many
+from srl.config.learning import Actor, Algorithm, Critic, Eval, Ref, Sft, Trainer
+
+Path = tuple[str, ...]
+"""A dotted key, split."""
+
+Place = Literal["section", "leaf", "mapping", "free", "unknown"]
+"""What lies at a path: a section, a value, a mapping that is set as a whole, anything, nothing."""
+
+
+class Config(Section):
+    """Everything that a run is configured with."""
+
+    model: Model = Model()
+    data: Data = Data()
+    search: Search = Search()
+    retriever: Retriever = Retriever()
+    rollout: Rollout = Rollout()
+    reward: Reward = Reward()
+    algorithm: Algorithm = Algorithm()
+    actor: Actor = Actor()
+    critic: Critic = Critic()
+    ref: Ref = Ref()
+    sft: Sft = Sft()
+    trainer: Trainer = Trainer()
+    eval: Eval = Eval()
+    verl: dict[str, Any] = Field(default={})
+    """Overrides for verl's own configuration, in verl's names; read only where verl trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One documented key: its dotted name, what it takes, its default and its description."""
+
+    name: str
+    takes: str
+    default: Any
+    doc: str
+
+
+def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
+    """Every key of `model` in the order of the source, sections within sections included."""
+    for name, field in model.model_fields.items():
+        if section := section_of(field):
+            yield from keys(section, f"{prefix}{name}.")
+        else:
+            yield Key(f"{prefix}{name}", takes(field), field.get_default(), _one_line(field.description))
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a field holds, or None where it holds a value."""
+    held = field.annotation
+    return held if isclass(held) and issubclass(held, Section) else None
+
+
+def place(path: Sequence[str]) -> tuple[Place, FieldInfo | None]:
+    """What lies at `path`, with the field where it is one."""
+    model: type[Section] = Config
+    for depth, name in enumerate(path, start=1):
+        field = model.model_fields.get(name)
+        if field is None:
+            return ("free" if issubclass(model, PluginSection) else "unknown"), None
+        section = section_of(field)
+        if section is None:
+            return _place_in(field, path[depth:])
+        model = section
+    return "section", None
+
+
+def _place_in(field: FieldInfo, rest: Sequence[str]) -> tuple[Place, FieldInfo | None]:
+    """What lies at `rest` below a field that is no section: only mappings have something there."""
+    if get_origin(field.annotation) is not dict:
+        return ("unknown", None) if rest else ("leaf", field)
+    if get_args(field.annotation)[1] is Any:
+        return "free", field
+    return ("leaf" if rest else "mapping"), field
+
+
+def flat(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """`(path, value)` of everything in a nested mapping; an empty mapping is a value."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def plain(value: Any) -> Any:
+    """`value` as YAML and JSON have it: lists for tuples, all the way down."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def takes(field: FieldInfo) -> str:
+    """What a key takes, in words: `integer ≥ 1 or null`."""
+    return _takes(field.annotation, field.metadata)
+
+
+_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
+_BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
+
+
+def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _takes(arguments[0], [*metadata, *arguments[1:]])
+    if origin in (Union, UnionType):
+        *most, last = arguments
+        some = [_takes(most[0], metadata), *map(_takes, most[1:])]
+        return f"{', '.join(some)} or {_takes(last)}"
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is tuple:
+        return _takes_list(arguments, metadata)
+    if origin is dict:
+        return "mapping" if arguments[1] is Any else f"mapping of names to {_takes(arguments[1])}s"
+    return _NAMES[annotation] + _bounds(metadata)
+
+
+def _takes_list(arguments: tuple[Any, ...], metadata: Sequence[Any]) -> str:
+    if arguments[-1] is Ellipsis:
+        items = _takes(arguments[0])
+        one = any(getattr(item, "func", None) is one_or_many for item in metadata)
+        return f"{items} or a list of such" if one else f"list of {items}"
+    return f"list of {len(arguments)}: {_takes(arguments[0])}"
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    """` ≥ 0 and < 1`, from whatever pydantic and annotated_types keep about a type."""
+    found = []
+    for item in metadata:
+        inner = item.metadata if isinstance(item, FieldInfo) else [item]
+        for bound in inner:
+            if type(bound) in _BOUNDS:
+                sign, attribute = _BOUNDS[type(bound)]
+                found.append(f"{sign} {getattr(bound, attribute):g}")
+            elif getattr(bound, "pattern", None):
+                found.append(f"like {bound.pattern}")
+    return " " + " and ".join(found) if found else ""
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
