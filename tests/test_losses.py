@@ -1,0 +1,307 @@
+"""Losses against numbers worked out by hand, and the facts that make them safe to split and pad."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from srl.update.losses import (
+    aggregate,
+    count_for,
+    entropy_from_logits,
+    explained_variance,
+    importance_weights,
+    policy_loss,
+    sft_loss,
+    sft_weights,
+    value_loss,
+)
+
+NAN = float("nan")
+MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
+every_mode = pytest.mark.parametrize("normalise", MODES)
+seeds = st.integers(0, 2**31)
+fast = settings(max_examples=30, deadline=None)
+
+
+def make_batch(seed: int, rows: int = 5, tokens: int = 7) -> dict[str, Tensor]:
+    """Random log-probs, advantages, values and a mask with gaps; the last row may be without a token."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random() -> Tensor:
+        return torch.randn(rows, tokens, generator=generator, dtype=torch.float64)
+
+    mask = (random() > -0.3).long()
+    mask[-1] *= seed % 2
+    names = ("logprobs", "old_logprobs", "advantages", "values", "old_values", "returns")
+    return {"mask": mask} | {name: random() for name in names}
+
+
+def both_losses(batch: dict[str, Tensor], **options: object) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy loss plus value loss, and the metrics of both."""
+    policy = [batch[name] for name in ("logprobs", "old_logprobs", "advantages", "mask")]
+    value = [batch[name] for name in ("values", "old_values", "returns", "mask")]
+    (pg_loss, pg_metrics), (vf_loss, vf_metrics) = (
+        policy_loss(*policy, **options),
+        value_loss(*value, **options),
+    )
+    return pg_loss + vf_loss, pg_metrics | vf_metrics
+
+
+def with_gradients(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    learned = {name: batch[name].clone().requires_grad_() for name in ("logprobs", "values")}
+    return batch | learned
+
+
+def four_ratios() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ratios = torch.tensor([[1.5, 0.5, 0.5, 5.0]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]], dtype=torch.float64)
+    return ratios.log().requires_grad_(), torch.zeros_like(ratios), advantages, torch.ones(1, 4)
+
+
+def test_policy_loss_by_hand():
+    loss, metrics = policy_loss(*four_ratios())
+    assert loss.item() == pytest.approx((-1.2 - 0.5 + 0.8 + 3.0) / 4)
+    assert float(metrics["pg_clipfrac"]) == 2 / 4
+    assert float(metrics["pg_clipfrac_lower"]) == 1 / 4
+    assert float(metrics["ratio_mean"]) == pytest.approx((1.5 + 0.5 + 0.5 + 5.0) / 4)
+    assert float(metrics["ppo_kl"]) == pytest.approx(-math.log(1.5 * 0.5 * 0.5 * 5.0) / 4)
+
+
+def test_a_clipped_token_has_no_gradient():
+    logprobs, old, advantages, mask = four_ratios()
+    policy_loss(logprobs, old, advantages, mask)[0].backward()
+    assert_close(logprobs.grad, torch.tensor([[0.0, -0.5 / 4, 0.0, 0.0]], dtype=torch.float64))
+
+
+def test_without_dual_clip_a_bad_token_costs_its_whole_ratio():
+    loss, metrics = policy_loss(*four_ratios(), clip_c=None)
+    assert loss.item() == pytest.approx((-1.2 - 0.5 + 0.8 + 5.0) / 4)
+    assert float(metrics["pg_clipfrac_lower"]) == 0
+
+
+def test_the_upper_clip_can_be_wider_than_the_lower():
+    loss, _ = policy_loss(*four_ratios(), clip_low=0.1, clip_high=0.4)
+    assert loss.item() == pytest.approx((-1.4 - 0.5 + 0.9 + 3.0) / 4)
+
+
+def test_on_policy_the_gradient_is_the_policy_gradient():
+    batch = with_gradients(make_batch(1))
+    logprobs, advantages, mask = batch["logprobs"], batch["advantages"], batch["mask"]
+    policy_loss(logprobs, logprobs.detach(), advantages, mask)[0].backward()
+    assert_close(logprobs.grad, -advantages * mask / mask.sum())
+
+
+def test_importance_weights_multiply_the_loss():
+    logprobs, old, advantages, mask = four_ratios()
+    loss, _ = policy_loss(logprobs, old, advantages, mask, weights=torch.tensor([[2.0, 1.0, 1.0, 0.5]]))
+    assert loss.item() == pytest.approx((-2.4 - 0.5 + 0.8 + 1.5) / 4)
+
+
+def test_importance_weights_are_capped_and_one_off_the_mask():
+    old, sampler = torch.tensor([[-1.0, -1.0, NAN]]), torch.tensor([[-3.0, -0.5, -1.0]])
+    weights = importance_weights(old.requires_grad_(), sampler, torch.tensor([[1, 1, 0]]), cap=2.0)
+    assert_close(weights, torch.tensor([[2.0, math.exp(-0.5), 1.0]]))
+    assert not weights.requires_grad
+
+
+def test_value_loss_by_hand():
+    values = torch.tensor([[1.0, 3.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    old, returns = torch.tensor([[1.2, 1.0, 2.0]]).double(), torch.tensor([[2.0, 4.0, 1.0]]).double()
+    loss, metrics = value_loss(values, old, returns, torch.ones(1, 3), clip=0.5)
+    assert loss.item() == pytest.approx(0.5 * (1.0 + 2.5**2 + 0.5**2) / 3)
+    assert float(metrics["vf_clipfrac"]) == pytest.approx(2 / 3)
+    assert float(metrics["vpred_mean"]) == pytest.approx(5 / 3)
+    loss.backward()
+    assert_close(values.grad, torch.tensor([[-1.0 / 3, 0.0, 0.0]], dtype=torch.float64))
+
+
+def test_value_loss_without_a_clip_is_half_the_squared_error():
+    batch = make_batch(2)
+    loss, metrics = value_loss(
+        batch["values"], batch["old_values"], batch["returns"], batch["mask"], clip=None
+    )
+    errors = (batch["values"] - batch["returns"])[batch["mask"].bool()]
+    assert_close(loss, 0.5 * errors.square().mean())
+    assert float(metrics["vf_clipfrac"]) == 0
+
+
+def test_explained_variance_is_one_for_an_oracle_and_zero_for_a_constant():
+    returns, mask = torch.randn(4, 6, dtype=torch.float64), torch.rand(4, 6) > 0.3
+    assert float(explained_variance(returns + 3, returns, mask)) == pytest.approx(1)
+    constant = torch.full_like(returns, 0.7)
+    assert float(explained_variance(constant, returns, mask)) == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("normalise", "expected"),
+    [
+        ("token-mean", (1 + 2 + 6) / 3),
+        ("seq-mean-token-mean", (1.5 + 6) / 2),
+        ("seq-mean-token-sum", (3 + 6) / 2),
+        ("constant", (3 + 6) / (2 * 10)),
+    ],
+)
+def test_aggregates_by_hand(normalise, expected):
+    per_token = torch.tensor([[1.0, NAN, 2.0], [NAN, NAN, 6.0], [NAN, NAN, NAN]])
+    mask = torch.tensor([[1, 0, 1], [0, 0, 1], [0, 0, 0]])
+    count = count_for(mask, normalise, horizon=10)
+    assert float(aggregate(per_token, mask, normalise=normalise, denominator=count)) == pytest.approx(
+        expected
+    )
+
+
+def test_a_batch_in_which_nothing_counts_costs_nothing():
+    mask = torch.zeros(2, 3)
+    for normalise in MODES:
+        assert count_for(mask, normalise) >= 1
+        assert aggregate(torch.full((2, 3), NAN), mask, normalise=normalise) == 0
+
+
+@every_mode
+@given(seed=seeds, cut=st.integers(1, 4))
+@fast
+def test_micro_batches_add_up_to_the_mini_batch(normalise, seed, cut):
+    batch = make_batch(seed)
+    counts = {"denominator": count_for(batch["mask"], normalise), "tokens": count_for(batch["mask"])}
+    whole, split = with_gradients(batch), with_gradients(batch)
+    loss, metrics = both_losses(whole, normalise=normalise)
+    loss.backward()
+    parts = [
+        both_losses({name: value[rows] for name, value in split.items()}, normalise=normalise, **counts)
+        for rows in (slice(None, cut), slice(cut, None))
+    ]
+    sum(part for part, _ in parts).backward()
+    assert_close(sum(part for part, _ in parts), loss)
+    for name in ("logprobs", "values"):
+        assert_close(split[name].grad, whole[name].grad)
+    for name, value in metrics.items():
+        assert_close(sum(part[name] for _, part in parts), value)
+
+
+@every_mode
+@given(seed=seeds)
+@fast
+def test_what_stands_off_the_mask_is_never_read_and_gets_no_gradient(normalise, seed):
+    clean = make_batch(seed)
+    off = clean["mask"] == 0
+    dirty = {name: value if name == "mask" else value.masked_fill(off, NAN) for name, value in clean.items()}
+    clean, dirty = with_gradients(clean), with_gradients(dirty)
+    (loss, metrics), (same, same_metrics) = (
+        both_losses(each, normalise=normalise) for each in (clean, dirty)
+    )
+    assert_close(same, loss)
+    assert_close(same_metrics, metrics)
+    same.backward()
+    for name in ("logprobs", "values"):
+        assert (dirty[name].grad[off] == 0).all()
+        assert torch.isfinite(dirty[name].grad).all()
+
+
+@every_mode
+@given(seed=seeds, order=st.permutations(range(5)), padding=st.integers(1, 4))
+@fast
+def test_padding_and_the_order_of_rows_change_no_loss(normalise, seed, order, padding):
+    batch = make_batch(seed)
+    moved = {name: torch.nn.functional.pad(value[order], (0, padding)) for name, value in batch.items()}
+    counts = {"denominator": count_for(batch["mask"], normalise, horizon=20)}
+    assert_close(
+        both_losses(moved, normalise=normalise, **counts),
+        both_losses(batch, normalise=normalise, **counts),
+    )
+
+
+@every_mode
+def test_training_on_more_than_the_policy_wrote_keeps_the_policys_scale(normalise):
+    batch = make_batch(4)
+    arguments = [batch[name] for name in ("logprobs", "old_logprobs", "advantages", "mask")]
+    everything = torch.ones_like(batch["mask"])
+    narrow, metrics = policy_loss(*arguments, normalise=normalise)
+    wide, wide_metrics = policy_loss(*arguments, normalise=normalise, loss_mask=everything)
+    observed, _ = policy_loss(
+        *arguments[:3],
+        1 - batch["mask"],
+        normalise="token-mean",
+        denominator=1.0,
+    )
+    if normalise == "seq-mean-token-mean":
+        assert not torch.isclose(wide, narrow)
+    else:
+        assert_close(wide, narrow + observed / count_for(batch["mask"], normalise))
+    assert_close(wide_metrics, metrics)
+
+
+def test_a_wider_mask_divides_each_row_by_its_policy_tokens():
+    per_token, mask = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0, 1, 1]])
+    wide = aggregate(
+        per_token,
+        torch.ones(1, 3),
+        normalise="seq-mean-token-mean",
+        denominator=count_for(mask, "seq-mean-token-mean"),
+        lengths=mask.sum(-1),
+    )
+    assert float(wide) == (1 + 2 + 3) / 2
+
+
+def test_a_log_ratio_is_bounded_before_it_is_exponentiated():
+    old = torch.tensor([[-200.0]])
+    loss, _ = policy_loss(torch.zeros(1, 1), old, -torch.ones(1, 1), torch.ones(1, 1), clip_c=None)
+    assert loss.item() == pytest.approx(math.exp(20))
+
+
+def test_sft_loss_by_hand():
+    weights = sft_weights(torch.tensor([[1, 1, 0, 0]]), torch.tensor([[0, 0, 1, 0]]), 0.5)
+    assert weights.tolist() == [[1, 1, 0.5, 0]]
+    logprobs = torch.tensor([[-1.0, -3.0, -2.0, NAN]], requires_grad=True)
+    loss, metrics = sft_loss(logprobs, weights)
+    assert loss.item() == float(metrics["nll"]) == pytest.approx((1 + 3 + 1) / 2.5)
+    loss.backward()
+    assert_close(logprobs.grad, -weights / 2.5)
+
+
+def test_sft_loss_on_what_was_written_is_torchs_cross_entropy():
+    logits, targets = torch.randn(2, 6, 11), torch.randint(0, 11, (2, 6))
+    wrote = torch.tensor([[0, 1, 1, 0, 0, 1], [0, 0, 0, 1, 1, 0]])
+    logprobs = logits.log_softmax(-1).gather(2, targets[:, :, None]).squeeze(2)
+    labels = targets.masked_fill(wrote == 0, -100)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert_close(sft_loss(logprobs, sft_weights(wrote, 1 - wrote))[0], expected)
+
+
+def test_by_default_a_demonstration_teaches_only_what_was_written():
+    read = torch.tensor([[0, 1]])
+    assert sft_weights(1 - read, read).tolist() == [[1, 0]]
+
+
+@given(seed=seeds, cut=st.integers(1, 4))
+@fast
+def test_micro_batches_of_sft_add_up_to_the_mini_batch(seed, cut):
+    batch = make_batch(seed)
+    logprobs, weights = batch["logprobs"], sft_weights(batch["mask"], 1 - batch["mask"], 0.3)
+    total = float(weights.sum())
+    parts = [
+        sft_loss(logprobs[rows], weights[rows], denominator=total)[0] for rows in (range(cut), range(cut, 5))
+    ]
+    assert_close(sum(parts), sft_loss(logprobs, weights)[0])
+
+
+def test_entropy_of_a_uniform_choice_is_the_log_of_its_size():
+    assert_close(entropy_from_logits(torch.full((2, 3, 8), 4.2)), torch.full((2, 3), math.log(8)))
+
+
+def test_entropy_by_hand():
+    logits = torch.tensor([0.5, 0.25, 0.25]).log() + 7
+    assert float(entropy_from_logits(logits)) == pytest.approx(1.5 * math.log(2))
+
+
+def test_entropy_can_be_taken_a_slice_at_a_time():
+    logits = torch.randn(10, 50)
+    assert_close(
+        torch.cat([entropy_from_logits(part) for part in logits.split(3)]), entropy_from_logits(logits)
+    )
