@@ -1,0 +1,1 @@
+"""Questions and corpora in: the published formats, merging and splitting, a made-up world to search."""

@@ -1,0 +1,117 @@
+"""Corpora: one passage per line, read and written without ever holding the whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+from srl.data.records import Record, json_rows
+from srl.errors import UserError
+from srl.files import atomic_file
+from srl.trajectory import Passage
+
+
+class PassageIds:
+    """The ids met so far. Ids that count rows (`0, 1, 2, …`) take no memory, others about 150 bytes each."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._others: dict[str, int] = {}
+
+    def add(self, passage: Passage) -> Literal["new", "same", "clash"]:
+        """Whether the id is new, was met with the same contents (spaces aside), or was met with others."""
+        if passage.id in self._others:
+            return "same" if self._others[passage.id] == _fingerprint(passage) else "clash"
+        if passage.id == str(self._rows):
+            self._rows += 1
+        elif self._is_earlier_row(passage.id):
+            return "clash"
+        else:
+            self._others[passage.id] = _fingerprint(passage)
+        return "new"
+
+    def _is_earlier_row(self, name: str) -> bool:
+        counts = len(name) < 16 and name.isascii() and name.isdecimal()
+        return counts and name == str(int(name)) and int(name) < self._rows
+
+
+def _fingerprint(passage: Passage) -> int:
+    return hash(" ".join(passage.contents.split()))
+
+
+def passage_of(title: str, text: str, source: str = "") -> Passage:
+    """A passage whose id comes from what it says, so that it is the same in every file that holds it."""
+    heading = " ".join(title.split())
+    digest = blake2b(f"{heading}\0{' '.join(text.split())}".encode(), digest_size=5).hexdigest()
+    name = re.sub(r"\W+", "_", heading).strip("_")[:60]
+    return Passage(id=f"{source}/{name}-{digest}".lstrip("/"), contents=contents_of(heading, text))
+
+
+def contents_of(title: str, text: str) -> str:
+    """`"Title"` on the first line, the text after it."""
+    return f'"{title}"\n{text.strip()}'
+
+
+def read_corpus(path: Path | str) -> Iterator[Passage]:
+    """The passages of a corpus file, in order: JSON lines or a JSON array, `.gz` too.
+
+    A row is `{"id", "contents"}`, or `{"title", "text"}` with or without an id; without one it gets an id
+    made from its content, and its repeats are left out. Raises UserError with file and line on a row that
+    is neither, on an id met before, and when there is no passage at all.
+    """
+    path, ids, count = Path(path), PassageIds(), 0
+    for record in json_rows(path):
+        passage = parse_passage(record)
+        if (state := ids.add(passage)) != "new":
+            if state == "same" and not _has_id(record):
+                continue
+            raise record.error("an id that no passage before it has", repr(passage.id))
+        count += 1
+        yield passage
+    if not count:
+        raise UserError(f'{path}: expected passages, one {{"id", "contents"}} per line, found none')
+
+
+def parse_passage(record: Record, source: str = "") -> Passage:
+    """The passage in one row of a corpus file; `source` goes before an id made from content."""
+    if "contents" in record.row:
+        return Passage(id=record.exact("id", "_id", "docid"), contents=record.exact("contents"))
+    title = record.valid(record.row.get("title") or "", "title")
+    text = record.valid(record.row.get("text") or "", "text")
+    if not (title.strip() or text.strip()):
+        raise record.error("'contents', or 'title' and 'text'", ", ".join(map(str, record.row)) or "no field")
+    if _has_id(record):
+        return Passage(
+            id=record.exact("id", "_id", "docid"), contents=contents_of(" ".join(title.split()), text)
+        )
+    return passage_of(title, text, source)
+
+
+def _has_id(record: Record) -> bool:
+    return any(record.row.get(name) is not None for name in ("id", "_id", "docid"))
+
+
+def write_corpus(path: Path | str, passages: Iterable[Passage]) -> int:
+    """Write `{"id", "contents"}` lines, whole or not at all, and return how many.
+
+    A passage that comes again, id and contents, is written once. Raises UserError on two passages with
+    one id, and when there are none.
+    """
+    ids, count = PassageIds(), 0
+    with atomic_file(path) as file:
+        for passage in passages:
+            if (state := ids.add(passage)) == "clash":
+                raise UserError(
+                    f"{path} was not written: two passages have the id {passage.id!r}; ids must be unique"
+                )
+            if state == "new":
+                row = {"id": passage.id, "contents": passage.contents}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                count += 1
+        if not count:
+            raise UserError(f"{path} was not written: there are no passages")
+    return count

@@ -1,0 +1,224 @@
+"""Training sets as verl's parquet, and reading them back; questions are read from JSON lines as well.
+
+`read_corpus` and `write_corpus` are here too, so that one module moves questions and passages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srl.data.corpus import read_corpus, write_corpus
+from srl.data.readers import FLASHRAG, Draft, make_question
+from srl.data.records import Record, describe
+from srl.data.splits import guess_split
+from srl.errors import UserError
+from srl.files import FORMAT, atomic_file, check_format
+from srl.protocol import template as template_of
+from srl.trajectory import Question
+
+__all__ = ["read_corpus", "read_questions", "write_corpus", "write_questions"]
+
+_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
+_EXTRA = [("split", pa.string()), ("index", pa.int64()), ("question", pa.string()), ("id", pa.string())]
+SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(_MESSAGE)),
+        ("ability", pa.string()),
+        (
+            "reward_model",
+            pa.struct(
+                [
+                    ("style", pa.string()),
+                    ("ground_truth", pa.struct([("target", pa.list_(pa.string()))])),
+                ]
+            ),
+        ),
+        ("extra_info", pa.struct([*_EXTRA, ("metadata", pa.string())])),
+    ],
+    metadata={"srl_format": str(FORMAT)},
+)
+"""verl's columns; in `extra_info` we add the question's text, its id and its metadata as JSON."""
+
+_COLUMNS = (
+    "data_source",
+    "prompt",
+    "question",
+    "golden_answers",
+    "reward_model",
+    "reward_spec",
+    "extra_info",
+)
+_ROWS = 4096
+_QUESTION = re.compile(r"Question\s*:")
+
+
+def write_questions(path: Path | str, questions: Iterable[Question]) -> int:
+    """Write verl's training parquet, whole or not at all, and return the number of rows.
+
+    `extra_info.index` counts the rows of the file. Raises UserError when there are none or two have one id.
+    """
+    rows, count = _rows(path, questions), 0
+    with atomic_file(path, "wb") as file, pq.ParquetWriter(file, SCHEMA) as writer:
+        while batch := list(islice(rows, _ROWS)):
+            writer.write_table(pa.Table.from_pylist(batch, schema=SCHEMA))
+            count += len(batch)
+        if not count:
+            raise UserError(f"{path} was not written: there are no questions")
+    return count
+
+
+def _rows(path: Path | str, questions: Iterable[Question]) -> Iterator[dict[str, Any]]:
+    seen: set[str] = set()
+    for index, question in enumerate(questions):
+        if question.id in seen:
+            raise UserError(
+                f"{path} was not written: two questions have the id {question.id!r}; ids must be unique"
+            )
+        seen.add(question.id)
+        yield _row(question, index)
+
+
+def _row(question: Question, index: int) -> dict[str, Any]:
+    extra = {"split": question.split, "index": index, "question": question.text, "id": question.id}
+    return {
+        "data_source": question.data_source,
+        "prompt": [dict(message) for message in question.prompt],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": list(question.golden_answers)}},
+        "extra_info": {**extra, "metadata": json.dumps(dict(question.metadata), ensure_ascii=False)},
+    }
+
+
+def read_questions(path: Path | str, template: str | None = None) -> list[Question]:
+    """The questions of a training parquet (ours, Search-R1's, verl's) or of FlashRAG's JSON lines.
+
+    Without our extras the text is what follows `Question:` in the user's message and the id is
+    `<data_source>/<split>/<index>`. With `template`, a name or a path, the prompts are rendered anew.
+    Raises UserError with the row on a malformed one, on two with one id, and when there are none.
+    """
+    path = Path(path)
+    questions = _unique(path, _read_parquet(path) if path.suffix == ".parquet" else _read_json(path))
+    if template is None:
+        return questions
+    chosen = template_of(template)
+    return [replace(question, prompt=chosen.messages(question.text)) for question in questions]
+
+
+def _unique(path: Path, found: Iterable[tuple[Record, Question]]) -> list[Question]:
+    questions: dict[str, Question] = {}
+    for record, question in found:
+        if question.id in questions:
+            raise record.error("an id that no question before it has", repr(question.id))
+        questions[question.id] = question
+    if not questions:
+        raise UserError(f"{path}: expected questions, found none")
+    return list(questions.values())
+
+
+def _read_json(path: Path) -> Iterator[tuple[Record, Question]]:
+    for record in FLASHRAG.records(path):
+        source = record.text("data_source") if record.row.get("data_source") else path.name.partition(".")[0]
+        split = record.text("split") if record.row.get("split") else guess_split(path) or "train"
+        draft = FLASHRAG.draft(record, source)
+        assert isinstance(draft, Draft)
+        yield record, make_question(record, draft, source, split)
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[Record, Question]]:
+    for record in _parquet_rows(path):
+        yield record, _question(record)
+
+
+def _parquet_rows(path: Path) -> Iterator[Record]:
+    if not path.is_file():
+        raise UserError(f"{path} is a directory, not a file" if path.exists() else f"{path}: no such file")
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow)
+            columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
+            index = 0
+            for batch in file.iter_batches(_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    yield Record(path, f": row {index}", index, row)
+                    index += 1
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: expected a parquet file, found {str(error).splitlines()[0]}") from error
+
+
+def _check_columns(path: Path, schema: pa.Schema) -> None:
+    own = (schema.metadata or {}).get(b"srl_format")
+    if own is not None:
+        check_format(path, int(own) if own.isdigit() else own.decode(errors="replace"))
+    lacking = [name for name in ("data_source", "prompt") if name not in schema.names]
+    if lacking:
+        raise UserError(
+            f"{path}: expected a training parquet with the columns data_source, prompt, reward_model and "
+            f"extra_info, found {', '.join(schema.names) or 'no column'}"
+        )
+
+
+def _question(record: Record) -> Question:
+    """The question in a row, with or without our extras."""
+    extra = record.row.get("extra_info") or {}
+    source = record.text("data_source").removeprefix("searchR1_")
+    split = extra.get("split") or "train"
+    index = record.index if extra.get("index") is None else extra["index"]
+    prompt = record.row["prompt"] or []
+    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
+        raise record.error("chat messages in 'prompt'", describe(prompt))
+    return Question(
+        id=extra.get("id") or f"{source}/{split}/{index}",
+        text=_text(record, extra, prompt),
+        golden_answers=_answers(record),
+        data_source=source,
+        split=split,
+        prompt=tuple(prompt),
+        metadata=_metadata(record, extra),
+    )
+
+
+def _text(record: Record, extra: Mapping[str, Any], prompt: list[dict[str, str]]) -> str:
+    """The question's text: our own, else the column `question`, else what the user's message asks."""
+    text = extra.get("question") or record.row.get("question")
+    if not text:
+        content = next((m.get("content") or "" for m in reversed(prompt) if m.get("role") == "user"), "")
+        text = _QUESTION.split(content)[-1].strip()
+    if not isinstance(text, str) or not text.strip():
+        raise record.error("a question in extra_info, or after `Question:` in the prompt", "none")
+    return text
+
+
+def _answers(record: Record) -> tuple[str, ...]:
+    """The accepted answers: `ground_truth.target`, verl's plain `ground_truth`, or `golden_answers`."""
+    model = record.row.get("reward_model") or record.row.get("reward_spec") or {}
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    target = truth.get("target") if isinstance(truth, dict) else truth
+    if target is None:
+        target = record.row.get("golden_answers")
+    answers = tuple(target) if isinstance(target, list) else (target,)
+    if not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
+        raise record.error("answers in reward_model.ground_truth.target", describe(target))
+    return answers
+
+
+def _metadata(record: Record, extra: Mapping[str, Any]) -> dict[str, Any]:
+    given = extra.get("metadata")
+    if not isinstance(given, str):
+        return {}
+    try:
+        found = json.loads(given)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise record.error("a JSON object in extra_info.metadata", describe(given))
+    return found

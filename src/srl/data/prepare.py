@@ -1,0 +1,205 @@
+"""Composing a training directory: questions of one or more sources, their corpora, one manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from srl.data.hub import download
+from srl.data.parquet import write_corpus, write_questions
+from srl.data.sources import Source, source_of
+from srl.data.splits import SPLITS, canonical_split, guess_split, split_off, without_repeats
+from srl.errors import UserError
+from srl.files import atomic_directory, digest_file, write_manifest
+from srl.protocol import Template
+from srl.protocol import template as template_of
+from srl.trajectory import Passage, Question
+
+CORPUS = "corpus.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One source to read: its files, or none to have it by name; `split` None is said by the file's name."""
+
+    source: Source
+    files: tuple[Path, ...] = ()
+    split: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was written to `directory`; `notes` are the things a person should hear about."""
+
+    directory: Path
+    questions: dict[str, int]
+    passages: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Composition:
+    """The questions by split, and what is to be said about them."""
+
+    splits: dict[str, list[Question]] = field(default_factory=lambda: {split: [] for split in SPLITS})
+    notes: list[str] = field(default_factory=list)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+
+
+def parse_input(text: str, files: Sequence[Path] = (), split: str | None = None) -> Input:
+    """`SOURCE[:SPLIT][=FILE[,FILE…]]` as an input; `files` and `split` hold where the text says none."""
+    left, equals, right = text.partition("=")
+    name, colon, own_split = left.partition(":")
+    paths = tuple(Path(part) for part in right.split(",") if part) if equals else tuple(files)
+    if equals and not paths:
+        raise UserError(f"{text!r}: expected SOURCE=FILE[,FILE…], found no file after the =")
+    chosen = own_split if colon else split
+    return Input(source_of(name), paths, canonical_split(chosen) if chosen else None)
+
+
+def prepare(
+    inputs: Sequence[Input],
+    out: Path,
+    *,
+    template: str = "search-r1",
+    limit: int | None = None,
+    validation: float = 0.0,
+    contexts: bool = True,
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Prepared:
+    """Write `{train,validation,test}.parquet`, `corpus.jsonl` and the manifest, where there is such a thing.
+
+    `limit` is the number of questions taken from each file, `validation` the share or number of training
+    questions to set aside, `contexts` whether paragraphs that come with questions join the corpus. A question
+    that another split asks in the same words is dropped: from training first, then from validation.
+    `progress` hears how many passages are written. Raises UserError; nothing half-written stays.
+    """
+    rendering = template_of(template)
+    files = [(each, path) for each in inputs for path in _files(each)]
+    with atomic_directory(out, overwrite=overwrite) as folder:
+        made = _read(files, limit)
+        _set_aside(made, validation)
+        counts = _write_splits(folder, made, rendering)
+        passages = _write_passages(folder, files, contexts, progress)
+        if not counts and not passages:
+            raise UserError("nothing to write: the sources given hold no question and no passage")
+        settings = {"template": template, "limit": limit, "validation": validation, "contexts": contexts}
+        done = {"sources": made.sources, "questions": counts, "passages": passages, "notes": made.notes}
+        write_manifest(folder, "data", {**settings, **done})
+    return Prepared(out, counts, passages, tuple(made.notes))
+
+
+def _files(each: Input) -> tuple[Path, ...]:
+    """The files of an input, downloaded by name when none are given."""
+    if each.files:
+        return each.files
+    if each.source.is_corpus:
+        return (download(each.source),)
+    first = next(iter(each.source.hub_files), "train")
+    return (download(each.source, each.split or first),)
+
+
+def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Composition:
+    made, rows = _Composition(), Counter[tuple[str, str]]()
+    for each, path in files:
+        split = each.split or guess_split(path) or _only_split(each.source) or "train"
+        skipped: Counter[str] = Counter()
+        key = each.source.data_source, split
+        questions = list(islice(each.source.questions(path, split, skipped, rows[key]), limit))
+        rows[key] += len(questions) + skipped.total()
+        for question in questions:
+            made.splits[_split_of(question, each, split)].append(question)
+        _account(made, each, path, split, len(questions), skipped)
+    return made
+
+
+def _only_split(source: Source) -> str | None:
+    """The split of a data set that has one only (PopQA and Bamboogle are test sets)."""
+    return next(iter(source.hub_files)) or None if len(source.hub_files) == 1 else None
+
+
+def _split_of(question: Question, each: Input, split: str) -> str:
+    """A source whose rows carry their split keeps it, unless another was asked for."""
+    carries = each.source.format is None and each.split is None
+    return question.split if carries and question.split in SPLITS else split
+
+
+def _account(
+    made: _Composition, each: Input, path: Path, split: str, count: int, skipped: Counter[str]
+) -> None:
+    for reason, number in skipped.items():
+        made.notes.append(f"{path.name}: {number:,} rows left out: {reason}")
+    if count and each.split is None and guess_split(path) is None and each.source.format is not None:
+        made.notes.append(
+            f"{path.name}: taken as {split}, for its name says no split; --split says otherwise"
+        )
+    entry: dict[str, Any] = {"source": each.source.name, "licence": each.source.licence, "file": path.name}
+    entry |= {"digest": digest_file(path), "skipped": dict(skipped)}
+    made.sources.append({**entry, "split": split, "questions": count} if count else entry)
+
+
+def _set_aside(made: _Composition, validation: float) -> None:
+    """Split off a validation set, and drop from training what validation or test asks in the same words."""
+    splits = made.splits
+    if validation:
+        if not splits["train"]:
+            raise UserError("a validation set is split off training questions, and there are none")
+        splits["train"], held = split_off(splits["train"], validation)
+        splits["validation"] = splits["validation"] + held
+    for name, others in (("validation", ("test",)), ("train", ("validation", "test"))):
+        kept = without_repeats(splits[name], (question for other in others for question in splits[other]))
+        if dropped := len(splits[name]) - len(kept):
+            made.notes.append(
+                f"{dropped:,} questions dropped from {name}: {' or '.join(others)} asks them too"
+            )
+        splits[name] = kept
+
+
+def _write_splits(folder: Path, made: _Composition, rendering: Template) -> dict[str, int]:
+    counts = {}
+    for split, questions in made.splits.items():
+        if questions:
+            counts[split] = write_questions(
+                folder / f"{split}.parquet", _rendered(questions, rendering, split)
+            )
+    return counts
+
+
+def _rendered(questions: Iterable[Question], rendering: Template, split: str) -> Iterator[Question]:
+    for question in questions:
+        yield replace(question, prompt=rendering.messages(question.text), split=split)
+
+
+def _write_passages(
+    folder: Path, files: Sequence[tuple[Input, Path]], contexts: bool, progress: Callable[[int], None] | None
+) -> int:
+    """Stream all passages into one corpus; 0, and no file, when there are none."""
+    passages = _passages(files, contexts, progress)
+    first = next(passages, None)
+    if first is None:
+        return 0
+    return write_corpus(folder / CORPUS, _chain(first, passages))
+
+
+def _chain(first: Passage, rest: Iterator[Passage]) -> Iterator[Passage]:
+    yield first
+    yield from rest
+
+
+def _passages(
+    files: Sequence[tuple[Input, Path]], contexts: bool, progress: Callable[[int], None] | None
+) -> Iterator[Passage]:
+    count = 0
+    for each, path in files:
+        for passage in each.source.passages(path) if contexts or each.source.is_corpus else ():
+            count += 1
+            if progress is not None and count % 1000 == 0:
+                progress(count)
+            yield passage
+    if progress is not None:
+        progress(count)

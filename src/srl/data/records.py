@@ -1,0 +1,163 @@
+"""Rows of published files, each with the place it came from, and checked access to its fields."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from srl.errors import UserError
+from srl.files import read_jsonl
+
+csv.field_size_limit(1 << 24)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of a file. `index` counts rows from 0, `place` is what an error says after the file's name."""
+
+    path: Path
+    place: str
+    index: int
+    row: Mapping[str, Any]
+
+    def error(self, expected: str, found: str) -> UserError:
+        return UserError(f"{self.path}{self.place}: expected {expected}, found {found}")
+
+    def text(self, *names: str) -> str:
+        """The first of the fields `names` that is there, as text that is not empty, stripped."""
+        return self.exact(*names).strip()
+
+    def exact(self, *names: str) -> str:
+        """Like `text`, but with the white space around it."""
+        value = self._first(names)
+        text = self.valid(str(value) if _is_number(value) else value, names[0])
+        if not text.strip():
+            raise self.error(f"a text in {names[0]!r}", repr(text))
+        return text
+
+    def texts(self, *names: str) -> tuple[str, ...]:
+        """The texts of a field that holds one or a list of them, stripped, without empty ones or repeats."""
+        value = self._first(names)
+        values = value if isinstance(value, list) else [value]
+        texts = [self.valid(str(item) if _is_number(item) else item, names[0]) for item in values]
+        return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
+
+    def items(self, name: str) -> list[Any]:
+        """The field `name`, which must be a list."""
+        value = self._first((name,))
+        if not isinstance(value, list):
+            raise self.error(f"a list in {name!r}", describe(value))
+        return value
+
+    def valid(self, value: object, name: str) -> str:
+        """`value` if it is text that UTF-8 can write (JSON's lone surrogates are not)."""
+        if not isinstance(value, str):
+            raise self.error(f"a text in {name!r}", describe(value))
+        try:
+            return value if value.isascii() else value.encode().decode()
+        except UnicodeEncodeError:
+            raise self.error(f"valid Unicode in {name!r}", "a lone surrogate") from None
+
+    def _first(self, names: tuple[str, ...]) -> Any:
+        for name in names:
+            if self.row.get(name) is not None:
+                return self.row[name]
+        fields = ", ".join(str(name) for name in list(self.row)[:12]) or "no field at all"
+        raise self.error(f"a field {names[0]!r}", fields)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def describe(value: object) -> str:
+    """A value as an error shows it: its type, and itself when it is short."""
+    shown = repr(value)
+    return f"{type(value).__name__} {shown}" if len(shown) <= 40 else type(value).__name__
+
+
+def json_rows(path: Path) -> Iterator[Record]:
+    """The objects of a JSON array or of a JSON-lines file, whichever it is; `.gz` too."""
+    if _first_character(path) == "[":
+        yield from json_array(path)
+    else:
+        for index, (line, row) in enumerate(read_jsonl(path)):
+            yield Record(path, f":{line}", index, row)
+
+
+def json_array(path: Path, key: str | None = None) -> Iterator[Record]:
+    """The objects of a JSON array, or of the array under `key` of a JSON object."""
+    data = _load_json(path)
+    if key is not None:
+        if not isinstance(data, dict) or key not in data:
+            fields = ", ".join(list(data)[:12]) if isinstance(data, dict) else describe(data)
+            raise UserError(f"{path}: expected a JSON object with {key!r}, found {fields or 'an empty one'}")
+        data = data[key]
+    if not isinstance(data, list):
+        raise UserError(f"{path}: expected a JSON array, found {describe(data)}")
+    for index, row in enumerate(data):
+        record = Record(path, f": record {index + 1}", index, row)
+        if not isinstance(row, dict):
+            raise record.error("a JSON object {…}", describe(row))
+        yield record
+
+
+def table_rows(path: Path, delimiter: str) -> Iterator[Record]:
+    """The rows of a CSV or TSV file with a header line, as fields of text."""
+    with _open_text(path, newline="") as file:
+        reader = csv.DictReader(file, delimiter=delimiter)
+        try:
+            for index, row in enumerate(reader):
+                record = Record(path, f":{reader.line_num}", index, row)
+                if None in row or None in row.values():
+                    raise record.error(f"{len(reader.fieldnames or ())} columns", _columns(row))
+                yield record
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: expected text in UTF-8, found {error.reason}") from error
+        except csv.Error as error:
+            raise UserError(f"{path}:{reader.line_num}: expected a table, found {error}") from error
+
+
+def _columns(row: Mapping[Any, Any]) -> str:
+    return str(
+        sum(value is not None for key, value in row.items() if key is not None) + len(row.get(None, ()))
+    )
+
+
+def _load_json(path: Path) -> Any:
+    try:
+        with _open_text(path) as file:
+            return json.load(file)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}:{error.lineno}: expected JSON, found {error.msg} (column {error.colno})"
+        ) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: expected JSON in UTF-8: {error}") from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise UserError(f"{path}: broken gzip file ({error})") from error
+
+
+def _first_character(path: Path) -> str:
+    """The first character that is not white space; empty for an empty or a broken file."""
+    try:
+        with _open_text(path) as file:
+            while character := file.read(1):
+                if not character.isspace():
+                    return str(character)
+    except (UnicodeDecodeError, OSError, EOFError):
+        return ""
+    return ""
+
+
+def _open_text(path: Path, newline: str | None = None) -> Any:
+    if not path.is_file():
+        raise UserError(f"{path} is a directory, not a file" if path.exists() else f"{path}: no such file")
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
+    return open(path, encoding="utf-8-sig", newline=newline)
