@@ -138,11 +138,12 @@ def _write_arrays(directory: Path, offsets: np.ndarray, hashes: np.ndarray) -> N
 
 def _refuse_duplicates(store: PassageStore) -> None:
     _, hashes, rows = store.arrays
-    for position in np.flatnonzero(hashes[1:] == hashes[:-1]).tolist():
-        first, second = int(rows[position]), int(rows[position + 1])
-        if store[first].id == store[second].id:
+    for position in (np.flatnonzero(hashes[1:] == hashes[:-1]) + 1).tolist():
+        row = int(rows[position])
+        first = store.row(store[row].id)
+        if first is not None and first != row:
             raise UserError(
-                f"passages {first + 1} and {second + 1} have one id, {store[first].id!r}; ids must be unique"
+                f"passages {first + 1} and {row + 1} have one id, {store[row].id!r}; ids must be unique"
             )
 
 

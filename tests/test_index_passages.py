@@ -1,0 +1,121 @@
+"""The passage store: memory-mapped, by row and by id."""
+
+from __future__ import annotations
+
+from mmap import mmap
+
+import numpy as np
+import pytest
+
+from srl.errors import UserError
+from srl.index import passages
+from srl.index.passages import CorpusDigest, PassageStore, keep_passages, write_passages
+from srl.trajectory import Passage
+
+SOME = [
+    Passage("a", '"Title"\ntext'),
+    Passage("东京/1", "東京タワー\n港区 👩‍🚀 é"),
+    Passage("x y\nz", ""),
+    Passage("0", "no title, one line"),
+]
+
+
+def test_every_passage_comes_back_by_row_and_by_id(tmp_path):
+    store = write_passages(iter(SOME), tmp_path)
+    assert list(store) == SOME
+    assert len(store) == 4
+    assert store[-1] == SOME[-1]
+    assert [store.passage(passage.id) for passage in SOME] == SOME
+    assert [store.row(passage.id) for passage in SOME] == [0, 1, 2, 3]
+
+
+def test_what_is_not_there_is_not_found(tmp_path):
+    store = write_passages(SOME, tmp_path)
+    assert store.row("b") is None
+    with pytest.raises(KeyError, match="b"):
+        store.passage("b")
+    for row in (4, -5):
+        with pytest.raises(IndexError):
+            store[row]
+
+
+def test_nothing_is_read_when_a_store_opens(tmp_path):
+    many = [Passage(f"id-{row}", f'"T {row}"\ntext {row}') for row in range(20_000)]
+    write_passages(many, tmp_path)
+    store = PassageStore(tmp_path)
+    assert all(isinstance(array, np.memmap) for array in store.arrays)
+    assert isinstance(store._text, mmap)
+    assert {name for name, value in vars(store).items() if isinstance(value, dict | list | set)} == set()
+    assert store.passage("id-12345") == many[12345]
+
+
+def test_ids_whose_hashes_collide_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(passages, "_hash", lambda passage_id: 7)
+    store = write_passages(SOME, tmp_path)
+    assert [store.passage(passage.id) for passage in SOME] == SOME
+    assert store.row("b") is None
+
+
+def test_an_id_that_comes_twice_is_refused(tmp_path):
+    with pytest.raises(UserError, match="passages 1 and 3 have one id, 'a'"):
+        write_passages([SOME[0], SOME[1], Passage("a", "other")], tmp_path)
+
+
+def test_a_twin_is_found_among_colliding_hashes(tmp_path, monkeypatch):
+    monkeypatch.setattr(passages, "_hash", lambda passage_id: 7)
+    with pytest.raises(UserError, match="have one id, 'a'"):
+        write_passages([SOME[0], SOME[1], SOME[2], Passage("a", "other")], tmp_path)
+
+
+def test_a_corpus_without_passages_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no passages"):
+        write_passages([], tmp_path)
+
+
+def test_a_store_is_kept_where_it_is(tmp_path):
+    store = keep_passages(SOME, tmp_path)
+    assert keep_passages(store, tmp_path) is store
+    copy = keep_passages(store, tmp_path / "elsewhere")
+    assert copy is not store
+    assert list(copy) == SOME
+
+
+def test_progress_counts_passages(tmp_path):
+    done: list[int] = []
+    keep_passages(SOME, tmp_path, done.append)
+    assert done == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["text.bin", "offsets.npy", "hashes.npy", "rows.npy"])
+@pytest.mark.parametrize("keep", [0, 10, -1])
+def test_a_file_that_is_cut_short_is_refused(tmp_path, name, keep):
+    write_passages(SOME, tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:keep])
+    with pytest.raises(UserError, match=str(tmp_path)):
+        PassageStore(tmp_path)
+
+
+def test_files_of_two_stores_do_not_mix(tmp_path):
+    write_passages(SOME, tmp_path / "one")
+    write_passages(SOME[:2], tmp_path / "two")
+    (tmp_path / "one" / "rows.npy").write_bytes((tmp_path / "two" / "rows.npy").read_bytes())
+    with pytest.raises(UserError, match="do not belong together"):
+        PassageStore(tmp_path / "one")
+
+
+def digest(found: list[Passage]) -> str:
+    digest = CorpusDigest()
+    assert list(digest.of(found)) == found
+    return digest.hexdigest()
+
+
+def test_the_digest_of_a_corpus_covers_ids_contents_and_order():
+    others = [
+        SOME[::-1],
+        SOME[:3],
+        [Passage("b", SOME[0].contents), *SOME[1:]],
+        [Passage("a", "other"), *SOME[1:]],
+    ]
+    assert len({digest(found) for found in [SOME, *others]}) == 5
+    assert digest([Passage("ab", "c")]) != digest([Passage("a", "bc")])
