@@ -1,0 +1,30 @@
+"""The trajectory log: written a finished step at a time, readable at any moment.
+
+with LogWriter(run / "log", RunInfo(run_id)) as log:
+    log.write(step, "train", records, metrics)
+
+connection = srl.store.open(run)
+connection.sql("SELECT step, em FROM steps WHERE phase = 'val'")
+"""
+
+from srl.store.reader import find_logs, reading
+from srl.store.reader import open_logs as open
+from srl.store.records import read_records, rows
+from srl.store.rows import Record
+from srl.store.run_info import RunInfo
+from srl.store.schema import TABLES, Column, Table
+from srl.store.writer import LogWriter
+
+__all__ = [
+    "TABLES",
+    "Column",
+    "LogWriter",
+    "Record",
+    "RunInfo",
+    "Table",
+    "find_logs",
+    "open",
+    "read_records",
+    "reading",
+    "rows",
+]

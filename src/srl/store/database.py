@@ -1,0 +1,55 @@
+"""The log's tables in DuckDB: `raw.*` over parts and finished logs, and the views that people query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from srl.store.schema import PARTS, RUN_SCHEMA, TABLES
+
+
+def create_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Create `raw.runs` with these rows."""
+    _create_table(connection, "runs", pa.Table.from_pylist([dict(row) for row in rows], RUN_SCHEMA))
+
+
+def create_empty(connection: duckdb.DuckDBPyConnection, table: str) -> None:
+    """Create `raw.<table>` without rows."""
+    _create_table(connection, table, PARTS[table].empty_table())
+
+
+def _create_table(connection: duckdb.DuckDBPyConnection, name: str, content: pa.Table) -> None:
+    connection.register("incoming", content)
+    connection.execute(f"CREATE TABLE raw.{name} AS SELECT * FROM incoming")
+    connection.unregister("incoming")
+
+
+def create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create the views of `TABLES`; each has its columns in the order in which they are described."""
+    for table in TABLES:
+        columns = ", ".join(f'"{column.name}"' for column in table.columns)
+        connection.execute(f"CREATE VIEW {table.name} AS SELECT {columns} FROM ({table.sql})")
+
+
+def scan(files: Sequence[Path]) -> str:
+    """SQL that reads Parquet files in this order."""
+    return f"SELECT * FROM read_parquet([{', '.join(map(_literal_path, files))}])"
+
+
+def _literal_path(path: Path) -> str:
+    """A path for `read_parquet`, where `*`, `?` and `[` would be patterns."""
+    return quoted("".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path)))
+
+
+def quoted(text: object) -> str:
+    """An SQL string."""
+    return "'" + str(text).replace("'", "''") + "'"
+
+
+def attach(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
+    """Attach a finished log, which nobody ever writes to, as database `name`."""
+    connection.execute(f"ATTACH {quoted(path)} AS {name} (READ_ONLY)")

@@ -1,0 +1,201 @@
+"""Parts: directories with one Parquet file a table, which appear whole, by one rename, or not at all.
+
+    log/parts/step-000030-train-main-000031/            one write of one step
+    log/parts/steps-000001-000032-main-000040/          compacted; part.json names what it replaces
+
+A part that another one replaces is garbage from the moment the other appears, so a reader that lists
+the directory sees each step once, at whatever moment the writer was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srl.files import atomic_directory
+from srl.store.schema import FORMAT, PARTS
+
+PARTS_DIRECTORY = "parts"
+FINISHED = "log.duckdb"
+
+_PLAIN = re.compile(r"step-(?P<first>\d{6,})-(?P<phase>[a-z]+)-(?P<worker>\w+)-(?P<number>\d{6,})")
+_COMPACTED = re.compile(r"steps-(?P<first>\d{6,})-(?P<last>\d{6,})-(?P<worker>\w+)-(?P<number>\d{6,})")
+_REPLACES = "part.json"
+
+_DICTIONARY = ["run_id", "trajectory_id", "phase", "kind", "data_source", "question_id", "question", "prompt"]
+_DICTIONARY += ["metadata", "split", "end", "status", "index_digest"]
+_DICTIONARY += [f"hits.list.element.{name}" for name in ("passage_id", "title", "contents")]
+_SPLIT = [f"{name}.list.element" for name in ("logprobs", "advantages", "returns")]
+
+Keep = Callable[[pa.Table], pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part by what its name says; `phase` is empty for a compacted one."""
+
+    path: Path
+    first: int
+    last: int
+    phase: str
+    worker: str
+    number: int
+
+    @property
+    def is_compacted(self) -> bool:
+        return not self.phase
+
+    def file(self, table: str) -> Path:
+        """Where the part keeps `table`."""
+        return self.path / f"{table}.parquet"
+
+    def replaced(self) -> set[str]:
+        """The names of the parts whose rows this one took over."""
+        if not self.is_compacted:
+            return set()
+        return set(json.loads((self.path / _REPLACES).read_text(encoding="utf-8"))["replaces"])
+
+    def steps(self) -> set[tuple[int, str]]:
+        """The (step, phase) pairs it holds."""
+        if not self.is_compacted:
+            return {(self.first, self.phase)}
+        table = pq.read_table(self.file("steps"), columns=["step", "phase"])
+        return set(zip(table["step"].to_pylist(), table["phase"].to_pylist(), strict=True))
+
+
+def all_parts(directory: Path) -> list[Part]:
+    """Every whole part under `directory`, garbage too, in the order of the steps they hold."""
+    if not directory.is_dir():
+        return []
+    found = [_parse(entry) for entry in directory.iterdir() if not entry.name.startswith(".")]
+    return sorted((part for part in found if part), key=lambda part: (part.first, part.last, part.number))
+
+
+def live_parts(directory: Path) -> list[Part]:
+    """The parts that count: whole, and replaced by no other."""
+    parts = all_parts(directory)
+    garbage = set().union(*(part.replaced() for part in parts))
+    return [part for part in parts if part.path.name not in garbage]
+
+
+def _parse(path: Path) -> Part | None:
+    if match := _PLAIN.fullmatch(path.name):
+        step = int(match["first"])
+        return Part(path, step, step, match["phase"], match["worker"], int(match["number"]))
+    if match := _COMPACTED.fullmatch(path.name):
+        first, last = int(match["first"]), int(match["last"])
+        return Part(path, first, last, "", match["worker"], int(match["number"]))
+    return None
+
+
+def write_part(
+    directory: Path, step: int, phase: str, worker: str, number: int, tables: Mapping[str, pa.Table]
+) -> None:
+    """Write the tables of one step as a part; it appears whole."""
+    name = f"step-{step:06d}-{phase}-{worker}-{number:06d}"
+    with atomic_directory(directory / name) as path:
+        for table, content in tables.items():
+            with _parquet(path, table) as file:
+                file.write_table(content)
+
+
+def next_number(directory: Path, worker: str) -> int:
+    """The number of `worker`'s next part."""
+    return 1 + max((part.number for part in all_parts(directory) if part.worker == worker), default=0)
+
+
+def merge_parts(directory: Path, parts: list[Part], worker: str, keep: Keep | None = None) -> None:
+    """One compacted part in the place of `parts`, with the rows that `keep` leaves of each table.
+
+    The old ones stay on disk, as garbage, for readers that are looking at them.
+    """
+
+    def batches(table: str) -> Iterable[pa.Table]:
+        for part in parts:
+            yield from _row_groups(part.file(table))
+
+    replaces = {name for part in parts for name in (part.path.name, *part.replaced())}
+    first, last = min(part.first for part in parts), max(part.last for part in parts)
+    path = compacted_path(directory, first, last, worker, next_number(directory, worker))
+    write_compacted(path, batches, replaces, keep)
+
+
+def compacted_path(directory: Path, first: int, last: int, worker: str, number: int) -> Path:
+    """Where a compacted part of these steps goes."""
+    return directory / f"steps-{first:06d}-{last:06d}-{worker}-{number:06d}"
+
+
+def drop_steps(directory: Path, drop: Callable[[int, str], bool], worker: str | None = None) -> None:
+    """Drop every (step, phase) for which `drop` holds, the last first; of one worker, or of all."""
+    sweep(directory)
+    for part in reversed(live_parts(directory)):
+        if worker not in (None, part.worker):
+            continue
+        steps = part.steps()
+        dropped = {step for step in steps if drop(*step)}
+        if dropped == steps:
+            remove_part(part)
+        elif dropped:
+            merge_parts(directory, [part], part.worker, partial(_without, dropped=dropped))
+
+
+def _without(table: pa.Table, dropped: set[tuple[int, str]]) -> pa.Table:
+    pairs = zip(table["step"].to_pylist(), table["phase"].to_pylist(), strict=True)
+    return table.filter(pa.array([pair not in dropped for pair in pairs], pa.bool_()))
+
+
+def write_compacted(
+    path: Path, batches: Callable[[str], Iterable[pa.Table]], replaces: set[str], keep: Keep | None = None
+) -> None:
+    """Write a compacted part from `batches(table)`, never more than one batch in memory."""
+    with atomic_directory(path) as aside:
+        for table, schema in PARTS.items():
+            with _parquet(aside, table) as file:
+                for batch in batches(table):
+                    kept = keep(batch) if keep else batch
+                    if kept.num_rows:
+                        file.write_table(kept.cast(schema))
+        (aside / _REPLACES).write_text(json.dumps({"format": FORMAT, "replaces": sorted(replaces)}))
+
+
+def _row_groups(path: Path) -> Iterable[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group)
+
+
+def _parquet(directory: Path, table: str) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        directory / f"{table}.parquet",
+        PARTS[table],
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=_DICTIONARY,  # numbers do not repeat: their dictionaries only cost time and space
+        use_byte_stream_split=_SPLIT,
+    )
+
+
+def remove_part(part: Part) -> None:
+    """Take a part out of sight in one rename, then delete it."""
+    hidden = part.path.with_name(f".gone-{part.path.name}")
+    os.rename(part.path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Delete what other parts replace and what a killed writer was deleting."""
+    live = {part.path for part in live_parts(directory)}
+    for part in all_parts(directory):
+        if part.path not in live:
+            remove_part(part)
+    for gone in directory.glob(".gone-*"):
+        shutil.rmtree(gone, ignore_errors=True)

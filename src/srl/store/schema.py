@@ -1,0 +1,318 @@
+"""What the trajectory log holds: every table and column with its meaning, and the views over the parts.
+
+Four tables lie on disk (`PARTS`); what people query (`TABLES`) are views over them, the same while a
+run writes and after it finished. docs/store.md is generated from `TABLES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+FORMAT = 1
+
+_TEXTS = pa.list_(pa.string())
+_FLOATS = pa.list_(pa.float32())
+_NUMBERS = pa.map_(pa.string(), pa.float64())
+_HITS = pa.list_(
+    pa.struct(
+        [
+            ("passage_id", pa.string()),
+            ("title", pa.string()),
+            ("contents", pa.string()),
+            ("score", pa.float64()),
+            ("has_answer", pa.bool_()),
+        ]
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column and what it means."""
+
+    name: str
+    type: pa.DataType
+    description: str
+
+    @property
+    def sql_type(self) -> str:
+        """The type as DuckDB writes it, such as `INTEGER[]`."""
+        return sql_type(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that can be queried; `sql` defines it over the tables on disk (schema `raw`)."""
+
+    name: str
+    summary: str
+    columns: tuple[Column, ...]
+    sql: str
+
+
+_SQL_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.bool_(): "BOOLEAN",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.timestamp("us"): "TIMESTAMP",
+}
+
+
+def sql_type(kind: pa.DataType) -> str:
+    """DuckDB's name for an Arrow type of this schema."""
+    if pa.types.is_map(kind):
+        return f"MAP({sql_type(kind.key_type)}, {sql_type(kind.item_type)})"
+    if pa.types.is_list(kind):
+        return f"{sql_type(kind.value_type)}[]"
+    if pa.types.is_struct(kind):
+        fields = ", ".join(f"{field.name} {sql_type(field.type)}" for field in kind)
+        return f"STRUCT({fields})"
+    return _SQL_TYPES[kind]
+
+
+def _columns(*rows: tuple[str, pa.DataType, str]) -> tuple[Column, ...]:
+    return tuple(Column(*row) for row in rows)
+
+
+_RUN_ID = ("run_id", pa.string(), "The run, by the name of its directory.")
+_STEP = ("step", pa.int32(), "The training step, counted from 1; 0 is before the first update.")
+_PHASE = ("phase", pa.string(), "`train`, `val`, `test`, `sft` or `eval`.")
+_TRAJECTORY = ("trajectory_id", pa.string(), "The trajectory, `trajectories.id`.")
+
+RUNS = _columns(
+    _RUN_ID,
+    ("status", pa.string(), "`running`, `finished`, `interrupted` (its writer is gone), `unknown` (its "
+     "writer is on another machine), or what it ended with."),
+    ("preset", pa.string(), "The preset it was started from."),
+    ("algo", pa.string(), "The algorithm, such as `grpo`."),
+    ("seed", pa.int64(), "The seed."),
+    ("model", pa.string(), "The model it started from."),
+    ("index_digest", pa.string(), "The digest of the index it was to search."),
+    ("srl_version", pa.string(), "The version of srl that wrote it."),
+    ("started", pa.timestamp("us"), "When it started (UTC)."),
+    ("ended", pa.timestamp("us"), "When it ended (UTC); empty while it has not."),
+    ("parent", pa.string(), "The run it came from, or an empty text."),
+    ("config", pa.string(), "The resolved configuration as JSON."),
+    ("host", pa.string(), "The machine that wrote it."),
+    ("pid", pa.int64(), "The process that wrote it."),
+    ("path", pa.string(), "The directory of its log."),
+)  # fmt: skip
+
+_STEPS = _columns(
+    _RUN_ID,
+    _STEP,
+    _PHASE,
+    ("written", pa.timestamp("us"), "When the step was written (UTC)."),
+    ("trajectories", pa.int32(), "How many trajectories it holds."),
+    ("metrics", _NUMBERS, "Every metric of the step by name."),
+)
+
+_TRAJECTORIES = _columns(
+    _RUN_ID,
+    ("id", pa.string(), "Twelve hex digits, in every run the same for a phase, step, question and sample."),
+    _STEP,
+    _PHASE,
+    ("position", pa.int32(), "The place in its step's batch, from 0."),
+    ("question_id", pa.string(), "The question's id, unique across data sets: it names the group."),
+    ("question", pa.string(), "The question's text."),
+    ("prompt", pa.string(), "The chat messages as JSON."),
+    ("data_source", pa.string(), "The data set, such as `hotpotqa`."),
+    ("split", pa.string(), "The data set's split."),
+    ("hops", pa.int32(), "How many hops the question needs, where its metadata says so."),
+    ("metadata", pa.string(), "The question's metadata as JSON."),
+    ("golden_answers", _TEXTS, "The accepted answers."),
+    ("sample", pa.int32(), "Which of the question's samples this is, from 0."),
+    ("attempt", pa.int32(), "How many times the episode was sampled again after a failed search."),
+    ("end", pa.string(), "`answered`, `unanswered`, `truncated` or `failed`."),
+    ("answer", pa.string(), "The final answer; empty (NULL) where there is none."),
+    ("em", pa.float64(), "Exact match: the reward part `em`, else computed; NULL without golds."),
+    ("f1", pa.float64(), "Overlap in words: the reward part `f1`, else computed; NULL without golds."),
+    ("reward", pa.float64(), "The reward, all parts weighed; NULL where it was not scored."),
+    ("parts", _NUMBERS, "The parts of the reward, before weights."),
+    ("per_turn", pa.list_(pa.float64()), "Rewards of single turns, where the reward gives them."),
+    ("valid", pa.bool_(), "False when infrastructure failed: logged, and kept out of the loss."),
+    ("turns", pa.int32(), "How many times the policy was asked to generate."),
+    ("searches", pa.int32(), "How many searches it made, whatever came of them."),
+    ("valid_actions", pa.int32(), "How many turns held an action."),
+    ("valid_searches", pa.int32(), "How many searches were executed."),
+    ("tokens", pa.int32(), "Tokens that the policy wrote."),
+    ("total_tokens", pa.int32(), "All tokens: prompt, policy and what it read."),
+    ("gold_in_passages", pa.bool_(), "Whether a golden answer is in a passage that a search returned."),
+    ("think_is_open", pa.bool_(), "The rendered prompt ends inside `<think>`."),
+    ("index_digest", pa.string(), "The digest of the index that answered, or an empty text."),
+)  # fmt: skip
+
+_VERDICT = Column(
+    "verdict",
+    pa.string(),
+    "`correct`, or why not: `failed search`, `unanswered`, `no search`, `reader` (a golden answer was in the "
+    "passages) or `retriever` (it was in none); NULL without golden answers.",
+)
+
+_SEGMENTS = _columns(
+    _RUN_ID,
+    _TRAJECTORY,
+    _STEP,
+    _PHASE,
+    ("position", pa.int32(), "The place in the trajectory, from 0."),
+    ("kind", pa.string(), "Who wrote it: `prompt`, `policy`, `observation` or `feedback`."),
+    ("turn", pa.int32(), "The turn it belongs to."),
+    ("text", pa.string(), "The text."),
+    ("token_ids", pa.list_(pa.int32()), "The tokens, as sampled or as encoded."),
+    ("mask", pa.int32(), "The response mask of all its tokens: 1 where the policy wrote it, else 0."),
+    (
+        "logprobs",
+        _FLOATS,
+        "The sampler's log-probability of each token; NULL where it is not the policy's.",
+    ),
+    ("advantages", _FLOATS, "The advantage of each token; NULL where there is none."),
+    ("returns", _FLOATS, "The return of each token; NULL where there is none."),
+)
+
+_SEARCHES = _columns(
+    _RUN_ID,
+    _TRAJECTORY,
+    _STEP,
+    _PHASE,
+    ("position", pa.int32(), "The place among the trajectory's searches, from 0."),
+    ("turn", pa.int32(), "The turn that asked."),
+    ("query", pa.string(), "The query."),
+    ("status", pa.string(), "`ok`, `empty`, `rejected` (a bad query), `timed_out`, `refused` or `failed`."),
+    ("latency_s", pa.float64(), "Seconds it took, retries included."),
+    ("attempts", pa.int32(), "How many times it was tried."),
+    ("error", pa.string(), "What went wrong, or an empty text."),
+    ("index_digest", pa.string(), "The digest of the index that answered."),
+)
+_NESTED_HITS = Column("hits", _HITS, "The passages that came back, best first.")
+
+_METRICS = _columns(
+    _RUN_ID, _STEP, _PHASE,
+    ("name", pa.string(), "The metric, such as `critic/score/mean`."),
+    ("value", pa.float64(), "Its value."),
+)  # fmt: skip
+
+_HIT_ROWS = _columns(
+    _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
+    ("search", pa.int32(), "The search, `searches.position`."),
+    ("turn", pa.int32(), "The turn that asked."),
+    ("rank", pa.int32(), "The place among the search's hits, from 1."),
+    ("passage_id", pa.string(), "The passage's id in the corpus."),
+    ("title", pa.string(), "Its title."),
+    ("contents", pa.string(), "The passage: the title on the first line, then the text."),
+    ("score", pa.float64(), "The retriever's own score."),
+    ("has_answer", pa.bool_(), "Whether it holds a golden answer as whole words, both normalised."),
+)  # fmt: skip
+
+_REWARDS = _columns(
+    _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
+    ("part", pa.string(), "The part's name, such as `em`."),
+    ("value", pa.float64(), "Its value, before its weight."),
+)  # fmt: skip
+
+_RUN_SPAN = _columns(
+    ("steps", pa.int32(), "The last step in the log; NULL before the first."),
+    ("written", pa.timestamp("us"), "When a step was last written (UTC)."),
+)
+
+_PIVOT = (
+    ("score", ("critic/score/mean",), "`critic/score/mean`, the mean of the rewards."),
+    ("em", ("val/em", "test/em", "train/em"), "`val/em`, `test/em` or `train/em`, by phase."),
+    ("f1", ("val/f1", "test/f1", "train/f1"), "`val/f1`, `test/f1` or `train/f1`, by phase."),
+    ("response_length", ("response_length/mean",), "`response_length/mean`, in tokens."),
+    ("searches", ("env/number_of_valid_search",), "`env/number_of_valid_search`, a trajectory."),
+    ("finish_ratio", ("env/finish_ratio",), "`env/finish_ratio`, the share that answered."),
+    (
+        "excluded_share",
+        ("env/excluded_share",),
+        "`env/excluded_share`, the share that failed searches took out.",
+    ),
+    ("entropy", ("actor/entropy",), "`actor/entropy`."),
+    ("ppo_kl", ("actor/ppo_kl",), "`actor/ppo_kl`."),
+    ("grad_norm", ("actor/grad_norm",), "`actor/grad_norm`."),
+    ("seconds", ("timing_s/step",), "`timing_s/step`, the seconds the step took."),
+)
+
+
+def _pivot_sql() -> str:
+    def value(names: tuple[str, ...]) -> str:
+        values = ", ".join(f"max(metrics['{name}'])" for name in names)
+        return f"coalesce({values})"
+
+    columns = ", ".join(f"{value(names)} AS {column}" for column, names, _ in _PIVOT)
+    return (
+        f"SELECT run_id, step, phase, max(written) AS written, "
+        f"sum(trajectories)::INTEGER AS trajectories, {columns} "
+        "FROM raw.steps GROUP BY run_id, step, phase"
+    )
+
+
+_STEP_ROWS = _STEPS[:-1] + _columns(*((name, pa.float64(), text) for name, _, text in _PIVOT))
+
+_VERDICT_SQL = """
+SELECT *, CASE
+    WHEN em IS NULL THEN NULL
+    WHEN em >= 1 THEN 'correct'
+    WHEN "end" = 'failed' THEN 'failed search'
+    WHEN answer IS NULL THEN 'unanswered'
+    WHEN searches = 0 THEN 'no search'
+    WHEN gold_in_passages THEN 'reader'
+    ELSE 'retriever' END AS verdict
+FROM raw.trajectories
+"""
+
+_HIT_SQL = """
+SELECT run_id, trajectory_id, step, phase, position AS search, turn, rank::INTEGER AS rank,
+    hit.passage_id, hit.title, hit.contents, hit.score, hit.has_answer
+FROM (
+    SELECT *, unnest(hits) AS hit, generate_subscripts(hits, 1) AS rank FROM raw.searches
+)
+"""
+
+TABLES: tuple[Table, ...] = (
+    Table(
+        "runs", "One row a run.", RUNS + _RUN_SPAN,
+        "SELECT runs.*, steps, written FROM raw.runs LEFT JOIN (SELECT run_id, max(step) AS steps, "
+        "max(written) AS written FROM raw.steps GROUP BY run_id) USING (run_id)",
+    ),
+    Table("steps", "One row a step and phase, with the metrics that are asked for most.", _STEP_ROWS,
+          _pivot_sql()),
+    Table(
+        "metrics", "One row a metric of a step.", _METRICS,
+        "SELECT run_id, step, phase, entry.key AS name, entry.value AS value FROM "
+        "(SELECT run_id, step, phase, unnest(map_entries(metrics)) AS entry FROM raw.steps)",
+    ),
+    Table("trajectories", "One row an episode.", (*_TRAJECTORIES, _VERDICT), _VERDICT_SQL),
+    Table("segments", "One row a run of tokens with one author.", _SEGMENTS, "SELECT * FROM raw.segments"),
+    Table(
+        "searches", "One row a search.",
+        (*_SEARCHES, Column("hits", pa.int32(), "How many passages came back.")),
+        "SELECT * REPLACE (len(hits)::INTEGER AS hits) FROM raw.searches",
+    ),
+    Table("hits", "One row a passage that a search returned.", _HIT_ROWS, _HIT_SQL),
+    Table(
+        "rewards", "One row a part of a trajectory's reward.", _REWARDS,
+        "SELECT run_id, trajectory_id, step, phase, entry.key AS part, entry.value AS value FROM "
+        "(SELECT run_id, id AS trajectory_id, step, phase, unnest(map_entries(parts)) AS entry "
+        "FROM raw.trajectories)",
+    ),
+)  # fmt: skip
+
+
+def _schema(columns: tuple[Column, ...]) -> pa.Schema:
+    return pa.schema([(column.name, column.type) for column in columns])
+
+
+PARTS: dict[str, pa.Schema] = {
+    "trajectories": _schema(_TRAJECTORIES),
+    "segments": _schema(_SEGMENTS),
+    "searches": _schema((*_SEARCHES, _NESTED_HITS)),
+    "steps": _schema(_STEPS),
+}
+"""The tables on disk: one Parquet file each in every part."""
+
+RUN_SCHEMA = _schema(RUNS)

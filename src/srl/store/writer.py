@@ -1,0 +1,205 @@
+"""The writing side of the log: one part a finished step, compaction, and one file when the run is over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import duckdb
+import pyarrow as pa
+
+from srl.errors import UserError
+from srl.files import is_disk_full
+from srl.store import run_info
+from srl.store.database import attach, create_empty, create_runs, create_views, scan
+from srl.store.parts import (
+    FINISHED,
+    PARTS_DIRECTORY,
+    Part,
+    compacted_path,
+    drop_steps,
+    live_parts,
+    merge_parts,
+    next_number,
+    sweep,
+    write_compacted,
+    write_part,
+)
+from srl.store.rows import Record, part_tables
+from srl.store.run_info import RunInfo
+from srl.store.schema import PARTS
+from srl.trajectory import Phase
+
+COMPACT_AT = 32
+"""So many single parts of one writer become one."""
+
+_MAIN = "main"
+_LAST = 2**31 - 1
+_ASIDE = ".aside-"
+
+
+class LogWriter:
+    """Writes a run's log into `directory`, which readers may open at any moment.
+
+    One writer is `main`: it says how the run stands and finishes the log. Others (verl's workers) give
+    a name of their own as `worker`, letters and digits, and only write. As a context manager it finishes
+    the log, or on an error leaves the parts and notes how the run ended. A log that was finished opens
+    up again with the first write.
+    """
+
+    def __init__(self, directory: Path | str, run: RunInfo, *, worker: str = _MAIN) -> None:
+        self.directory = Path(directory)
+        self._parts = self.directory / PARTS_DIRECTORY
+        self._run, self._worker, self._open = run, worker, True
+        if not worker.isidentifier():
+            raise ValueError(f"a worker's name is letters, digits and underscores, not {worker!r}")
+        if worker == _MAIN:
+            run_info.claim(self.directory)
+            run_info.save(self.directory, run, run_info.RUNNING)
+        self._earlier = self._find_earlier()
+        self._count()
+
+    def write(self, step: int, phase: Phase, records: Sequence[Record], metrics: Mapping[str, float]) -> None:
+        """Add a finished step; readers see all of it or nothing.
+
+        What an earlier writer of the same name wrote for this step and phase is replaced; two writes by
+        the same writer add up. Raises ValueError for records of another step or phase.
+        """
+        tables = part_tables(self._run.run_id, step, phase, records, metrics)
+        self._reopen()
+        if (step, phase) in self._earlier:
+            drop_steps(self._parts, lambda *found: found == (step, phase), self._worker)
+            self._earlier.discard((step, phase))
+            self._count()
+        write_part(self._parts, step, phase, self._worker, self._number, tables)
+        self._number += 1
+        self._single += 1
+        if self._single >= COMPACT_AT:
+            self._compact()
+
+    def supersede(self, after_step: int) -> None:
+        """Drop every step after `after_step`, of all writers: a resumed run writes them anew."""
+        self._reopen(after_step)
+        drop_steps(self._parts, lambda step, phase: step > after_step)
+        self._earlier = {(step, phase) for step, phase in self._earlier if step <= after_step}
+        self._count()
+
+    def finish(self, status: str = "finished") -> None:
+        """End the run: all parts become one `log.duckdb`, which appears whole, and are removed."""
+        self._require_main()
+        run_info.save(self.directory, self._run, status, run_info.now())
+        self._open = False
+        if not (self.directory / FINISHED).exists():
+            self._write_finished()
+        self._clear_parts()
+
+    def _write_finished(self) -> None:
+        path = self.directory / FINISHED
+        try:
+            with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=self.directory) as aside:
+                written = Path(aside, FINISHED)
+                _write_database(written, run_info.run_row(self.directory), live_parts(self._parts))
+                os.replace(written, path)
+        except Exception as error:
+            if is_disk_full(error):
+                raise UserError(
+                    f"{path} was not written: the disk is full; the run's parts are kept"
+                ) from error
+            raise
+
+    def close(self, status: str) -> None:
+        """Note how the run ended and leave the parts, which a resumed run goes on with."""
+        self._require_main()
+        run_info.save(self.directory, self._run, status, run_info.now())
+        self._open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._worker != _MAIN or not self._open:
+            return
+        if kind is None:
+            self.finish()
+        else:
+            self.close("failed" if issubclass(kind, Exception) else "interrupted")
+
+    def _require_main(self) -> None:
+        if self._worker != _MAIN:
+            raise UserError(f"only the main writer ends a log, not the worker {self._worker!r}")
+
+    def _find_earlier(self) -> set[tuple[int, str]]:
+        """The steps that writers of this name left, in the parts or in the finished log."""
+        if (finished := self.directory / FINISHED).exists():
+            with duckdb.connect() as connection:
+                attach(connection, finished, "log")
+                return set(connection.execute("SELECT step, phase FROM log.raw.steps").fetchall())
+        mine = [part for part in live_parts(self._parts) if part.worker == self._worker]
+        return set().union(*(part.steps() for part in mine))
+
+    def _count(self) -> None:
+        self._number = next_number(self._parts, self._worker)
+        self._single = len(self._single_parts())
+
+    def _single_parts(self) -> list[Part]:
+        live = live_parts(self._parts)
+        return [part for part in live if part.worker == self._worker and not part.is_compacted]
+
+    def _compact(self) -> None:
+        sweep(self._parts)
+        merge_parts(self._parts, self._single_parts(), self._worker)
+        self._count()
+
+    def _reopen(self, until: int = _LAST) -> None:
+        """Turn a finished log into parts again; readers keep the file they have open."""
+        finished = self.directory / FINISHED
+        if self._worker != _MAIN or not finished.exists():
+            return
+        self._clear_parts()
+        _write_reopened(finished, self._parts, until)
+        finished.unlink()
+        self._count()
+
+    def _clear_parts(self) -> None:
+        """Remove all parts, out of sight in one rename, and what killed writers left aside."""
+        if self._parts.exists():
+            os.rename(self._parts, tempfile.mkdtemp(prefix=_ASIDE, dir=self.directory))
+        for aside in self.directory.glob(f"{_ASIDE}*"):
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_database(path: Path, run: Mapping[str, object], parts: Sequence[Part]) -> None:
+    with duckdb.connect(path) as connection:
+        connection.execute("SET enable_progress_bar = false; CREATE SCHEMA raw")
+        for table in PARTS:
+            create_empty(connection, table)
+            if parts:
+                files = [part.file(table) for part in parts]
+                connection.execute(f"INSERT INTO raw.{table} {scan(files)}")
+        create_runs(connection, [run])
+        create_views(connection)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write_reopened(finished: Path, parts: Path, until: int) -> None:
+    """One part with the steps of a finished log as far as `until`; none where no step is left."""
+    with duckdb.connect() as connection:
+        attach(connection, finished, "log")
+        query = "SELECT DISTINCT step FROM log.raw.steps WHERE step <= ? ORDER BY step"
+        steps = [step for (step,) in connection.execute(query, [until]).fetchall()]
+
+        def batches(table: str) -> Iterable[pa.Table]:
+            for step in steps:
+                yield pa.table(connection.sql(f"SELECT * FROM log.raw.{table} WHERE step = {step}"))
+
+        if steps:
+            path = compacted_path(parts, steps[0], steps[-1], _MAIN, 1)
+            write_compacted(path, batches, replaces=set())

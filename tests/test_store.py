@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import duckdb
+import pytest
+from tests.store_builder import BERN, KLEE, episode, new_log, question, record, run_info, search, write_step
+
+import srl.store
+from srl.store import LogWriter, Record
+from srl.store.schema import PARTS
+from srl.trajectory import Score
+
+
+def one(connection: duckdb.DuckDBPyConnection, query: str):
+    ((value,),) = connection.execute(query).fetchall()
+    return value
+
+
+def steps_of(path, table: str = "trajectories") -> list[int]:
+    with srl.store.open(path) as connection:
+        return [
+            s for (s,) in connection.execute(f"SELECT DISTINCT step FROM {table} ORDER BY step").fetchall()
+        ]
+
+
+def test_finished_step_is_one_part_with_one_file_a_table(tmp_path):
+    log = new_log(tmp_path)
+    write_step(log, 1)
+    (part,) = (tmp_path / "log" / "parts").iterdir()
+    assert {path.stem for path in part.iterdir()} == set(PARTS)
+
+
+def test_every_table_has_the_columns_and_types_that_are_described(tmp_path):
+    write_step(new_log(tmp_path), 1)
+    with srl.store.open(tmp_path) as connection:
+        for table in srl.store.TABLES:
+            found = [row[:2] for row in connection.execute(f"DESCRIBE {table.name}").fetchall()]
+            assert found == [(column.name, column.sql_type) for column in table.columns], table.name
+            assert all(column.description.endswith(".") for column in table.columns)
+
+
+def test_finished_log_is_one_file_that_says_the_same(tmp_path):
+    log = new_log(tmp_path)
+    for step in (1, 2):
+        write_step(log, step)
+    queries = [
+        f"SELECT * FROM {table.name} ORDER BY ALL" for table in srl.store.TABLES if table.name != "runs"
+    ]
+    with srl.store.open(tmp_path) as connection:
+        before = [connection.execute(query).fetchall() for query in queries]
+    log.finish()
+    assert {path.name for path in (tmp_path / "log").iterdir()} == {"manifest.json", "log.duckdb"}
+    with srl.store.open(tmp_path) as connection:
+        assert [connection.execute(query).fetchall() for query in queries] == before
+        assert one(connection, "SELECT status FROM runs") == "finished"
+
+
+def test_finished_log_opens_in_any_duckdb_with_the_same_tables(tmp_path):
+    with new_log(tmp_path) as log:
+        write_step(log, 1)
+    with duckdb.connect(tmp_path / "log" / "log.duckdb", read_only=True) as connection:
+        assert one(connection, "SELECT count(*) FROM hits") == 4
+        assert one(connection, "SELECT status FROM runs") == "finished"
+
+
+def test_log_of_a_run_that_wrote_nothing_yet_has_empty_tables(tmp_path):
+    log = new_log(tmp_path)
+    for finish in (False, True):
+        if finish:
+            log.finish()
+        with srl.store.open(tmp_path) as connection:
+            assert one(connection, "SELECT count(*) FROM trajectories") == 0
+            assert one(connection, "SELECT count(*) FROM runs") == 1
+
+
+def test_step_without_records_keeps_its_metrics(tmp_path):
+    log = new_log(tmp_path)
+    log.write(3, "sft", [], {"train/loss": 1.5})
+    with srl.store.open(tmp_path) as connection:
+        assert connection.execute("SELECT step, phase, name, value FROM metrics").fetchall() == [
+            (3, "sft", "train/loss", 1.5)
+        ]
+        assert one(connection, "SELECT trajectories FROM steps") == 0
+
+
+def test_steps_show_the_common_metrics_as_columns(tmp_path):
+    log = new_log(tmp_path)
+    log.write(1, "val", [], {"val/em": 0.5, "env/finish_ratio": 0.75, "val/em/nq": 0.25})
+    with srl.store.open(tmp_path) as connection:
+        assert connection.execute("SELECT em, finish_ratio, score FROM steps").fetchall() == [
+            (0.5, 0.75, None)
+        ]
+
+
+def test_log_is_found_from_run_log_and_folder_of_runs(tmp_path):
+    for name in ("a", "b"):
+        write_step(new_log(tmp_path / "runs" / name), 1)
+    runs = tmp_path / "runs"
+    for path, count in ((runs / "a", 1), (runs / "a" / "log", 1), (runs, 2), (tmp_path, 2)):
+        with srl.store.open(path) as connection:
+            assert one(connection, "SELECT count(DISTINCT run_id) FROM trajectories") == count
+
+
+def test_finished_and_running_logs_are_one_table(tmp_path):
+    with new_log(tmp_path / "a") as log:
+        write_step(log, 1)
+    write_step(new_log(tmp_path / "b"), 2)
+    with srl.store.open(tmp_path) as connection:
+        found = connection.execute("SELECT run_id, step FROM steps ORDER BY ALL").fetchall()
+        assert found == [("a", 1), ("b", 2)]
+
+
+def test_path_with_pattern_letters_and_quotes_is_a_path(tmp_path):
+    run = tmp_path / "it's [a] *"
+    with new_log(run) as log:
+        write_step(log, 1)
+        assert steps_of(run) == [1]
+    assert steps_of(run) == [1]
+
+
+def test_directory_without_a_log_says_what_to_type(tmp_path):
+    with pytest.raises(srl.errors.UserError, match=r"no log in .*`srl train` starts a run"):
+        srl.store.open(tmp_path)
+
+
+def test_newer_format_is_refused_in_one_line(tmp_path):
+    new_log(tmp_path)
+    manifest = tmp_path / "log" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(srl.errors.UserError, match="format 9"):
+        srl.store.open(tmp_path)
+
+
+def test_gold_in_passages_looks_for_whole_normalised_words(tmp_path):
+    found = {("the Münchenbuchsee!",): True, ("München",): False, ("Bern", "Aare"): True}
+    log = new_log(tmp_path)
+    episodes = [episode(n, asked=question(n, golds)) for n, golds in enumerate(found)]
+    log.write(1, "train", [record(trajectory) for trajectory in episodes], {})
+    with srl.store.open(tmp_path) as connection:
+        rows = connection.execute("SELECT gold_in_passages FROM trajectories ORDER BY position").fetchall()
+        assert [value for (value,) in rows] == list(found.values())
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"),
+    [
+        ({"answer": "Münchenbuchsee"}, "correct"),
+        ({"answer": "Bern"}, "reader"),
+        ({"answer": "Bern", "passages": (BERN,)}, "retriever"),
+        ({"answer": "Bern", "passages": None}, "no search"),
+        ({"answer": None}, "unanswered"),
+        ({"answer": None, "end": "failed"}, "failed search"),
+    ],
+)
+def test_verdict_says_why_an_answer_is_wrong(tmp_path, made, verdict):
+    new_log(tmp_path).write(1, "train", [record(episode(**made))], {})
+    with srl.store.open(tmp_path) as connection:
+        assert one(connection, "SELECT verdict FROM trajectories") == verdict
+
+
+def test_exact_match_is_of_the_reward_where_it_has_one_and_computed_else(tmp_path):
+    right = episode(answer="the münchenbuchsee")
+    records = [Record(right), Record(right, Score(1.0, {"f1": 0.5})), Record(right, Score(0.0, {"em": 0.0}))]
+    log = new_log(tmp_path)
+    log.write(1, "train", records, {})
+    with srl.store.open(tmp_path) as connection:
+        rows = connection.execute("SELECT em, f1, reward FROM trajectories ORDER BY position").fetchall()
+        assert rows == [(1.0, 1.0, None), (1.0, 0.5, 1.0), (0.0, 1.0, 0.0)]
+
+
+def test_without_golden_answers_nothing_is_right_or_wrong(tmp_path):
+    new_log(tmp_path).write(1, "train", [Record(episode(asked=question(1, golds=())))], {})
+    with srl.store.open(tmp_path) as connection:
+        assert connection.execute("SELECT em, f1, verdict FROM trajectories").fetchall() == [
+            (None, None, None)
+        ]
+
+
+def test_record_of_another_step_is_refused(tmp_path):
+    log = new_log(tmp_path)
+    with pytest.raises(ValueError, match="is of train step 1, and was given to be written as train step 2"):
+        log.write(2, "train", [record(episode(step=1))], {})
+    with pytest.raises(ValueError, match="tokens and 1 advantages"):
+        log.write(1, "train", [Record(episode(), advantages=[1.0])], {})
+    with pytest.raises(ValueError, match="counted from 0"):
+        log.write(-1, "train", [], {})
+    assert steps_of(tmp_path) == []
+
+
+def test_lone_surrogate_does_not_stop_a_run(tmp_path):
+    trajectory = episode(passages=None)
+    trajectory.searches = [search("half a \ud83d smile", KLEE)]
+    new_log(tmp_path).write(1, "train", [record(trajectory)], {})
+    with srl.store.open(tmp_path) as connection:
+        assert one(connection, "SELECT query FROM searches") == "half a ? smile"
+
+
+def test_run_row_holds_what_the_run_is(tmp_path):
+    log = LogWriter(tmp_path / "log", run_info("r"))
+    write_step(log, 7)
+    with srl.store.open(tmp_path) as connection:
+        (row,) = srl.store.rows(connection, "FROM runs")
+    described = {"preset": "tiny", "algo": "grpo", "seed": 1, "model": "tiny-model", "index_digest": "d1ce"}
+    assert {name: row[name] for name in described} == described
+    assert (row["steps"], row["status"], row["config"]) == (7, "running", '{"trainer": {"steps": 3}}')
+    assert row["started"].isoformat() == "2025-01-02T03:04:05"
+
+
+def test_reader_sees_whole_steps_only_while_another_process_writes(tmp_path):
+    code = """
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[2])
+        from store_builder import new_log, write_step
+        import srl.store.writer
+        srl.store.writer.COMPACT_AT = 4
+        with new_log(Path(sys.argv[1])) as log:
+            for step in range(1, 31):
+                write_step(log, step, size=3)
+                print(step, flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), str(Path(__file__).parent)]
+    query = """
+        SELECT count(*), count(*) FILTER (found <> 3 OR pieces <> 12), max(step) FROM (
+            SELECT step, count(*) AS found, sum(pieces) AS pieces FROM trajectories
+            JOIN (SELECT trajectory_id AS id, count(*) AS pieces FROM segments GROUP BY ALL) USING (id)
+            GROUP BY step)
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        seen = []
+        for line in writer.stdout:
+            seen.append(srl.store.reading([tmp_path], lambda c: c.execute(query).fetchall())[0])
+            assert seen[-1][0] >= int(line)
+    assert writer.returncode == 0
+    assert all(broken == 0 and count == last for count, broken, last in seen)
+    assert steps_of(tmp_path) == list(range(1, 31))
+
+
+def test_connection_that_is_open_does_not_stop_the_writer(tmp_path):
+    log = new_log(tmp_path)
+    write_step(log, 1)
+    with srl.store.open(tmp_path) as old:
+        write_step(log, 2)
+        assert one(old, "SELECT max(step) FROM steps") == 1
+        log.finish()
+    with srl.store.open(tmp_path) as old:
+        log = new_log(tmp_path)
+        log.supersede(1)
+        assert one(old, "SELECT max(step) FROM steps") == 2
+        write_step(log, 2)
+        log.finish()
+    assert steps_of(tmp_path) == [1, 2]
+
+
+def test_two_threads_write_under_two_names(tmp_path):
+    main = new_log(tmp_path)
+    workers = [LogWriter(tmp_path / "log", run_info(tmp_path.name), worker=f"w{n}") for n in range(2)]
+
+    def work(n: int) -> None:
+        for step in (1, 2, 3):
+            records = [record(episode(10 * n + i, step=step)) for i in range(2)]
+            workers[n].write(step, "train", records, {})
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    main.write(3, "train", [], {"critic/score/mean": 0.5})
+    for finished in (False, True):
+        if finished:
+            main.finish()
+        with srl.store.open(tmp_path) as connection:
+            rows = connection.execute("SELECT step, trajectories, score FROM steps ORDER BY step").fetchall()
+            assert rows == [(1, 4, None), (2, 4, None), (3, 4, 0.5)]
+
+
+def test_worker_does_not_end_a_run(tmp_path):
+    with pytest.raises(srl.errors.UserError, match="only the main writer"):
+        LogWriter(tmp_path / "log", run_info(), worker="w1").finish()
+
+
+def test_store_needs_no_torch():
+    code = "import sys, srl.store; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
