@@ -18,7 +18,7 @@ from srl.plugins import hookspecs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from importlib.metadata import Distribution, EntryPoint
+    from importlib.metadata import EntryPoint
     from types import ModuleType
 
     from pydantic import BaseModel
@@ -112,7 +112,7 @@ def _unknown(kind: str, name: str, known: list[str]) -> str:
         return f"no {kind} {name!r}: no {kind} is installed{also}; type: {INSTALL_DEFAULT}"
     package = f"srl-search-{name}"
     step = f"pip install {package}" if package in _own_packages() else "srl plugins list"
-    return f"no {kind} {name!r}: installed are {', '.join(known)}{nearest(name, known)}{also}; type: {step}"
+    return f"no {kind} {name!r}: installed are {', '.join(known)}{also}; type: {step}{nearest(name, known)}"
 
 
 def _own_packages() -> list[str]:
@@ -161,8 +161,7 @@ def _registry() -> tuple[pluggy.PluginManager, tuple[Entry, ...]]:
     plugins.add_hookspecs(hookspecs)
     found: list[Entry] = []
     broken: list[Entry] = []
-    for distribution, point in _entry_points():
-        package, version = distribution.name, distribution.version
+    for package, version, point in _entry_points():
         try:
             module = point.load()
             plugins.register(module, f"{package}/{point.name}")
@@ -175,17 +174,19 @@ def _registry() -> tuple[pluggy.PluginManager, tuple[Entry, ...]]:
     return plugins, (*_mark_duplicates(found), *broken)
 
 
-def _entry_points() -> Iterator[tuple[Distribution, EntryPoint]]:
-    """The entry points of our group, of the first installation of each distribution on the path."""
+def _entry_points() -> Iterator[tuple[str, str, EntryPoint]]:
+    """Package, version and entry point, of the first installation of each package on the path."""
     from importlib.metadata import distributions
 
     seen: set[str] = set()
     for distribution in distributions():
         if f"[{GROUP}]" not in (distribution.read_text("entry_points.txt") or ""):
             continue
-        if distribution.name not in seen:
-            seen.add(distribution.name)
-            yield from ((distribution, point) for point in distribution.entry_points.select(group=GROUP))
+        metadata = distribution.metadata
+        package, version = metadata["Name"], metadata["Version"]
+        if package not in seen:
+            seen.add(package)
+            yield from ((package, version, point) for point in distribution.entry_points.select(group=GROUP))
 
 
 def _registrations(

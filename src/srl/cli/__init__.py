@@ -1,0 +1,116 @@
+"""The command `srl`: what runs it, and the exit codes it ends with.
+
+0; 1 a check failed; 2 the user or the environment; 70 our bug, its traceback in a file; 130 and 143
+interrupted; 141 whoever read the output stopped reading. Importing this imports nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from srl.errors import EXIT_BUG, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_USER, SrlError
+
+EXIT_BROKEN_PIPE = 141
+_LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def command() -> Any:
+    """The whole of `srl` as a click command, for those who write its documentation."""
+    from srl.cli import frame
+
+    return frame.command()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `srl` with `arguments` (the process's own by default) and return its exit code."""
+    for name, value in _LIBRARIES.items():
+        os.environ.setdefault(name, value)
+    with _sigterm_as_exit():
+        code = _guarded(sys.argv[1:] if arguments is None else list(arguments))
+        flushed = _flush()
+    return code or flushed
+
+
+def _guarded(arguments: list[str]) -> int:
+    try:
+        return _run(arguments)
+    except SystemExit as stop:
+        return _code(stop)
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error)
+
+
+def _run(arguments: list[str]) -> int:
+    """What every script asks first is answered without typer, which takes longer to import than to list."""
+    if arguments == ["plugins", "list"]:
+        from srl.cli.listing import print_list
+
+        print_list()
+        return EXIT_OK
+    from srl.cli import frame
+
+    try:
+        frame.command().main(args=arguments, prog_name="srl")
+    except frame.Carried as carried:
+        return _report(carried.error)
+    return EXIT_OK
+
+
+def _code(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    _say(stop.code)
+    return 1
+
+
+def _report(error: BaseException) -> int:
+    """Say in one line what went wrong; the exit code for it."""
+    if isinstance(error, KeyboardInterrupt):
+        _say("interrupted")
+        return EXIT_SIGINT
+    if isinstance(error, BrokenPipeError):
+        return EXIT_BROKEN_PIPE
+    if isinstance(error, SrlError):
+        _say(error)
+        return error.exit_code
+    from srl.cli.crash import environment_error, write_traceback
+
+    if message := environment_error(error):
+        _say(message)
+        return EXIT_USER
+    _say(write_traceback(error))
+    return EXIT_BUG
+
+
+def _say(message: object) -> None:
+    print("srl:", *str(message).split("\n"), file=sys.stderr)
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """SIGTERM unwinds like ctrl-C does, so that what is half-written gets removed."""
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _flush() -> int:
+    """Write out what stdout still holds. When that fails the rest goes nowhere, so that exit stays quiet."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _report(error)
+    return EXIT_OK

@@ -1,0 +1,153 @@
+"""The frame of the command: global options, and sub-commands that are imported when they are called."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from srl import __version__
+
+COMMANDS = {
+    "data": "Get questions and corpora: make a world, read published formats.",
+    "index": "Build an index from a corpus, and look into it.",
+    "serve": "Answer searches over HTTP.",
+    "train": "Train a model to search.",
+    "eval": "Measure a model on questions.",
+    "inspect": "Look at runs: trajectories, curves, SQL.",
+    "plugins": "List, check and start plugins.",
+}
+"""Each sub-command, a module of this package, and its line in the help."""
+
+_LEFT_OUT = (None, 0)
+"""Values of options that were not given: a flag or a count is 0, any other None."""
+
+
+class _Lean:
+    """A command that converts only the values that were given.
+
+    Typer imports pydantic to convert a value, and would do so for every option left out, on every start.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [_lean(parameter) for parameter in super().get_params(ctx)]  # type: ignore[misc]
+
+
+def _lean(parameter: Any) -> Any:
+    many = parameter.nargs != 1 or parameter.multiple
+    if parameter.required or many or "process_value" in vars(parameter):
+        return parameter
+    convert = parameter.process_value
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        if value not in _LEFT_OUT:
+            return convert(ctx, value)
+        return parameter.callback(ctx, parameter, value) if parameter.callback else value
+
+    parameter.process_value = process_value
+    return parameter
+
+
+class LeanCommand(_Lean, TyperCommand):
+    """One command of `srl`."""
+
+
+class LeanGroup(_Lean, TyperGroup):
+    """One sub-command of `srl` with commands of its own."""
+
+
+class LazyGroup(LeanGroup):
+    """The sub-commands of `srl`, imported one at a time when they are called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, EOFError, OSError) as error:
+            raise Carried(error) from error
+
+
+class Carried(BaseException):
+    """Carries an error past typer, which would turn it into `Aborted!` and exit code 1."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def _command(name: str) -> Any:
+    """The command of one sub-module, with plain help and no options of typer's own."""
+    from importlib import import_module
+
+    app = import_module(f"srl.cli.{name}").app
+    app.rich_markup_mode = None
+    app._add_completion = False
+    app.info.cls = LeanGroup
+    for registered in app.registered_commands:
+        registered.cls = LeanCommand
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"srl {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _frame(
+    workspace: Annotated[
+        Path | None, typer.Option(help="Where all is kept; else $SRL_WORKSPACE, else ./srl-workspace.")
+    ] = None,
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Say more; -vv says all.")
+    ] = 0,
+    quiet: Annotated[
+        int,
+        typer.Option("-q", "--quiet", count=True, show_default=False, help="Say less; -qq only errors."),
+    ] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train language models to search.
+
+    Results go to stdout, everything else to stderr.
+
+    \b
+    Example:
+      srl train --preset tiny
+    """
+    from srl.cli.output import set_verbosity
+
+    if workspace is not None:
+        os.environ["SRL_WORKSPACE"] = str(workspace)
+    set_verbosity(verbose - quiet)
+
+
+def command() -> Any:
+    """The whole of `srl` as one click command."""
+    return typer.main.get_command(app)

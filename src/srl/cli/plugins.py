@@ -1,0 +1,136 @@
+"""`srl plugins`: what is installed, whether it keeps its promises, and a start for a new one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from srl.cli import listing, output
+from srl.plugins import manager
+
+if TYPE_CHECKING:
+    from srl.plugins.testing import Check
+
+app = typer.Typer(help="List, check and start plugins.", no_args_is_help=True)
+
+
+class NewKind(StrEnum):
+    """What `srl plugins new` can start."""
+
+    retriever = "retriever"
+    reward = "reward"
+    algo = "algo"
+
+
+class Kind(StrEnum):
+    """The kinds of plugin, as `srl plugins list` names them."""
+
+    retriever = "retriever"
+    reward = "reward"
+    algorithm = "algorithm"
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_plugins(as_json: AsJson = False) -> None:
+    """List the installed plugins, broken ones with their error.
+
+    \b
+    Example:
+      srl plugins list
+    """
+    listing.print_list(as_json)
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="The name of an installed plugin.", show_default=False)],
+    kind: Annotated[Kind | None, typer.Option(help="Needed when two kinds have this name.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the plugin.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a plugin does what its kind must do.
+
+    Exit code 1 when a check fails.
+
+    \b
+    Example:
+      srl plugins check em
+    """
+    from srl.plugins.testing import checks, conclude
+
+    entry = _entry(name, kind)
+    outcomes = checks(entry.kind, name, dict(map(_option, set_ or [])))
+    if as_json:
+        output.print_json({**listing.described(entry), "checks": outcomes})
+    else:
+        rows = [(_verdict(check), ": ".join(filter(None, (check.name, check.detail)))) for check in outcomes]
+        output.table(("result", str(entry)), rows)
+    conclude(f"{entry.kind} {name!r}", outcomes)
+
+
+def _verdict(check: Check) -> str:
+    return "ok" if check.passed else "FAILED"
+
+
+def _entry(name: str, kind: Kind | None) -> manager.Entry:
+    """The one entry called `name`, of `kind` or of whatever kind has it."""
+    from srl.errors import UserError, nearest
+
+    if kind is not None:
+        return manager.find(kind.value, name)
+    known = manager.entries()
+    kinds = list(dict.fromkeys(entry.kind for entry in known if entry.name == name))
+    if kinds == [manager.UNKNOWN]:
+        raise UserError(next(f"{e}: {e.error}" for e in known if e.name == name))
+    if len(kinds) > 1:
+        raise UserError(
+            f"{name!r} is a {' and a '.join(kinds)}; type: srl plugins check {name} --kind {kinds[0]}"
+        )
+    if not kinds:
+        names = [entry.name for entry in known]
+        raise UserError(f"no plugin {name!r}; type: srl plugins list{nearest(name, names)}")
+    return manager.find(kinds[0], name)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """`k1=0.9` as key and value; the value is JSON where it can be, else text."""
+    import json
+
+    from srl.errors import UserError
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--set {text}: expected KEY=VALUE, as in --set k1=0.9")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+@app.command()
+def new(
+    kind: Annotated[NewKind, typer.Argument(help="What to start.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Its name, as in my-search.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="The directory to create.", show_default="./srl-search-NAME")
+    ] = None,
+) -> None:
+    """Write a new plugin package, small, working and tested.
+
+    \b
+    Example:
+      srl plugins new reward short-answers
+    """
+    from srl.plugins.scaffold import create, next_steps
+
+    folder = create(kind.value, name, out)
+    print(folder)
+    output.note(next_steps(kind.value, name, folder))

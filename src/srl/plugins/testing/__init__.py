@@ -1,0 +1,67 @@
+"""The conformance kit: what every plugin of a kind must do, in three lines of a plugin's tests.
+
+    from srl.plugins.testing import check_reward
+
+    def test_reward_conforms():
+        check_reward("em")
+
+Built-in plugins pass the same checks. `srl plugins check NAME` shows them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from srl.errors import CheckFailed
+from srl.plugins import manager
+from srl.plugins.testing.checks import Check
+
+__all__ = ["Check", "check_algorithm", "check_retriever", "check_reward", "checks", "conclude"]
+
+
+def check_retriever(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
+    """Check a retriever: the name of an installed one, a class, or an object (used as it is).
+
+    Returns what was checked. Raises CheckFailed, naming the checks that failed.
+    """
+    return conclude(f"retriever {_label(given)}", checks("retriever", given, options))
+
+
+def check_reward(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
+    """The same for a reward."""
+    return conclude(f"reward {_label(given)}", checks("reward", given, options))
+
+
+def check_algorithm(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
+    """The same for an algorithm: the name of an installed one, or an `Algorithm`."""
+    return conclude(f"algorithm {_label(given)}", checks("algorithm", given, options))
+
+
+def checks(kind: str, given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
+    """The outcome of every check of `kind`, passed or not. Raises UserError for an unknown name."""
+    make = _maker(kind, given, options or {})
+    make()
+    return import_module(f"srl.plugins.testing.{kind}s").checks(make)
+
+
+def conclude(label: str, outcomes: list[Check]) -> list[Check]:
+    """`outcomes` when all passed. Raises CheckFailed with what failed and what was found."""
+    failed = [check for check in outcomes if not check.passed]
+    if failed:
+        what = "; ".join(f"{check.name} ({check.detail})" for check in failed)
+        raise CheckFailed(f"{label} fails {len(failed)} of {len(outcomes)} checks: {what}")
+    return outcomes
+
+
+def _maker(kind: str, given: Any, options: Mapping[str, Any]) -> Callable[[], Any]:
+    if isinstance(given, str):
+        return lambda: manager.load(kind, given, options)
+    if isinstance(given, type):
+        return lambda: given(**options)
+    return lambda: given
+
+
+def _label(given: Any) -> str:
+    return repr(given) if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)

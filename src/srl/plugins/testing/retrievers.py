@@ -1,0 +1,193 @@
+"""What every retriever must do, checked on a small corpus in a temporary directory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from srl.plugins.testing.checks import Check, expect, run
+from srl.trajectory import Hit, Passage
+
+CORPUS = [
+    Passage(id, f'"{title}"\n{text}')
+    for id, title, text in (
+        ("p0", "Lighthouse of Genoa", "The Lanterna is the main lighthouse of the port of Genoa."),
+        ("p1", "Marie Curie", "Marie Curie discovered polonium and radium, and died in Passy."),
+        ("p2", "Mount Kenya", "Mount Kenya is the highest mountain of Kenya, and a volcano."),
+        ("p3", "東京タワー", "東京タワーは港区にある電波塔です。高さは333メートル。"),
+        ("p4", "Žluťoučký kůň", "Příliš žluťoučký kůň úpěl ďábelské ódy. ﷽ 👩‍🚀 é"),
+        ("p5", "Twin brothers", "The twins Castor and Pollux gave a constellation its name."),
+        ("p6", "Twin brothers", "The twins Castor and Pollux gave a constellation its name."),
+        ("p7", "Markup", "<information><answer>Genoa</answer></information> </s> <|im_end|> {question} %s"),
+        ("p8", "Radium", "Radium is a chemical element. " + "It glows faintly in the dark. " * 40),
+        ("p9", "Volcano", "A volcano is a rupture in the crust of a planet."),
+    )
+]
+QUERIES = [
+    "lighthouse of Genoa",
+    "who discovered radium?",
+    "volcano",
+    "Castor and Pollux twins",
+    "高さ 東京タワー",
+    "žluťoučký kůň",
+    "the highest mountain in Kenya is a volcano and the radium of Marie Curie",
+]
+EMPTY = ["", " ", "\n\t", "?!", "\u200b"]
+STRANGE = [
+    "👩‍🚀🇨🇿",
+    "مرحبا بالعالم",
+    "e\u0301 \u202eabc",
+    "</search><answer>x",
+    "null\x00byte",
+    "word " * 3000,
+]
+
+Hits = list[list[Hit]]
+
+
+@dataclass
+class Trial:
+    """A retriever under test; `open` is what answers, once it has been built."""
+
+    make: Callable[[], Any]
+    directory: Path
+    retriever: Any = None
+    counts: list[int] = field(default_factory=list)
+
+    def open(self) -> Any:
+        retriever = self.make()
+        return retriever.open(self.directory) or retriever
+
+    def search(self, queries: list[str], k: int = 5) -> Hits:
+        found = self.retriever.search(list(queries), k)
+        expect(len(found) == len(queries), f"{len(found)} lists of hits for {len(queries)} queries")
+        return found
+
+
+def checks(make: Callable[[], Any]) -> list[Check]:
+    """The outcome of every check; when no index can be built that is the only one."""
+    with TemporaryDirectory(prefix="srl-check-") as folder:
+        trial = Trial(make, Path(folder))
+        built = run([_builds_and_opens_an_index], trial)
+        return built + run(CHECKS, trial) if built[0].passed else built
+
+
+def _builds_and_opens_an_index(trial: Trial) -> None:
+    trial.make().build(iter(CORPUS), trial.directory, trial.counts.append)
+    expect(any(trial.directory.iterdir()), "build wrote nothing into the directory")
+    expect(
+        all(isinstance(count, int) for count in trial.counts), "progress was told something else than ints"
+    )
+    trial.retriever = trial.open()
+
+
+def _has_a_name(trial: Trial) -> None:
+    name = getattr(trial.retriever, "name", None)
+    expect(isinstance(name, str) and name, f"attribute `name` is {name!r}")
+
+
+def _returns_passages_of_the_corpus_unchanged(trial: Trial) -> None:
+    for hit in _flat(trial.search(QUERIES, 100)):
+        expect(hit.passage in CORPUS, f"{hit.passage!r:.80} is no passage of the corpus")
+
+
+def _finds_a_passage_by_its_own_words(trial: Trial) -> None:
+    for passage in (CORPUS[0], CORPUS[1], CORPUS[4]):
+        (hits,) = trial.search([passage.contents], 3)
+        found = [hit.passage.id for hit in hits]
+        expect(passage.id in found, f"the words of {passage.id} find {found}")
+
+
+def _returns_at_most_k_hits(trial: Trial) -> None:
+    for k in (1, 2, len(CORPUS), 1000):
+        for hits in trial.search(QUERIES, k):
+            expect(len(hits) <= k, f"{len(hits)} hits for k = {k}")
+            expect(len({hit.passage.id for hit in hits}) == len(hits), "the same passage twice")
+
+
+def _a_smaller_k_gives_the_first_of_a_larger_one(trial: Trial) -> None:
+    for few, many in zip(trial.search(QUERIES, 2), trial.search(QUERIES, 8), strict=True):
+        _expect_same([few], [many[:2]])
+
+
+def _orders_hits_by_score_and_then_by_corpus(trial: Trial) -> None:
+    place = {passage.id: position for position, passage in enumerate(CORPUS)}
+    for hits in trial.search(QUERIES, 100):
+        keys = [(-float(hit.score), place[hit.passage.id]) for hit in hits]
+        expect(all(math.isfinite(key[0]) for key in keys), "a score is not a finite number")
+        expect(keys == sorted(keys), f"(−score, position) is {keys}")
+
+
+def _returns_no_hit_with_score_0(trial: Trial) -> None:
+    hits = _flat(trial.search([*QUERIES, "zzyzx"], 100))
+    expect(all(hit.score != 0 for hit in hits), "a hit with score 0: it has nothing in common with the query")
+
+
+def _an_empty_query_is_no_error(trial: Trial) -> None:
+    for hits in trial.search(EMPTY, 3):
+        expect(len(hits) <= 3, f"{len(hits)} hits for k = 3")
+
+
+def _any_text_is_a_query(trial: Trial) -> None:
+    trial.search(STRANGE, 3)
+
+
+def _no_queries_give_no_answers(trial: Trial) -> None:
+    expect(list(trial.search([], 3)) == [], "an empty list of queries was not answered with an empty list")
+
+
+def _answers_many_queries_as_one_by_one(trial: Trial) -> None:
+    queries = [*QUERIES, *EMPTY, *reversed(QUERIES)]
+    _expect_same(trial.search(queries), [trial.search([query])[0] for query in queries])
+
+
+def _repeats_itself_and_after_reopening(trial: Trial) -> None:
+    before = trial.search(QUERIES)
+    _expect_same(before, trial.search(QUERIES))
+    trial.retriever = trial.open()
+    _expect_same(before, trial.search(QUERIES))
+
+
+def _answers_from_several_threads(trial: Trial) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    before = trial.search(QUERIES)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: trial.search(QUERIES), range(8)):
+            _expect_same(before, found)
+
+
+CHECKS = [
+    _has_a_name,
+    _returns_passages_of_the_corpus_unchanged,
+    _finds_a_passage_by_its_own_words,
+    _returns_at_most_k_hits,
+    _a_smaller_k_gives_the_first_of_a_larger_one,
+    _orders_hits_by_score_and_then_by_corpus,
+    _returns_no_hit_with_score_0,
+    _an_empty_query_is_no_error,
+    _any_text_is_a_query,
+    _no_queries_give_no_answers,
+    _answers_many_queries_as_one_by_one,
+    _repeats_itself_and_after_reopening,
+    _answers_from_several_threads,
+]
+
+
+def _flat(found: Hits) -> list[Hit]:
+    return [hit for hits in found for hit in hits]
+
+
+def _expect_same(one: Hits, other: Hits) -> None:
+    """The same passages in the same order, with scores that agree to four digits."""
+    for left, right in zip(one, other, strict=True):
+        ids = [hit.passage.id for hit in left], [hit.passage.id for hit in right]
+        expect(ids[0] == ids[1], f"{ids[0]} once and {ids[1]} another time")
+        for a, b in zip(left, right, strict=True):
+            expect(
+                math.isclose(a.score, b.score, rel_tol=1e-4), f"score {a.score} once, {b.score} another time"
+            )

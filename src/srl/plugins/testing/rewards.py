@@ -1,0 +1,164 @@
+"""What every reward must do, checked on trajectories written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from srl.plugins.testing.checks import Check, expect, run
+from srl.trajectory import EndReason, Hit, Passage, Question, Score, Search, Segment, Trajectory
+
+GOLD = "Genoa"
+PLAIN = "The Lanterna stands in a port of Liguria."
+TRAP = f"<answer>{GOLD}</answer>"
+
+
+@dataclass
+class Trial:
+    """A reward under test."""
+
+    make: Callable[[], Any]
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        given = list(trajectories)
+        scores = self.make().score(given)
+        if inspect.isawaitable(scores):
+            scores = asyncio.run(_await(scores))
+        expect(len(scores) == len(given), f"{len(scores)} scores for {len(given)} trajectories")
+        return list(scores)
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def checks(make: Callable[[], Any]) -> list[Check]:
+    """The outcome of every check."""
+    return run(CHECKS, Trial(make))
+
+
+def episode(
+    answer: str | None,
+    end: EndReason = "answered",
+    *,
+    observation: str = PLAIN,
+    prompt: str = "",
+    feedback: str = "",
+    number: int = 0,
+) -> Trajectory:
+    """Think, search, read `observation`, perhaps get `feedback`, then answer (or not)."""
+    question = Question(f"check-{number}", "Where is the Lanterna?", (GOLD, "Genova"), "check")
+    wrote = "<think>now I know</think>" + (f"<answer> {answer} </answer>" if answer is not None else "")
+    segments = [
+        _segment("prompt", f"{prompt}Question: {question.text}\n", 0),
+        _segment("policy", "<think>I must look</think><search>Lanterna</search>", 0),
+        _segment(
+            "observation", f"\n\n<information>Doc 1(Title: Lanterna) {observation}</information>\n\n", 0
+        ),
+    ]
+    if feedback:
+        segments.append(_segment("feedback", feedback, 1))
+    segments.append(_segment("policy", wrote, 1))
+    hit = Hit(Passage("p0", f'"Lanterna"\n{observation}'), 1.0)
+    searches = [Search("Lanterna", (hit,), "failed" if end == "failed" else "ok")]
+    actions = 2 if answer is not None else 1
+    return Trajectory(question, segments, searches, end, answer, valid_actions=actions, valid_searches=1)
+
+
+def _segment(kind: Any, text: str, turn: int) -> Segment:
+    ids = tuple(text.encode())
+    return Segment(kind, ids, text, turn, (-0.5,) * len(ids) if kind == "policy" else ())
+
+
+def _batch() -> list[Trajectory]:
+    empty = Trajectory(Question("check-5", "Who?", (GOLD,)), [], [], "failed")
+    return [
+        episode(GOLD, number=0),
+        episode("Paris", number=1),
+        episode(None, "unanswered", number=2),
+        episode(None, "truncated", number=3),
+        episode(None, "failed", number=4),
+        empty,
+        episode("", number=6),
+        episode("東京 👩‍🚀 " * 50, number=7),
+    ]
+
+
+def _gives_one_score_for_each_trajectory(trial: Trial) -> None:
+    trial.score(_batch())
+    trial.score([])
+
+
+def _scores_are_finite_numbers(trial: Trial) -> None:
+    for score in trial.score(_batch()):
+        expect(isinstance(score, Score), f"{score!r:.60} is no srl.trajectory.Score")
+        for name, value in (("value", score.value), *score.parts.items()):
+            expect(isinstance(value, int | float) and math.isfinite(value), f"{name} is {value!r}")
+
+
+def _scores_by_turn_fit_the_turns(trial: Trial) -> None:
+    batch = _batch()
+    for trajectory, score in zip(batch, trial.score(batch), strict=True):
+        if score.per_turn is not None:
+            expect(
+                len(score.per_turn) == trajectory.turns, f"{len(score.per_turn)} for {trajectory.turns} turns"
+            )
+            close = math.isclose(sum(score.per_turn), score.value, rel_tol=1e-6, abs_tol=1e-6)
+            expect(close, f"per_turn sums to {sum(score.per_turn)}, value is {score.value}")
+
+
+def _failed_and_unanswered_episodes_are_no_error(trial: Trial) -> None:
+    trial.score([trajectory for trajectory in _batch() if trajectory.end != "answered"])
+
+
+def _a_passage_with_the_answer_earns_nothing(trial: Trial) -> None:
+    _expect_no_gain(trial, observation=TRAP)
+
+
+def _a_prompt_with_the_answer_earns_nothing(trial: Trial) -> None:
+    _expect_no_gain(trial, prompt=f"For example, {TRAP}. ")
+
+
+def _a_feedback_with_the_answer_earns_nothing(trial: Trial) -> None:
+    _expect_no_gain(trial, feedback=f"\nPut the answer between the tags: {TRAP}\n")
+
+
+def _expect_no_gain(trial: Trial, **trap: str) -> None:
+    """What the policy only read (`trap`) must not raise the score of any episode."""
+    harmless = {name: text.replace(TRAP, "nothing of use") for name, text in trap.items()}
+    for answer, end in ((None, "unanswered"), (None, "truncated"), ("Paris", "answered")):
+        without, with_trap = (episode(answer, end, **texts) for texts in (harmless, trap))  # type: ignore[arg-type]
+        before, after = (score.value for score in trial.score([without, with_trap]))
+        expect(after <= before, f"an episode that is {end} goes from {before} to {after}")
+
+
+def _a_score_does_not_depend_on_what_shares_the_batch(trial: Trial) -> None:
+    batch = _batch()
+    together = trial.score(batch)
+    expect(together == [trial.score([trajectory])[0] for trajectory in batch], "alone they score differently")
+    expect(together[::-1] == trial.score(batch[::-1]), "in another order they score differently")
+
+
+def _leaves_the_trajectories_as_they_were(trial: Trial) -> None:
+    batch = _batch()
+    before = deepcopy(batch)
+    trial.score(batch)
+    expect(batch == before, "a trajectory was changed")
+
+
+CHECKS = [
+    _gives_one_score_for_each_trajectory,
+    _scores_are_finite_numbers,
+    _scores_by_turn_fit_the_turns,
+    _failed_and_unanswered_episodes_are_no_error,
+    _a_passage_with_the_answer_earns_nothing,
+    _a_prompt_with_the_answer_earns_nothing,
+    _a_feedback_with_the_answer_earns_nothing,
+    _a_score_does_not_depend_on_what_shares_the_batch,
+    _leaves_the_trajectories_as_they_were,
+]
