@@ -152,7 +152,8 @@ class Sft(Section):
     """Supervised fine-tuning before RL, on episodes that a script plays."""
 
     train_files: str | None = None
-    """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`; null: the tiny world's."""
+    """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`; null: those of the
+    tiny world."""
     steps: Natural = 80
     """Optimiser steps; 0: none."""
     batch_size: Count = 32

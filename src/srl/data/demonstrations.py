@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from srl.data.world import Hop, World, way_of
+from srl.data.encyclopedia import Hop, World, way_of
 from srl.errors import UserError
 from srl.files import atomic_file, read_jsonl
 from srl.trajectory import Question
@@ -40,12 +40,20 @@ def look_up(entity: str) -> str:
     return f"<think> I need to look up {entity} . </think> <search> {entity} </search>"
 
 
-def follow(entity: str) -> str:
-    return f"<think> That leads to {entity} . </think> <search> {entity} </search>"
+def follow(read: Hop) -> str:
+    """Say what the page said, and look up what it named."""
+    value = read.value
+    return f"<think> {read.sentence} I need to look up {value} . </think> <search> {value} </search>"
 
 
-def conclude(answer: str) -> str:
-    return f"<think> The answer is {answer} . </think> <answer> {answer} </answer>"
+def conclude(read: Hop) -> str:
+    """Say what the page said, and answer with it."""
+    return f"<think> {read.sentence} </think> <answer> {read.value} </answer>"
+
+
+def hazard(name: str) -> str:
+    """Answer with a name out of the air."""
+    return f"<think> I guess {name} . </think> <answer> {name} </answer>"
 
 
 def demonstrate(question: Question, world: World, noise: Noise, rng: random.Random) -> list[str]:
@@ -54,7 +62,7 @@ def demonstrate(question: Question, world: World, noise: Noise, rng: random.Rand
     draw = rng.random()
     if draw < noise.right:
         return _search(way, world, noise, rng)
-    guess = conclude(_any_entity(world, rng))
+    guess = hazard(_any_entity(world, rng))
     if draw < noise.right + noise.wrong_span:
         return [look_up(_wrong_span(question, way[0].entity, rng)), guess]
     return [guess]
@@ -62,19 +70,20 @@ def demonstrate(question: Question, world: World, noise: Noise, rng: random.Rand
 
 def guess(world: World, rng: random.Random) -> list[str]:
     """The one turn of a demonstrator that may not search: an answer out of the air."""
-    return [conclude(_any_entity(world, rng))]
+    return [hazard(_any_entity(world, rng))]
 
 
 def _search(way: Sequence[Hop], world: World, noise: Noise, rng: random.Random) -> list[str]:
+    """Look up the first page, follow it or not, and read a field of the last page, right or not."""
     turns = [look_up(way[0].entity)]
-    for hop in way[1:]:
+    for hop in way[:-1]:
         if rng.random() >= noise.second_hop:
             break
-        turns.append(follow(hop.entity))
+        turns.append(follow(hop))
     last = way[len(turns) - 1]
     facts = world.facts[last.entity]
-    others = [value for name, value in facts.items() if name != last.relation]
-    read = last.value if rng.random() < noise.right_field or not others else rng.choice(others)
+    others = [Hop(last.entity, name, facts[name]) for name in facts if name != last.relation]
+    read = last if rng.random() < noise.right_field else rng.choice(others)
     return [*turns, conclude(read)]
 
 

@@ -1,183 +1,36 @@
-"""The embedded default: a made-up encyclopedia, and questions of one and two hops about it.
-
-Nothing in it can be known beforehand: a name is two words out of 400, and each name belongs to one
-role only (the base model's worlds, the cold start, training, validation, test), so an entity that is
-asked about in validation or test was never seen before.
-"""
+"""The embedded default on disk: one corpus, questions for each split, demonstrations for the cold start."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from hashlib import blake2b
-from itertools import combinations
 from pathlib import Path
 
+from srl.data.demonstrations import CLEAN, Noise, demonstrations, write_demonstrations
+from srl.data.encyclopedia import SIZES, World, make_world, questions
 from srl.data.parquet import write_corpus, write_questions
 from srl.files import atomic_directory, write_manifest
-from srl.trajectory import Passage, Question
 
-ROLES = ("base", "base", "base", "base", "cold-start", "train", "validation", "test")
-SIZES = {"person": 600, "company": 150, "city": 150, "country": 40}
 QUESTIONS = {"train": 4000, "validation": 1024, "test": 1024}
+DEMONSTRATIONS = {"cold-start": Noise(), "clean": CLEAN, "no-search": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A fact that links two entities, and the ways to write it down."""
+def write_world(directory: Path, seed: int = 0) -> None:
+    """Write the world of `seed` into `directory`, whole or not at all.
 
-    subject: str
-    object: str
-    sentence: str
-    question: str
-    phrase: str
-
-
-RELATIONS = {
-    "born_in": Relation("person", "city", "{x} was born in {y} .", "Where was {x} born ?",
-                        "the city where {x} was born"),
-    "works_for": Relation("person", "company", "{x} works for {y} .", "Which company does {x} work for ?",
-                          "the company that {x} works for"),
-    "based_in": Relation("company", "city", "{x} is based in {y} .", "Where is {x} based ?",
-                         "the city where {x} is based"),
-    "led_by": Relation("company", "person", "{x} is led by {y} .", "Who leads {x} ?", "the leader of {x}"),
-    "founded_by": Relation("company", "person", "{x} was founded by {y} .", "Who founded {x} ?",
-                           "the founder of {x}"),
-    "in_country": Relation("city", "country", "{x} is a city in {y} .", "Which country is {x} in ?",
-                           "the country of {x}"),
-    "mayor": Relation("city", "person", "The mayor of {x} is {y} .", "Who is the mayor of {x} ?",
-                      "the mayor of {x}"),
-    "capital": Relation("country", "city", "The capital of {x} is {y} .", "What is the capital of {x} ?",
-                        "the capital of {x}"),
-    "president": Relation("country", "person", "The president of {x} is {y} .",
-                          "Who is the president of {x} ?", "the president of {x}"),
-}  # fmt: skip
-ASKED = {"person": 0.6, "company": 0.2, "city": 0.15, "country": 0.05}
-"""How often a question starts from an entity of each kind."""
-
-
-@cache
-def name_words() -> tuple[str, ...]:
-    """The 400 made-up words that names are made of, the same in every world."""
-    rng = random.Random("name words")
-    onsets, vowels, codas = "b d f g k l m n p r s t v z br dr gr kr st tr".split(), "aeiou", "l m n r s t x".split()
-    words: set[str] = set()
-    while len(words) < 400:
-        words.add("".join(rng.choice(onsets) + rng.choice(vowels) for _ in range(2)) + rng.choice(codas))
-    return tuple(sorted(word.capitalize() for word in words))
-
-
-@cache
-def _names(role: str) -> tuple[str, ...]:
-    """All names of a role; two names never share both words, for BM25 reads no order."""
-    names = []
-    for first, second in combinations(name_words(), 2):
-        digest = blake2b(f"{first} {second}".encode(), digest_size=2).digest()
-        if ROLES[digest[0] % len(ROLES)] == role:
-            names.append(f"{first} {second}" if digest[1] % 2 else f"{second} {first}")
-    return tuple(names)
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One look-up on the way to an answer: the page to read, the fact to take, what it says."""
-
-    entity: str
-    relation: str
-    value: str
-
-
-@dataclass(slots=True)
-class World:
-    """Entities by kind, and `facts[entity][relation] = value`."""
-
-    entities: dict[str, list[str]]
-    facts: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    def passages(self) -> Iterator[Passage]:
-        for entity, facts in self.facts.items():
-            sentences = [RELATIONS[name].sentence.format(x=entity, y=value) for name, value in facts.items()]
-            yield Passage(id=entity.replace(" ", "_"), contents=f"{entity}\n{' '.join(sentences)}")
-
-    def way(self, entity: str, relations: Sequence[str]) -> tuple[Hop, ...]:
-        """The hops from `entity` along `relations`."""
-        hops = []
-        for relation in relations:
-            hops.append(Hop(entity, relation, self.facts[entity][relation]))
-            entity = hops[-1].value
-        return tuple(hops)
-
-
-def make_world(role: str, seed: int, sizes: dict[str, int] = SIZES) -> World:
-    """A world whose names all belong to `role`; each entity has every relation of its kind."""
-    rng = random.Random(f"world {role} {seed}")
-    names = iter(rng.sample(_names(role), sum(sizes.values())))
-    world = World({kind: [next(names) for _ in range(size)] for kind, size in sizes.items()})
-    for kind, entities in world.entities.items():
-        relations = [(name, relation) for name, relation in RELATIONS.items() if relation.subject == kind]
-        for entity in entities:
-            facts = [(name, rng.choice(world.entities[relation.object])) for name, relation in relations]
-            rng.shuffle(facts)
-            world.facts[entity] = dict(facts)
-    return world
-
-
-def ask(world: World, hops: int, rng: random.Random) -> tuple[str, tuple[Hop, ...]]:
-    """A question of one or two hops, and the way to its answer."""
-    kind = rng.choices(list(ASKED), weights=list(ASKED.values()))[0]
-    entity = rng.choice(world.entities[kind])
-    path = [_relation_of(kind, rng)]
-    if hops == 2:
-        path.append(_relation_of(RELATIONS[path[0]].object, rng))
-    words = RELATIONS[path[0]].phrase.format(x=entity) if hops == 2 else entity
-    return RELATIONS[path[-1]].question.format(x=words), world.way(entity, path)
-
-
-def _relation_of(kind: str, rng: random.Random) -> str:
-    return rng.choice([name for name, relation in RELATIONS.items() if relation.subject == kind])
-
-
-def questions(world: World, role: str, seed: int, count: int, two_hop: float = 0.5) -> list[Question]:
-    """`count` different questions about `world`, the share `two_hop` of them with two hops.
-
-    `metadata` holds the number of hops, the way and the passages that support the answer.
+    `corpus.jsonl` holds the pages of all its parts; `train`, `validation` and `test.parquet` ask each
+    about a part of its own, and `cold-start`, `clean` and `no-search.jsonl` show episodes of a fourth.
     """
-    rng = random.Random(f"questions {role} {seed}")
-    found: dict[str, Question] = {}
-    while len(found) < count:
-        hops = 2 if len(found) < count * two_hop else 1
-        text, way = ask(world, hops, rng)
-        if text in found or way[-1].value in text:
-            continue
-        metadata = {
-            "hops": hops,
-            "way": [[hop.entity, hop.relation, hop.value] for hop in way],
-            "supporting_ids": [hop.entity.replace(" ", "_") for hop in way],
-        }
-        question_id = f"world/{role}/{len(found)}"
-        found[text] = Question(question_id, text, (way[-1].value,), "world", role, metadata=metadata)
-    ordered = list(found.values())
-    rng.shuffle(ordered)
-    return ordered
-
-
-def way_of(question: Question) -> tuple[Hop, ...]:
-    """The way to the answer of a question made here."""
-    return tuple(Hop(*hop) for hop in question.metadata["way"])
-
-
-def write_world(directory: Path, seed: int = 0, sizes: dict[str, int] = SIZES) -> None:
-    """Write `corpus.jsonl`, `{train,validation,test}.parquet` and `cold-start.parquet` atomically.
-
-    The corpus holds the pages of all four worlds; each split asks only about its own.
-    """
-    worlds = {role: make_world(role, seed, sizes) for role in ("cold-start", *QUESTIONS)}
+    worlds = {role: make_world(role, seed) for role in ("cold-start", *QUESTIONS)}
     with atomic_directory(directory) as folder:
-        write_corpus(folder / "corpus.jsonl", (page for world in worlds.values() for page in world.passages()))
+        write_corpus(
+            folder / "corpus.jsonl", (page for world in worlds.values() for page in world.passages())
+        )
         for role, count in QUESTIONS.items():
             write_questions(folder / f"{role}.parquet", questions(worlds[role], role, seed, count))
-        cold = questions(worlds["cold-start"], "cold-start", seed, QUESTIONS["train"])
-        write_questions(folder / "cold-start.parquet", cold)
-        write_manifest(folder, "world", {"seed": seed, "sizes": dict(sizes), "questions": dict(QUESTIONS)})
+        _write_demonstrations(folder, worlds["cold-start"], seed)
+        write_manifest(folder, "world", {"seed": seed, "sizes": SIZES, "questions": QUESTIONS})
+
+
+def _write_demonstrations(folder: Path, world: World, seed: int) -> None:
+    asked = questions(world, "cold-start", seed, QUESTIONS["train"])
+    for name, noise in DEMONSTRATIONS.items():
+        write_demonstrations(folder / f"{name}.jsonl", demonstrations(asked, world, noise, seed))

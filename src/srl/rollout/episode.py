@@ -42,7 +42,7 @@ class EpisodeOptions:
         return STOP_STRINGS if self.stop_at_answer else STOP_STRINGS[:1]
 
 
-class PromptTooLong(ValueError):
+class PromptTooLongError(ValueError):
     """The rendered question does not fit `max_prompt_length`; nothing of it is ever cut."""
 
 
@@ -65,7 +65,7 @@ async def run_episode(
     The ids of the trajectory are the ids that the policy was shown and those it returned, in order;
     nothing is decoded and encoded again. It never ends on an observation: when one does not fit with
     a minimal answer, the episode ends before it, `truncated`.
-    Raises PromptTooLong.
+    Raises PromptTooLongError.
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
     episode = _Episode(trajectory, policy, search, codec, template, options)
@@ -118,7 +118,7 @@ class _Episode:
         messages = question.prompt or self.template.messages(question.text)
         ids, think_is_open, text = self.codec.encode_prompt(messages)
         if len(ids) > self.options.max_prompt_length:
-            raise PromptTooLong(
+            raise PromptTooLongError(
                 f"question {question.id}: its prompt has {len(ids)} tokens, "
                 f"more than data.max_prompt_length={self.options.max_prompt_length}"
             )

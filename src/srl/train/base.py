@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from srl.data.demonstrations import CLEAN, conclude, demonstrations, follow, look_up
+from srl.data.demonstrations import CLEAN, demonstrations, hazard, look_up
+from srl.data.encyclopedia import RELATIONS, make_world, name_words, questions
 from srl.data.parquet import write_corpus
-from srl.data.world import RELATIONS, make_world, name_words, questions
 from srl.index import build_index, open_index
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
 from srl.serve.local import LocalSearch
 from srl.train.sft import demonstrate, fine_tune
-from srl.trajectory import Segment, Trajectory, Question
+from srl.trajectory import Question, Segment, Trajectory
 from srl.update.optimiser import Optimiser, schedule
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def world_tokenizer() -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     said = [f"{item.sentence} {item.question} {item.phrase}" for item in RELATIONS.values()]
-    said += [look_up(""), follow(""), conclude(""), template("tiny").prompt, template("tiny").feedback]
+    said += [look_up(""), hazard(""), template("tiny").prompt, template("tiny").feedback]
     text = " ".join([*said, "Doc ( Title : ) No results found . … ? &"]).replace("?", " ? ")
     words = [word for word in dict.fromkeys(text.split()) if not word.startswith(("<", "{"))]
     words += [str(number) for number in range(1, 10)]

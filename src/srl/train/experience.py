@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from srl.advantage import Algorithm, masked_mean, score_on_last_token
 from srl.config import Config
+from srl.model import without_lora
 from srl.trajectory import Score, Trajectory
 from srl.update.actor import Experience
 from srl.update.batch import Batch, collate
@@ -41,7 +42,7 @@ class Learner:
         if self.reference is not None:
             yield self.reference
         else:
-            with self.actor.disable_adapter():
+            with without_lora(self.actor):
                 yield self.actor
 
     def stats(self, model: nn.Module, batch: Batch, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,16 +87,14 @@ def make_experience(
         token_level_rewards=rewards, response_mask=loss_mask, group_ids=groups, valid=valid, values=values,
         group_size=config.rollout.n, gamma=config.algorithm.gamma, lam=config.algorithm.lam,
     )  # fmt: skip
-    metrics |= penalty | _reward_metrics(raw, rewards, advantages, mask, valid, groups, config.rollout.n)
+    metrics |= penalty | _reward_metrics(raw, rewards, advantages, mask, valid)
     if values is not None:
         metrics["critic/vf_explained_var"] = explained_variance(values, returns, loss_mask)
     old, weights = logprobs, None
     if config.rollout.logprobs == "sampler":
         old = torch.where(mask.bool(), batch.sampler_logprobs, logprobs)
         weights = importance_weights(logprobs, old, mask, config.rollout.sampler_is_cap)
-    experience = Experience(
-        batch, mask, loss_mask, advantages, returns, old, ref_logprobs, values, weights
-    )
+    experience = Experience(batch, mask, loss_mask, advantages, returns, old, ref_logprobs, values, weights)
     return experience, metrics
 
 
@@ -128,23 +127,13 @@ def _group_ids(trajectories: Sequence[Trajectory]) -> Tensor:
 
 
 def _reward_metrics(
-    raw: Tensor, rewards: Tensor, advantages: Tensor, mask: Tensor, valid: Tensor, groups: Tensor, n: int
+    raw: Tensor, rewards: Tensor, advantages: Tensor, mask: Tensor, valid: Tensor
 ) -> dict[str, float]:
     kept, own = raw[valid], advantages[mask.bool()]
     if not len(kept) or not len(own):
         return {}
     metrics = _spread("critic/score", kept) | _spread("critic/rewards", (rewards * mask).sum(1)[valid])
-    metrics |= _spread("critic/advantages", own)
-    if n > 1:
-        metrics["env/equal_groups_share"] = equal_groups_share(raw, groups, valid)
-    return metrics
-
-
-def equal_groups_share(raw: Tensor, groups: Tensor, valid: Tensor) -> float:
-    """The share of groups in which every valid episode scored the same: they teach nothing."""
-    spans = [raw[(groups == group) & valid] for group in groups.unique()]
-    spans = [span for span in spans if len(span)]
-    return sum(bool((span == span[0]).all()) for span in spans) / max(1, len(spans))
+    return metrics | _spread("critic/advantages", own)
 
 
 def _spread(name: str, values: Tensor) -> dict[str, float]:

@@ -46,7 +46,9 @@ def demonstrate(
     )
 
 
-def batches(trajectories: Sequence[Trajectory], size: int, steps: int, seed: int) -> Iterator[list[Trajectory]]:
+def batches(
+    trajectories: Sequence[Trajectory], size: int, steps: int, seed: int
+) -> Iterator[list[Trajectory]]:
     """`steps` batches of `size`, going through the trajectories in a new order each epoch."""
     rng = random.Random(seed)
     queue: list[Trajectory] = []

@@ -94,3 +94,12 @@ def batched_stats(
         entropy[index, :width] = stats.entropy
     model.train(was_training)
     return TokenStats(logprobs, entropy)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """No dropout, in training mode either: old and new log-probs must be of the same network."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0

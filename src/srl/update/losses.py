@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from srl.advantage import masked_sum, masked_var
+from srl.advantage import masked_sum
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
 Metrics = dict[str, Tensor]
@@ -143,28 +143,19 @@ def value_loss(
     return loss, _shares({"vf_clipfrac": clipped > plain, "vpred_mean": values}, mask, tokens)
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 − Var(R − V) / Var(R): 1 for a critic that is always right, 0 for one that knows the mean."""
-    return 1 - masked_var(returns - values, mask) / (masked_var(returns, mask) + 1e-5)
-
-
 def sft_loss(
-    logprobs: Tensor, weights: Tensor, *, denominator: float | None = None
+    logprobs: Tensor, weights: Tensor, *, denominator: float | Tensor | None = None
 ) -> tuple[Tensor, Metrics]:
-    """Weighted cross-entropy Σ w·(−log π(token)) / Σ w, weights (B, T) from `sft_weights`.
+    """Weighted cross-entropy Σ w·(−log π(token)) / Σ w.
 
+    `weights` (B, T): 1 on what the demonstrator wrote, less or 0 on what it read, 0 on all else.
     `denominator` is Σ w of the mini-batch. The metric `nll` is the loss without its gradient.
     """
     if denominator is None:
-        denominator = max(float(weights.sum()), 1e-8)
+        denominator = weights.sum().clamp(min=1e-8)
     per_token = -logprobs.masked_fill(weights == 0, 0) * weights
     loss = per_token.sum() / denominator
     return loss, {"nll": loss.detach()}
-
-
-def sft_weights(policy_mask: Tensor, observation_mask: Tensor, observation_weight: float = 0.0) -> Tensor:
-    """1 on what the demonstrator wrote, `observation_weight` on what it read, 0 on all else."""
-    return policy_mask.float() + observation_weight * observation_mask.float()  # (B, T)
 
 
 def importance_weights(

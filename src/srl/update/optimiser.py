@@ -31,7 +31,11 @@ def schedule(kind: Schedule, warmup_steps: int, total_steps: int) -> Callable[[i
 
 
 class Optimiser:
-    """AdamW over the parameters that train, one `step` an accumulated gradient."""
+    """AdamW over the parameters that train, one `step` an accumulated gradient.
+
+    Weights of less than 32 bits are updated through a copy in float32: a step of RL is often smaller
+    than what bfloat16 can tell apart.
+    """
 
     def __init__(
         self,
@@ -45,9 +49,10 @@ class Optimiser:
         schedule: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.masters = [_master(parameter) for parameter in self.parameters]
         self.grad_clip = grad_clip
         self.adamw = torch.optim.AdamW(
-            self.parameters, lr=lr, betas=betas, weight_decay=weight_decay, eps=eps, foreach=True
+            self.masters, lr=lr, betas=betas, weight_decay=weight_decay, eps=eps, foreach=True
         )
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.adamw, schedule)
 
@@ -62,18 +67,42 @@ class Optimiser:
         """
         norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
         if bool(torch.isfinite(norm)):
-            self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+            self._update()
+        for parameter in self.parameters:
+            parameter.grad = None
         self.scheduler.step()
         return float(norm)
 
+    @torch.no_grad()
+    def _update(self) -> None:
+        """One step of AdamW on the float32 weights, copied back where those are copies."""
+        pairs = list(zip(self.parameters, self.masters, strict=True))
+        for parameter, master in pairs:
+            if master is not parameter:
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.adamw.step()
+        for parameter, master in pairs:
+            if master is not parameter:
+                parameter.copy_(master)
+                master.grad = None
+
     def state_dict(self) -> dict[str, Any]:
-        return {"adamw": self.adamw.state_dict(), "scheduler": self.scheduler.state_dict()}
+        copies = [master for parameter, master in zip(self.parameters, self.masters, strict=True)
+                  if master is not parameter]  # fmt: skip
+        return {"adamw": self.adamw.state_dict(), "scheduler": self.scheduler.state_dict(), "masters": copies}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.adamw.load_state_dict(state["adamw"])
         self.scheduler.load_state_dict(state["scheduler"])
+        copies = iter(state["masters"])
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                if master is not parameter:
+                    master.copy_(next(copies))
 
 
-def finite(value: Tensor) -> bool:
-    return bool(torch.isfinite(value).all())
+def _master(parameter: nn.Parameter) -> Tensor:
+    """The parameter itself, or a float32 copy of one with fewer bits."""
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return parameter.detach().float().requires_grad_(True)

@@ -1,0 +1,145 @@
+"""`srl train`: reinforcement learning, or the fine-tuning before it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+
+SFT = "sft"
+
+
+@app.callback()
+def train(
+    context: typer.Context,
+    algo: Annotated[
+        str | None, typer.Option(help="ppo, grpo, reinforce, rloo, reinforce_plus_plus, sft, or a plugin's.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Settings to start from: tiny, one-gpu, no-search …")] = "tiny",
+    config: Annotated[Path | None, typer.Option(help="YAML file on top of the preset.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Hugging Face model directory to train.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key, as in --print-config.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    run: Annotated[str, typer.Option(help="The run to resume.")] = "last",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan, memory and time; start nothing.")
+    ] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Every key with its value and where it comes from.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+) -> None:
+    """Train a model to search.
+
+    With no options it makes a small world, its index and a cold-started model, and trains that one.
+
+    \b
+    Example:
+      srl train --algo grpo --set trainer.total_training_steps=60
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if resume:
+        _resume(run, json)
+        return
+    resolved = _configured(algo, preset, config, model, seed, steps, sets or [])
+    if print_config:
+        _print_config(resolved, json)
+    elif dry_run:
+        _dry_run(resolved, json)
+    else:
+        _start(resolved, algo, json)
+
+
+def _configured(
+    algo: str | None, preset: str, config: Path | None, model: Path | None, seed: int | None,
+    steps: int | None, sets: list[str],
+) -> Any:  # fmt: skip
+    """The resolved configuration; `--steps` counts the steps of whatever is trained."""
+    from srl.cli.output import note
+    from srl.config import load_config
+
+    steps_key = "sft.steps" if algo == SFT else "trainer.total_training_steps"
+    flags = {"model.path": model, "trainer.seed": seed, steps_key: steps}
+    resolved = load_config(preset, config, None if algo == SFT else algo, flags, sets)
+    for warning in resolved.warnings:
+        note(f"warning: {warning}")
+    return resolved
+
+
+def _print_config(resolved: Any, json: bool) -> None:
+    from srl.cli.output import print_json
+    from srl.config import describe
+
+    rows = describe(resolved)
+    if json:
+        print_json({key: {"value": value, "origin": origin} for key, value, origin in rows})
+        return
+    width = max(len(key) for key, _, _ in rows)
+    for key, value, origin in rows:
+        typer.echo(f"{key:<{width}}  {value!s:<24}  {origin}")
+
+
+def _dry_run(resolved: Any, json: bool) -> None:
+    from srl.cli.output import print_json
+    from srl.train.plan import plan, plan_lines
+
+    found = plan(resolved.config)
+    if json:
+        print_json(asdict(found))
+        return
+    for line in plan_lines(found):
+        typer.echo(line)
+
+
+def _start(resolved: Any, algo: str | None, json: bool) -> None:
+    from srl.train.run import start
+    from srl.workspace import Workspace
+
+    name = SFT if algo == SFT else resolved.config.algorithm.name
+    summary = start(
+        resolved.config, preset=resolved.preset, algo=name, workspace=Workspace.resolve(), terminal=_terminal()
+    )
+    _tell(summary, json)
+
+
+def _resume(run: str, json: bool) -> None:
+    from srl.train.run import resume
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    _tell(resume(workspace.find_run(run), workspace=workspace, terminal=_terminal()), json)
+
+
+def _terminal() -> Any:
+    import logging
+
+    from srl.train.report import Terminal
+
+    return Terminal(quiet=logging.getLogger("srl").getEffectiveLevel() > logging.INFO)
+
+
+def _tell(summary: Any, json: bool) -> None:
+    """The summary: one line of JSON, or a few for a person."""
+    from json import dumps
+
+    from srl.cli.output import note
+
+    if json:
+        typer.echo(dumps(asdict(summary)))
+        return
+    if summary.test_em_start is not None and summary.test_em_end is not None:
+        typer.echo(f"test EM {summary.test_em_start:.3f} → {summary.test_em_end:.3f}")
+    typer.echo(f"{summary.run_id}: {summary.steps} steps in {summary.seconds:.0f} s")
+    if summary.checkpoint is not None:
+        typer.echo(f"checkpoint {summary.checkpoint}")
+    note("look inside: srl inspect trajectories, srl inspect curve, srl inspect show ID")
+

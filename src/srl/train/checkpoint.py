@@ -1,0 +1,104 @@
+"""Checkpoints: a Hugging Face directory that any tool reads, and beside it what training goes on with."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from srl.errors import UserError
+from srl.files import atomic_directory, check_format, write_json
+from srl.model import save_model
+from srl.train.experience import Learner
+from srl.update.optimiser import Optimiser
+
+_NAME = re.compile(r"^step-(\d{6})$")
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands, and the figures its summary needs."""
+
+    step: int = 0
+    seconds: float = 0.0
+    test_em_start: float | None = None
+    test_em_end: float | None = None
+    val_em_best: float | None = None
+    val_em_best_step: int | None = None
+    kl: dict[str, float] = field(default_factory=dict)
+
+
+def checkpoint_path(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:06d}"
+
+
+def all_checkpoints(run: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first; a half-written one has another name."""
+    folder = run / "checkpoints"
+    found = [path for path in folder.iterdir() if _NAME.match(path.name)] if folder.is_dir() else []
+    return sorted(found)
+
+
+def save_checkpoint(
+    run: Path,
+    progress: Progress,
+    learner: Learner,
+    tokenizer: Any,
+    optimisers: dict[str, Optimiser],
+    about: dict[str, Any],
+    keep: int | None,
+) -> Path:
+    """Write `checkpoints/step-…`, whole or not at all, and drop all but the newest `keep`."""
+    path = checkpoint_path(run, progress.step)
+    with atomic_directory(path, overwrite=True) as folder:
+        save_model(learner.actor, tokenizer, folder, overwrite=True)
+        write_json(folder / "srl.json", {"format": 1, "step": progress.step, **about})
+        trainer = folder / "trainer"
+        trainer.mkdir()
+        write_json(trainer / "state.json", {"format": 1, **asdict(progress)})
+        for name, optimiser in optimisers.items():
+            torch.save(optimiser.state_dict(), trainer / f"{name}-optimiser.pt")
+        torch.save(_trained(learner.actor), trainer / "actor.pt")
+        if learner.critic is not None:
+            torch.save(learner.critic.state_dict(), trainer / "critic.pt")
+    for old in all_checkpoints(run)[: -keep if keep else 0]:
+        shutil.rmtree(old)
+    return path
+
+
+def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights that training changes, in full precision: an adapter's alone where there is one."""
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
+    """Put weights and optimiser state back in place; the run's progress at that checkpoint."""
+    trainer = path / "trainer"
+    state = _read_state(trainer / "state.json")
+    device = learner.device
+    missing = learner.actor.load_state_dict(_load(trainer / "actor.pt", device), strict=False)
+    if missing.unexpected_keys:
+        raise UserError(f"{path} is a checkpoint of another model: it has {missing.unexpected_keys[0]}")
+    if learner.critic is not None:
+        learner.critic.load_state_dict(_load(trainer / "critic.pt", device))
+    for name, optimiser in optimisers.items():
+        optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt", device))
+    learner.kl_control.load_state_dict(state["kl"])
+    return Progress(**state)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path}: missing; this checkpoint holds no trainer state to resume from")
+    state = json.loads(path.read_text(encoding="utf-8"))
+    check_format(path, state.pop("format", None))
+    return state
+
+
+def _load(path: Path, device: torch.device) -> Any:
+    return torch.load(path, map_location=device, weights_only=True)

@@ -1,0 +1,85 @@
+"""The cold start: fine-tune the base on demonstrations before reinforcement learning begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from srl.config import Config
+from srl.data.demonstrations import read_demonstrations
+from srl.files import atomic_directory, digest_file, digest_text, write_json
+from srl.model import model_digest, save_model
+from srl.protocol import Template
+from srl.rollout.codec import Codec
+from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.train.materials import BASE_MODEL, Note, world
+from srl.train.setup import Policy, episode_options, load_policy, load_search, load_template
+from srl.train.sft import batches, demonstrate, fine_tune
+from srl.trajectory import Trajectory
+from srl.update.optimiser import Optimiser, schedule
+from srl.workspace import Workspace
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path:
+    """`sft.train_files`, or the world's: noisy searches, or guesses where search is off."""
+    if config.sft.train_files is not None:
+        return Path(config.sft.train_files)
+    return world(workspace, note) / ("cold-start.jsonl" if config.rollout.search else "no-search.jsonl")
+
+
+def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
+    """The cold-started model for `config` in the workspace, made first where it is not there."""
+    file = demonstration_file(config, workspace, note)
+    start = Path(config.model.path) if config.model.path is not None else BASE_MODEL
+    key = digest_text(
+        model_digest(start), digest_file(file), config.sft.model_dump_json(), str(config.data.template),
+        str(config.rollout.search),
+    )  # fmt: skip
+    path = workspace.models / f"cold-start-{key[:8]}"
+    if path.is_dir():
+        return path
+    note(f"cold start: {config.sft.steps} steps on {file.name} → {path}")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
+    policy = load_policy(config, note)
+    trajectories = demonstrated(config, workspace, policy.codec, file, note)
+    train(config, policy, trajectories, lambda step, metrics: None)
+    with atomic_directory(path) as folder:
+        save_model(policy.model, policy.codec.tokenizer, folder, overwrite=True)
+        write_json(folder / "srl.json", {"format": 1, **about(config)})
+    return path
+
+
+def about(config: Config) -> dict[str, Any]:
+    """What a model directory says of how its model was trained to talk."""
+    return {"template": load_template(config).name, "search": config.rollout.search}
+
+
+def demonstrated(
+    config: Config, workspace: Workspace, codec: Codec, file: Path, note: Note
+) -> list[Trajectory]:
+    """The demonstrations of `file` as episodes, run against the search that training will use."""
+    search: Searcher | None = load_search(config, workspace, note)
+    template: Template = load_template(config)
+    options: EpisodeOptions = episode_options(config)
+    return demonstrate(read_demonstrations(file), search, codec=codec, template=template, options=options)
+
+
+def train(config: Config, policy: Policy, trajectories: list[Trajectory], on_step: OnStep) -> Optimiser:
+    """`sft.steps` optimiser steps over the demonstrations."""
+    sft, optim = config.sft, config.sft.optim
+    torch.manual_seed(config.trainer.seed)
+    optimiser = Optimiser(
+        policy.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
+        eps=optim.eps, schedule=schedule(optim.lr_scheduler_type, optim.lr_warmup_steps, sft.steps),
+    )  # fmt: skip
+    data = batches(trajectories, sft.batch_size, sft.steps, config.trainer.seed)
+    fine_tune(
+        policy.model, optimiser, data, observation_weight=sft.observation_weight,
+        max_tokens=config.actor.ppo_max_token_len, on_step=on_step,
+    )  # fmt: skip
+    return optimiser

@@ -1,0 +1,259 @@
+"""Measure a model on questions: the episodes of training, greedy by default, and then the figures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from srl.config import Config, load_config
+from srl.errors import CheckFailed, UserError
+from srl.evaluate import Interval, em_interval, summarise
+from srl.files import check_format
+from srl.protocol import Template
+from srl.rollout.codec import Codec
+from srl.rollout.driver import rollout
+from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.rollout.policy import Policy
+from srl.serve.client import HttpSearch
+from srl.train.checkpoint import all_checkpoints
+from srl.train.materials import Note, load_questions
+from srl.train.setup import episode_options, load_engine, load_policy, load_search, load_template
+from srl.train.threads import set_threads
+from srl.trajectory import Phase, Question, Trajectory
+from srl.workspace import Workspace
+
+WITHOUT_SEARCH = {"search-r1": "r1", "tiny": "tiny-r1"}
+"""For a template that searches, the one that asks the same without; for all others it is `r1`."""
+
+ABOUT = "srl.json"
+"""The file beside a model's weights that says how it was trained to talk, and with which index."""
+
+OnDone = Callable[[Trajectory], None]
+OnStart = Callable[[str, int], OnDone]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came of one setting; `metrics` are those of `srl.evaluate.summarise`, named after the phase."""
+
+    trajectories: list[Trajectory]
+    metrics: dict[str, float]
+    em_interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A model measured. `settings` has `search`, `no_search`, or both on the same questions.
+
+    `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
+    """
+
+    model: str
+    files: tuple[str, ...]
+    questions: int
+    samples: int
+    temperature: float
+    templates: Mapping[str, str]
+    index_digest: str
+    trained_with: str
+    settings: Mapping[str, Evaluation]
+
+    @property
+    def other_index(self) -> bool:
+        """Whether the model was trained with another index than it was measured with."""
+        return bool(self.index_digest and self.trained_with and self.index_digest != self.trained_with)
+
+
+async def measure(
+    policy: Policy,
+    search: Searcher | None,
+    questions: Sequence[Question],
+    *,
+    codec: Codec,
+    template: Template,
+    options: EpisodeOptions,
+    n: int = 1,
+    seed: int = 0,
+    phase: Phase = "eval",
+    on_done: OnDone | None = None,
+) -> Evaluation:
+    """`n` episodes a question, and what is to be said of them. Raises UserError for no search server."""
+    try:
+        if isinstance(search, HttpSearch):
+            await search.connect()
+        trajectories = await rollout(
+            questions, policy, search, codec=codec, template=template, options=options, n=n, seed=seed,
+            phase=phase, on_done=on_done,
+        )  # fmt: skip
+    finally:
+        if isinstance(search, HttpSearch):
+            await search.aclose()
+    return Evaluation(trajectories, summarise(trajectories, prefix=phase), em_interval(trajectories))
+
+
+def evaluate_model(
+    config: Config,
+    files: Sequence[str],
+    workspace: Workspace,
+    *,
+    n: int = 1,
+    limit: int | None = None,
+    no_search_too: bool = False,
+    no_search_template: str | None = None,
+    note: Note = lambda text: None,
+    on_start: OnStart = lambda setting, episodes: lambda trajectory: None,
+) -> Report:
+    """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
+
+    `limit` draws that many questions, the same each time. `on_start(setting, episodes)` gives what is
+    called after each episode. Raises UserError.
+    """
+    check_samples(n, config.eval.temperature)
+    set_threads(config.trainer.threads, config.rollout.deterministic)
+    settings = _settings(config, files, no_search_too, no_search_template)
+    policy = load_policy(config, note)
+    asked = _asked(settings, files, policy.codec, note, limit)
+    engine = load_engine(_with(config, "rollout", max_num_seqs=_seats(config, n)), policy)
+    search = load_search(config, workspace, note)
+    found = {}
+    for name, setting in settings.items():
+        engine.reset()
+        found[name] = asyncio.run(
+            measure(
+                engine, search if setting.rollout.search else None, asked[name], codec=policy.codec,
+                template=load_template(setting), options=_options(setting), n=n,
+                seed=config.trainer.seed, on_done=on_start(name, n * len(asked[name])),
+            )
+        )  # fmt: skip
+    return Report(
+        model=str(config.model.path),
+        files=tuple(files),
+        questions=len(asked[next(iter(asked))]),
+        samples=n,
+        temperature=config.eval.temperature,
+        templates={name: load_template(setting).name for name, setting in settings.items()},
+        index_digest=getattr(search, "index_digest", ""),
+        trained_with=str(read_about(Path(str(config.model.path))).get("index_digest") or ""),
+        settings=found,
+    )
+
+
+def check_samples(n: int, temperature: float) -> None:
+    """Raises UserError for several samples of a policy that always says the same."""
+    if n > 1 and temperature == 0:
+        raise UserError(f"{n} samples at temperature 0 are all the same; type --temperature 1 as well")
+
+
+def check_failures(report: Report, limit: float) -> None:
+    """Raises CheckFailed when the share of episodes, or of searches, lost to faults is above `limit`."""
+    for evaluation in report.settings.values():
+        lost = [item for item in evaluation.trajectories if not item.valid]
+        shares = (evaluation.metrics["eval/failed_share"], evaluation.metrics["eval/env/failed_search_share"])
+        if max(shares) > limit:
+            fault = lost[0].searches[-1]
+            raise CheckFailed(
+                f"search failed in {len(lost)} of {len(evaluation.trajectories)} episodes ({shares[1]:.1%} of "
+                f"the searches), more than eval.max_failed={limit:g}: {fault.status}, {fault.error}"
+            )
+
+
+def model_directory(name: str, workspace: Workspace) -> Path:
+    """The model that `name` means: its directory, or the newest checkpoint of a run. Raises UserError."""
+    path = Path(name)
+    if (path / "config.json").is_file() or not (path.is_dir() or workspace.all_runs()):
+        return path
+    run = path if (path / "checkpoints").is_dir() else workspace.find_run(name)
+    checkpoints = all_checkpoints(run)
+    if not checkpoints:
+        raise UserError(f"the run {run.name} has no checkpoint yet; give a model directory")
+    return checkpoints[-1]
+
+
+def settings_of(
+    model: Path, preset: str | None, file: Path | None, flags: Mapping[str, object], sets: Sequence[str]
+) -> Config:
+    """The configuration to measure `model` with: of `file`, else the preset, else the model's own run.
+
+    With none of these it is the defaults, Search-R1's sizes. The template is the model's, where it says
+    which. An index or a server in `flags` replaces whatever was searched in training.
+    """
+    saved = model.resolve().parent.parent / "config.yaml"
+    if file is None and preset is None and saved.is_file():
+        file = saved
+    known = read_about(model)
+    talk = {"data.template": known.get("template"), "rollout.search": known.get("search")}
+    given = {key: value for key, value in flags.items() if value is not None}
+    cleared = ["model.tokenizer=null", "model.lora_rank=0", "model.gradient_checkpointing=false"]
+    if given.keys() & _SEARCHED:
+        cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - given.keys()))]
+    return load_config(preset, file, None, {"model.path": model, **talk, **given}, [*cleared, *sets]).config
+
+
+_SEARCHED = {"search.index", "search.url"}
+
+
+def read_about(model: Path) -> dict[str, Any]:
+    """What `srl.json` beside the weights says: template, search, index_digest; nothing where it is absent."""
+    path = model / ABOUT
+    if not path.is_file():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from error
+    if not isinstance(known, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(known).__name__}")
+    check_format(path, known.get("format"))
+    return known
+
+
+def _settings(
+    config: Config, files: Sequence[str], no_search_too: bool, no_search_template: str | None
+) -> dict[str, Config]:
+    """The configuration of each setting; files without prompts of their own get the default template."""
+    has_prompts = all(Path(file).suffix == ".parquet" for file in files)
+    if config.data.template is None and not has_prompts:
+        config = _with(config, "data", template=load_template(config).name)
+    if not config.rollout.search:
+        return {"no_search": config}
+    if not no_search_too:
+        return {"search": config}
+    plain = no_search_template or WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
+    return {
+        "search": config,
+        "no_search": _with(_with(config, "rollout", search=False), "data", template=plain),
+    }
+
+
+def _asked(
+    settings: Mapping[str, Config], files: Sequence[str], codec: Codec, note: Note, limit: int | None
+) -> dict[str, list[Question]]:
+    """The questions of each setting: the same ones, those that fit in all of them."""
+    loaded = {name: load_questions(tuple(files), config, codec, note) for name, config in settings.items()}
+    ids = set.intersection(*({item.id for item in questions} for questions in loaded.values()))
+    shared = [item.id for item in next(iter(loaded.values())) if item.id in ids]
+    if limit is not None and limit < len(shared):
+        shared = random.Random(0).sample(shared, limit)
+    if not shared:
+        raise UserError(f"no question is left of {', '.join(files)}; raise data.max_prompt_length")
+    chosen = set(shared)
+    return {name: [item for item in questions if item.id in chosen] for name, questions in loaded.items()}
+
+
+def _seats(config: Config, n: int) -> int:
+    """Episodes that generate at the same time."""
+    return config.eval.batch_size * n if config.eval.batch_size else config.rollout.max_num_seqs
+
+
+def _options(config: Config) -> EpisodeOptions:
+    return replace(episode_options(config), temperature=config.eval.temperature, top_p=1.0)
+
+
+def _with(config: Config, section: str, **values: object) -> Config:
+    """`config` with other values in one section."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})

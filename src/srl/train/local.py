@@ -1,0 +1,170 @@
+"""Reinforcement learning in one process: roll out, score, estimate, update, log; nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from srl.config import Config
+from srl.errors import UserError
+from srl.evaluate import answer_metrics, env_metrics
+from srl.store import Record
+from srl.train.checkpoint import Progress, save_checkpoint
+from srl.train.experience import Learner, make_experience
+from srl.train.order import QuestionOrder
+from srl.train.stage import Stage
+from srl.trajectory import Question, Score, Trajectory
+from srl.update.actor import ActorLoss, Experience, update_actor
+from srl.update.critic import update_critic
+from srl.update.optimiser import Optimiser
+
+
+@dataclass(slots=True)
+class LocalTrainer:
+    """One run from `progress.step` to `trainer.total_training_steps`.
+
+    Everything random is keyed by seed and step, so that a resumed run goes the way it would have gone.
+    """
+
+    config: Config
+    run_directory: Path
+    stage: Stage
+    learner: Learner
+    optimisers: dict[str, Optimiser]
+    about: dict[str, Any] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+    _timings: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> Progress:
+        """Train; the progress at the end. Ctrl-C leaves the log and the checkpoints as they are."""
+        data, trainer = self.config.data, self.config.trainer
+        questions = self.stage.environment.splits.train
+        order = QuestionOrder(questions, data.train_batch_size, trainer.seed, data.shuffle)
+        if self.progress.step == 0 and trainer.val_before_train:
+            self.stage.validate(self.progress)
+            self.progress.test_em_start = self.stage.test(0)
+        for step in range(self.progress.step + 1, trainer.total_training_steps + 1):
+            self._step(step, order.batch(step))
+            self._after(step)
+        self.progress.test_em_end = self.stage.test(self.progress.step)
+        return self.progress
+
+    def _step(self, step: int, questions: list[Question]) -> None:
+        """Everything between two versions of the weights, and its entry in the log."""
+        self._timings = {}
+        with self._timed("step"):
+            trajectories, scores = self._roll_out(step, questions)
+            with self._timed("adv"):
+                experience, metrics = make_experience(self.learner, trajectories, scores)
+            metrics |= self._update(step, experience)
+        self.progress.step = step
+        self.progress.seconds += self._timings["step"]
+        metrics |= _step_metrics(trajectories, scores)
+        metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
+        self.stage.record(step, "train", _records(trajectories, scores, experience), metrics)
+        self.stage.terminal.step(step, self.config.trainer.total_training_steps, metrics)
+        if _due(step, self.config.trainer.sample_freq):
+            self.stage.terminal.samples(trajectories, scores, self.config.trainer.sample_count)
+
+    def _after(self, step: int) -> None:
+        """Validation and checkpoint where they are due; both after the last step."""
+        trainer = self.config.trainer
+        last = step == trainer.total_training_steps
+        if trainer.test_freq and (last or _due(step, trainer.test_freq)):
+            self.stage.validate(self.progress)
+        if last or _due(step, trainer.save_freq):
+            self.progress.kl = self.learner.kl_control.state_dict()
+            save_checkpoint(
+                self.run_directory, self.progress, self.learner, self.stage.environment.codec.tokenizer,
+                self.optimisers, self.about, trainer.max_ckpt_to_keep,
+            )  # fmt: skip
+
+    def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
+        with self._timed("gen"):
+            options, n = self.stage.environment.options, self.config.rollout.n
+            trajectories = self.stage.episodes(questions, "train", step, options, n)
+        self._stop_on_failures(trajectories)
+        with self._timed("reward"):
+            return trajectories, self.stage.score(trajectories)
+
+    def _stop_on_failures(self, trajectories: Sequence[Trajectory]) -> None:
+        lost = [item for item in trajectories if not item.valid]
+        limit = self.config.search.max_failed
+        if len(lost) > limit * len(trajectories):
+            fault = lost[0].searches[-1]
+            raise UserError(
+                f"search failed in {len(lost)} of {len(trajectories)} episodes, more than "
+                f"search.max_failed={limit:g} ({fault.status}: {fault.error}); mend the search and go on "
+                f"with `srl train --resume --run {self.run_directory.name}`"
+            )
+
+    def _update(self, step: int, experience: Experience) -> dict[str, float]:
+        config, metrics = self.config, dict[str, float]()
+        if self.learner.critic is not None:
+            with self._timed("update_critic"):
+                metrics |= update_critic(
+                    self.learner.critic, self.optimisers["critic"], experience,
+                    clip=config.critic.cliprange_value, normalise=config.critic.loss_agg_mode,
+                    mini_batch_rows=config.critic.ppo_mini_batch_size * config.rollout.n,
+                    epochs=config.critic.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
+                )  # fmt: skip
+        if step > config.trainer.critic_warmup:
+            with self._timed("update_actor"):
+                metrics |= update_actor(
+                    self.learner.actor, self.optimisers["actor"], experience, loss=actor_loss(config),
+                    mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
+                    epochs=config.actor.ppo_epochs, max_tokens=config.actor.ppo_max_token_len,
+                )  # fmt: skip
+        return metrics
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - start
+
+
+def actor_loss(config: Config) -> ActorLoss:
+    """The loss that the section `actor` describes."""
+    actor = config.actor
+    return ActorLoss(
+        temperature=config.rollout.temperature,
+        clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
+        clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        clip_c=actor.clip_ratio_c,
+        normalise=actor.loss_agg_mode,
+        horizon=actor.loss_agg_constant or config.data.max_response_length,
+        entropy_coeff=actor.entropy_coeff,
+        kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_loss_type=actor.kl_loss_type,
+    )
+
+
+def _step_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> dict[str, float]:
+    lengths = [item.policy_tokens for item in trajectories]
+    return {
+        **answer_metrics(trajectories, "train"),
+        **env_metrics(trajectories, scores),
+        "response_length/mean": sum(lengths) / len(lengths),
+        "response_length/max": float(max(lengths)),
+        "num_turns/mean": sum(item.turns for item in trajectories) / len(trajectories),
+    }
+
+
+def _records(
+    trajectories: Sequence[Trajectory], scores: Sequence[Score], experience: Experience
+) -> list[Record]:
+    """Trajectories with scores, advantages and returns, cut to each row's own length."""
+    advantages, returns = experience.advantages.tolist(), experience.returns.tolist()
+    return [
+        Record(item, score, row[: len(item.token_ids)], back[: len(item.token_ids)])
+        for item, score, row, back in zip(trajectories, scores, advantages, returns, strict=True)
+    ]
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,109 @@
+"""What a run needs before it can start: world, corpus, index, questions, model, made where absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from srl.config import Config
+from srl.data.parquet import read_questions
+from srl.errors import UserError
+from srl.files import digest_file, digest_text
+from srl.index import build_index
+from srl.rollout.codec import Codec
+from srl.trajectory import Question
+from srl.workspace import Workspace
+
+Note = Callable[[str], None]
+WORLD_SEED = 0
+BASE_MODEL = Path(__file__).parent.parent / "presets" / "base"
+
+
+def world(workspace: Workspace, note: Note) -> Path:
+    """The embedded world's directory, written first where it is not there."""
+    from srl.data.world import write_world
+
+    path = workspace.worlds / f"world-s{WORLD_SEED}"
+    if not path.is_dir():
+        note(f"writing the world to {path}")
+        write_world(path, WORLD_SEED)
+    return path
+
+
+def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
+    """`config` with the world's files in place of the training, validation, test and corpus left out.
+
+    Files of the user's own are never mixed with the world's: with `data.train_files` set, nothing is
+    filled in.
+    """
+    if config.data.train_files is not None:
+        return config
+    folder = world(workspace, note)
+    files = {"train_files": "train", "val_files": "validation", "test_files": "test"}
+    data = {key: (str(folder / f"{name}.parquet"),) for key, name in files.items()}
+    if config.data.corpus is None and config.search.index is None and config.search.url is None:
+        data["corpus"] = str(folder / "corpus.jsonl")
+    given = config.data.model_dump(exclude_none=True)
+    return config.model_copy(update={"data": config.data.model_copy(update={**data, **given})})
+
+
+def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
+    """The index directory to search: the one configured, or that of the corpus, built where absent."""
+    if config.search.index is not None:
+        return Path(config.search.index)
+    if config.data.corpus is None:
+        raise UserError(
+            "nothing to search: set search.index (a directory made by `srl index build`), search.url "
+            "(a server), or data.corpus (a JSONL file); or rollout.search=false"
+        )
+    corpus, name = Path(config.data.corpus), config.retriever.name
+    if not corpus.is_file():
+        raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
+    options = config.retriever.options(name)
+    key = digest_text(digest_file(corpus), name, repr(sorted(options.items())))[:8]
+    path = workspace.indexes / f"{corpus.parent.name}-{name}-{key}"
+    if not path.is_dir():
+        note(f"building the index {path}")
+        build_index(corpus, path, name, options)
+    return path
+
+
+def load_questions(
+    files: tuple[str, ...] | None, config: Config, codec: Codec, note: Note, limit: int | None = None
+) -> list[Question]:
+    """The questions of `files`, the first `limit` of them, with ids that are unique across files.
+
+    Raises UserError for a prompt that does not fit, unless `data.filter_overlong_prompts`.
+    """
+    questions = [item for file in files or () for item in read_questions(file, config.data.template)]
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
+        seen.add(question.id)
+    return _that_fit(questions[:limit], config, codec, note)
+
+
+def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:
+    longest = config.data.max_prompt_length
+    lengths = [len(codec.encode_prompt(question.prompt)[0]) for question in questions]
+    fitting = [item for item, length in zip(questions, lengths, strict=True) if length <= longest]
+    dropped = len(questions) - len(fitting)
+    if dropped and not config.data.filter_overlong_prompts:
+        worst = max(range(len(questions)), key=lengths.__getitem__)
+        raise UserError(
+            f"{dropped} prompts are longer than data.max_prompt_length={longest}; the longest, of question "
+            f"{questions[worst].id}, has {lengths[worst]} tokens: raise the limit, or set "
+            "data.filter_overlong_prompts=true"
+        )
+    if dropped:
+        note(f"left out {dropped} questions whose prompt is longer than {longest} tokens")
+    return fitting
+
+
+def model_options(config: Config) -> dict[str, Any]:
+    """`srl.model.load_model`'s keywords from the section `model`."""
+    names = ("dtype", "device", "attn_implementation", "trust_remote_code", "gradient_checkpointing",
+             "lora_rank", "lora_alpha", "lora_target_modules")  # fmt: skip
+    return {name: getattr(config.model, name) for name in names}

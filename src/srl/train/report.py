@@ -1,0 +1,136 @@
+"""What a run tells while it goes: a line a step, a few episodes, and figures for external loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from srl.errors import UserError
+from srl.trajectory import Score, Trajectory
+
+
+class Reporter(Protocol):
+    """Where a run's figures go besides its own log."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def loggers(names: Sequence[str], run: Path, project: str, experiment: str, config: Any) -> list[Reporter]:
+    """The external loggers that `trainer.logger` names; `console` is none."""
+    made: list[Reporter] = []
+    if "tensorboard" in names:
+        made.append(_TensorBoard(run / "tensorboard"))
+    if "wandb" in names:
+        made.append(_WandB(project, experiment, config))
+    return made
+
+
+class _TensorBoard:
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError("trainer.logger: pip install 'srl-search[tensorboard]'") from error
+        self.writer = SummaryWriter(str(directory))
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class _WandB:
+    def __init__(self, project: str, experiment: str, config: Any) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("trainer.logger: pip install 'srl-search[wandb]'") from error
+        self.run = wandb.init(project=project, name=experiment, config=config)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class Terminal:
+    """Progress for a person, on stderr; `quiet` says nothing."""
+
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.quiet = quiet
+
+    def note(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(Text(text))
+
+    def step(self, step: int, total: int, values: Mapping[str, float]) -> None:
+        """`step 12/30  reward .43  EM .43  searches 1.21 | …health… | 1.9 s`."""
+        self.note(f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}")
+
+    def evaluation(self, name: str, step: int, values: Mapping[str, float]) -> None:
+        """EM, one and two hops or sources, F1 and searches of one validation or test."""
+        parts = [f"{name} at step {step}:  EM {values[f'{name}/em']:.3f}"]
+        detail = [
+            f"{key.rpartition('/')[2]} {value:.3f}"
+            for key, value in values.items()
+            if key.startswith(f"{name}/em/")
+        ]
+        if len(detail) > 1:
+            parts.append(f"({', '.join(detail)})")
+        parts.append(f"F1 {values[f'{name}/f1']:.3f}")
+        parts.append(f"searches {values.get(f'{name}/env/number_of_valid_search', 0.0):.2f}")
+        self.note("  ".join(parts))
+
+    def samples(self, trajectories: Sequence[Trajectory], scores: Sequence[Score], count: int) -> None:
+        """The first `count` episodes, shortened, with what they earned."""
+        for trajectory, score in list(zip(trajectories, scores, strict=True))[:count]:
+            gold = " | ".join(trajectory.question.golden_answers)
+            self.note(f"  ┌ {trajectory.id}  gold: {gold}  reward {score.value:g}")
+            for segment in trajectory.segments:
+                mark = "│ " if segment.is_policy else "· "
+                self.note(f"  {mark}{_shortened(segment.text)}")
+            self.note(f"  └ {trajectory.end}")
+
+
+def _learning(values: Mapping[str, float]) -> str:
+    named = {
+        "reward": "critic/score/mean",
+        "EM": "train/em",
+        "searches": "env/number_of_valid_search",
+        "loss": "sft/policy_loss",
+    }
+    return "  ".join(f"{name} {values[key]:.3f}" for name, key in named.items() if key in values)
+
+
+def _health(values: Mapping[str, float]) -> str:
+    """The line that shows trouble first: log-prob gap, dead groups, lost episodes, entropy, KL."""
+    parts = []
+    if "rollout/logprob_diff/mean" in values:
+        parts.append(f"Δlogp {values['rollout/logprob_diff/mean']:.1e}")
+    for name, key in {
+        "equal groups": "env/equal_groups_share",
+        "excluded": "env/excluded_share",
+        "truncated": "env/truncated_share",
+    }.items():
+        if key in values:
+            parts.append(f"{name} {100 * values[key]:.0f}%")
+    for name, key in {"entropy": "actor/entropy", "KL": "actor/ref_kl"}.items():
+        if key in values:
+            parts.append(f"{name} {values[key]:.3f}")
+    return "  ".join([*parts, f"{values['timing_s/step']:.1f} s"])
+
+
+def _shortened(text: str, width: int = 240) -> str:
+    flat = " ".join(text.split())
+    flat = "".join(character if character.isprintable() else "�" for character in flat)
+    return flat if len(flat) <= width else f"{flat[: width - 40]} … {flat[-37:]}"

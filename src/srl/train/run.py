@@ -1,0 +1,221 @@
+"""A whole run, from configuration to summary: started, resumed, or a fine-tuning alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from srl import __version__
+from srl.config import Config, load_saved, save_config
+from srl.errors import UserError
+from srl.files import atomic_directory, read_manifest, write_json, write_manifest
+from srl.model import save_model
+from srl.store import LogWriter, RunInfo
+from srl.train.checkpoint import Progress, all_checkpoints, checkpoint_path, load_checkpoint
+from srl.train.cold_start import about, cold_started, demonstrated, demonstration_file
+from srl.train.cold_start import train as fine_tune
+from srl.train.local import LocalTrainer
+from srl.train.materials import BASE_MODEL, with_data
+from srl.train.report import Terminal, loggers
+from srl.train.setup import (
+    Policy,
+    load_engine,
+    load_environment,
+    load_learner,
+    load_optimisers,
+    load_policy,
+    reference_digest,
+)
+from srl.train.stage import Environment, Stage
+from srl.train.threads import set_threads
+from srl.workspace import Workspace
+
+SFT = "sft"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to; the last line of `srl train --json`."""
+
+    run_id: str
+    algo: str
+    seed: int
+    steps: int
+    seconds: float
+    test_em_start: float | None
+    test_em_end: float | None
+    val_em_best: float | None
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a run is, saved as its directory's manifest when it starts."""
+
+    preset: str
+    algo: str
+    started: str
+    reference_digest: str = ""
+
+
+def start(config: Config, *, preset: str, algo: str, workspace: Workspace, terminal: Terminal) -> Summary:
+    """A new run. Nothing is left of one that cannot start: its directory comes after all checks."""
+    began = time.perf_counter()
+    config = ready(config, algo, workspace, terminal)
+    threads = set_threads(config.trainer.threads, config.rollout.deterministic)
+    torch.manual_seed(config.trainer.seed)
+    policy = load_policy(config, terminal.note)
+    environment = load_environment(config, workspace, policy.codec, terminal.note)
+    build = _sft_run if algo == SFT else _rl_run
+    run_of = build(config, policy, environment, workspace, terminal)
+    run = workspace.new_run(preset, algo, config.trainer.seed)
+    save_config(run, config)
+    identity = Identity(preset, algo, datetime.now(UTC).isoformat(timespec="seconds"), run_of.reference)
+    write_manifest(run, "run", asdict(identity))
+    terminal.note(
+        f"run {run.name}: {len(environment.splits.train):,} questions, {threads} threads, "
+        f"set up in {time.perf_counter() - began:.1f} s"
+    )
+    return _go(run, config, identity, environment, policy, run_of.loop, terminal)
+
+
+def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
+    """Go on with `run` from its newest checkpoint, or from the start where it has none."""
+    identity, config = _identity(run), load_saved(run)
+    if identity.algo == SFT:
+        raise UserError(f"{run.name} is a fine-tuning, which is not resumed; start it again")
+    set_threads(config.trainer.threads, config.rollout.deterministic)
+    torch.manual_seed(config.trainer.seed)
+    policy = load_policy(config, terminal.note)
+    environment = load_environment(config, workspace, policy.codec, terminal.note)
+    run_of = _rl_run(config, policy, environment, workspace, terminal)
+    if run_of.reference != identity.reference_digest:
+        raise UserError(
+            f"the reference of {run.name} has changed: {config.ref.path or config.model.path} is not the "
+            f"model that the run started with (digest {identity.reference_digest})"
+        )
+    terminal.note(f"resuming {run.name}")
+    return _go(run, config, identity, environment, policy, run_of.loop, terminal, resumed=True)
+
+
+def ready(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Config:
+    """`config` with every path filled in: the world's files, and the model that training starts from.
+
+    With no model of the user's own, RL starts from the cold-started base and fine-tuning from the base.
+    """
+    config = with_data(config, workspace, terminal.note)
+    if config.model.path is not None:
+        return config
+    path = BASE_MODEL if algo == SFT else cold_started(config, workspace, terminal.note)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})})
+
+
+Loop = Callable[[Path, Stage, bool], Progress]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunOf:
+    """How a run goes once its directory and log exist, and the digest of its reference."""
+
+    loop: Loop
+    reference: str = ""
+
+
+def _rl_run(
+    config: Config, policy: Policy, environment: Environment, workspace: Workspace, terminal: Terminal
+) -> _RunOf:
+    learner = load_learner(config, policy)
+    optimisers = load_optimisers(config, learner)
+
+    def loop(run: Path, stage: Stage, resumed: bool) -> Progress:
+        trainer = LocalTrainer(config, run, stage, learner, optimisers, _about(config, environment))
+        checkpoints = all_checkpoints(run) if resumed else []
+        if checkpoints:
+            trainer.progress = load_checkpoint(checkpoints[-1], learner, optimisers)
+            terminal.note(f"from {checkpoints[-1].name}")
+        if resumed:
+            stage.log.supersede(trainer.progress.step if checkpoints else -1)
+        return trainer.run()
+
+    return _RunOf(loop, reference_digest(config, learner))
+
+
+def _sft_run(
+    config: Config, policy: Policy, environment: Environment, workspace: Workspace, terminal: Terminal
+) -> _RunOf:
+    file = demonstration_file(config, workspace, terminal.note)
+    episodes = demonstrated(config, workspace, policy.codec, file, terminal.note)
+
+    def loop(run: Path, stage: Stage, resumed: bool) -> Progress:
+        progress = Progress()
+        if config.trainer.val_before_train:
+            stage.validate(progress)
+            progress.test_em_start = stage.test(0)
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            progress.step = step
+            stage.record(step, "sft", [], metrics)
+            if step % 10 == 0 or step == config.sft.steps:
+                terminal.step(step, config.sft.steps, metrics)
+
+        began = time.perf_counter()
+        fine_tune(config, policy, episodes, on_step)
+        progress.seconds = time.perf_counter() - began
+        stage.validate(progress)
+        progress.test_em_end = stage.test(progress.step)
+        save_fine_tuned(checkpoint_path(run, progress.step), policy, _about(config, environment))
+        return progress
+
+    return _RunOf(loop)
+
+
+def save_fine_tuned(path: Path, policy: Policy, known: dict[str, Any]) -> None:
+    """The fine-tuned model as a Hugging Face directory, with what it was taught beside it."""
+    with atomic_directory(path, overwrite=True) as folder:
+        save_model(policy.model, policy.codec.tokenizer, folder, overwrite=True)
+        write_json(folder / "srl.json", {"format": 1, **known})
+
+
+def _about(config: Config, environment: Environment) -> dict[str, Any]:
+    """What a checkpoint says of how its model was trained to talk, and with which index."""
+    return {**about(config), "index_digest": getattr(environment.search, "index_digest", "")}
+
+
+def _go(
+    run: Path, config: Config, identity: Identity, environment: Environment, policy: Policy, loop: Loop,
+    terminal: Terminal, resumed: bool = False,
+) -> Summary:  # fmt: skip
+    """Open the log, run the loop, and sum up. An interruption leaves both to be resumed."""
+    engine = load_engine(config, policy)
+    names = config.trainer.logger
+    known = loggers(names, run, config.trainer.project_name, config.trainer.experiment_name or run.name,
+                    config.model_dump())  # fmt: skip
+    info = RunInfo(
+        run_id=run.name, preset=identity.preset, algo=identity.algo, seed=config.trainer.seed,
+        model=config.model.path or "", config=config.model_dump(),
+        index_digest=getattr(environment.search, "index_digest", ""), srl_version=__version__,
+        started=identity.started,
+    )  # fmt: skip
+    with LogWriter(run / "log", info) as log:
+        stage = Stage(config, environment, engine, log, terminal, known)
+        try:
+            progress = loop(run, stage, resumed)
+        finally:
+            stage.close()
+    checkpoints = all_checkpoints(run)
+    return Summary(
+        run.name, identity.algo, config.trainer.seed, progress.step, round(progress.seconds, 3),
+        progress.test_em_start, progress.test_em_end, progress.val_em_best,
+        str(checkpoints[-1]) if checkpoints else None,
+    )  # fmt: skip
+
+
+def _identity(run: Path) -> Identity:
+    saved = read_manifest(run, "run")
+    return Identity(**{name: saved[name] for name in Identity.__dataclass_fields__})

@@ -1,0 +1,194 @@
+"""From a configuration to a trainer that is ready to go: every part loaded, checked and wired."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from srl.serve.client import HttpSearch
+
+from srl.advantage import Algorithm
+from srl.config import Config
+from srl.errors import UserError
+from srl.index import open_index
+from srl.model import load_model, load_tokenizer, model_digest
+from srl.plugins import manager
+from srl.protocol import Template, template
+from srl.reward import RewardMix
+from srl.rollout.codec import Codec
+from srl.rollout.engine import TorchEngine
+from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.serve.local import LocalSearch
+from srl.train.experience import Learner
+from srl.train.materials import Note, index_of, load_questions, model_options
+from srl.train.stage import Environment, Splits
+from srl.update.critic import Critic
+from srl.update.forward import disable_dropout
+from srl.update.kl import kl_controller
+from srl.update.optimiser import Optimiser, schedule
+from srl.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The policy's model with what turns text into its ids."""
+
+    model: torch.nn.Module
+    codec: Codec
+
+
+def load_policy(config: Config, note: Note) -> Policy:
+    """The policy of the section `model`, dropout off; what its tokenizer lacks is said."""
+    assert config.model.path is not None, "the model's path is filled in before it is loaded"
+    model = load_model(config.model.path, **model_options(config))
+    disable_dropout(model)
+    tokenizer, notes = load_tokenizer(
+        config.model.tokenizer or config.model.path, config.model.trust_remote_code
+    )
+    for text in notes:
+        note(text)
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    codec = Codec(tokenizer, [eos] if isinstance(eos, int) else eos or [])
+    return Policy(model, codec)
+
+
+def load_algorithm(config: Config) -> Algorithm:
+    """The algorithm plugin that `algorithm.name` names."""
+    name = config.algorithm.name
+    return manager.load("algorithm", name, config.algorithm.options(name))  # type: ignore[return-value]
+
+
+def load_search(config: Config, workspace: Workspace, note: Note) -> Searcher | None:
+    """What answers searches: a server, an index in this process, or nothing."""
+    if not config.rollout.search:
+        return None
+    settings = config.search
+    if settings.url is not None:
+        if len(settings.url) > 1:
+            raise UserError(f"search.url takes one server, not {len(settings.url)}")
+        return HttpSearch(
+            settings.url[0], settings.topk, timeout_s=settings.timeout_s, retries=settings.retries,
+            max_query_chars=settings.max_query_chars,
+        )  # fmt: skip
+    path = index_of(config, workspace, note)
+    if settings.index is not None and config.data.corpus is not None:
+        _check_corpus(path, Path(config.data.corpus))
+    index = open_index(path)
+    return LocalSearch(index, settings.topk, max_query_chars=settings.max_query_chars)
+
+
+def _check_corpus(index: Path, corpus: Path) -> None:
+    from srl.index import check_corpus
+
+    check_corpus(index, corpus)
+
+
+def load_template(config: Config) -> Template:
+    """The template whose feedback a useless turn gets; it must match whether search is on."""
+    name = config.data.template or ("search-r1" if config.rollout.search else "r1")
+    found = template(name)
+    if found.searches != config.rollout.search:
+        other = "one without search such as r1" if found.searches else "one with search such as search-r1"
+        raise UserError(
+            f"rollout.search={str(config.rollout.search).lower()} and data.template={name} do not go "
+            f"together: use {other}"
+        )
+    return found
+
+
+def episode_options(config: Config) -> EpisodeOptions:
+    """The budgets and sampling of the sections `rollout` and `data`."""
+    rollout = config.rollout
+    return EpisodeOptions(
+        max_turns=rollout.max_turns,
+        max_turn_tokens=rollout.max_turn_tokens,
+        max_obs_length=rollout.max_obs_length,
+        max_prompt_length=config.data.max_prompt_length,
+        max_response_length=config.data.max_response_length,
+        min_answer_tokens=rollout.min_answer_tokens,
+        stop_at_answer=rollout.stop_at_answer,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+    )
+
+
+def load_environment(config: Config, workspace: Workspace, codec: Codec, note: Note) -> Environment:
+    """Questions, search, reward and template of a run."""
+    data, limits = config.data, config.eval
+    splits = Splits(
+        load_questions(data.train_files, config, codec, note),
+        load_questions(data.val_files, config, codec, note, limits.val_questions),
+        load_questions(data.test_files, config, codec, note, limits.test_questions),
+    )
+    if not splits.train:
+        raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
+    search = load_search(config, workspace, note)
+    rewards = {name: config.reward.options(name) for name in config.reward.weights}
+    mix = RewardMix(config.reward.weights, rewards)
+    return Environment(codec, load_template(config), episode_options(config), search, mix, splits)
+
+
+def load_engine(config: Config, policy: Policy) -> TorchEngine:
+    """The engine that generates with the policy's own weights."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest > context:
+        raise UserError(
+            f"data.max_prompt_length + data.max_response_length = {longest} tokens, and this model reads "
+            f"{context}: lower one of them"
+        )
+    return TorchEngine(
+        policy.model, policy.codec, max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest,
+        deterministic=config.rollout.deterministic,
+    )  # fmt: skip
+
+
+def load_learner(config: Config, policy: Policy) -> Learner:
+    """Actor, frozen reference and critic; the critic is a copy of the policy as RL starts."""
+    algorithm = load_algorithm(config)
+    needs_reference = config.algorithm.use_kl_in_reward or config.actor.use_kl_loss
+    adapter = config.model.lora_rank > 0 and config.ref.path is None
+    reference = _load_reference(config) if needs_reference and not adapter else None
+    critic = Critic(policy.model) if algorithm.needs_critic else None
+    control = config.algorithm.kl_ctrl
+    kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
+    return Learner(config, algorithm, policy.model, reference, critic, kl)
+
+
+def _load_reference(config: Config) -> torch.nn.Module:
+    options = {**model_options(config), "lora_rank": 0, "gradient_checkpointing": False}
+    reference = load_model(config.ref.path or config.model.path, **options)
+    return reference.eval().requires_grad_(False)
+
+
+def reference_digest(config: Config, learner: Learner) -> str:
+    """The digest of the reference's weights, or nothing where no KL is asked for."""
+    if not learner.needs_reference():
+        return ""
+    return model_digest(learner.reference) if learner.reference is not None else _start_digest(config)
+
+
+def _start_digest(config: Config) -> str:
+    return model_digest(config.ref.path or config.model.path)
+
+
+def load_optimisers(config: Config, learner: Learner) -> dict[str, Optimiser]:
+    """AdamW for the actor, and for the critic where there is one."""
+    sections: dict[str, tuple[torch.nn.Module, Any]] = {"actor": (learner.actor, config.actor)}
+    if learner.critic is not None:
+        sections["critic"] = (learner.critic, config.critic)
+    return {name: _optimiser(config, *pair) for name, pair in sections.items()}
+
+
+def _optimiser(config: Config, model: torch.nn.Module, section: Any) -> Optimiser:
+    """`lr_warmup_steps` counts training steps; an optimiser takes several in each."""
+    updates = -(-config.data.train_batch_size // section.ppo_mini_batch_size) * section.ppo_epochs
+    total, optim = config.trainer.total_training_steps, section.optim
+    warmup = optim.lr_warmup_steps or round(optim.lr_warmup_steps_ratio * total)
+    return Optimiser(
+        model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, eps=optim.eps,
+        grad_clip=section.grad_clip,
+        schedule=schedule(optim.lr_scheduler_type, warmup * updates, total * updates),
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Where episodes happen during a run: training batches, validation, test; scored, logged and told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from srl.config import Config
+from srl.evaluate import summarise
+from srl.protocol import Template
+from srl.reward import RewardMix
+from srl.rollout.codec import Codec
+from srl.rollout.driver import rollout
+from srl.rollout.engine import TorchEngine
+from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.store import LogWriter, Record
+from srl.train.checkpoint import Progress
+from srl.train.report import Reporter, Terminal
+from srl.trajectory import Phase, Question, Score, Trajectory
+
+
+@dataclass(slots=True)
+class Splits:
+    """Questions by what they are for; validation and test never change during a run."""
+
+    train: list[Question]
+    val: list[Question] = field(default_factory=list)
+    test: list[Question] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Environment:
+    """What the policy meets in an episode, and what scores it."""
+
+    codec: Codec
+    template: Template
+    options: EpisodeOptions
+    search: Searcher | None
+    reward: RewardMix
+    splits: Splits
+
+
+@dataclass(slots=True)
+class Stage:
+    """The policy's engine in its environment, and the log of what happens there.
+
+    One event loop lasts the whole run, so that connections to a search server outlive a step.
+    """
+
+    config: Config
+    environment: Environment
+    engine: TorchEngine
+    log: LogWriter
+    terminal: Terminal
+    reporters: Sequence[Reporter] = ()
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    def episodes(
+        self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
+    ) -> list[Trajectory]:
+        """`n` episodes a question with the weights as they are now."""
+        self.engine.reset()
+        environment = self.environment
+        return self.runner.run(
+            rollout(
+                questions, self.engine, environment.search, codec=environment.codec,
+                template=environment.template, options=options, n=n, seed=self.config.trainer.seed,
+                step=step, phase=phase,
+            )
+        )  # fmt: skip
+
+    def score(self, trajectories: list[Trajectory]) -> list[Score]:
+        return self.runner.run(self.environment.reward.score(trajectories))
+
+    def validate(self, progress: Progress) -> None:
+        """Evaluate the validation split; the best figure so far is kept in `progress`."""
+        metrics = self._evaluate("val", self.environment.splits.val, progress.step)
+        if metrics is not None and metrics["val/em"] > (
+            -1.0 if progress.val_em_best is None else progress.val_em_best
+        ):
+            progress.val_em_best, progress.val_em_best_step = metrics["val/em"], progress.step
+
+    def test(self, step: int) -> float | None:
+        """Exact match on the test split; never used to choose anything."""
+        metrics = self._evaluate("test", self.environment.splits.test, step)
+        return None if metrics is None else metrics["test/em"]
+
+    def _evaluate(self, phase: Phase, questions: list[Question], step: int) -> dict[str, float] | None:
+        """Episodes on a fixed split at `eval.temperature`; None where the split is empty."""
+        if not questions:
+            return None
+        start = time.perf_counter()
+        options = replace(self.environment.options, temperature=self.config.eval.temperature, top_p=1.0)
+        trajectories = self.episodes(questions, phase, step, options)
+        scores = self.score(trajectories)
+        metrics = summarise(trajectories, scores, phase)
+        metrics["timing_s/testing"] = time.perf_counter() - start
+        self.record(step, phase, list(map(Record, trajectories, scores)), metrics)
+        self.terminal.evaluation(phase, step, metrics)
+        return metrics
+
+    def record(
+        self, step: int, phase: Phase, records: Sequence[Record], metrics: Mapping[str, float]
+    ) -> None:
+        """One finished step or evaluation into the log and the external loggers."""
+        self.log.write(step, phase, records, metrics)
+        for reporter in self.reporters:
+            reporter.metrics(step, metrics)
+
+    def close(self) -> None:
+        for reporter in self.reporters:
+            reporter.close()
+        self.runner.close()
