@@ -104,7 +104,7 @@ def _check_kind(kind: str) -> None:
 
 def _unknown(kind: str, name: str, known: list[str]) -> str:
     """What to say, and what to type, when nothing of this name is installed."""
-    broken = [f"{entry.package} ({entry.error})" for entry in entries(UNKNOWN)]
+    broken = [f"{entry.package} ({entry.error})" for entry in entries() if entry.kind == UNKNOWN]
     also = f"; not importable: {', '.join(broken)}" if broken else ""
     if not entries():
         return f"no {kind} {name!r}: no plugin is installed; type: {INSTALL_DEFAULT}"

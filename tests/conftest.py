@@ -1,0 +1,50 @@
+"""What all tests share: no network, one thread, a workspace of their own, and no silent skips in CI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))  # so that `from tests.shared_data import …` works under any way to call pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "must_run: a skip of this test is a failure where CI=true")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    in_ci = os.environ.get("CI", "").lower() == "true"
+    if in_ci and report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("must_run"):
+        report.outcome = "failed"
+        reason = call.excinfo.value if call.excinfo else ""
+        report.longrepr = f"{item.nodeid} must run in CI, and was skipped: {reason}"
+    return report
+
+
+@pytest.fixture(autouse=True)
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace of this test's own, as `$SRL_WORKSPACE`; nothing is in it."""
+    folder = tmp_path / "workspace"
+    monkeypatch.setenv("SRL_WORKSPACE", str(folder))
+    return folder
