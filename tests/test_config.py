@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -213,11 +213,12 @@ def test_unknown_key_in_a_file_has_its_line(tmp_path):
         ("model.path=3", "model.path is 3, expected text or null"),
         ("actor.kl_loss_type=k4", "actor.kl_loss_type is 'k4', expected one of k1, k2, k3"),
         ("actor.optim.betas=[1]", "actor.optim.betas is [1], expected list of 2: number ≥ 0 and < 1"),
+        ("trainer.seed=" + "x" * 100, f"trainer.seed is '{'x' * 78}…, expected integer ≥ 0"),
         ("actor=3", "actor is 3, expected keys under it"),
         ("verl=3", "verl is 3, expected mapping"),
         ("reward.weights={}", "reward.weights is {}, expected mapping of names to numbers"),
         ("reward.weights.em=x", "reward.weights.em is 'x', expected number"),
-        ("data.train_files=[]", "data.train_files is [], expected text or a list of such or null"),
+        ("data.train_files=[]", "data.train_files is [], expected text or list of text or null"),
         ("algorithm.name=3", "algorithm.name is 3, expected text"),
     ],
 )
@@ -448,5 +449,6 @@ values = st.recursive(
 
 @settings(deadline=None)
 @given(values)
+@example({"\x85": "a\nb \n\u2028"})
 def test_what_is_dumped_is_parsed_back(value):
     assert parse(dump({"x": value}), "x") == {"x": value}

@@ -48,7 +48,7 @@ class Data(Section):
     corpus: str | None = None
     """The passages to search, JSON lines with `id` and `contents`; the index is built from it."""
     template: str | None = None
-    """Prompt around a question: search-r1, r1, tiny, tiny-r1, or a text file with {question}. null: the
+    """Prompt around a question: search-r1, r1, tiny, tiny-r1, or a text file with `{question}`. null: the
     prompts as the files have them."""
     train_batch_size: Count = 128
     """Questions of a training step; each is sampled rollout.n times."""
@@ -66,7 +66,7 @@ class Search(Section):
     """What answers a search, and what happens when it does not answer."""
 
     url: Texts | None = None
-    """URL of a search server's /retrieve, or a list of them for one index. null: search in this process."""
+    """URL of a search server's `/retrieve`, or a list of them for one index. null: search in this process."""
     index: str | None = None
     """Index directory to search in this process. null: the index of data.corpus, built when missing."""
     topk: Count = 3
@@ -108,7 +108,7 @@ class Rollout(Section):
     search: bool = True
     """Whether the policy may search at all; false is the baseline that answers from its weights."""
     stop_at_answer: bool = True
-    """End the episode at </answer>. false: the policy goes on until it samples its end-of-text token."""
+    """End the episode at `</answer>`. false: the policy goes on until it samples its end-of-text token."""
     deterministic: bool = False
     """Fix the order in which episodes enter the batch, so that a run repeats bit for bit on one thread."""
     max_num_seqs: Count = 128

@@ -68,7 +68,7 @@ def flatten(tree: Mapping[str, Any], origin: Callable[[Path], str], base: Path =
         if isinstance(value, Mapping) and (kind == "section" or (kind == "free" and value)):
             yield from flatten(value, origin, path)
         elif kind == "section" and value is not None:
-            raise UserError(f"{origin(path)}: {'.'.join(path)} is {value!r}, expected keys under it")
+            raise UserError(f"{origin(path)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
         elif kind != "section" and not (is_plugin and value is None):
             yield Entry(path, value, origin(path))
 
@@ -94,8 +94,14 @@ def _first_wrong(error: ValidationError, state: State) -> str:
     return wrong(path, value, origin)
 
 
+def reveal(value: Any) -> str:
+    """A value as messages show it, cut where it is long."""
+    text = repr(plain(value))
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
 def wrong(path: Path, value: Any, origin: str) -> str:
     field = place(path)[1]
     inside_mapping = field is not None and place(path[:-1])[0] == "mapping"
     expected = "number" if inside_mapping else takes(field) if field else "something else"
-    return f"{origin}: {'.'.join(path)} is {plain(value)!r}, expected {expected}"
+    return f"{origin}: {'.'.join(path)} is {reveal(value)}, expected {expected}"

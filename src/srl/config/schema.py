@@ -134,11 +134,13 @@ def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def _takes_list(arguments: tuple[Any, ...], metadata: Sequence[Any]) -> str:
-    if arguments[-1] is Ellipsis:
-        items = _takes(arguments[0])
-        one = any(getattr(item, "func", None) is one_or_many for item in metadata)
-        return f"{items} or a list of such" if one else f"list of {items}"
-    return f"list of {len(arguments)}: {_takes(arguments[0])}"
+    items = _takes(arguments[0])
+    if arguments[-1] is not Ellipsis:
+        return f"list of {len(arguments)}: {items}"
+    if not any(getattr(item, "func", None) is one_or_many for item in metadata):
+        return f"list of {items}"
+    choice = items.removeprefix("one of ")
+    return f"one or several of {choice}" if choice != items else f"{items} or list of {items}"
 
 
 def _bounds(metadata: Sequence[Any]) -> str:

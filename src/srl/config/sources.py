@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from srl.config import schema
-from srl.config.merge import Entry, flatten
+from srl.config.merge import Entry, flatten, reveal
 from srl.config.yamltext import Lined, parse
 from srl.errors import UserError, nearest
 from srl.files import check_format
@@ -114,7 +114,7 @@ def _mapping(value: Any, key: str, origin: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise UserError(f"{origin}: {key} is {value!r}, expected keys under it")
+        raise UserError(f"{origin}: {key} is {reveal(value)}, expected keys under it")
     return value
 
 

@@ -56,6 +56,12 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> Lined:
     return found
 
 
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Escapes what cannot be printed, which PyYAML would break lines at in other styles."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text)
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 _Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(node.value))
