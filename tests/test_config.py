@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -329,17 +328,16 @@ def test_every_option_of_the_plugins_in_use_is_resolved():
 
 
 @pytest.mark.parametrize(
-    "setting", ["retriever.name=nope", "reward.weights.nope=1", "algorithm.name=nope", "retriever.nope.x=1"]
+    ("setting", "kind"),
+    [
+        ("retriever.name=nope", "retriever"),
+        ("retriever.nope.x=1", "retriever"),
+        ("reward.weights.nope=1", "reward"),
+        ("algorithm.name=nope", "algorithm"),
+    ],
 )
-def test_plugin_that_is_not_installed_is_named(monkeypatch, setting):
-    def absent(kind: str, name: str):
-        if name == "nope":
-            raise UserError(f"no {kind} 'nope'")
-        return found(kind, name)
-
-    found = manager.find
-    monkeypatch.setattr(manager, "find", absent)
-    assert re.search(r"no \w+ 'nope'", refused(sets=[setting]))
+def test_plugin_that_is_not_installed_is_named(setting, kind):
+    assert f"no {kind} 'nope': installed are " in refused(sets=[setting])
 
 
 def test_retriever_that_nothing_would_load_is_not_asked_for():
