@@ -1,0 +1,56 @@
+"""The generated pages say what the code says, and every command's help ends with an example."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@cache
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["config.md", "cli.md", "store.md"])
+def test_page_is_what_the_code_says(name):
+    page = generator().PAGES[name]()
+    if (DOCS / name).read_text(encoding="utf-8") != page:
+        pytest.fail(f"docs/{name} differs from what it is written from; run: make docs", pytrace=False)
+
+
+def test_every_command_ends_its_help_with_an_example():
+    from srl.cli import command
+
+    helps = dict(generator()._helps(command(), "srl", None))
+    for path, text in helps.items():
+        is_group = any(other.startswith(f"{path} ") for other in helps)
+        assert is_group or f"Example:\n    {path}" in text, path
+
+
+def test_check_says_what_to_run_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    module = generator()
+    monkeypatch.setattr(module, "DOCS", tmp_path)
+    monkeypatch.setattr(module, "PAGES", {"a.md": lambda: "# A\n", "b.md": lambda: "# B\n"})
+    (tmp_path / "a.md").write_text("# A\n")
+    assert module.main(["--check"]) == 1
+    assert capsys.readouterr().err.endswith(
+        "docs/b.md differs from what it is written from; run: make docs\n"
+    )
+    assert not (tmp_path / "b.md").exists()
+    assert module.main([]) == 0
+    assert module.main(["--check"]) == 0
+
+
+def test_cells_of_a_table_keep_their_bars():
+    assert generator()._table(("a",), [("x|y",)]) == "| a |\n| --- |\n| x\\|y |"
