@@ -1,0 +1,68 @@
+"""Queries that arrive together are asked together; a query that is no query is not asked at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from srl.trajectory import Search
+
+MAX_QUERY_CHARS = 1000
+
+Answer = Callable[[list[str]], Awaitable[list[Search]]]
+"""Answers a batch of different queries, one outcome for each."""
+
+
+def clean(query: str) -> str:
+    """The query as it is sent: stripped, and with lone surrogates (which UTF-8 cannot write) replaced."""
+    return query.strip().encode("utf-8", "replace").decode()
+
+
+def rejection(query: str, max_chars: int = MAX_QUERY_CHARS) -> str:
+    """Why a query cannot be asked, which is the fault of who wrote it; empty when it can be."""
+    if not query:
+        return "the query is empty"
+    if len(query) > max_chars:
+        return f"the query has {len(query):,} characters; at most {max_chars:,} are taken"
+    return ""
+
+
+class TickBatcher:
+    """Gathers the queries of one tick of the event loop and answers them in one call.
+
+    Equal queries are asked once. The order in a batch is the order of arrival, so the same episodes
+    make the same calls. For one event loop at a time; another one may follow.
+    """
+
+    def __init__(self, answer: Answer, max_batch: int) -> None:
+        self._answer = answer
+        self._max_batch = max_batch
+        self._waiting: dict[str, asyncio.Future[Search]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def ask(self, query: str) -> Search:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._waiting = loop, {}
+        if not self._waiting:
+            loop.call_soon(self._flush)
+        future = self._waiting.setdefault(query, loop.create_future())
+        return await asyncio.shield(future)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = list(self._waiting.items()), {}
+        for start in range(0, len(waiting), self._max_batch):
+            task = asyncio.ensure_future(self._settle(waiting[start : start + self._max_batch]))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _settle(self, batch: list[tuple[str, asyncio.Future[Search]]]) -> None:
+        try:
+            answers = await self._answer([query for query, _ in batch])
+        except Exception as error:  # a bug: let it reach whoever waits instead of leaving them waiting
+            for _, future in batch:
+                future.set_exception(error)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            future.set_result(answer)

@@ -1,0 +1,220 @@
+"""Which dialects a search server speaks, and whether episodes can be answered by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from srl.errors import UserError
+from srl.serve.client import is_loopback, retrieve_url
+from srl.serve.wire import DIGEST_HEADER, read_answer
+from srl.trajectory import Hit
+
+QUERIES = ("Where was the first president of the country born?", "Who is the mayor of the capital city?")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was tried; `passed` is None when the answers do not tell. The `required` must hold."""
+
+    name: str
+    passed: bool | None
+    detail: str = ""
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    url: str
+    findings: list[Finding]
+    index_digest: str = ""
+    latency_s: list[float] = field(default_factory=list)
+
+    @property
+    def conforms(self) -> bool:
+        """Whether everything that an episode needs holds."""
+        return all(finding.passed for finding in self.findings if finding.required)
+
+    @property
+    def median_latency_s(self) -> float:
+        return median(self.latency_s) if self.latency_s else float("nan")
+
+
+def check_server(
+    url: str,
+    queries: Sequence[str] = QUERIES,
+    topk: int = 3,
+    calls: int = 10,
+    timeout_s: float = 30.0,
+    transport: httpx.BaseTransport | None = None,
+) -> Report:
+    """Probe the server at `url` with `queries`, best two or more. Raises UserError where nobody answers."""
+    url = retrieve_url(url)
+    trust_env = not is_loopback(httpx.URL(url).host)
+    with httpx.Client(
+        timeout=timeout_s, trust_env=trust_env, transport=transport, follow_redirects=True
+    ) as client:
+        probe = _Probe(client, url, list(queries), topk)
+        findings = list(probe.findings())
+        digest = probe.digest or probe.health().get("index_digest") or ""
+        return Report(url, findings, str(digest), list(probe.latencies(calls)))
+
+
+class _ProblemError(Exception):
+    """What an answer lacks, in one line."""
+
+
+@dataclass
+class _Probe:
+    """The requests of a check; `digest` is what the answers' header said."""
+
+    client: httpx.Client
+    url: str
+    queries: list[str]
+    topk: int
+    digest: str = ""
+
+    def findings(self) -> Iterator[Finding]:
+        """Search-R1's dialect, which is required, then the others."""
+        name = "answers with documents and scores"
+        try:
+            batch = self.ask({"queries": self.queries, "topk": self.topk, "return_scores": True})
+        except _ProblemError as problem:
+            yield Finding(name, False, str(problem), required=True)
+            return
+        if not any(batch):
+            yield Finding(name, None, "no hit at all; give --query with words of the corpus", required=True)
+            return
+        yield Finding(name, True, f"{sum(map(len, batch))} hits for {len(batch)} queries", required=True)
+        yield self._try("orders hits by score", lambda: _in_order(batch, self.topk), required=True)
+        yield self._try("answers a query alone as in a batch", lambda: self._alone(batch), required=True)
+        yield from self._dialects(batch[0])
+
+    def _dialects(self, hits: list[Hit]) -> Iterator[Finding]:
+        first, ask = self.queries[0], {"topk": self.topk, "return_scores": True}
+        bare = {"queries": [first], "topk": self.topk}
+        yield self._try("return_scores: false gives bare documents", lambda: self._bare(bare, hits))
+        yield self._try("query: one text", lambda: _same(self.ask({"query": first, **ask})[0], hits))
+        for name in ("top_k", "k"):
+            yield self._k(name, {name: 1}, hits)
+        yield self._k("topk_retrieval, topk_rerank", {"topk_retrieval": 10, "topk_rerank": 1}, hits)
+        yield self._try("a bad request gets a 4xx", self._refusal)
+        yield self._try("/health", lambda: "ok" if self.health() else _fail("there is none"))
+
+    def _try(self, name: str, probe: Callable[[], str | None], required: bool = False) -> Finding:
+        try:
+            detail = probe()
+        except _ProblemError as problem:
+            return Finding(name, False, str(problem), required)
+        return Finding(name, True, detail or "", required)
+
+    def ask(self, body: dict[str, Any]) -> list[list[Hit]]:
+        """The hits of an answer with scores. Raises _ProblemError."""
+        expected = len(body.get("queries", [""]))
+        answer = self._post(body)
+        try:
+            found = read_answer(answer, expected, topk=10_000)
+        except ValueError as error:
+            raise _ProblemError(str(error)) from error
+        items = [item for hits in json.loads(answer)["result"] for item in hits]
+        if not all(isinstance(item, dict) and {"document", "score"} <= set(item) for item in items):
+            raise _ProblemError('a hit is not {"document": …, "score": …}')
+        return found
+
+    def _post(self, body: dict[str, Any]) -> bytes:
+        try:
+            response = self.client.post(self.url, json=body)
+        except httpx.ConnectError as error:
+            raise UserError(
+                f"no search server answers at {self.url} ({error}); type: srl serve retriever --index DIR"
+            ) from error
+        except httpx.HTTPError as error:
+            raise _ProblemError(f"{type(error).__name__}: {error}") from error
+        self.digest = response.headers.get(DIGEST_HEADER, self.digest)
+        if response.status_code != 200:
+            raise _ProblemError(f"HTTP {response.status_code}: {' '.join(response.text[:100].split())}")
+        return response.content
+
+    def _alone(self, batch: list[list[Hit]]) -> str | None:
+        for query, hits in zip(self.queries, batch, strict=True):
+            _same(self.ask({"queries": [query], "topk": self.topk, "return_scores": True})[0], hits)
+        return None
+
+    def _bare(self, body: dict[str, Any], hits: list[Hit]) -> str | None:
+        for extra in ({}, {"return_scores": False}):
+            answer = self._post(body | extra)
+            try:
+                (found,) = read_answer(answer, 1, self.topk)
+            except ValueError as error:
+                raise _ProblemError(str(error)) from error
+            if any("document" in item for item in json.loads(answer)["result"][0]):
+                raise _ProblemError("the documents are wrapped as if scores were asked for")
+            _same_passages(found, hits)
+        return None
+
+    def _k(self, name: str, asked: dict[str, int], hits: list[Hit]) -> Finding:
+        if len(hits) < 2:
+            return Finding(name, None, "too few hits to tell; give --query with words of the corpus")
+
+        def probe() -> str | None:
+            (found,) = self.ask({"queries": self.queries[:1], "return_scores": True, **asked})
+            return None if len(found) == 1 else _fail(f"{len(found)} hits where 1 was asked for")
+
+        return self._try(name, probe)
+
+    def _refusal(self) -> str | None:
+        try:
+            code = self.client.post(self.url, json={"queries": 7}).status_code
+        except httpx.HTTPError as error:
+            raise _ProblemError(f"{type(error).__name__}: {error}") from error
+        return f"HTTP {code}" if 400 <= code < 500 else _fail(f"HTTP {code}")
+
+    def health(self) -> dict[str, Any]:
+        try:
+            found = self.client.get(httpx.URL(self.url).join("health")).raise_for_status().json()
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def latencies(self, calls: int) -> Iterator[float]:
+        """Seconds of each of `calls` requests, one after the other."""
+        body = {"queries": self.queries, "topk": self.topk, "return_scores": True}
+        for _ in range(calls):
+            start = perf_counter()
+            try:
+                self._post(body)
+            except _ProblemError:
+                return
+            yield perf_counter() - start
+
+
+def _fail(why: str) -> str:
+    raise _ProblemError(why)
+
+
+def _in_order(batch: list[list[Hit]], topk: int) -> str | None:
+    for hits in batch:
+        scores = [hit.score for hit in hits]
+        if len(hits) > topk:
+            raise _ProblemError(f"{len(hits)} hits where at most {topk} were asked for")
+        if scores != sorted(scores, reverse=True):
+            raise _ProblemError(f"scores {scores}")
+    return None
+
+
+def _same(found: list[Hit], expected: list[Hit]) -> str | None:
+    _same_passages(found, expected)
+    gap = max((abs(a.score - b.score) for a, b in zip(found, expected, strict=True)), default=0.0)
+    return None if gap <= 1e-3 else _fail(f"the scores differ by {gap:.3g}")
+
+
+def _same_passages(found: list[Hit], expected: list[Hit]) -> None:
+    ids = [hit.passage.id for hit in found], [hit.passage.id for hit in expected]
+    if ids[0] != ids[1]:
+        raise _ProblemError(f"it finds {ids[0]}, in the batch {ids[1]}")

@@ -1,0 +1,147 @@
+"""`srl serve check`: which dialects a server speaks, and whether episodes can be answered by it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from srl.errors import UserError
+from srl.index import build_index, open_index
+from srl.serve.check import Finding, Report, check_server
+from srl.serve.server import create_app
+from srl.trajectory import Passage
+
+URL = "http://127.0.0.1:8000"
+ANSWER = "answers with documents and scores"
+
+
+class InProcess(httpx.BaseTransport):
+    """An app behind a synchronous client, without a socket."""
+
+    def __init__(self, app: object) -> None:
+        self.app = app
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        async def once() -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app)) as client:  # type: ignore[arg-type]
+                sent = await client.request(request.method, request.url, content=request.read())
+                return httpx.Response(sent.status_code, headers=sent.headers, content=sent.content)
+
+        return asyncio.run(once())
+
+
+def check(handler: Callable[[httpx.Request], httpx.Response]) -> Report:
+    return check_server(URL, ["red fox", "fox"], calls=2, transport=httpx.MockTransport(handler))
+
+
+def found(report: Report, name: str) -> Finding:
+    return next(finding for finding in report.findings if finding.name == name)
+
+
+def documents(count: int) -> list[dict]:
+    return [{"id": str(number), "contents": f'"t"\n{number}'} for number in range(count)]
+
+
+def scored(count: int) -> list[dict]:
+    return [{"document": document, "score": 9.0 - rank} for rank, document in enumerate(documents(count))]
+
+
+def search_r1(request: httpx.Request) -> httpx.Response:
+    """Search-R1's own server: `queries`, `topk` and scores, a crash without them, no health."""
+    if request.method != "POST":
+        return httpx.Response(404)
+    body = json.loads(request.content)
+    if not isinstance(body.get("queries"), list):
+        return httpx.Response(422)
+    if not body.get("return_scores"):
+        return httpx.Response(500, text="too many values to unpack")
+    return httpx.Response(200, json={"result": [scored(body.get("topk") or 3) for _ in body["queries"]]})
+
+
+def test_our_own_server_speaks_every_dialect(tmp_path: Path):
+    build_index([Passage(str(row), f"red fox {row}") for row in range(5)], tmp_path / "i")
+    index = open_index(tmp_path / "i")
+    report = check_server(URL, ["red fox", "fox"], transport=InProcess(create_app(index)))
+    assert [finding.name for finding in report.findings if not finding.passed] == []
+    assert len(report.findings) == 10
+    assert report.conforms
+    assert report.index_digest == index.digest
+    assert len(report.latency_s) == 10
+
+
+def test_search_r1s_server_conforms_and_its_gaps_are_named():
+    report = check(search_r1)
+    assert report.conforms
+    assert report.index_digest == ""
+    gaps = {finding.name for finding in report.findings if finding.passed is False}
+    assert gaps == {
+        "return_scores: false gives bare documents",
+        "query: one text",
+        "top_k",
+        "k",
+        "topk_retrieval, topk_rerank",
+        "/health",
+    }
+    assert found(report, "k").detail == "3 hits where 1 was asked for"
+    assert "HTTP 500" in found(report, "return_scores: false gives bare documents").detail
+
+
+@pytest.mark.parametrize(
+    ("result", "name", "detail"),
+    [
+        ("<html>", ANSWER, "not JSON"),
+        ([scored(2)], ANSWER, "1 lists for 2 queries"),
+        ([documents(2), documents(2)], ANSWER, 'not {"document": …, "score": …}'),
+        ([scored(2)[::-1], scored(2)], "orders hits by score", "scores [8.0, 9.0]"),
+        ([scored(4), scored(2)], "orders hits by score", "4 hits where at most 3"),
+        ([scored(2), scored(1)], "answers a query alone as in a batch", "it finds"),
+    ],
+)
+def test_a_server_that_answers_wrongly_does_not_conform(result, name, detail):
+    def wrong(request: httpx.Request) -> httpx.Response:
+        if result == "<html>":
+            return httpx.Response(200, text=result)
+        asked = json.loads(request.content or b"{}").get("queries")
+        alone = asked == ["red fox"] or asked == ["fox"]
+        return httpx.Response(200, json={"result": result[-1:] if alone else result})
+
+    report = check(wrong)
+    assert not report.conforms
+    assert found(report, name).passed is False
+    assert detail in found(report, name).detail
+
+
+def test_a_server_that_finds_nothing_leaves_it_open():
+    report = check(lambda request: httpx.Response(200, json={"result": [[], []]}))
+    assert not report.conforms
+    assert found(report, ANSWER).passed is None
+    assert "--query" in found(report, ANSWER).detail
+
+
+def test_one_hit_is_too_few_to_tell_whose_k_counts():
+    def one_hit(request: httpx.Request) -> httpx.Response:
+        queries = json.loads(request.content or b"{}").get("queries", [""])
+        return httpx.Response(
+            200, json={"result": [scored(1) for _ in queries]} if isinstance(queries, list) else 7
+        )
+
+    assert found(check(one_hit), "top_k").passed is None
+
+
+def test_an_error_of_the_server_is_quoted():
+    report = check(lambda request: httpx.Response(503, text="warming\nup"))
+    assert "HTTP 503: warming up" in found(report, ANSWER).detail
+    assert report.latency_s == []
+
+
+def test_nobody_there_is_the_users_to_mend():
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("Connection refused")
+
+    with pytest.raises(UserError, match=r"no search server answers at .*: srl serve retriever"):
+        check(refuse)

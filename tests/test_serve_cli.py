@@ -1,0 +1,104 @@
+"""`srl serve` as it is typed: it says where it listens, and stops when told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from srl.cli import main
+from srl.index import build_index
+from srl.serve import server
+from srl.serve.server import bind
+from srl.trajectory import Passage
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("index") / "i"
+    build_index([Passage(str(row), f'"T"\nred fox {row}') for row in range(5)], directory)
+    return directory
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its URL, once it takes requests; killed at the end if it still runs."""
+    command = [sys.executable, "-c", "import sys; from srl.cli import main; sys.exit(main())"]
+    command += ["serve", "retriever", "--index", str(directory), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_it_serves_until_a_signal_and_ends_with_its_code(directory, sent, code):
+    with serving(directory) as (process, url):
+        with urlopen(url.replace("/retrieve", "/healthz")) as answer:
+            assert json.load(answer)["passages"] == 5
+        assert main(["serve", "check", url, "--query", "red fox", "--query", "fox"]) == 0
+        process.send_signal(sent)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "serving 5 passages by bm25" in err
+    assert "Traceback" not in err
+
+
+def test_listening_to_the_network_is_said_aloud(directory, capsys, monkeypatch):
+    monkeypatch.setattr(server, "run_server", lambda app, listener, ready: ready(server.url_of(listener)))
+    assert main(["serve", "retriever", "--index", str(directory), "--port", "0"]) == 0
+    assert "without a password" not in capsys.readouterr().err
+    assert main(["serve", "retriever", "--index", str(directory), "--port", "0", "--host", "0.0.0.0"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("http://0.0.0.0:")
+    assert "listening on 0.0.0.0: whoever can reach this machine can search, without a password" in err
+
+
+def test_a_busy_port_is_one_line_and_exit_code_2(directory, capsys):
+    with bind(port=0) as taken:
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "retriever", "--index", str(directory), "--port", port]) == 2
+    err = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_serving_what_is_no_index_is_exit_code_2(tmp_path, capsys):
+    assert main(["serve", "retriever", "--index", str(tmp_path / "nowhere"), "--port", "0"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_checking_nobody_is_exit_code_2_and_a_wrong_server_1(capsys):
+    with bind(port=0) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["serve", "check", url]) == 2
+        assert "no search server answers" in capsys.readouterr().err
+        silent.listen()
+        hanging_up = threading.Thread(target=_hang_up, args=(silent,), daemon=True)
+        hanging_up.start()
+        assert main(["serve", "check", url, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["conforms"] is False
+    assert report["findings"][0]["required"] is True
+
+
+def _hang_up(listener) -> None:
+    """Take connections and close them without a word, until the listener is closed."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        connection.close()

@@ -1,0 +1,118 @@
+"""Search in process: one call of the index for all that ask together, and never an exception."""
+
+from __future__ import annotations
+
+import asyncio
+
+from srl.serve import LocalSearch
+from srl.trajectory import Hit, Passage, Search
+
+
+class Echo:
+    """An index that finds the query itself, remembers what it was asked, and fails on `boom`."""
+
+    digest = "d" * 32
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        self.calls.append(queries)
+        if "boom" in queries:
+            raise RuntimeError("out of order\nsecond line")
+        return [[] if query == "nothing" else [Hit(Passage(query, query), 1.0)] * k for query in queries]
+
+
+def ask(search: LocalSearch, *queries: str) -> list[Search]:
+    async def together() -> list[Search]:
+        return await asyncio.gather(*map(search.search, queries))
+
+    return asyncio.run(together())
+
+
+def test_queries_of_one_tick_are_one_call_in_the_order_of_arrival():
+    index = Echo()
+    found = ask(LocalSearch(index, 2), "c", "a", "b", "a")
+    assert index.calls == [["c", "a", "b"]]
+    assert [search.query for search in found] == ["c", "a", "b", "a"]
+    assert [hit.passage.id for hit in found[3].hits] == ["a", "a"]
+    assert {search.status for search in found} == {"ok"}
+    assert {search.index_digest for search in found} == {"d" * 32}
+
+
+def test_queries_of_different_ticks_are_different_calls():
+    index = Echo()
+    search = LocalSearch(index)
+
+    async def one_after_the_other() -> None:
+        await search.search("a")
+        await search.search("a")
+
+    asyncio.run(one_after_the_other())
+    assert index.calls == [["a"], ["a"]]
+
+
+def test_a_large_tick_is_cut_into_batches():
+    index = Echo()
+    ask(LocalSearch(index, max_batch=2), *"abcde")
+    assert index.calls == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_a_query_is_stripped_for_the_index_and_kept_as_written():
+    index = Echo()
+    (found,) = ask(LocalSearch(index), "  a \n")
+    assert index.calls == [["a"]]
+    assert found.query == "  a \n"
+
+
+def test_a_lone_surrogate_does_no_harm():
+    index = Echo()
+    (found,) = ask(LocalSearch(index), "a\ud800b")
+    assert found.status == "ok"
+    assert index.calls == [["a?b"]]
+
+
+def test_no_hits_are_empty_and_no_fault():
+    (found,) = ask(LocalSearch(Echo()), "nothing")
+    assert (found.status, found.hits, found.is_fault) == ("empty", (), False)
+
+
+def test_an_empty_or_overlong_query_is_the_policys_own_fault():
+    index = Echo()
+    found = ask(LocalSearch(index, max_query_chars=5), "", " \n ", "abcdef", "abcde")
+    assert [search.status for search in found] == ["rejected", "rejected", "rejected", "ok"]
+    assert "empty" in found[0].error
+    assert "6 characters; at most 5" in found[2].error
+    assert index.calls == [["abcde"]]
+    assert not any(search.is_fault for search in found)
+
+
+def test_a_query_that_breaks_the_index_fails_alone():
+    found = ask(LocalSearch(Echo()), "a", "boom", "b")
+    assert [search.status for search in found] == ["ok", "failed", "ok"]
+    assert found[1].error == "RuntimeError: out of order"
+    assert found[1].is_fault
+
+
+def test_a_retriever_with_the_wrong_number_of_answers_is_a_fault():
+    class Short(Echo):
+        def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+            return []
+
+    assert {search.status for search in ask(LocalSearch(Short()), "a", "b")} == {"failed"}
+
+
+def test_an_episode_that_is_cancelled_does_not_take_its_twin_along():
+    async def cancel_one() -> Search:
+        search = LocalSearch(Echo())
+        first, second = asyncio.create_task(search.search("a")), asyncio.create_task(search.search("a"))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(cancel_one()).status == "ok"
+
+
+def test_it_serves_one_event_loop_after_the_other():
+    search = LocalSearch(Echo())
+    assert [ask(search, "a")[0].status, ask(search, "b")[0].status] == ["ok", "ok"]
