@@ -1,0 +1,323 @@
+"""The conformance kit: a plugin that keeps its promises passes, and each broken promise is found."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+
+import pytest
+import torch
+from tests.plugin_site import hook, site
+
+from srl.advantage import (
+    Advantages,
+    Algorithm,
+    group_mean,
+    group_std,
+    over_tokens,
+    sequence_score,
+    valid_mask,
+)
+from srl.errors import CheckFailed, UserError
+from srl.plugins.testing import check_algorithm, check_retriever, check_reward, checks
+from srl.plugins.testing.algorithms import batch
+from srl.plugins.testing.retrievers import CORPUS
+from srl.trajectory import Hit, Passage, Score
+
+__all__ = ["site"]
+
+
+def failed(kind, given):
+    return {check.name for check in checks(kind, given) if not check.passed}
+
+
+class Overlap:
+    """A retriever that does everything right."""
+
+    name = "overlap"
+
+    def build(self, passages, directory, progress):
+        self.passages = list(passages)
+        (directory / "index").write_text("here")
+        progress(len(self.passages))
+
+    def open(self, directory):
+        assert (directory / "index").read_text() == "here"
+
+    def search(self, queries, k):
+        return [self.one(set(re.findall(r"\w+", query.lower())), k) for query in queries]
+
+    def one(self, words, k):
+        counts = Counter()
+        for row, passage in enumerate(self.passages):
+            counts[row] = len(words & set(re.findall(r"\w+", passage.contents.lower())))
+        best = sorted((item for item in counts.items() if item[1]), key=lambda item: (-item[1], item[0]))
+        return [Hit(self.passages[row], float(count)) for row, count in best[:k]]
+
+
+def broken_search(change):
+    """`Overlap` with its answer to a call of `search` changed."""
+
+    def search(self, queries, k):
+        return change(Overlap.search(self, queries, k), queries, k)
+
+    return type("Broken", (Overlap,), {"search": search})()
+
+
+def worst_first(found, queries, k):
+    return [hits[::-1] for hits in found]
+
+
+def no_limit(found, queries, k):
+    return [hits + [Hit(CORPUS[0], 0.001)] * 3 for hits in found]
+
+
+def rewritten(found, queries, k):
+    return [
+        [Hit(Passage(hit.passage.id, hit.passage.contents.upper()), hit.score) for hit in hits]
+        for hits in found
+    ]
+
+
+def zeros(found, queries, k):
+    return [hits or [Hit(CORPUS[0], 0.0)] for hits in found]
+
+
+def noisy(found, queries, k):
+    return [[Hit(hit.passage, hit.score + random.random()) for hit in hits] for hits in found]
+
+
+def for_the_first_query(found, queries, k):
+    return [found[0]] * len(found) if found else found
+
+
+def refuses_empty(found, queries, k):
+    if any(not query.strip() for query in queries):
+        raise ValueError("an empty query")
+    return found
+
+
+def refuses_unicode(found, queries, k):
+    "".join(queries).encode("latin-1", "strict" if any("👩" in query for query in queries) else "ignore")
+    return found
+
+
+def refuses_nothing(found, queries, k):
+    return found if queries else [[]]
+
+
+def knows_nothing(found, queries, k):
+    return [[] for _ in found]
+
+
+def depends_on_k(found, queries, k):
+    return [hits[1:] if k == 2 else hits for hits in found]
+
+
+def test_retriever_that_keeps_its_promises_passes():
+    assert all(check.passed for check in check_retriever(Overlap()))
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (worst_first, "orders hits by score and then by corpus"),
+        (no_limit, "returns at most k hits"),
+        (rewritten, "returns passages of the corpus unchanged"),
+        (zeros, "returns no hit with score 0"),
+        (noisy, "repeats itself and after reopening"),
+        (for_the_first_query, "answers many queries as one by one"),
+        (refuses_empty, "an empty query is no error"),
+        (refuses_unicode, "any text is a query"),
+        (refuses_nothing, "no queries give no answers"),
+        (knows_nothing, "finds a passage by its own words"),
+        (depends_on_k, "a smaller k gives the first of a larger one"),
+    ],
+)
+def test_broken_retriever_is_found_out(change, check):
+    assert check in failed("retriever", broken_search(change))
+
+
+def test_retriever_that_cannot_build_fails_that_one_check():
+    class NoBuild(Overlap):
+        def build(self, passages, directory, progress):
+            raise OSError("no GPU")
+
+    (only,) = checks("retriever", NoBuild())
+    assert (only.name, only.passed, only.detail) == (
+        "builds and opens an index",
+        False,
+        "raised OSError: no GPU",
+    )
+
+
+def test_retriever_without_a_name_is_found_out():
+    assert failed("retriever", type("Nameless", (Overlap,), {"name": ""})()) == {"has a name"}
+
+
+class Matching:
+    """A reward that does everything right."""
+
+    def score(self, trajectories):
+        return [Score(self.one(trajectory), {"match": self.one(trajectory)}) for trajectory in trajectories]
+
+    def one(self, trajectory):
+        return float(trajectory.answer in trajectory.question.golden_answers)
+
+
+def broken_reward(one):
+    return type("Broken", (Matching,), {"one": lambda self, trajectory: float(one(trajectory))})()
+
+
+def of_all_text(trajectory):
+    return "<answer>Genoa</answer>" in "".join(segment.text for segment in trajectory.segments)
+
+
+def of_kind(kind):
+    def one(trajectory):
+        return any("<answer>Genoa" in segment.text for segment in trajectory.segments if segment.kind == kind)
+
+    return one
+
+
+def changes_them(trajectory):
+    trajectory.step += 1
+    return 1
+
+
+@pytest.mark.parametrize("kind", ["observation", "prompt", "feedback"])
+def test_reward_that_scores_what_the_policy_only_read_is_found_out(kind):
+    names = {"observation": "passage"}
+    assert failed("reward", broken_reward(of_kind(kind))) == {
+        f"a {names.get(kind, kind)} with the answer earns nothing"
+    }
+    assert f"a {names.get(kind, kind)} with the answer earns nothing" in failed(
+        "reward", broken_reward(of_all_text)
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "check"),
+    [
+        (lambda trajectory: float("nan"), "scores are finite numbers"),
+        (lambda trajectory: len(trajectory.answer), "failed and unanswered episodes are no error"),
+        (lambda trajectory: 1 / trajectory.turns, "gives one score for each trajectory"),
+        (lambda trajectory: random.random(), "a score does not depend on what shares the batch"),
+        (changes_them, "leaves the trajectories as they were"),
+    ],
+)
+def test_broken_reward_is_found_out(one, check):
+    assert check in failed("reward", broken_reward(one))
+
+
+def test_reward_that_drops_a_trajectory_is_found_out():
+    class Answered(Matching):
+        def score(self, trajectories):
+            return super().score([one for one in trajectories if one.end == "answered"])
+
+    assert "gives one score for each trajectory" in failed("reward", Answered())
+
+
+def test_turns_that_do_not_sum_to_the_score_are_found_out():
+    class ByTurn(Matching):
+        def score(self, trajectories):
+            return [Score(1.0, per_turn=(1.0,) * trajectory.turns) for trajectory in trajectories]
+
+    assert failed("reward", ByTurn()) == {"scores by turn fit the turns"}
+
+
+def test_reward_may_be_async_and_given_as_a_class():
+    class Async(Matching):
+        async def score(self, trajectories):
+            return Matching.score(self, trajectories)
+
+    assert all(check.passed for check in check_reward(Async))
+
+
+def estimator(change=lambda found, **_: found, mask_of=valid_mask):
+    """A mean baseline over the group, with one thing about it changed."""
+
+    def estimate(*, token_level_rewards, response_mask, group_ids, valid, **rest):
+        mask = mask_of(response_mask, valid)
+        scores = sequence_score(token_level_rewards, mask)
+        found = over_tokens(scores - group_mean(scores, group_ids, valid), mask)
+        given = {
+            "rewards": token_level_rewards,
+            "mask": mask,
+            "scores": scores,
+            "groups": group_ids,
+            "valid": valid,
+        }
+        return Advantages(*[change(found, **given, **rest)] * 2)
+
+    return Algorithm("mean", estimate)
+
+
+def spread_of_one(found, scores, **_):
+    return found / (scores.unique().numel() - 1)
+
+
+def ratio(found, scores, groups, valid, **_):
+    return found / group_std(scores, groups, valid).unsqueeze(-1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "check"),
+    [
+        (estimator(lambda found, **_: found + 1), "is 0 where the policy did not write"),
+        (estimator(mask_of=lambda mask, valid: mask.bool()), "is 0 on invalid rows"),
+        (
+            estimator(lambda found, mask, rewards, **_: found - rewards.mean() * mask),
+            "an invalid row changes no other",
+        ),
+        (estimator(lambda found, **_: found.cumsum(0)), "does not depend on the order of rows"),
+        (estimator(lambda found, groups, **_: found * groups[:, None]), "group ids are only labels"),
+        (estimator(lambda found, **_: found / found.shape[1]), "padding changes nothing"),
+        (estimator(lambda found, **_: found / found.shape[1]), "a retrieved span changes nothing"),
+        (estimator(lambda found, **_: found.float()), "keeps the dtype of the rewards"),
+        (estimator(lambda found, **_: found[:, :-1]), "returns two tensors as large as the rewards"),
+        (estimator(spread_of_one), "a lone survivor is no nan"),
+        (estimator(ratio), "a group that agrees is no nan"),
+        (estimator(lambda found, mask, **_: found / mask.sum()), "nothing to learn from is no nan"),
+        (estimator(lambda found, rewards, **_: rewards.zero_() + found), "leaves its inputs as they were"),
+        (Algorithm("mean", estimator().estimator, False, {"n": 1}), "is an algorithm with dotted defaults"),
+        ("a string is no algorithm".split, "is an algorithm with dotted defaults"),
+    ],
+)
+def test_broken_algorithm_is_found_out(algorithm, check):
+    assert check in failed("algorithm", algorithm)
+
+
+def test_algorithm_that_keeps_its_promises_passes():
+    assert all(check.passed for check in check_algorithm(estimator()))
+
+
+def test_algorithm_with_a_critic_is_given_values():
+    def estimate(*, token_level_rewards, response_mask, values, valid, **_):
+        mask = valid_mask(response_mask, valid)
+        return Advantages(*[torch.where(mask, token_level_rewards - values, 0)] * 2)
+
+    assert not failed("algorithm", Algorithm("critic", estimate, needs_critic=True))
+    assert failed("algorithm", Algorithm("critic", estimate, needs_critic=False))
+
+
+def test_batch_has_retrieved_spans_an_invalid_row_and_a_lone_survivor():
+    given = batch()
+    gaps = (given["response_mask"].diff(dim=1) == 1).any(dim=1)
+    assert gaps.all()
+    assert (~given["valid"]).sum() == 1
+    assert sorted(Counter(given["group_ids"].tolist()).values()) == [1, 2, 4]
+
+
+def test_failure_names_the_checks_and_what_was_found():
+    with pytest.raises(
+        CheckFailed, match=r"reward Broken fails 1 of 9 checks: a passage with the answer earns"
+    ):
+        check_reward(broken_reward(of_kind("observation")))
+
+
+def test_unknown_name_is_the_user_s_error_and_no_failed_check(site):
+    site.install("srl-search-a", hook("reward", "a"))
+    with pytest.raises(UserError, match="no reward 'b'"):
+        check_reward("b")
