@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from srl.evaluate import (
     answer_metrics,
-    bootstrap_interval,
+    clustered_interval,
     em_interval,
     env_metrics,
     pass_at_k,
@@ -144,36 +144,41 @@ def test_pass_at_more_than_the_samples_is_refused() -> None:
 def test_wilson_interval_is_that_of_scipy(counts: tuple[int, int]) -> None:
     stats = pytest.importorskip("scipy.stats")
     expected = stats.binomtest(*counts).proportion_ci(method="wilson")
-    assert wilson_interval(*counts) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert wilson_interval(counts[0] / counts[1], counts[1]) == pytest.approx(
+        (expected.low, expected.high), abs=1e-9
+    )
 
 
 def test_wilson_interval_of_a_known_case() -> None:
-    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-
-
-def test_bootstrap_interval_is_near_the_normal_one_and_repeats() -> None:
-    values = [i % 5 / 4 for i in range(400)]
-    low, high = bootstrap_interval(values)
-    half = 1.96 * (0.125 / 400) ** 0.5
-    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.006)
-    assert bootstrap_interval(values) == (low, high)
+    assert wilson_interval(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
 
 
 def test_interval_is_wilsons_for_one_sample_a_question() -> None:
     batch = [episode(RIGHT if i < 8 else WRONG, str(i)) for i in range(10)]
-    assert em_interval(batch) == wilson_interval(8, 10)
+    assert em_interval(batch) == wilson_interval(0.8, 10)
 
 
-def test_more_samples_of_the_same_questions_do_not_narrow_the_interval() -> None:
+def test_more_samples_that_agree_do_not_narrow_the_interval() -> None:
     batch = [episode(RIGHT if q < 8 else WRONG, str(q), sample=s) for q in range(10) for s in range(50)]
-    low, high = em_interval(batch)
-    assert high - low > 0.35
-    assert low < 0.8 < high
+    assert em_interval(batch) == pytest.approx(wilson_interval(0.8, 9))
 
 
-def test_interval_over_several_samples_is_that_of_the_questions_means() -> None:
+def test_samples_that_differ_as_if_drawn_alone_count_each() -> None:
     batch = [episode(RIGHT if s else WRONG, str(q), sample=s) for q in range(10) for s in range(2)]
-    assert em_interval(batch) == (0.5, 0.5)
+    assert em_interval(batch) == wilson_interval(0.5, 20)
+
+
+def test_interval_between_the_two_by_hand() -> None:
+    groups = [[1, 1], [1, 0], [1, 0], [0, 0], [0, 0]]
+    share, seen = 0.4, 0.175 / 5
+    assert clustered_interval(groups) == pytest.approx(wilson_interval(share, 0.24 / seen))
+
+
+@pytest.mark.parametrize("answer", [RIGHT, WRONG])
+def test_interval_of_samples_that_are_all_alike_counts_questions(answer: str) -> None:
+    batch = [episode(answer, str(q), sample=s) for q in range(10) for s in range(4)]
+    assert em_interval(batch) == wilson_interval(float(answer == RIGHT), 10)
+    assert em_interval(batch[:4]) == wilson_interval(float(answer == RIGHT), 1)
 
 
 def test_env_metrics_by_hand() -> None:

@@ -1,13 +1,13 @@
 """How good a policy is: pure functions from trajectories to named figures."""
 
-from srl.evaluate.estimators import Interval, bootstrap_interval, pass_at_k, wilson_interval
+from srl.evaluate.estimators import Interval, clustered_interval, pass_at_k, wilson_interval
 from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, summarise
 from srl.evaluate.retrieval import recall_at_k, retrieval_recall, supporting_ids
 
 __all__ = [
     "Interval",
     "answer_metrics",
-    "bootstrap_interval",
+    "clustered_interval",
     "em_interval",
     "env_metrics",
     "pass_at_k",

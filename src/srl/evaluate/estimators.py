@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import comb, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, fmean, variance
 from typing import NamedTuple
-
-import numpy as np
-
-RESAMPLES = 1000
 
 
 class Interval(NamedTuple):
@@ -19,29 +15,37 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> Interval:
-    """The score interval of a share; it stays within 0 and 1 and is not empty at either end.
+def wilson_interval(share: float, trials: float, confidence: float = 0.95) -> Interval:
+    """The score interval of a share of `trials`; it stays within 0 and 1 and is not empty at either end.
 
         (p + z²/2n ± z·√(p(1-p)/n + z²/4n²)) / (1 + z²/n)
 
     Source: Wilson (1927), Probable inference, the law of succession, and statistical inference.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share, shrink = successes / trials, 1 + z * z / trials
+    shrink = 1 + z * z / trials
     centre = share + z * z / (2 * trials)
     half = z * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return Interval(max(0.0, (centre - half) / shrink), min(1.0, (centre + half) / shrink))
 
 
-def bootstrap_interval(values: Sequence[float], confidence: float = 0.95, seed: int = 0) -> Interval:
-    """The percentile interval of the mean of `values` over 1,000 resamples; the same for a seed.
+def clustered_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
+    """Wilson's interval of a share whose trials come in groups of like ones; a group counts as a whole.
 
-    Source: Efron and Tibshirani (1993), An introduction to the bootstrap, chapter 13.
+    The number of trials is the one that would give the variance seen between the groups' means,
+
+        n = p(1-p) / (s² / groups),  at most all trials, and as many as there are groups for p = 0 or 1
+
+    so that groups of one give Wilson's own. Source: Dean and Pagano (2015), Evaluating confidence
+    interval methods for binomial proportions in clustered surveys.
     """
-    sample, random = np.asarray(values, dtype=float), np.random.default_rng(seed)
-    means = [sample[random.integers(len(sample), size=len(sample))].mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(low), float(high))
+    means, trials = [fmean(group) for group in groups], sum(map(len, groups))
+    share = fmean(means)
+    if trials == len(groups) or len(groups) == 1 or share in (0.0, 1.0):
+        return wilson_interval(share, len(groups), confidence)
+    seen = variance(means) / len(groups)
+    effective = min(share * (1 - share) / seen, trials) if seen else trials
+    return wilson_interval(share, effective, confidence)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

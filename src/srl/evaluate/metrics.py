@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from srl.answers import exact_match, f1
-from srl.evaluate.estimators import Interval, bootstrap_interval, pass_at_k, wilson_interval
+from srl.evaluate.estimators import Interval, clustered_interval, pass_at_k
 from srl.evaluate.retrieval import retrieval_recall
 from srl.trajectory import Score, Trajectory
 
@@ -77,15 +77,9 @@ def env_metrics(
 
 
 def em_interval(trajectories: Sequence[Trajectory], confidence: float = 0.95) -> Interval:
-    """The interval of `em`: Wilson's for one sample a question, else a bootstrap over the questions.
-
-    Samples of one question agree more than chance, so they are not trials of their own.
-    """
-    groups = _groups(trajectories, [_exact(trajectory) for trajectory in trajectories])
-    means = [fmean(values) for values in groups.values()]
-    if len(means) == len(trajectories):
-        return wilson_interval(sum(means), len(means), confidence)
-    return bootstrap_interval(means, confidence)
+    """The interval of `em`. Samples of one question agree more than chance, so the questions are counted."""
+    correct = [_exact(trajectory) for trajectory in trajectories]
+    return clustered_interval(list(_groups(trajectories, correct).values()), confidence)
 
 
 def _exact(trajectory: Trajectory) -> float:

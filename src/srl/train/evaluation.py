@@ -152,14 +152,16 @@ def check_samples(n: int, temperature: float) -> None:
 def check_failures(report: Report, limit: float) -> None:
     """Raises CheckFailed when the share of episodes, or of searches, lost to faults is above `limit`."""
     for evaluation in report.settings.values():
-        lost = [item for item in evaluation.trajectories if not item.valid]
-        shares = (evaluation.metrics["eval/failed_share"], evaluation.metrics["eval/env/failed_search_share"])
-        if max(shares) > limit:
-            fault = lost[0].searches[-1]
+        episodes, searches = (evaluation.metrics[f"eval/{name}"] for name in _LOST_SHARES)
+        if max(episodes, searches) > limit:
+            fault = next(item.searches[-1] for item in evaluation.trajectories if not item.valid)
             raise CheckFailed(
-                f"search failed in {len(lost)} of {len(evaluation.trajectories)} episodes ({shares[1]:.1%} of "
-                f"the searches), more than eval.max_failed={limit:g}: {fault.status}, {fault.error}"
+                f"search failed in {episodes:.1%} of the episodes and {searches:.1%} of the searches, more "
+                f"than eval.max_failed={limit:g} ({fault.status}: {fault.error})"
             )
+
+
+_LOST_SHARES = ("failed_share", "env/failed_search_share")
 
 
 def model_directory(name: str, workspace: Workspace) -> Path:

@@ -1,0 +1,192 @@
+"""`srl eval`: measure a model on questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from srl.config import Config
+    from srl.train.evaluation import Evaluation, Report
+    from srl.trajectory import Trajectory
+
+app = typer.Typer(no_args_is_help=True, help="Measure a model on questions.")
+
+_HEADS = {"search": "with search", "no_search": "without search"}
+_ROWS = {
+    "EM, mean over sources": "em_macro",
+    "EM of completed": "em_completed",
+    "F1": "f1",
+    "supporting passages found": "retrieval_recall",
+    "searches per question": "env/number_of_valid_search",
+    "valid actions": "env/ratio_of_valid_action",
+    "finish ratio": "env/finish_ratio",
+    "truncated": "env/truncated_share",
+    "lost to failed searches": "failed_share",
+}
+_LOST = {"em_completed", "failed_share"}
+"""Shown only where searches failed."""
+
+
+@app.callback()
+def _group() -> None:
+    """Measure a model on questions."""
+
+
+@app.command()
+def run(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model directory, or a run for its newest checkpoint.")
+    ],
+    data: Annotated[list[Path], typer.Option(help="Questions: Parquet or JSON lines; may come again.")],
+    index: Annotated[Path | None, typer.Option(help="Index directory to search.")] = None,
+    url: Annotated[str | None, typer.Option(help="URL of a search server, instead of --index.")] = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Episodes for each question.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Draw this many of the questions.")] = None,
+    no_search_too: Annotated[
+        bool, typer.Option("--no-search-too", help="Measure the same model without search as well.")
+    ] = False,
+    template: Annotated[
+        str | None, typer.Option(help="Prompt template: a name, or a text file with {question}.")
+    ] = None,
+    no_search_template: Annotated[
+        str | None, typer.Option(help="Prompt template without search; r1 for search-r1.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Settings, instead of those of the model's run.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings, likewise.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure a model on questions: EM, F1, how it searches, and the same without search.
+
+    Sizes and template are those of the model's run, where it comes from one. Ends with exit code 1
+    when more than eval.max_failed (1%) of the searches failed.
+
+    \b
+    Example:
+      srl eval run last --data test.parquet --index my-index --no-search-too
+    """
+    from srl.errors import UserError
+    from srl.train.evaluation import check_failures, evaluate_model, model_directory, settings_of
+    from srl.workspace import Workspace
+
+    if index is not None and url is not None:
+        raise UserError("--index and --url were both given: search either an index or a server")
+    workspace = Workspace.resolve()
+    directory = model_directory(model, workspace)
+    flags = {
+        "search.index": index,
+        "search.url": url,
+        "eval.temperature": temperature,
+        "data.template": template,
+    }
+    settings = settings_of(directory, preset, config, flags, sets or [])
+    _check_search(settings)
+    with ExitStack() as stack:
+        report = evaluate_model(
+            settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
+            no_search_template=no_search_template, note=_note, on_start=_progress(stack),
+        )  # fmt: skip
+    _show(report, as_json)
+    check_failures(report, settings.eval.max_failed)
+
+
+def _check_search(settings: Config) -> None:
+    from srl.errors import UserError
+
+    if settings.rollout.search and not (settings.search.url or settings.search.index or settings.data.corpus):
+        raise UserError("nothing to search: give --index DIR or --url URL, or --set rollout.search=false")
+
+
+def _note(text: str) -> None:
+    from srl.cli.output import note
+
+    note(text)
+
+
+def _progress(stack: ExitStack) -> Callable[[str, int], Callable[[Trajectory], None]]:
+    """One bar for each setting, counting its episodes."""
+    from srl.cli.output import progress
+
+    def start(setting: str, episodes: int) -> Callable[[Trajectory], None]:
+        stack.close()
+        update, done = stack.enter_context(progress(f"episodes {_HEADS[setting]}", episodes)), 0
+
+        def count(_: Trajectory) -> None:
+            nonlocal done
+            done += 1
+            update(done)
+
+        return count
+
+    return start
+
+
+def _show(report: Report, as_json: bool) -> None:
+    from srl.cli.output import note, print_json, table
+
+    if report.other_index:
+        note(
+            f"warning: trained with the index {report.trained_with[:12]}, measured with "
+            f"{report.index_digest[:12]}: the figures are of this model with another index"
+        )
+    if as_json:
+        print_json(_as_json(report))
+        return
+    samples = f" × {report.samples} at temperature {report.temperature:g}" if report.samples > 1 else ""
+    note(f"{report.model}: {report.questions:,} questions{samples}")
+    table(["", *(_HEADS[name] for name in report.settings)], _rows(list(report.settings.values())))
+
+
+def _rows(columns: list[Evaluation]) -> list[list[str]]:
+    """EM with its interval, EM of parts, pass@k, then the rest; a row that says nothing new is left out."""
+    intervals = [f"{column.em_interval.low:.3f} to {column.em_interval.high:.3f}" for column in columns]
+    names = dict.fromkeys(name.removeprefix("eval/") for column in columns for name in column.metrics)
+    parts = [name for name in names if name.startswith("em/") and ("hops=" in name or "em_macro" in names)]
+    lost = any(column.metrics["eval/failed_share"] for column in columns)
+    return [
+        _row("EM", "em", columns),
+        ["  95% interval", *intervals],
+        *(_row(f"  {name.removeprefix('em/')}", name, columns) for name in parts),
+        *(_row(name, name, columns) for name in names if name.startswith("pass@")),
+        *(
+            _row(head, name, columns)
+            for head, name in _ROWS.items()
+            if name in names and (lost or name not in _LOST)
+        ),
+    ]
+
+
+def _row(head: str, name: str, columns: list[Evaluation]) -> list[str]:
+    values = (column.metrics.get(f"eval/{name}") for column in columns)
+    return [head, *("" if value is None else f"{value:.3f}" for value in values)]
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    settings = {
+        name: {
+            "template": report.templates[name],
+            "em_interval": list(found.em_interval),
+            "metrics": {key.removeprefix("eval/"): value for key, value in found.metrics.items()},
+        }
+        for name, found in report.settings.items()
+    }
+    return {
+        "model": report.model,
+        "data": list(report.files),
+        "questions": report.questions,
+        "n": report.samples,
+        "temperature": report.temperature,
+        "index_digest": report.index_digest,
+        "trained_with": report.trained_with,
+        **settings,
+    }

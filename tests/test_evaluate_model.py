@@ -1,0 +1,388 @@
+"""Measuring a policy on questions: scripted episodes by hand, and a small random model end to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.tiny_models import byte_level_tokenizer, tiny_model
+
+from srl.cli import main
+from srl.data.parquet import write_corpus, write_questions
+from srl.errors import CheckFailed, UserError
+from srl.evaluate import wilson_interval
+from srl.files import write_json
+from srl.index import build_index, open_index
+from srl.model import save_model
+from srl.protocol import template
+from srl.rollout.codec import Codec
+from srl.rollout.episode import EpisodeOptions
+from srl.rollout.scripted import ScriptedPolicy
+from srl.serve import HttpSearch, LocalSearch
+from srl.serve.server import create_app
+from srl.train.evaluation import (
+    Evaluation,
+    Report,
+    check_failures,
+    evaluate_model,
+    measure,
+    model_directory,
+    settings_of,
+)
+from srl.trajectory import Hit, Passage, Question, Search
+from srl.workspace import Workspace
+
+pytest.importorskip("srl_bm25")
+
+TOWERS = {"Velmar": "Ossa Trell", "Quillon": "Ada Brix", "Tarn": "Ivo Stell", "Mirre": "Una Vost"}
+QUESTIONS = [
+    Question(f"q/{town}", f"Who built the lighthouse of {town}?", (builder,), "towers", "test",
+             prompt=template("search-r1").messages(f"Who built the lighthouse of {town}?"),
+             metadata={"hops": 1 + (town == "Tarn"), "supporting_ids": [town]})
+    for town, builder in TOWERS.items()
+]  # fmt: skip
+PASSAGES = [
+    Passage(town, f'"{town}"\nThe lighthouse of {town} was built by {builder}.')
+    for town, builder in TOWERS.items()
+]
+SMALL = [
+    "data.max_prompt_length=512", "data.max_response_length=128", "rollout.max_turns=1",
+    "rollout.max_turn_tokens=8", "rollout.min_answer_tokens=4", "rollout.max_obs_length=64",
+    "trainer.threads=1",
+]  # fmt: skip
+
+
+class Library:
+    """A search that knows the town in a query, and fails for those in `down`."""
+
+    def __init__(self, down: tuple[str, ...] = ()) -> None:
+        self.down = down
+
+    async def search(self, query: str) -> Search:
+        town = query.split()[-1]
+        if town in self.down:
+            return Search(query, status="timed_out", error="no answer within 1 s")
+        return Search(query, tuple(Hit(passage, 1.0) for passage in PASSAGES if passage.id == town))
+
+
+def play(script: dict[str, list[str]], search: Any, n: int = 1) -> Evaluation:
+    """Measure a policy that says the texts of `script` for each town; `{sample}` is the sample's number."""
+    codec = Codec(byte_level_tokenizer())
+
+    def say(request: str, turn: int) -> str:
+        _, _, _, town, sample, _ = request.split("/")
+        return script[town][turn].format(sample=sample)
+
+    options = EpisodeOptions(max_turns=2, max_turn_tokens=200, max_prompt_length=1024)
+    return asyncio.run(
+        measure(
+            ScriptedPolicy(codec, say), search, QUESTIONS, codec=codec, template=template("search-r1"),
+            options=options, n=n,
+        )
+    )  # fmt: skip
+
+
+def look_up(town: str, answer: str) -> list[str]:
+    return [
+        f"<think>hm</think><search>lighthouse {town}</search>",
+        f"<think>so</think><answer>{answer}</answer>",
+    ]
+
+
+SCRIPT = {
+    "Velmar": look_up("Velmar", "Ossa Trell"),
+    "Quillon": look_up("Quillon", "Brix"),
+    "Tarn": ["<answer>the Ivo Stell</answer>"],
+    "Mirre": ["hm", "hm", "hm"],
+}
+
+
+def test_a_scripted_policy_is_measured_by_hand() -> None:
+    found = play(SCRIPT, Library())
+    metrics = found.metrics
+    assert metrics["eval/em"] == 0.5
+    assert metrics["eval/f1"] == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
+    assert metrics["eval/em/hops=1"] == pytest.approx(1 / 3)
+    assert metrics["eval/em/hops=2"] == 1
+    assert metrics["eval/env/number_of_valid_search"] == 0.5
+    assert metrics["eval/env/ratio_of_valid_action"] == 0.75
+    assert metrics["eval/env/finish_ratio"] == 0.75
+    assert metrics["eval/retrieval_recall"] == 0.5
+    assert found.em_interval == wilson_interval(0.5, 4)
+    assert [trajectory.question for trajectory in found.trajectories] == QUESTIONS
+    assert {trajectory.phase for trajectory in found.trajectories} == {"eval"}
+
+
+def test_several_samples_give_pass_at_k() -> None:
+    script = {town: ["<answer>Ossa Trell{sample}</answer>"] for town in TOWERS}
+    script["Velmar"] = ["<answer>Ossa {sample} Trell</answer>"]
+    script["Tarn"] = ["<answer>Ivo Stell</answer>"]
+    metrics = play(script, None, n=4).metrics
+    assert metrics["eval/em"] == 0.25
+    assert (metrics["eval/pass@2"], metrics["eval/pass@4"]) == (0.25, 0.25)
+
+
+def test_without_search_a_search_is_an_invalid_action() -> None:
+    metrics = play(SCRIPT, None).metrics
+    assert metrics["eval/env/number_of_valid_search"] == 0
+    assert metrics["eval/em"] == 0.5
+
+
+def test_lost_searches_fail_the_check_after_everything_is_measured() -> None:
+    found = play(SCRIPT, Library(down=("Velmar",)))
+    assert found.metrics["eval/em"] == 0.25
+    assert found.metrics["eval/em_completed"] == pytest.approx(1 / 3)
+    report = Report("m", (), 4, 1, 0.0, {}, "", "", {"search": found})
+    check_failures(report, 0.5)
+    with pytest.raises(
+        CheckFailed, match=r"25\.0% of the episodes and 50\.0% of the searches.*0\.01.*timed_out"
+    ):
+        check_failures(report, 0.01)
+
+
+def test_few_lost_episodes_are_many_when_few_searched() -> None:
+    script = {town: ["<answer>x</answer>"] for town in TOWERS} | {"Velmar": look_up("Velmar", "x")}
+    report = Report("m", (), 4, 1, 0.0, {}, "", "", {"search": play(script, Library(down=("Velmar",)))})
+    with pytest.raises(CheckFailed, match=r"100\.0% of the searches"):
+        check_failures(report, 0.3)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small random model, a corpus, its index, and questions."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    save_model(tiny_model(max_length=1024), byte_level_tokenizer(), folder / "model")
+    write_questions(folder / "test.parquet", QUESTIONS)
+    write_corpus(folder / "corpus.jsonl", PASSAGES)
+    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    return folder
+
+
+def test_figures_over_http_are_those_of_the_index(place: Path) -> None:
+    transport = httpx.ASGITransport(create_app(open_index(place / "index")))
+    remote = HttpSearch("http://127.0.0.1", 2, transport=transport)
+    found, local = play(SCRIPT, remote), play(SCRIPT, LocalSearch(open_index(place / "index"), 2))
+    assert found.metrics == local.metrics
+    assert found.metrics["eval/retrieval_recall"] == 0.5
+    assert remote.index_digest == open_index(place / "index").digest
+
+
+def run(
+    place: Path, capsys: pytest.CaptureFixture[str], *arguments: str, model: str = ""
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `srl eval run`."""
+    sets = [part for text in SMALL for part in ("--set", text)]
+    code = main(
+        [
+            "eval",
+            "run",
+            model or str(place / "model"),
+            "--data",
+            str(place / "test.parquet"),
+            *sets,
+            *arguments,
+        ]
+    )
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_report_of_a_model_with_and_without_search(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(place, capsys, "--index", str(place / "index"), "--no-search-too", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["questions"] == 4
+    assert report["index_digest"] == open_index(place / "index").digest
+    assert (report["search"]["template"], report["no_search"]["template"]) == ("search-r1", "r1")
+    for setting in ("search", "no_search"):
+        assert report[setting]["metrics"]["em"] == 0
+        assert report[setting]["em_interval"] == pytest.approx(list(wilson_interval(0, 4)))
+    assert report["no_search"]["metrics"]["env/number_of_valid_search"] == 0
+
+
+def test_table_has_a_column_for_each_setting(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(place, capsys, "--index", str(place / "index"), "--no-search-too")
+    assert code == 0
+    head, *rows = out.splitlines()
+    assert head.split() == ["with", "search", "without", "search"]
+    assert next(row for row in rows if row.startswith("EM ")).split() == ["EM", "0.000", "0.000"]
+    assert "95% interval 0.000 to 0.490 0.000 to 0.490" in [" ".join(row.split()) for row in rows]
+    assert {"F1", "searches per question", "valid actions", "finish ratio"} <= {
+        row.split("  ")[0] for row in rows
+    }
+    assert {"  hops=1", "  hops=2"} <= {row[:8] for row in rows}
+    assert not any(word in out for word in ("towers", "EM of completed"))
+    assert "4 questions" in err
+
+
+def test_several_samples_show_pass_at_k_and_repeat(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--index", str(place / "index"), "--n", "2", "--temperature", "1", "--limit", "2")
+    code, out, _ = run(place, capsys, *arguments)
+    assert code == 0
+    assert "pass@2" in out
+    assert run(place, capsys, *arguments)[1] == out
+
+
+def test_limit_draws_the_same_questions_each_time(place: Path) -> None:
+    config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
+    workspace = Workspace.resolve()
+    drawn = [
+        [
+            trajectory.question.id
+            for trajectory in evaluate_model(
+                config, [str(place / "test.parquet")], workspace, limit=limit
+            ).settings["search"].trajectories
+        ]
+        for limit in (2, 2, 100)
+    ]  # fmt: skip
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 2
+    assert drawn[2] == [question.id for question in QUESTIONS]
+
+
+def test_greedy_samples_of_one_question_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(place, capsys, "--index", str(place / "index"), "--n", "4")
+    assert (code, out) == (2, "")
+    assert "--temperature 1" in err
+
+
+def test_another_index_than_in_training_is_said_aloud(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = _copy_of(place / "model", tmp_path / "model")
+    write_json(
+        model / "srl.json", {"format": 1, "index_digest": "0" * 32, "template": "search-r1", "search": True}
+    )
+    code, _, err = run(place, capsys, "--index", str(place / "index"), model=str(model))
+    assert code == 0
+    assert "trained with the index 000000000000" in err
+    write_json(model / "srl.json", {"format": 1, "index_digest": open_index(place / "index").digest})
+    assert "trained with" not in run(place, capsys, "--index", str(place / "index"), model=str(model))[2]
+
+
+def test_prompts_are_those_of_the_models_template(place: Path, tmp_path: Path) -> None:
+    model = _copy_of(place / "model", tmp_path / "model")
+    (tmp_path / "short.txt").write_text("<search> allowed. Q: {question}", encoding="utf-8")
+    known = {"format": 1, "template": str(tmp_path / "short.txt"), "search": True}
+    write_json(model / "srl.json", known)
+    config = settings_of(model, None, None, {"search.index": place / "index"}, SMALL)
+    report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve(), limit=1)
+    [trajectory] = report.settings["search"].trajectories
+    assert trajectory.segments[0].text.startswith("<search> allowed. Q: Who built")
+    own = settings_of(model, None, None, {"data.template": "search-r1"}, SMALL)
+    assert own.data.template == "search-r1"
+
+
+def test_questions_without_prompts_get_the_default_one(place: Path, tmp_path: Path) -> None:
+    rows = [{"id": q.id, "question": q.text, "golden_answers": list(q.golden_answers)} for q in QUESTIONS]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
+    report = evaluate_model(config, [str(tmp_path / "test.jsonl")], Workspace.resolve())
+    assert report.settings["search"].trajectories[0].segments[0].text.startswith("Answer the given question.")
+
+
+def test_a_model_of_a_run_without_search_is_measured_without(place: Path, tmp_path: Path) -> None:
+    model = _copy_of(place / "model", tmp_path / "model")
+    write_json(model / "srl.json", {"format": 1, "template": "r1", "search": False})
+    config = settings_of(model, None, None, {}, SMALL)
+    report = evaluate_model(
+        config, [str(place / "test.parquet")], Workspace.resolve(), no_search_too=True, limit=1
+    )
+    assert list(report.settings) == ["no_search"]
+
+
+def test_settings_are_those_of_the_models_run_but_for_what_was_searched(place: Path, tmp_path: Path) -> None:
+    from srl.config import load_config, save_config
+
+    run = tmp_path / "20260101T000000Z-x-grpo-s0-00ff"
+    model = _copy_of(place / "model", run / "checkpoints" / "step-000010")
+    sets = ["rollout.max_turns=7", "search.index=old", "data.corpus=old.jsonl", "model.lora_rank=4"]
+    save_config(run, load_config(None, sets=sets).config)
+    config = settings_of(model, None, None, {"search.url": "http://localhost:1"}, [])
+    assert config.rollout.max_turns == 7
+    assert (config.search.index, config.data.corpus, config.search.url) == (
+        None,
+        None,
+        ("http://localhost:1",),
+    )
+    assert (config.model.path, config.model.lora_rank) == (str(model), 0)
+    assert settings_of(model, None, None, {}, []).search.index == "old"
+    assert model_directory(str(run), Workspace.resolve()) == model
+
+
+def test_a_run_means_its_newest_checkpoint(place: Path, workspace: Path) -> None:
+    run = workspace / "runs" / "20260101T000000Z-x-grpo-s0-00ff"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        model_directory("last", Workspace.resolve())
+    for step in ("step-000010", "step-000020"):
+        _copy_of(place / "model", run / "checkpoints" / step)
+    assert model_directory("last", Workspace.resolve()).name == "step-000020"
+    assert model_directory(str(place / "model"), Workspace.resolve()) == place / "model"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "--index DIR or --url URL"),
+        (["--index", "x", "--url", "http://localhost:1"], "--index and --url"),
+        (["--index", "nowhere"], "nowhere"),
+        (["--url", "http://127.0.0.1:1"], "no search server answers"),
+        (["--index", "x", "--template", "nope"], "no template 'nope'"),
+        (["--index", "x", "--set", "rollout.max_turn=1"], "max_turns"),
+        (["--index", "x", "--preset", "huge"], "no preset 'huge'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    code, out, err = run(place, capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert sum(line.startswith("srl:") for line in err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("{", "not JSON"), ("[]", "JSON object"), ('{"format": 2}', "format 2"), ("{}", "format")],
+)
+def test_a_broken_srl_json_is_named(place: Path, tmp_path: Path, text: str, complaint: str) -> None:
+    model = _copy_of(place / "model", tmp_path / "model")
+    (model / "srl.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=rf"srl\.json.*{complaint}"):
+        settings_of(model, None, None, {}, [])
+
+
+def test_no_model_is_a_mistake(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(place, capsys, "--index", str(place / "index"), model="nowhere")
+    assert code == 2
+    assert "nowhere" in err
+
+
+def test_a_dead_search_is_exit_code_1_after_the_table(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import srl.train.evaluation as evaluation
+
+    found = play(SCRIPT, Library(down=tuple(TOWERS)))
+
+    async def dead(*arguments: Any, **options: Any) -> Evaluation:
+        return found
+
+    monkeypatch.setattr(evaluation, "measure", dead)
+    code, out, err = run(place, capsys, "--index", str(place / "index"))
+    assert code == 1
+    assert "lost to failed searches" in out
+    assert "search failed in 50.0% of the episodes" in err
+
+
+def _copy_of(model: Path, to: Path) -> Path:
+    """A directory with links to the files of `model`."""
+    to.mkdir(parents=True)
+    for file in model.iterdir():
+        (to / file.name).hardlink_to(file)
+    return to
