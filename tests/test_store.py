@@ -124,7 +124,7 @@ def test_path_with_pattern_letters_and_quotes_is_a_path(tmp_path):
 
 
 def test_directory_without_a_log_says_what_to_type(tmp_path):
-    with pytest.raises(srl.errors.UserError, match=r"no log in .*`srl train` starts a run"):
+    with pytest.raises(srl.errors.UserError, match=r"no log in .*`srl train` starts one"):
         srl.store.open(tmp_path)
 
 

@@ -45,13 +45,24 @@ def open_logs(*paths: Path | str) -> duckdb.DuckDBPyConnection:
 
 
 def reading(paths: Sequence[Path | str], read: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-    """`read(connection)`, again with a new connection where the writer compacted the log under it."""
+    """`read(connection)`, again with a new connection where the writer compacted the log under it.
+
+    Raises UserError where a file cannot be read all the same.
+    """
 
     def once() -> T:
         with open_logs(*paths) as connection:
             return read(connection)
 
-    return _retry(once)
+    try:
+        return _retry(once)
+    except duckdb.IOException as error:
+        raise UserError(in_one_line(error)) from error
+
+
+def in_one_line(error: duckdb.Error) -> str:
+    """DuckDB's message up to the excerpt of the query that it draws below."""
+    return " ".join(str(error).split("\n\nLINE ")[0].split())
 
 
 def _retry(action: Callable[[], T]) -> T:
@@ -78,7 +89,8 @@ def _existing(path: Path | str) -> list[Path]:
     logs = find_logs(path)
     if not logs:
         raise UserError(
-            f"no log in {path}: expected a run's directory or a folder of runs; `srl train` starts a run"
+            f"no log in {path}: expected a run that has begun, or a folder of such runs; "
+            "`srl train` starts one"
         )
     return logs
 

@@ -1,0 +1,82 @@
+"""Metrics over steps, of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import duckdb
+
+from srl.errors import UserError, nearest
+from srl.store import rows
+
+FAVOURITES = ("val/em", "test/em", "train/em", "critic/score/mean")
+"""What is drawn when nobody says what: the first that there is."""
+
+_LISTED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of one run in one phase; `steps` rise, and `values` are as many."""
+
+    run_id: str
+    phase: str
+    metric: str
+    label: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+def short_name(run_id: str) -> str:
+    """A run's name without the date that it begins with."""
+    stamp, _, rest = run_id.partition("-")
+    return rest if rest and stamp.endswith("Z") and "T" in stamp else run_id
+
+
+def metric_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Every metric that a run of this connection has, in order."""
+    return [row["name"] for row in rows(connection, "SELECT DISTINCT name FROM metrics ORDER BY name")]
+
+
+def curve(connection: duckdb.DuckDBPyConnection, metric: str | None = None) -> list[Series]:
+    """`metric` over the steps, one series for each run and phase that has it, the first started first.
+
+    Without a metric the first of `FAVOURITES` that there is. A label is the run's name without its date,
+    and the phase where a metric has several. Raises UserError where no run has it.
+    """
+    metric = metric or _favourite(connection)
+    query = """
+        SELECT run_id, phase, list(step ORDER BY step) AS steps, list(value ORDER BY step) AS values
+        FROM metrics JOIN runs USING (run_id) WHERE name = ? AND isfinite(value)
+        GROUP BY run_id, phase, started ORDER BY started, run_id, phase
+    """
+    found = rows(connection, query, [metric])
+    if not found:
+        raise UserError(_unknown(metric, metric_names(connection)))
+    several = len({row["phase"] for row in found}) > 1
+    return [
+        Series(
+            row["run_id"],
+            row["phase"],
+            metric,
+            short_name(row["run_id"]) + (f" {row['phase']}" if several else ""),
+            tuple(row["steps"]),
+            tuple(row["values"]),
+        )
+        for row in found
+    ]
+
+
+def _favourite(connection: duckdb.DuckDBPyConnection) -> str:
+    known = metric_names(connection)
+    return next((name for name in (*FAVOURITES, *known) if name in known), FAVOURITES[0])
+
+
+def _unknown(metric: str, known: Sequence[str]) -> str:
+    if not known:
+        return (
+            f"no step has been written yet, so there is no {metric!r} to draw; try again after the first step"
+        )
+    listed = ", ".join(known[:_LISTED]) + (", …" if len(known) > _LISTED else "")
+    return f"no metric {metric!r}: there are {listed}{nearest(metric, list(known))}"

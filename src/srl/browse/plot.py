@@ -1,0 +1,131 @@
+"""Curves in a terminal: letters on a grid, with axes and a legend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import ceil, floor, log10
+
+from srl.browse.curve import Series
+
+MARKS = "●○▲△■□◆◇"
+_ASCII = str.maketrans("●○▲△■□◆◇┤│└┬─·…", "*o#x@+%&||+|-.~")
+_STEP = " step"
+_APART = 12
+
+
+def plot(series: Sequence[Series], width: int = 80, height: int = 16, ascii_only: bool = False) -> str:
+    """`series` as lines of text: marks at the points, dots between them, steps below, values beside.
+
+    Points that share a column are drawn as their mean. `width` and `height` are those of the whole, its
+    title and legend aside.
+    """
+    ticks = _ticks(*_range([value for one in series for value in one.values]), max(height // 4, 2))
+    digits = _digits(ticks)
+    names = [f"{tick:.{digits}f}" for tick in ticks]
+    margin = max(map(len, names))
+    columns, lines = max(width - margin - len(_STEP) - 2, 10), max(height - 2, 4)
+    canvas = _Canvas(columns, lines, _span(series), (ticks[0], ticks[-1]))
+    marks = (MARKS * (len(series) // len(MARKS) + 1))[: len(series)]
+    for one, mark in zip(series, marks, strict=True):
+        canvas.draw(one, mark)
+    beside = dict(zip(map(canvas.row, ticks), names, strict=True))
+    text = [f"{'':>{margin}}  {series[0].metric}"]
+    for n, line in enumerate(canvas.text()):
+        text.append(f"{beside.get(n, ''):>{margin}} {'┤' if n in beside else '│'}{line}")
+    text += [f"{'':>{margin}} {line}" for line in _axis(canvas)]
+    text += [f"{'':>{margin}}  {mark} {_legend(one)}" for one, mark in zip(series, marks, strict=True)]
+    drawn = "\n".join(line.rstrip() for line in text)
+    return drawn.translate(_ASCII) if ascii_only else drawn
+
+
+def _legend(one: Series) -> str:
+    best = max(one.values)
+    at = one.steps[one.values.index(best)]
+    return f"{one.label}: {one.values[-1]:.4g} at step {one.steps[-1]}, highest {best:.4g} at step {at}"
+
+
+class _Canvas:
+    """A grid of letters over a span of steps and a span of values."""
+
+    def __init__(self, columns: int, lines: int, steps: tuple[int, int], values: tuple[float, float]) -> None:
+        self.columns, self.steps = columns, steps
+        self._lines, self._values = lines, values
+        self._grid = [[" "] * columns for _ in range(lines)]
+
+    def text(self) -> list[str]:
+        return ["".join(line) for line in self._grid]
+
+    def column(self, step: int) -> int:
+        first, last = self.steps
+        return round((step - first) / (last - first) * (self.columns - 1))
+
+    def row(self, value: float) -> int:
+        low, high = self._values
+        return round((high - value) / (high - low) * (self._lines - 1))
+
+    def draw(self, one: Series, mark: str) -> None:
+        shared: dict[int, list[float]] = {}
+        for step, value in zip(one.steps, one.values, strict=True):
+            shared.setdefault(self.column(step), []).append(value)
+        points = [(column, self.row(sum(values) / len(values))) for column, values in shared.items()]
+        for column, row in _between(points):
+            if self._grid[row][column] == " ":
+                self._grid[row][column] = "·"
+        for column, row in points:
+            self._grid[row][column] = mark
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if low == high:
+        spread = abs(low) * 0.1 or 0.5
+        return low - spread, high + spread
+    return low, high
+
+
+def _span(series: Sequence[Series]) -> tuple[int, int]:
+    first = min(one.steps[0] for one in series)
+    last = max(one.steps[-1] for one in series)
+    return first, max(last, first + 1)
+
+
+def _ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers from at or below `low` to at or above `high`, about so many."""
+    step = _round_step((high - low) / about)
+    return [step * n for n in range(floor(low / step + 1e-9), ceil(high / step - 1e-9) + 1)]
+
+
+def _round_step(least: float) -> float:
+    """1, 2, 2.5 or 5 times a power of ten: the first that is no less than `least`."""
+    power = 10.0 ** floor(log10(least))
+    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= least * 0.999)
+
+
+def _digits(ticks: Sequence[float]) -> int:
+    """So many digits after the point that neighbours among `ticks` read differently and exactly."""
+    step = ticks[1] - ticks[0]
+    return next(
+        digits for digits in range(13) if abs(round(step, digits) - step) < step * 1e-3 or digits == 12
+    )
+
+
+def _between(points: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The cells of the straight lines from point to point."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        length = max(abs(x1 - x0), abs(y1 - y0), 1)
+        for n in range(length + 1):
+            yield round(x0 + (x1 - x0) * n / length), round(y0 + (y1 - y0) * n / length)
+
+
+def _axis(canvas: _Canvas) -> list[str]:
+    """The line below the grid, with round steps marked, and their numbers."""
+    first, last = canvas.steps
+    step = max(round(_round_step((last - first) / (canvas.columns // _APART or 1))), 1)
+    line, labels = ["─"] * canvas.columns, [" "] * (canvas.columns + 1)
+    for at in range(-(-first // step) * step, last + 1, step):
+        column, text = canvas.column(at), str(at)
+        line[column] = "┬"
+        start = max(min(column - len(text) // 2, canvas.columns - len(text)), 0) + 1
+        labels[start : start + len(text)] = text
+    return [f"└{''.join(line)}", "".join(labels).rstrip() + _STEP]

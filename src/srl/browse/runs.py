@@ -1,0 +1,34 @@
+"""The runs of a workspace at a glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+
+from srl.store import rows
+
+_QUERY = """
+WITH val AS (
+    SELECT run_id, arg_max(em, step) AS val_em, max(em) AS best_val_em
+    FROM steps WHERE phase = 'val' AND em IS NOT NULL GROUP BY run_id
+), test AS (
+    SELECT run_id, arg_max(em, step) AS test_em
+    FROM steps WHERE phase = 'test' AND em IS NOT NULL GROUP BY run_id
+), train AS (
+    SELECT run_id, arg_max(score, step) AS score
+    FROM steps WHERE phase = 'train' AND score IS NOT NULL GROUP BY run_id
+)
+SELECT run_id, status, preset, algo, seed, steps, score, val_em, best_val_em, test_em, model,
+    started, written, epoch(coalesce(ended, written) - started) AS seconds
+FROM runs LEFT JOIN val USING (run_id) LEFT JOIN test USING (run_id) LEFT JOIN train USING (run_id)
+ORDER BY started, run_id
+"""
+
+
+def runs(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    """One row a run, the first started first: how it stands, how far it got, its last measures.
+
+    `score` is the last mean reward in training, `val_em` and `test_em` the last exact match there.
+    """
+    return rows(connection, _QUERY)

@@ -1,0 +1,151 @@
+"""Trajectories by what they are like: filters, order, and how wrong answers came about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from srl.errors import UserError, nearest
+from srl.store import rows
+
+VERDICTS = ("correct", "reader", "retriever", "no search", "unanswered", "failed search")
+
+COLUMNS = (
+    "id", "run_id", "step", "phase", "sample", "question_id", "data_source", "hops", "question",
+    "golden_answers", "answer", "end", "em", "f1", "reward", "turns", "searches", "tokens",
+    "gold_in_passages", "verdict",
+)  # fmt: skip
+"""What a listing of trajectories holds."""
+
+GROUPS = ("phase", "step", "data_source", "hops", "run_id")
+"""By what verdicts can be counted."""
+
+_BOUND = re.compile(r"(<=|>=|<|>|=)?\s*(-?\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which trajectories; what is None or False does not matter.
+
+    `steps` is `30`, `10:20`, `10:` or `:20`, ends included; `em` and `reward` are a number, or one with
+    `<`, `<=`, `>`, `>=` before it. `contains` looks, case aside, in the question, all segments and queries.
+    """
+
+    steps: str | None = None
+    phase: str | None = None
+    source: str | None = None
+    hops: int | None = None
+    question: str | None = None
+    em: str | None = None
+    reward: str | None = None
+    end: str | None = None
+    verdict: str | None = None
+    min_searches: int | None = None
+    max_searches: int | None = None
+    contains: str | None = None
+    failed: bool = False
+
+    def where(self) -> tuple[str, list[object]]:
+        """The filter as an SQL condition on `trajectories`, and its parameters."""
+        pairs = list(self._conditions())
+        return " AND ".join(sql for sql, _ in pairs) or "true", [
+            value for _, found in pairs for value in found
+        ]
+
+    def _conditions(self) -> Iterator[tuple[str, list[object]]]:
+        equal = {"phase": self.phase, "data_source": self.source, "hops": self.hops}
+        equal |= {"question_id": self.question, '"end"': self.end, "verdict": self._verdict()}
+        for column, value in equal.items():
+            if value is not None:
+                yield f"{column} = ?", [value]
+        for column, bound in (("em", self.em), ("reward", self.reward)):
+            if bound is not None:
+                operator, limit = _bound(column, bound)
+                yield f"{column} {operator} ?", [limit]
+        for operator, count in ((">=", self.min_searches), ("<=", self.max_searches)):
+            if count is not None:
+                yield f"searches {operator} ?", [count]
+        if self.steps is not None:
+            yield "step BETWEEN ? AND ?", list(_span(self.steps))
+        if self.failed:
+            yield "NOT valid", []
+        if self.contains is not None:
+            yield _CONTAINS, [self.contains] * 3
+
+    def _verdict(self) -> str | None:
+        if self.verdict is not None and self.verdict not in VERDICTS:
+            raise UserError(
+                f"no verdict {self.verdict!r}: there are {', '.join(VERDICTS)}"
+                f"{nearest(self.verdict, VERDICTS)}"
+            )
+        return self.verdict
+
+
+_CONTAINS = """(
+    contains(lower(question), lower(?))
+    OR (run_id, id) IN (SELECT run_id, trajectory_id FROM segments WHERE contains(lower(text), lower(?)))
+    OR (run_id, id) IN (SELECT run_id, trajectory_id FROM searches WHERE contains(lower(query), lower(?)))
+)"""
+
+
+def _bound(name: str, text: str) -> tuple[str, float]:
+    match = _BOUND.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"--{name} {text}: expected a number such as 0, or a bound such as '<1'")
+    return match[1] or "=", float(match[2])
+
+
+def _span(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)|(\d*):(\d*)", text.strip())
+    if match is None:
+        raise UserError(f"--steps {text}: expected a step such as 30, or a range such as 10:20")
+    if match[1]:
+        return int(match[1]), int(match[1])
+    return int(match[2] or 0), int(match[3] or 2**31 - 1)
+
+
+def trajectories(
+    connection: duckdb.DuckDBPyConnection, chosen: Filter, sort: str = "-step", limit: int | None = 20
+) -> list[dict[str, Any]]:
+    """The trajectories that `chosen` lets through, with `COLUMNS`.
+
+    `sort` is a column of `trajectories`, `-` before it for falling; equal ones stay in the order written.
+    """
+    where, parameters = chosen.where()
+    order = f"{_order(connection, sort)}, step, phase, position"
+    count = "" if limit is None else f"LIMIT {int(limit)}"
+    columns = ", ".join(f'"{column}"' for column in COLUMNS)
+    query = f"SELECT {columns} FROM trajectories WHERE {where} ORDER BY {order} {count}"
+    return rows(connection, query, parameters)
+
+
+def _order(connection: duckdb.DuckDBPyConnection, sort: str) -> str:
+    column = sort.removeprefix("-")
+    known = [row[0] for row in connection.execute("DESCRIBE trajectories").fetchall()]
+    if column not in known:
+        raise UserError(
+            f"--sort {sort}: no such column{nearest(column, known) or '; there are ' + ', '.join(known)}"
+        )
+    return f'"{column}" {"DESC" if sort.startswith("-") else "ASC"} NULLS LAST'
+
+
+def verdicts(
+    connection: duckdb.DuckDBPyConnection, chosen: Filter, by: str = "phase"
+) -> list[dict[str, Any]]:
+    """How many answers are right, and how the wrong ones came about, for each value of `by`.
+
+    Rows have `by`, a count for each of `VERDICTS`, and `total` (of those with golden answers).
+    """
+    if by not in GROUPS:
+        raise UserError(f"--by {by}: expected one of {', '.join(GROUPS)}{nearest(by, GROUPS)}")
+    where, parameters = chosen.where()
+    counts = ", ".join(f"count(*) FILTER (verdict = '{verdict}') AS \"{verdict}\"" for verdict in VERDICTS)
+    query = (
+        f"SELECT {by}, {counts}, count(*) AS total FROM trajectories "
+        f"WHERE verdict IS NOT NULL AND {where} GROUP BY {by} ORDER BY {by}"
+    )
+    return rows(connection, query, parameters)

@@ -1,0 +1,160 @@
+"""One trajectory as it happened: who wrote what, what the searches found, what it earned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import duckdb
+
+from srl.errors import UserError
+from srl.store import Record, read_records, rows
+from srl.trajectory import Hit, Search, Segment
+
+SpanKind = Literal["thought", "search", "answer", "other"]
+
+_KINDS: dict[str, SpanKind] = {"think": "thought", "search": "search", "answer": "answer"}
+_TAG = re.compile(r"<(/?)(think|search|answer)>")
+_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the policy's text that belongs to one pair of tags, tags included."""
+
+    kind: SpanKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One segment with what belongs to it.
+
+    `spans` divide a policy segment's text, `searches` are those that it asked for, `advantages` and
+    `returns` are of its tokens; all empty for a segment that the policy only read.
+    """
+
+    segment: Segment
+    spans: tuple[Span, ...] = ()
+    searches: tuple[Search, ...] = ()
+    advantages: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A trajectory in the order in which it happened; `row` is its row of `trajectories`."""
+
+    row: dict[str, Any]
+    record: Record
+    steps: tuple[Step, ...]
+
+
+def find_id(connection: duckdb.DuckDBPyConnection, prefix: str) -> str:
+    """The one trajectory whose id begins with `prefix`. Raises UserError for none and for several."""
+    query = "SELECT DISTINCT id FROM trajectories WHERE starts_with(id, ?) ORDER BY id"
+    found = [row["id"] for row in rows(connection, query, [prefix.lower()])]
+    if not found:
+        raise UserError(f"no trajectory {prefix!r} in this run; `srl inspect trajectories` lists them")
+    if len(found) > 1:
+        listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
+        raise UserError(f"{prefix!r} fits {len(found)} trajectories: {listed}; type more of the id")
+    return str(found[0])
+
+
+def transcript(connection: duckdb.DuckDBPyConnection, prefix: str) -> Transcript:
+    """The trajectory whose id begins with `prefix`."""
+    chosen = find_id(connection, prefix)
+    record = read_records(connection, "id = ?", [chosen])[0]
+    row = rows(connection, "FROM trajectories WHERE id = ?", [chosen])[0]
+    return Transcript(row, record, tuple(_steps(record)))
+
+
+def as_json(shown: Transcript) -> dict[str, Any]:
+    """The transcript for a program: the row of `trajectories` with its segments and searches."""
+    trajectory = shown.record.trajectory
+    return shown.row | {
+        "prompt": trajectory.question.prompt,
+        "metadata": trajectory.question.metadata,
+        "segments": [_segment_json(step) for step in shown.steps],
+        "search_results": [_search_json(search) for search in trajectory.searches],
+    }
+
+
+def _segment_json(step: Step) -> dict[str, Any]:
+    segment = step.segment
+    return {
+        "kind": segment.kind,
+        "turn": segment.turn,
+        "text": segment.text,
+        "token_ids": segment.token_ids,
+        "mask": int(segment.is_policy),
+        "logprobs": segment.logprobs,
+        "advantages": step.advantages,
+        "returns": step.returns,
+    }
+
+
+def _search_json(search: Search) -> dict[str, Any]:
+    names = ("turn", "query", "status", "latency_s", "attempts", "error", "index_digest")
+    hits = [_hit_json(hit) for hit in search.hits]
+    return {name: getattr(search, name) for name in names} | {"hits": hits}
+
+
+def _hit_json(hit: Hit) -> dict[str, Any]:
+    passage = hit.passage
+    return {"id": passage.id, "title": passage.title, "contents": passage.contents, "score": hit.score}
+
+
+def _steps(record: Record) -> list[Step]:
+    trajectory, steps, start = record.trajectory, [], 0
+    think_is_open = trajectory.think_is_open
+    for segment in trajectory.segments:
+        stop = start + len(segment.token_ids)
+        if segment.is_policy:
+            searches = tuple(search for search in trajectory.searches if search.turn == segment.turn)
+            values = (tuple((of or ())[start:stop]) for of in (record.advantages, record.returns))
+            steps.append(Step(segment, spans(segment.text, think_is_open), searches, *values))
+            think_is_open = False
+        else:
+            steps.append(Step(segment))
+        start = stop
+    return steps
+
+
+def spans(text: str, think_is_open: bool = False) -> tuple[Span, ...]:
+    """`text` in stretches by our tags; put together again they are `text`.
+
+    A tag that is not closed reaches as far as the next opening one, or the end. `think_is_open`: the
+    text begins inside `<think>`.
+    """
+    found: list[Span] = []
+    kind: SpanKind = "thought" if think_is_open else "other"
+    start = 0
+    for tag in _TAG.finditer(text):
+        closes, of = bool(tag[1]), _KINDS[tag[2]]
+        if closes and of == kind:
+            end, after = tag.end(), "other"
+        elif not closes:
+            end, after = tag.start(), of
+        else:
+            continue
+        _append(found, kind, text[start:end])
+        kind, start = after, end  # type: ignore[assignment]
+    _append(found, kind, text[start:])
+    return tuple(found)
+
+
+def _append(found: list[Span], kind: SpanKind, text: str) -> None:
+    if text:
+        found.append(Span(kind, text))
+
+
+def describe(values: Sequence[float]) -> str:
+    """Numbers in few words: the one value they all have, or lowest to highest; empty for none."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{low:+.3f}" if high - low < 5e-4 else f"{low:+.3f} … {high:+.3f}"

@@ -1,0 +1,346 @@
+"""`srl inspect`: look at runs, also while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from srl.browse.curve import Series
+
+app = typer.Typer(help="Look at runs: trajectories, curves, SQL.", no_args_is_help=True)
+
+T = TypeVar("T")
+Read = Callable[["duckdb.DuckDBPyConnection"], T]
+
+
+class Phase(StrEnum):
+    """The phases of a run."""
+
+    train = "train"
+    val = "val"
+    test = "test"
+    sft = "sft"
+    eval = "eval"
+
+
+class Group(StrEnum):
+    """By what `verdicts` counts."""
+
+    phase = "phase"
+    step = "step"
+    source = "source"
+    hops = "hops"
+
+
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run: `last`, the beginning or end of its name, or its directory."),
+]
+RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="The run, as for the other commands.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or from A to B.")]
+OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
+Source = Annotated[str | None, typer.Option(help="Only this data source.")]
+Hops = Annotated[int | None, typer.Option(help="Only questions with so many hops.")]
+MinSearches = Annotated[int | None, typer.Option(help="At least so many searches.")]
+MaxSearches = Annotated[int | None, typer.Option(help="At most so many searches.")]
+Contains = Annotated[str | None, typer.Option(help="Only where question, text or a query holds this.")]
+
+
+@app.command()
+def runs(json: Json = False) -> None:
+    """List the runs of the workspace, how they stand and what they reached.
+
+    \b
+    Example:
+      srl inspect runs
+    """
+    from srl.browse.runs import runs as all_runs
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    workspace.find_run("last")
+    _print_rows(_read([workspace.runs], all_runs), json, _RUN_COLUMNS)
+
+
+@app.command()
+def trajectories(
+    run: Run = "last",
+    steps: Steps = None,
+    phase: OfPhase = None,
+    source: Source = None,
+    hops: Hops = None,
+    question: Annotated[str | None, typer.Option(help="Only this question, by its id.")] = None,
+    em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None,
+    reward: Annotated[str | None, typer.Option(metavar="X", help="The reward: a number, or '>0.5'.")] = None,
+    end: Annotated[str | None, typer.Option(help="answered, unanswered, truncated or failed.")] = None,
+    verdict: Annotated[
+        str | None, typer.Option(help="correct, reader, retriever, no search, unanswered or failed search.")
+    ] = None,
+    min_searches: MinSearches = None,
+    max_searches: MaxSearches = None,
+    contains: Contains = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those that infrastructure failed.")] = False,
+    sort: Annotated[str, typer.Option(metavar="COLUMN", help="Order by; -COLUMN: highest first.")] = "-step",
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many; 0 for all.")] = 20,
+    json: Json = False,
+) -> None:
+    """List trajectories, the latest first.
+
+    \b
+    Example:
+      srl inspect trajectories last --phase val --em 0 --min-searches 2 --sort -searches
+    """
+    from srl.browse.trajectories import Filter
+    from srl.browse.trajectories import trajectories as chosen
+
+    conditions = Filter(
+        steps=steps, phase=phase and phase.value, source=source, hops=hops, question=question, em=em,
+        reward=reward, end=end, verdict=verdict, min_searches=min_searches, max_searches=max_searches,
+        contains=contains, failed=failed,
+    )  # fmt: skip
+    found = _read(_paths([run]), lambda log: chosen(log, conditions, sort, limit or None))
+    _print_rows(found, json, _TRAJECTORY_COLUMNS)
+    if not found:
+        _note("no such trajectory; fewer conditions find more")
+    elif len(found) == limit and not json:
+        _note(f"the first {limit}; --limit 0 lists all, and `srl inspect show ID` shows one")
+
+
+@app.command()
+def show(
+    trajectory: Annotated[str, typer.Argument(metavar="ID", help="The beginning of a trajectory's id.")],
+    run: RunOption = "last",
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Also ids, mask, log-probs and advantages of the tokens.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show one trajectory: what the policy wrote, what it read, what it found, what it earned.
+
+    Lines that the policy wrote begin with a bold bar; what it only read is dim and masked.
+
+    \b
+    Example:
+      srl inspect show 0bdf61 --tokens
+    """
+    from srl.browse.plain import json_line
+    from srl.browse.render import render
+    from srl.browse.transcript import as_json, transcript
+    from srl.cli.output import stdout
+
+    shown = _read(_paths([run]), lambda log: transcript(log, trajectory))
+    if json:
+        print(json_line(as_json(shown)))
+    else:
+        render(stdout(), shown, tokens)
+
+
+@app.command()
+def verdicts(
+    run: Run = "last",
+    by: Annotated[Group, typer.Option(help="Count for each of these.")] = Group.phase,
+    steps: Steps = None,
+    phase: OfPhase = None,
+    source: Source = None,
+    hops: Hops = None,
+    json: Json = False,
+) -> None:
+    """Count why answers are wrong: the retriever, the reader, no search, no answer, a failed search.
+
+    `reader`: a golden answer was in the passages and the policy did not give it; `retriever`: it was in
+    none of them.
+
+    \b
+    Example:
+      srl inspect verdicts last --phase val --by step
+    """
+    from srl.browse.trajectories import VERDICTS, Filter
+    from srl.browse.trajectories import verdicts as count
+
+    column = "data_source" if by is Group.source else by.value
+    conditions = Filter(steps=steps, phase=phase and phase.value, source=source, hops=hops)
+    found = _read(_paths([run]), lambda log: count(log, conditions, column))
+    _print_rows(found, json, {column: by.value} | {name: name for name in (*VERDICTS, "total")})
+
+
+@app.command()
+def curve(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN...", help="The runs, `last` if none.", show_default=False),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A metric, more than once for more.", show_default="val/em")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a picture: FILE.png, .svg or .pdf.")] = None,
+    json: Json = False,
+) -> None:
+    """Draw metrics over the steps, of one run or several.
+
+    \b
+    Example:
+      srl inspect curve last --metric val/em --metric response_length/mean
+    """
+    from srl.browse.curve import curve as series
+
+    wanted: list[str | None] = [*metric] if metric else [None]
+    found = _read(_paths(runs or ["last"]), lambda log: [series(log, name) for name in wanted])
+    if out is not None:
+        from srl.browse.figure import save_figure
+
+        save_figure(found, out)
+        print(out)
+    elif json:
+        _print_rows([_series(one) for panel in found for one in panel], True, {})
+    else:
+        _plot(found)
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="One query that reads, in DuckDB's SQL.", show_default=False)],
+    runs: Annotated[
+        list[str] | None,
+        typer.Option("--run", metavar="RUN", help="A run; `all`: every one.", show_default="last"),
+    ] = None,
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+) -> None:
+    """Ask the log in SQL.
+
+    Its tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards; `DESCRIBE hits` says
+    what is in one.
+
+    \b
+    Example:
+      srl inspect sql "SELECT searches, avg(em) FROM trajectories GROUP BY searches ORDER BY searches"
+    """
+    from srl.browse.sql import sql as ask
+
+    answer = _read(_paths(runs or ["last"]), lambda log: ask(log, query))
+    if csv:
+        _print_csv(answer.columns, answer.rows)
+    else:
+        _print_rows(answer.records(), json, {name: name for name in answer.columns})
+
+
+_RUN_COLUMNS = {
+    "run_id": "run", "status": "status", "steps": "step", "score": "score", "val_em": "val em",
+    "best_val_em": "best", "test_em": "test em", "seconds": "time",
+}  # fmt: skip
+_TRAJECTORY_COLUMNS = {
+    "id": "id", "step": "step", "phase": "phase", "data_source": "source", "hops": "hops", "em": "em",
+    "reward": "reward", "searches": "searches", "verdict": "verdict", "answer": "answer",
+    "question": "question",
+}  # fmt: skip
+_MEASURES = ("score", "val_em", "best_val_em", "test_em", "em", "reward")
+_WIDE, _NARROW = 40, 20
+
+
+def _paths(names: Sequence[str]) -> list[Path]:
+    """The directories of runs by their names; `all` is every run of the workspace."""
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    return [workspace.runs if name == "all" else workspace.find_run(name) for name in names]
+
+
+def _read(paths: Sequence[Path], read: Read[T]) -> T:
+    from srl.store import reading
+
+    return reading(paths, read)
+
+
+def _print_rows(rows: Sequence[dict[str, Any]], json: bool, columns: dict[str, str]) -> None:
+    """JSON lines, or the `columns` as a table with their headings."""
+    from srl.browse.plain import json_line
+    from srl.cli.output import table
+
+    if json:
+        for row in rows:
+            print(json_line(row))
+    elif rows:
+        heads = list(columns.values())
+        table(heads, _fitted(heads, [[_cell(name, row[name]) for name in columns] for row in rows]))
+
+
+def _fitted(heads: list[str], cells: list[list[str]]) -> list[list[str]]:
+    """`cells`, on a terminal cut so that each row is one line where it can be."""
+    import sys
+    from shutil import get_terminal_size
+
+    from srl.browse.plain import one_line
+
+    if not sys.stdout.isatty():
+        return cells
+    cells = [[one_line(cell, _WIDE) for cell in row[:-1]] + row[-1:] for row in cells]
+    used = sum(max(len(row[place]) for row in (heads, *cells)) + 2 for place in range(len(heads) - 1))
+    room = max(get_terminal_size().columns - used, _NARROW)
+    return [row[:-1] + [one_line(row[-1], room)] for row in cells]
+
+
+def _cell(name: str, value: Any) -> str:
+    from srl.browse.plain import duration, number, one_line
+
+    if name == "seconds" and isinstance(value, float):
+        return duration(value)
+    if isinstance(value, float):
+        return number(value) if name in _MEASURES else f"{value:.6g}"
+    return one_line(_text(value))
+
+
+def _text(value: Any) -> str:
+    """A value as text: nothing for NULL, lists and the like as JSON."""
+    from srl.browse.plain import json_line
+
+    if isinstance(value, list | tuple | dict):
+        return json_line(value)
+    return "" if value is None else str(value)
+
+
+def _print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """CSV as it is for a program; on a terminal nothing in it acts."""
+    import csv
+    import io
+    import sys
+
+    from srl.browse.plain import safe
+
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(
+        [columns, *([_text(cell) for cell in row] for row in rows)]
+    )
+    text = written.getvalue()
+    sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
+
+
+def _series(one: Series) -> dict[str, Any]:
+    return {"run_id": one.run_id, "phase": one.phase, "metric": one.metric, "steps": one.steps,
+            "values": one.values}  # fmt: skip
+
+
+def _plot(panels: Sequence[Sequence[Series]]) -> None:
+    import sys
+    from shutil import get_terminal_size
+
+    from srl.browse.plain import safe
+    from srl.browse.plot import plot
+
+    width = min(get_terminal_size().columns, 120)
+    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+    drawn = [plot(series, width, ascii_only=ascii_only) for series in panels]
+    print(safe("\n\n".join(drawn)))
+
+
+def _note(message: str) -> None:
+    from srl.cli.output import note
+
+    note(message)
