@@ -1,0 +1,50 @@
+# The lines that CI runs are these.
+PYTHON ?= python3
+BIN := .venv/bin
+LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/pyproject.toml)
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-slow lint docs bench setup clean
+
+demo: .venv/.ready
+	$(BIN)/srl train --algo ppo
+
+test: .venv/.ready-dev
+	timeout 900 $(BIN)/python -m pytest -q -m "not slow" --durations=20
+
+test-slow: .venv/.ready-oracles
+	timeout 1800 $(BIN)/python -m pytest -q -m slow --durations=20
+
+lint: .venv/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: .venv/.ready-dev
+	$(BIN)/python docs/generate.py
+	$(BIN)/python bench/readme.py
+
+bench: .venv/.ready-dev
+	$(BIN)/python bench/startup.py
+	$(BIN)/python bench/rollout.py
+	$(BIN)/python bench/retrieval_quality.py
+	$(BIN)/python bench/learning.py
+
+setup: .venv/.ready
+
+.venv/.ready: $(LOCAL)
+	$(PYTHON) -m venv .venv
+	$(PIP) hatchling
+	$(PIP) --no-build-isolation -r requirements.txt
+	touch $@
+
+.venv/.ready-dev: .venv/.ready requirements-dev.txt
+	$(PIP) --no-build-isolation -r requirements-dev.txt
+	touch $@
+
+.venv/.ready-oracles: .venv/.ready-dev requirements-oracles.txt
+	$(PIP) -r requirements-oracles.txt
+	touch $@
+
+clean:
+	rm -rf .venv build dist
