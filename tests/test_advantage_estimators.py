@@ -235,20 +235,6 @@ def test_reinforce_with_one_sample_is_grpo_with_one_sample():
     assert_close(ours.advantages, theirs.advantages)
 
 
-def test_grpo_by_hand():
-    batch = {
-        "token_level_rewards": torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 0.5]]),
-        "response_mask": torch.ones(3, 2),
-        "group_ids": torch.zeros(3).long(),
-        "valid": torch.ones(3),
-        "group_size": 3,
-    }
-    expected = torch.tensor([0.5, -0.5, 0.0]) / (0.5 + 1e-6)
-    assert_close(estimate("grpo", batch).advantages, expected[:, None].expand(3, 2))
-    assert_close(estimate("dr_grpo", batch).advantages[:, 0], torch.tensor([0.5, -0.5, 0.0]))
-    assert_close(estimate("rloo", batch).advantages[:, 0], torch.tensor([0.75, -0.75, 0.0]))
-
-
 @every_algorithm
 def test_float32_in_float32_out(name):
     batch = {
@@ -265,9 +251,3 @@ def test_an_estimator_leaves_its_inputs_alone(name):
     estimate(name, batch)
     for key, copy in copies.items():
         assert_close(batch[key], copy, equal_nan=True, rtol=0, atol=0)
-
-
-def test_only_ppo_wants_a_critic():
-    assert [name for name, algorithm in ALGORITHMS.items() if algorithm.needs_critic] == ["ppo"]
-    with pytest.raises(ValueError, match="critic"):
-        estimate("ppo", make_batch(7), values=None)

@@ -91,7 +91,7 @@ def policy_loss(
     tokens while the count it is divided by, and the metrics, stay those of `mask`.
     """
     counted = mask if loss_mask is None else loss_mask
-    log_ratio = _log_ratio(logprobs, old_logprobs, counted)
+    log_ratio = _log_ratio(logprobs, old_logprobs)
     advantages = advantages.masked_fill(~counted.bool(), 0)
     ratio = log_ratio.exp()
     plain = -advantages * ratio
@@ -166,7 +166,7 @@ def importance_weights(
     Corrects for a sampler whose probabilities differ from the trainer's (Ionides 2008; Yao et al.
     2025, "Your efficient RL framework secretly brings you off-policy RL training"). No gradient.
     """
-    log_ratio = _log_ratio(old_logprobs.detach(), sampler_logprobs.detach(), mask)
+    log_ratio = _log_ratio(old_logprobs.detach(), sampler_logprobs.detach())
     return log_ratio.exp().clamp(max=cap).masked_fill(~mask.bool(), 1.0)  # (B, T)
 
 
@@ -179,9 +179,8 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
     return logits.logsumexp(dim=-1) - (probabilities * logits).sum(dim=-1)
 
 
-def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    difference = (logprobs - old_logprobs).masked_fill(~mask.bool(), 0)
-    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def _log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _dual_clip_ceiling(advantages: Tensor, clip_c: float | None) -> Tensor:
