@@ -44,7 +44,7 @@ def _source(source: Any) -> dict[str, object]:
 
 @app.command()
 def prepare(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE[:SPLIT][=FILE,…]…", help="What to read.")],
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE[:SPLIT][=FILE,…]", help="What to read.")],
     file: Annotated[
         list[Path] | None, typer.Option(help="A file of the one SOURCE; may be repeated.")
     ] = None,

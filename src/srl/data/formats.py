@@ -61,7 +61,7 @@ def musique(record: Record, source: str) -> Draft | str:
 
 
 def _musique_paragraphs(record: Record, source: str) -> Iterator[tuple[tuple[str, Passage], bool]]:
-    for row in record.row.get("paragraphs") or ():
+    for row in record.optional_items("paragraphs"):
         if not isinstance(row, dict):
             raise record.error("objects in 'paragraphs'", describe(row))
         inner = Record(record.path, record.place, record.index, row)
@@ -82,8 +82,10 @@ def triviaqa(record: Record, source: str) -> Draft:
     inner = Record(record.path, record.place, record.index, answer)
     names = [name for name in ("Value", "Aliases", "HumanAnswers") if answer.get(name)]
     answers = tuple(dict.fromkeys(text for name in names for text in inner.texts(name)))
-    pages = record.row.get("EntityPages") or ()
-    titles = [page["Title"] for page in pages if isinstance(page, dict) and page.get("Title")]
+    pages = record.optional_items("EntityPages")
+    titles = [
+        record.valid(page["Title"], "Title") for page in pages if isinstance(page, dict) and page.get("Title")
+    ]
     metadata: dict[str, Any] = {"supporting_titles": titles} if titles else {}
     return Draft(record.text("Question"), answers, own_id(record, "QuestionId"), metadata)
 

@@ -170,14 +170,16 @@ def _check_columns(path: Path, schema: pa.Schema) -> None:
 def _question(record: Record) -> Question:
     """The question in a row, with or without our extras."""
     extra = record.row.get("extra_info") or {}
-    source = record.text("data_source").removeprefix("searchR1_")
-    split = extra.get("split") or "train"
-    index = record.index if extra.get("index") is None else extra["index"]
     prompt = record.row["prompt"] or []
+    if not isinstance(extra, dict):
+        raise record.error("a struct in 'extra_info'", describe(extra))
     if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
         raise record.error("chat messages in 'prompt'", describe(prompt))
+    source = record.text("data_source").removeprefix("searchR1_")
+    split = str(extra.get("split") or "train")
+    index = record.index if extra.get("index") is None else extra["index"]
     return Question(
-        id=extra.get("id") or f"{source}/{split}/{index}",
+        id=str(extra.get("id") or f"{source}/{split}/{index}"),
         text=_text(record, extra, prompt),
         golden_answers=_answers(record),
         data_source=source,
@@ -187,12 +189,12 @@ def _question(record: Record) -> Question:
     )
 
 
-def _text(record: Record, extra: Mapping[str, Any], prompt: list[dict[str, str]]) -> str:
+def _text(record: Record, extra: Mapping[str, Any], prompt: list[dict[str, Any]]) -> str:
     """The question's text: our own, else the column `question`, else what the user's message asks."""
     text = extra.get("question") or record.row.get("question")
     if not text:
-        content = next((m.get("content") or "" for m in reversed(prompt) if m.get("role") == "user"), "")
-        text = _QUESTION.split(content)[-1].strip()
+        content = next((m.get("content") for m in reversed(prompt) if m.get("role") == "user"), None)
+        text = _QUESTION.split(content)[-1].strip() if isinstance(content, str) else None
     if not isinstance(text, str) or not text.strip():
         raise record.error("a question in extra_info, or after `Question:` in the prompt", "none")
     return text

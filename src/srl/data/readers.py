@@ -100,10 +100,16 @@ def paragraphs(record: Record, source: str) -> Iterator[tuple[str, Passage]]:
     """Title and passage of each paragraph in `context`: pairs `[title, sentences]`, or columns of them."""
     context = record.row.get("context") or []
     if isinstance(context, dict):
-        titles, texts = context.get("title", []), context.get("sentences", context.get("content", []))
+        inner = Record(record.path, record.place, record.index, context)
+        titles, texts = (
+            inner.items("title"),
+            inner.items("sentences" if "sentences" in context else "content"),
+        )
         if len(titles) != len(texts):
             raise record.error("as many titles as texts in 'context'", f"{len(titles)} and {len(texts)}")
         context = list(zip(titles, texts, strict=True))
+    if not isinstance(context, list):
+        raise record.error("pairs of [title, sentences] in 'context'", describe(context))
     for pair in context:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], list)):
             raise record.error("pairs of [title, sentences] in 'context'", describe(pair))
@@ -115,10 +121,12 @@ def paragraphs(record: Record, source: str) -> Iterator[tuple[str, Passage]]:
 def support(record: Record, source: str) -> dict[str, list[str]]:
     """Titles of the paragraphs that support the answer, and their passages' ids where they are given."""
     facts = record.row.get("supporting_facts") or []
-    columns = isinstance(facts, dict)
-    if not columns and not all(isinstance(fact, list) and fact for fact in facts):
+    if isinstance(facts, dict):
+        names = Record(record.path, record.place, record.index, facts).items("title")
+    elif isinstance(facts, list) and all(isinstance(fact, list) and fact for fact in facts):
+        names = [fact[0] for fact in facts]
+    else:
         raise record.error("pairs of [title, sentence number] in 'supporting_facts'", describe(facts))
-    names = facts.get("title", []) if columns else [fact[0] for fact in facts]
     titles = list(dict.fromkeys(record.valid(name, "supporting_facts") for name in names))
     if not titles:
         return {}

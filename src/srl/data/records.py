@@ -35,8 +35,8 @@ class Record:
     def exact(self, *names: str) -> str:
         """Like `text`, but with the white space around it."""
         value = self._first(names)
-        text = self.valid(str(value) if _is_number(value) else value, names[0])
-        if not text.strip():
+        text = self.valid(value if isinstance(value, str) else _shown(value), names[0])
+        if not text or text.isspace():
             raise self.error(f"a text in {names[0]!r}", repr(text))
         return text
 
@@ -44,7 +44,7 @@ class Record:
         """The texts of a field that holds one or a list of them, stripped, without empty ones or repeats."""
         value = self._first(names)
         values = value if isinstance(value, list) else [value]
-        texts = [self.valid(str(item) if _is_number(item) else item, names[0]) for item in values]
+        texts = [self.valid(_shown(item), names[0]) for item in values]
         return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
 
     def items(self, name: str) -> list[Any]:
@@ -54,14 +54,20 @@ class Record:
             raise self.error(f"a list in {name!r}", describe(value))
         return value
 
+    def optional_items(self, name: str) -> list[Any]:
+        """The field `name` if it is there, which must then be a list; else an empty one."""
+        return [] if self.row.get(name) is None else self.items(name)
+
     def valid(self, value: object, name: str) -> str:
         """`value` if it is text that UTF-8 can write (JSON's lone surrogates are not)."""
         if not isinstance(value, str):
             raise self.error(f"a text in {name!r}", describe(value))
-        try:
-            return value if value.isascii() else value.encode().decode()
-        except UnicodeEncodeError:
-            raise self.error(f"valid Unicode in {name!r}", "a lone surrogate") from None
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise self.error(f"valid Unicode in {name!r}", "a lone surrogate") from None
+        return value
 
     def _first(self, names: tuple[str, ...]) -> Any:
         for name in names:
@@ -71,8 +77,10 @@ class Record:
         raise self.error(f"a field {names[0]!r}", fields)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _shown(value: object) -> object:
+    """A number as the text that it is in other files (`1640` in JSON, `"1640"` in CSV), all else as it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
 
 
 def describe(value: object) -> str:

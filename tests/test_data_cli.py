@@ -1,0 +1,117 @@
+"""`srl data` as a user types it: results on stdout, notes on stderr, exit codes, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from srl.cli import main
+from srl.data.corpus import read_corpus
+from srl.data.parquet import read_questions
+from srl.data.sources import SOURCES
+
+FIXTURES = Path(__file__).parent / "fixtures" / "data"
+
+
+@pytest.fixture
+def srl(capsys, monkeypatch, tmp_path):
+    """Runs `srl` in an empty directory; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "work"))
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_list_names_every_source_for_people_and_for_programs(srl):
+    code, out, _ = srl("data", "list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == list(SOURCES)
+    rows = json.loads(srl("data", "list", "--json")[1])
+    assert {row["name"]: row["hub_files"] for row in rows}["bamboogle"] == {"test": "bamboogle/test.jsonl"}
+
+
+def test_prepare_one_source_from_files(srl, tmp_path):
+    file = FIXTURES / "squad-train.json"
+    code, out, err = srl("data", "prepare", "squad", "--file", file, "--out", "out", "--val", 1)
+    assert (code, err) == (0, "squad-train.json: 1 rows left out: impossible (SQuAD 2)\n")
+    assert [line.split()[0] for line in out.splitlines()] == [
+        f"out/{name}" for name in ("train.parquet", "validation.parquet", "corpus.jsonl")
+    ]
+
+
+def test_prepare_merges_sources_with_their_files(srl, tmp_path):
+    squad, nq, wiki = (
+        FIXTURES / name for name in ("squad-train.json", "nq-open.train.jsonl", "2wiki_corpus.json")
+    )
+    code, out, _ = srl(
+        "data", "prepare", f"squad={squad}", f"nq:test={nq}", f"2wiki-corpus={wiki}",
+        "--out", "out", "--json", "--corpus", FIXTURES / "corpus.jsonl", "--template", "tiny",
+    )  # fmt: skip
+    assert code == 0
+    made = json.loads(out)
+    assert (made["questions"], made["passages"]) == ({"train": 4, "test": 3}, 9)
+    assert (
+        read_questions(tmp_path / "out" / "test.parquet")[0].prompt[0]["content"].startswith("Question : who")
+    )
+
+
+def test_prepare_without_out_goes_to_the_workspace(srl, tmp_path):
+    code, _, _ = srl("data", "prepare", f"2wiki-corpus={FIXTURES / '2wiki_corpus.json'}")
+    assert code == 0
+    assert len(list(read_corpus(tmp_path / "work" / "worlds" / "2wiki-corpus" / "corpus.jsonl"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("squat",), "no source 'squat': there are nq"),
+        (("squad", "--file", "no.json"), "no.json: no such file"),
+        (("squad", "nq", "--file", "a.json"), "--file goes with one SOURCE that names no files"),
+        (("questions",), "questions is not on the hub; give the file instead"),
+        (("squad=a.json", "--split", "trian"), "no split 'trian'"),
+        (("squad=a.json", "--template", "tinny"), "no template 'tinny'"),
+    ],
+)
+def test_a_users_mistake_gets_one_line_and_leaves_nothing(arguments, message, srl, tmp_path):
+    code, out, err = srl("data", "prepare", *arguments, "--out", "out")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_prints_questions_and_passages(srl):
+    code, out, _ = srl("data", "show", FIXTURES / "flashrag-train.jsonl", "-n", 1)
+    assert code == 0
+    assert "question: which river runs past the lantern works\nanswers: the Osk | River Osk" in out
+    code, out, _ = srl("data", "show", FIXTURES / "corpus.jsonl", "-n", 2, "--json")
+    assert [row["id"] for row in json.loads(out)] == ["0", "1"]
+
+
+def test_show_prints_the_prompts_of_a_training_set(srl):
+    srl("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", "--out", "out")
+    code, out, _ = srl("data", "show", "out/train.parquet", "-n", 2)
+    assert (code, out.count("user: Answer the given question.")) == (0, 2)
+
+
+def test_world_calls_the_generator_with_seed_and_place(srl, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("srl.data.world.write_world", lambda directory, seed: calls.append((directory, seed)))
+    assert srl("data", "world", "--seed", 3)[:2] == (0, f"{tmp_path / 'work' / 'worlds' / 'world-s3'}\n")
+    srl("data", "world", "--out", "here")
+    assert calls == [(tmp_path / "work" / "worlds" / "world-s3", 3), (Path("here"), 0)]
+
+
+def test_tokenizer_is_trained_and_saved(srl, tmp_path):
+    arguments = ("--corpus", FIXTURES / "corpus.jsonl", "--vocab-size", 300, "--out", "tokenizer")
+    code, out, _ = srl("data", "tokenizer", *arguments)
+    assert (code, out) == (0, "tokenizer  300 tokens\n")
+    assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
+    assert srl("data", "tokenizer", *arguments)[0] == 2
+    assert srl("data", "tokenizer", *arguments, "--overwrite")[0] == 0

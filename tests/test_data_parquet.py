@@ -1,0 +1,242 @@
+"""Training parquet: verl's schema out, ours and everybody's in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srl.data.parquet import read_questions, write_questions
+from srl.errors import UserError
+from srl.protocol import TEMPLATES
+from srl.trajectory import Question
+
+FIXTURES = Path(__file__).parent / "fixtures" / "data"
+SEARCH_R1 = TEMPLATES["search-r1"].messages
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: text.strip())
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+QUESTIONS = st.builds(
+    Question,
+    id=TEXT,
+    text=TEXT,
+    golden_answers=st.lists(TEXT, min_size=1, max_size=4).map(tuple),
+    data_source=TEXT.map(str.strip),
+    split=TEXT,
+    prompt=st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), max_size=3).map(tuple),
+    metadata=st.dictionaries(TEXT, JSON, max_size=4),
+)
+
+
+def question(name: str = "nq/train/0", **fields) -> Question:
+    return Question(name, fields.pop("text", "who rows?"), ("Ann",), "nq", "train", **fields)
+
+
+def published(*rows: dict) -> pa.Table:
+    """Rows as Search-R1 publishes them: no extras of ours, and columns of their own."""
+    return pa.Table.from_pylist(list(rows))
+
+
+def row(source: str, index: int, text: str, split: str = "train", **more) -> dict:
+    return {
+        "id": f"train_{index}",
+        "data_source": source,
+        "prompt": [dict(message) for message in SEARCH_R1(text)],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ann", "Anna"]}},
+        "extra_info": {"index": index, "split": split},
+        **more,
+    }
+
+
+def save(path: Path, *rows: dict) -> Path:
+    pq.write_table(published(*rows), path)
+    return path
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        read_questions(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(QUESTIONS, min_size=1, max_size=5, unique_by=lambda q: q.id))
+def test_what_is_written_is_read_back(tmp_path_factory, questions):
+    path = tmp_path_factory.mktemp("questions") / "train.parquet"
+    assert write_questions(path, questions) == len(questions)
+    assert read_questions(path) == questions
+
+
+def test_the_columns_are_verls(tmp_path):
+    path = tmp_path / "train.parquet"
+    write_questions(
+        path, [question(prompt=SEARCH_R1("who rows?"), metadata={"hops": 2}), question("nq/train/1")]
+    )
+    first, second = pq.read_table(path).to_pylist()
+    assert list(first) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert first["ability"] == "fact-reasoning"
+    assert first["reward_model"] == {"style": "rule", "ground_truth": {"target": ["Ann"]}}
+    assert first["prompt"] == list(SEARCH_R1("who rows?"))
+    extra = first["extra_info"]
+    assert (extra["split"], extra["index"], extra["id"], extra["question"]) == (
+        "train",
+        0,
+        "nq/train/0",
+        "who rows?",
+    )
+    assert json.loads(extra["metadata"]) == {"hops": 2}
+    assert second["extra_info"]["index"] == 1
+
+
+def test_what_search_r1_publishes_reads_with_ids_unique_across_data_sets(tmp_path):
+    path = save(tmp_path / "train.parquet", row("nq", 7, "who rows"), row("hotpotqa", 7, "Who sails?"))
+    first, second = read_questions(path)
+    assert (first.id, second.id) == ("nq/train/7", "hotpotqa/train/7")
+    assert (first.text, second.text) == ("who rows?", "Who sails?")
+    assert first.golden_answers == ("Ann", "Anna")
+    assert first.prompt == SEARCH_R1("who rows")
+    assert (first.data_source, first.split) == ("nq", "train")
+
+
+def test_the_question_is_what_follows_the_last_question_mark_of_the_prompt(tmp_path):
+    chat = [
+        {"role": "system", "content": "Question: no"},
+        {"role": "user", "content": "Question: a\nQuestion: b?\n"},
+    ]
+    path = save(tmp_path / "train.parquet", row("nq", 0, "x", prompt=chat))
+    assert read_questions(path)[0].text == "b?"
+
+
+def test_verls_own_variant_reads_too(tmp_path):
+    extra = {"index": 3, "split": "test", "need_tools_kwargs": True}
+    path = save(
+        tmp_path / "test.parquet", row("searchR1_nq", 3, "who rows?", extra_info=extra, question="who rows")
+    )
+    (read,) = read_questions(path)
+    assert (read.id, read.data_source, read.text) == ("nq/test/3", "nq", "who rows")
+
+
+def test_a_plain_ground_truth_is_one_answer(tmp_path):
+    path = save(tmp_path / "train.parquet", row("math", 0, "2+2?", reward_model={"ground_truth": "4"}))
+    assert read_questions(path)[0].golden_answers == ("4",)
+
+
+def test_without_extra_info_rows_are_counted(tmp_path):
+    path = save(
+        tmp_path / "train.parquet", row("nq", 5, "a?", extra_info=None), row("nq", 6, "b?", extra_info=None)
+    )
+    assert [q.id for q in read_questions(path)] == ["nq/train/0", "nq/train/1"]
+
+
+def test_a_template_renders_the_prompts_anew(tmp_path):
+    path = tmp_path / "train.parquet"
+    write_questions(path, [question(prompt=SEARCH_R1("who rows?"))])
+    assert read_questions(path, "tiny")[0].prompt == ({"role": "user", "content": "Question : who rows?"},)
+    with pytest.raises(UserError, match=r"no template 'tinny'.*did you mean 'tiny'"):
+        read_questions(path, "tinny")
+
+
+def test_json_lines_of_questions_read_too(tmp_path):
+    first, _, third = read_questions(FIXTURES / "flashrag-train.jsonl", "tiny")
+    assert (first.id, first.data_source) == ("flashrag-train/train/train_0", "flashrag-train")
+    assert first.prompt[0]["content"] == "Question : which river runs past the lantern works?"
+    assert third.golden_answers == ("31 metres", "31 m")
+    path = tmp_path / "mine.jsonl"
+    own = {"id": "nq/test/4", "question": "a", "golden_answers": ["b"], "data_source": "nq", "split": "test"}
+    path.write_text(json.dumps(own))
+    assert read_questions(path) == [Question("nq/test/4", "a", ("b",), "nq", "test")]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"data_source": ""}, "expected a text in 'data_source', found ''"),
+        ({"prompt": [{"role": "user", "content": " "}]}, "expected a question in extra_info"),
+        (
+            {"reward_model": {"ground_truth": {"target": []}}},
+            "expected answers in reward_model.ground_truth.target",
+        ),
+        (
+            {"reward_model": {"ground_truth": {"target": [" "]}}},
+            "expected answers in reward_model.ground_truth.target",
+        ),
+        ({"reward_model": None}, "expected answers in reward_model.ground_truth.target"),
+        ({"extra_info": {"index": 0, "metadata": "{"}}, "expected a JSON object in extra_info.metadata"),
+    ],
+)
+def test_a_broken_row_is_named(change, expected, tmp_path):
+    path = save(tmp_path / "train.parquet", row("nq", 0, "a?"), row("nq", 1, "b?") | change)
+    assert complaint(path).startswith(f"{path}: row 1: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("extra_info", "none", "expected a struct in 'extra_info', found str 'none'"),
+        ("prompt", "a question", "expected chat messages in 'prompt', found str 'a question'"),
+        ("prompt", ["a question"], "expected chat messages in 'prompt', found list ['a question']"),
+        ("prompt", [{"role": "user", "content": ["parts"]}], "expected a question in extra_info"),
+        ("reward_model", "rule", "expected answers in reward_model.ground_truth.target"),
+    ],
+)
+def test_a_column_of_another_type_is_named(column, value, expected, tmp_path):
+    path = save(tmp_path / "train.parquet", row("nq", 0, "a?") | {column: value})
+    assert complaint(path).startswith(f"{path}: row 0: {expected}")
+
+
+def test_two_rows_with_one_id_are_refused(tmp_path):
+    path = save(tmp_path / "train.parquet", row("nq", 0, "a?"), row("nq", 0, "b?"))
+    assert (
+        complaint(path) == f"{path}: row 1: expected an id that no question before it has, found 'nq/train/0'"
+    )
+
+
+def test_files_that_are_no_training_parquet_are_refused(tmp_path):
+    path = tmp_path / "train.parquet"
+    assert complaint(path) == f"{path}: no such file"
+    path.write_text("{}")
+    assert complaint(path).startswith(f"{path}: expected a parquet file, found")
+    pq.write_table(pa.table({"text": ["a"]}), path)
+    assert complaint(path).endswith("extra_info, found text")
+    pq.write_table(published(row("nq", 0, "a")).slice(0, 0), path)
+    assert complaint(path) == f"{path}: expected questions, found none"
+
+
+def test_a_newer_format_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "train.parquet"
+    pq.write_table(published(row("nq", 0, "a?")).replace_schema_metadata({"srl_format": "2"}), path)
+    assert complaint(path).startswith(f"{path} has format 2, this srl reads up to 1")
+
+
+def test_questions_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "train.parquet"
+
+    def interrupted():
+        yield question()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_questions(path, interrupted())
+    with pytest.raises(UserError, match="two questions have the id 'nq/train/0'"):
+        write_questions(path, [question(), question(text="other")])
+    with pytest.raises(UserError, match="there are no questions"):
+        write_questions(path, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_questions_than_one_batch_are_all_there(tmp_path):
+    path = tmp_path / "train.parquet"
+    many = [question(f"nq/train/{n}") for n in range(10_000)]
+    assert write_questions(path, iter(many)) == 10_000
+    assert [q.id for q in read_questions(path)] == [q.id for q in many]

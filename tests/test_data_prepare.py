@@ -1,0 +1,299 @@
+"""Composing a training directory: merging, splitting, templates, downloads, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srl.data.corpus import read_corpus
+from srl.data.hub import download
+from srl.data.parquet import read_questions
+from srl.data.prepare import Input, parse_input, prepare
+from srl.data.sources import SOURCES
+from srl.data.splits import canonical_split, guess_split, split_off, without_repeats
+from srl.errors import UserError
+from srl.files import read_manifest
+from srl.trajectory import Question
+
+FIXTURES = Path(__file__).parent / "fixtures" / "data"
+
+
+def given_file(name: str, file: str, split: str | None = None) -> Input:
+    return Input(SOURCES[name], (FIXTURES / file,), split)
+
+
+def question(name: str, text: str = "", paragraph: str | None = None) -> Question:
+    metadata = {"supporting_ids": [paragraph]} if paragraph else {}
+    return Question(name, text or f"who is {name}?", ("Ann",), "nq", "train", metadata=metadata)
+
+
+def test_sources_are_merged_into_one_training_set_and_one_corpus(tmp_path):
+    inputs = [given_file("squad", "squad-train.json"), given_file("2wiki-corpus", "2wiki_corpus.json")]
+    made = prepare([*inputs, given_file("nq", "nq-open.train.jsonl")], tmp_path / "out")
+    assert (made.questions, made.passages) == ({"train": 7}, 6)
+    questions = read_questions(tmp_path / "out" / "train.parquet")
+    assert [q.data_source for q in questions] == ["squad"] * 4 + ["nq"] * 3
+    assert questions[0].prompt[0]["content"].endswith("Question: On which river is Osk?\n")
+    corpus = {passage.id for passage in read_corpus(tmp_path / "out" / "corpus.jsonl")}
+    assert {name for q in questions[:4] for name in q.metadata["supporting_ids"]} <= corpus
+
+
+def test_passages_that_two_sources_share_are_there_once(tmp_path):
+    inputs = [
+        given_file("2wikimultihopqa", "2wiki_dev.json"),
+        given_file("2wiki-corpus", "2wiki_corpus.json"),
+    ]
+    assert prepare(inputs, tmp_path / "out").passages == 5
+
+
+def test_two_corpora_with_one_id_for_two_passages_are_refused(tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "1", "contents": "something else"}\n')
+    inputs = [given_file("corpus", "corpus.jsonl"), Input(SOURCES["corpus"], (other,))]
+    with pytest.raises(UserError, match="two passages have the id '1'"):
+        prepare(inputs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_split_goes_to_a_file_of_its_own(tmp_path):
+    inputs = [
+        given_file("nq", "nq-open.train.jsonl"),
+        given_file("hotpotqa", "hotpot_dev_full.json"),
+        given_file("popqa", "popqa.tsv"),
+    ]
+    made = prepare(inputs, tmp_path / "out", contexts=False)
+    assert made.questions == {"train": 3, "validation": 2, "test": 2}
+    assert not (tmp_path / "out" / "corpus.jsonl").exists()
+    assert [q.id for q in read_questions(tmp_path / "out" / "test.parquet")] == [
+        "popqa/test/501",
+        "popqa/test/502",
+    ]
+
+
+def test_two_files_of_one_source_have_no_id_in_common(tmp_path):
+    second = tmp_path / "more-train.jsonl"
+    second.write_text('{"question": "what is new", "answer": ["this"]}\n')
+    inputs = [Input(SOURCES["nq"], (FIXTURES / "nq-open.train.jsonl", second))]
+    prepare(inputs, tmp_path / "out")
+    ids = [q.id for q in read_questions(tmp_path / "out" / "train.parquet")]
+    assert ids == ["nq/train/0", "nq/train/1", "nq/train/2", "nq/train/3"]
+
+
+def test_a_file_whose_name_says_no_split_is_training_and_that_is_said(tmp_path):
+    made = prepare([given_file("asearcher", "asearcher.jsonl")], tmp_path / "a")
+    assert made.questions == {"train": 3}
+    assert made.notes == (
+        "asearcher.jsonl: taken as train, for its name says no split; --split says otherwise",
+    )
+    assert prepare([given_file("asearcher", "asearcher.jsonl", "test")], tmp_path / "b").notes == ()
+
+
+def test_rows_left_out_are_said_with_their_number(tmp_path):
+    made = prepare([given_file("musique", "musique_full_dev.jsonl")], tmp_path / "out")
+    assert made.notes == ("musique_full_dev.jsonl: 1 rows left out: unanswerable",)
+
+
+def test_a_training_question_that_the_test_asks_too_is_dropped_and_said(tmp_path):
+    test = tmp_path / "test.jsonl"
+    test.write_text('{"question": "Who founded the village of  Lower Thorne?", "answer": ["Maud Ashby"]}\n')
+    made = prepare([given_file("nq", "nq-open.train.jsonl"), Input(SOURCES["nq"], (test,))], tmp_path / "out")
+    assert made.questions == {"train": 2, "test": 1}
+    assert made.notes == ("1 questions dropped from train: validation or test asks them too",)
+
+
+def test_the_limit_holds_for_each_file(tmp_path):
+    inputs = [given_file("nq", "nq-open.train.jsonl"), given_file("squad", "squad-train.json")]
+    assert prepare(inputs, tmp_path / "out", limit=2).questions == {"train": 4}
+
+
+def test_a_template_of_ones_own_renders_the_prompts(tmp_path):
+    template = tmp_path / "mine.txt"
+    template.write_text("Look it up: {question}")
+    prepare([given_file("nq", "nq-open.train.jsonl")], tmp_path / "out", template=str(template))
+    first = read_questions(tmp_path / "out" / "train.parquet")[0]
+    assert first.prompt[0]["content"] == "Look it up: who founded the village of lower thorne?"
+
+
+def test_the_manifest_says_what_was_read(tmp_path):
+    prepare([given_file("squad", "squad-train.json")], tmp_path / "out", validation=1)
+    manifest = read_manifest(tmp_path / "out", "data")
+    assert (manifest["template"], manifest["validation"], manifest["passages"]) == ("search-r1", 1, 3)
+    (source,) = manifest["sources"]
+    assert (source["source"], source["questions"], source["skipped"]) == (
+        "squad",
+        4,
+        {"impossible (SQuAD 2)": 1},
+    )
+    assert len(source["digest"]) == 32
+    assert str(FIXTURES) not in json.dumps(manifest)
+
+
+def test_an_existing_directory_is_kept_unless_told_otherwise(tmp_path):
+    inputs = [given_file("nq", "nq-open.train.jsonl")]
+    prepare(inputs, tmp_path / "out")
+    with pytest.raises(UserError, match="exists already"):
+        prepare(inputs, tmp_path / "out")
+    assert prepare(inputs, tmp_path / "out", limit=1, overwrite=True).questions == {"train": 1}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
+def test_nothing_half_written_stays(error, tmp_path):
+    def progress(count: int) -> None:
+        raise error("stop")
+
+    with pytest.raises(error):
+        prepare([given_file("squad", "squad-train.json")], tmp_path / "out", progress=progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_validation_set_shares_no_paragraph_with_training(tmp_path):
+    made = prepare([given_file("squad", "squad-train.json")], tmp_path / "out", validation=1)
+    assert sum(made.questions.values()) == 4
+    train, held = (read_questions(tmp_path / "out" / f"{name}.parquet") for name in ("train", "validation"))
+    paragraphs = [{name for q in part for name in q.metadata["supporting_ids"]} for part in (train, held)]
+    assert not paragraphs[0] & paragraphs[1]
+    assert {q.split for q in held} == {"validation"}
+
+
+def test_no_validation_set_comes_from_no_training_questions(tmp_path):
+    with pytest.raises(UserError, match="split off training questions, and there are none"):
+        prepare([given_file("popqa", "popqa.tsv")], tmp_path / "out", validation=1)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 200)), min_size=20, max_size=80, unique_by=lambda p: p[1]
+    )
+)
+def test_splitting_neither_loses_nor_shares(pairs):
+    questions = [question(f"q{n}", paragraph=f"p{p}") for p, n in pairs]
+    try:
+        rest, held = split_off(questions, 5)
+    except UserError:
+        return
+    assert sorted(q.id for q in (*rest, *held)) == sorted(q.id for q in questions)
+    shared = [{q.metadata["supporting_ids"][0] for q in part} for part in (rest, held)]
+    assert not shared[0] & shared[1]
+    assert len(held) >= 5
+
+
+def test_a_share_keeps_its_questions_when_more_come():
+    few = [question(f"q{n}") for n in range(500)]
+    more = few + [question(f"r{n}") for n in range(500)]
+    held_few, held_more = ({q.id for q in split_off(part, 0.2)[1]} for part in (few, more))
+    assert held_few == {name for name in held_more if name.startswith("q")}
+    assert 60 < len(held_few) < 140
+
+
+def test_the_order_of_the_questions_does_not_matter_to_the_split():
+    questions = [question(f"q{n}") for n in range(50)]
+    assert {q.id for q in split_off(questions, 7)[1]} == {q.id for q in split_off(questions[::-1], 7)[1]}
+
+
+@pytest.mark.parametrize(("amount", "what"), [(9, "leaves none for training"), (0.0001, "sets none aside")])
+def test_a_split_that_leaves_one_side_empty_is_refused(amount, what):
+    with pytest.raises(UserError, match=what):
+        split_off([question("a"), question("b")], amount)
+
+
+def test_questions_in_the_same_words_are_the_same():
+    asked = without_repeats(
+        [question("a", "Who  rows ?"), question("b", "who sails?")], [question("c", "who rows")]
+    )
+    assert [q.id for q in asked] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("hotpot_train_v1.1.json", "train"),
+        ("NQ-open.dev.jsonl", "validation"),
+        ("hotpot_dev_v1_simplified.json", "validation"),
+        ("wikipedia-test-without-answers.json", "test"),
+        ("validation.parquet", "validation"),
+        ("training-notes.json", None),
+        ("train-and-dev.json", None),
+        ("popQA.tsv", None),
+    ],
+)
+def test_the_split_is_what_the_files_name_says(name, split):
+    assert guess_split(Path("dev") / name) == split
+
+
+def test_an_unknown_split_names_those_there_are():
+    assert canonical_split("dev") == "validation"
+    with pytest.raises(
+        UserError, match=r"no split 'trian': there are train, validation, test .*mean 'train'\?"
+    ):
+        canonical_split("trian")
+
+
+def test_an_input_is_written_as_source_split_and_files():
+    assert parse_input("nq:dev=a.jsonl,b.jsonl") == Input(
+        SOURCES["nq"], (Path("a.jsonl"), Path("b.jsonl")), "validation"
+    )
+    assert parse_input("2wiki", [Path("c")], "train") == Input(
+        SOURCES["2wikimultihopqa"], (Path("c"),), "train"
+    )
+    with pytest.raises(UserError, match="found no file after the ="):
+        parse_input("nq=")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that serves the fixtures, and remembers what it was asked for."""
+    asked: list[tuple[str, str]] = []
+
+    def hf_hub_download(repository: str, name: str, repo_type: str) -> str:
+        assert repo_type == "dataset"
+        asked.append((repository, name))
+        if name.startswith("nq/"):
+            return str(FIXTURES / "flashrag-train.jsonl")
+        raise OSError("cannot be reached\nand more")
+
+    module, errors, utils, logging = (ModuleType(f"hub{n}") for n in range(4))
+    module.hf_hub_download = hf_hub_download
+    errors.HfHubHTTPError = errors.HFValidationError = OSError
+    logging.set_verbosity_error = lambda: None
+    names = ("", ".errors", ".utils", ".utils.logging")
+    for name, fake in zip(names, (module, errors, utils, logging), strict=True):
+        monkeypatch.setitem(sys.modules, f"huggingface_hub{name}", fake)
+    return asked
+
+
+def test_without_files_a_source_comes_from_the_hub_by_name(hub, tmp_path):
+    made = prepare([Input(SOURCES["nq"])], tmp_path / "out")
+    assert hub == [("RUC-NLPIR/FlashRAG_datasets", "nq/train.jsonl")]
+    assert made.questions == {"train": 3}
+
+
+def test_the_hub_is_asked_for_the_split_that_is_wanted(hub):
+    download(SOURCES["nq"], "validation")
+    assert hub[-1][1] == "nq/dev.jsonl"
+    with pytest.raises(UserError, match="bamboogle has no train split on the hub: there is test"):
+        download(SOURCES["bamboogle"], "train")
+
+
+def test_a_hub_out_of_reach_names_the_file_to_give(hub):
+    with pytest.raises(
+        UserError, match=r"the hub \(cannot be reached\); give the file instead: .*--file PATH"
+    ):
+        download(SOURCES["wiki-18"])
+
+
+def test_a_missing_hub_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"pip install 'srl-search\[hub\]'.*NQ-open.train.jsonl"):
+        download(SOURCES["nq"], "train")
+
+
+def test_what_is_nowhere_on_the_hub_asks_for_a_file():
+    with pytest.raises(UserError, match="corpus is not on the hub; give the file instead"):
+        download(SOURCES["corpus"])

@@ -1,0 +1,320 @@
+"""Every published question format: what a good file gives, and what a broken one is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from srl.data.corpus import read_corpus
+from srl.data.sources import SOURCES, source_of
+from srl.errors import UserError
+from srl.trajectory import Question
+
+FIXTURES = Path(__file__).parent / "fixtures" / "data"
+FILES = {
+    "nq": "nq-open.train.jsonl",
+    "hotpotqa": "hotpot_dev_full.json",
+    "2wikimultihopqa": "2wiki_dev.json",
+    "musique": "musique_full_dev.jsonl",
+    "triviaqa": "triviaqa-dev.json",
+    "popqa": "popqa.tsv",
+    "bamboogle": "bamboogle.csv",
+    "asearcher": "asearcher.jsonl",
+    "squad": "squad-train.json",
+    "questions": "flashrag-train.jsonl",
+}
+
+
+def read(
+    name: str, file: str | Path, split: str = "train", skipped: Counter[str] | None = None
+) -> list[Question]:
+    return list(SOURCES[name].questions(FIXTURES / file, split, skipped))
+
+
+def written(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def complaint(name: str, path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        list(SOURCES[name].questions(path, "train"))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_nq_open_takes_all_answers_once_and_numbers_its_questions():
+    first, second, third = read("nq", "nq-open.train.jsonl")
+    assert first == Question(
+        "nq/train/0", "who founded the village of lower thorne", ("Maud Ashby",), "nq", "train"
+    )
+    assert second.golden_answers == ("1871", "4 May 1871")
+    assert third.text == "what is a köhlerhütte built of — and why"
+
+
+def test_full_hotpotqa_knows_type_and_supporting_passages():
+    mill, founder = read("hotpotqa", "hotpot_dev_full.json", "validation")
+    assert mill.id == "hotpotqa/validation/aa01"
+    assert (mill.metadata["type"], mill.metadata["level"]) == ("comparison", "hard")
+    assert founder.metadata["supporting_titles"] == ["Lower Thorne", "Maud Ashby"]
+    passages = {p.id: p for p in SOURCES["hotpotqa"].passages(FIXTURES / "hotpot_dev_full.json")}
+    assert [passages[i].title for i in mill.metadata["supporting_ids"]] == ["Thorne Mill", "Osk Mill"]
+    assert (
+        passages[mill.metadata["supporting_ids"][0]].text == "Thorne Mill was built in 1702. It grinds rye."
+    )
+
+
+def test_a_paragraph_that_comes_with_two_questions_is_one_passage():
+    titles = [passage.title for passage in SOURCES["hotpotqa"].passages(FIXTURES / "hotpot_dev_full.json")]
+    assert titles == ["Thorne Mill", "Osk Mill", "Rye", "Lower Thorne", "Maud Ashby"]
+
+
+def test_simplified_hotpotqa_has_types_and_no_passages():
+    questions = read("hotpotqa", "hotpot_dev_simplified.json")
+    assert [q.metadata for q in questions] == [{"type": "comparison"}, {"type": "bridge"}]
+    assert [q.id for q in questions] == ["hotpotqa/train/0", "hotpotqa/train/1"]
+    assert list(SOURCES["hotpotqa"].passages(FIXTURES / "hotpot_dev_simplified.json")) == []
+
+
+def test_2wiki_counts_its_hops_by_evidence():
+    two, four = read("2wikimultihopqa", "2wiki_dev.json")
+    assert (two.metadata["type"], two.metadata["hops"]) == ("compositional", 2)
+    assert (four.metadata["type"], four.metadata["hops"]) == ("bridge_comparison", 4)
+
+
+def test_2wiki_questions_point_into_the_corpus_that_hipporag_published():
+    corpus = list(SOURCES["2wiki-corpus"].passages(FIXTURES / "2wiki_corpus.json"))
+    question = read("2wikimultihopqa", "2wiki_dev.json")[0]
+    assert question.metadata["supporting_ids"] == [corpus[0].id, corpus[1].id]
+
+
+def test_musique_takes_aliases_and_leaves_unanswerable_rows_out_by_count():
+    skipped: Counter[str] = Counter()
+    two, three = read("musique", "musique_full_dev.jsonl", skipped=skipped)
+    assert skipped == {"unanswerable": 1}
+    assert two.golden_answers == ("Norland", "the Norland", "Nordland")
+    assert (two.metadata["hops"], two.metadata["type"]) == (2, "2hop")
+    assert two.metadata["supporting_titles"] == ["Thorne Mill", "Ashby"]
+    assert (three.id, three.metadata["hops"]) == ("musique/train/3hop1__7_8_9", 3)
+
+
+def test_triviaqa_takes_value_aliases_and_what_people_answered():
+    rye, grey = read("triviaqa", "triviaqa-dev.json")
+    assert rye.golden_answers == ("Rye", "Rye grain", "Secale")
+    assert rye.metadata == {"supporting_titles": ["Rye"]}
+    assert grey.golden_answers == ("Grey", "Gray", "silver grey")
+
+
+def test_popqa_reads_the_json_list_quoted_or_bare():
+    born, job = read("popqa", "popqa.tsv", "test")
+    assert born.golden_answers == ("Osk", "Osk (town)")
+    assert born.metadata == {"prop": "place of birth", "s_pop": "120", "supporting_titles": ["Ana Reuss"]}
+    assert (job.id, job.golden_answers) == ("popqa/test/502", ("film director", "director"))
+
+
+def test_bamboogle_is_the_same_as_a_table_and_as_json():
+    table, json_file = read("bamboogle", "bamboogle.csv"), read("bamboogle", "bamboogle.json")
+    assert table == json_file
+    assert table[1].golden_answers == ("1640",)
+    assert table[0].metadata == {"hops": 2}
+
+
+def test_asearcher_joins_its_two_lists_of_answers():
+    film, ferry, rye = read("asearcher", "asearcher.jsonl")
+    assert film.golden_answers == ("The Salt Road", "Salt Road")
+    assert [q.id for q in (film, ferry, rye)] == [f"asearcher/train/{own}" for own in ("q-9", "17", "z")]
+
+
+def test_squad_makes_each_paragraph_a_passage_and_leaves_impossible_questions_out():
+    skipped: Counter[str] = Counter()
+    questions = read("squad", "squad-train.json", skipped=skipped)
+    passages = list(SOURCES["squad"].passages(FIXTURES / "squad-train.json"))
+    assert [p.title for p in passages] == ["Osk (town)", "Osk (town)", "Thorne Mill"]
+    assert questions[0].golden_answers == ("Osk", "river Osk")
+    assert [q.metadata["supporting_ids"][0] for q in questions] == [passages[i].id for i in (0, 0, 1, 2)]
+    assert skipped == {"impossible (SQuAD 2)": 1}
+
+
+@pytest.mark.parametrize("name", ["nq", "hotpotqa", "squad", "popqa"])
+def test_any_question_source_takes_flashrag_rows(name):
+    first, second, third = read(name, "flashrag-train.jsonl")
+    assert (first.id, first.data_source) == (f"{name}/train/train_0", name)
+    assert first.golden_answers == ("the Osk", "River Osk")
+    assert second.metadata["supporting_titles"] == ["Ferry Hall", "Ilse Brandl"]
+    assert "context" not in second.metadata
+    assert third.metadata["supporting_titles"] == ["Osk lighthouse"]
+
+
+def test_paragraphs_in_flashrag_metadata_become_passages():
+    passages = list(SOURCES["hotpotqa"].passages(FIXTURES / "flashrag-train.jsonl"))
+    assert [p.title for p in passages] == ["Ferry Hall", "Ilse Brandl", "Lantern Works", "Osk lighthouse"]
+    second = read("hotpotqa", "flashrag-train.jsonl")[1]
+    assert second.metadata["supporting_ids"] == [passages[0].id, passages[1].id]
+
+
+def test_a_gzipped_file_reads_like_the_plain_one(tmp_path):
+    packed = tmp_path / "nq-open.train.jsonl.gz"
+    packed.write_bytes(gzip.compress((FIXTURES / "nq-open.train.jsonl").read_bytes()))
+    assert read("nq", packed) == read("nq", "nq-open.train.jsonl")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_field(tmp_path):
+    marked = tmp_path / "bamboogle.csv"
+    marked.write_bytes(b"\xef\xbb\xbf" + (FIXTURES / "bamboogle.csv").read_bytes())
+    assert read("bamboogle", marked) == read("bamboogle", "bamboogle.csv")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(name, tmp_path):
+    path = tmp_path / FILES[name]
+    assert complaint(name, path) == f"{path}: no such file"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_cut_short_is_named_with_its_line(name, tmp_path):
+    path = tmp_path / FILES[name]
+    content = (FIXTURES / FILES[name]).read_bytes()
+    path.write_bytes(content[: int(len(content) * 0.9)].rstrip(b"\n}]"))
+    assert complaint(name, path).startswith(f"{path}:")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_format_is_refused_at_its_first_row(name, tmp_path):
+    other = tmp_path / FILES[name]
+    shutil.copy(FIXTURES / ("nq-open.train.jsonl" if name == "popqa" else "popqa.tsv"), other)
+    assert complaint(name, other).startswith(f"{other}:")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "expected"),
+    [
+        ("nq", {"answer": ["x"]}, ":2: expected a field 'question', found answer"),
+        ("nq", {"question": "  ", "answer": ["x"]}, ":2: expected a text in 'question', found '  '"),
+        ("nq", {"question": ["a"], "answer": ["x"]}, ":2: expected a text in 'question', found list ['a']"),
+        ("nq", {"question": "a", "answer": []}, ":2: expected at least one answer"),
+        ("nq", {"question": "a", "answer": ["", " "]}, ":2: expected at least one answer"),
+        ("nq", {"question": "a", "answer": [True]}, ":2: expected a text in 'answer', found bool True"),
+        ("nq", {"question": "\ud800?", "answer": ["x"]}, ":2: expected valid Unicode in 'question'"),
+        ("nq", ["question"], ":2: expected a JSON object"),
+        ("hotpotqa",
+         {"question": "a", "answer": "b", "context": [["t", "s"]], "supporting_facts": [["t", 0]]},
+         ":2: expected pairs of [title, sentences] in 'context'"),
+        ("hotpotqa", {"question": "a", "answer": "b", "supporting_facts": ["t"]},
+         ":2: expected pairs of [title, sentence number] in 'supporting_facts'"),
+        ("musique", {"id": "2hop__1", "question": "a", "answer": "b", "paragraphs": ["p"]},
+         ":2: expected objects in 'paragraphs'"),
+    ],
+)  # fmt: skip
+def test_a_broken_row_is_named_with_line_and_expectation(name, row, expected, tmp_path):
+    good = {"question": "q", "answer": ["a"], "id": "1hop__0"}
+    path = written(tmp_path / "rows.jsonl", good, row)
+    assert f"{path}{expected}" in complaint(name, path)
+
+
+def test_a_json_syntax_error_is_named_with_its_line(tmp_path):
+    path = tmp_path / "broken.json"
+    path.write_text('[\n{"question": "a", "answer": "b"},\n{"question": }\n]')
+    assert complaint("hotpotqa", path).startswith(f"{path}:3: expected JSON, found")
+
+
+def test_a_record_of_a_json_array_is_counted_from_one(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text('[{"question": "a", "answer": "b"}, {"question": "c"}]')
+    assert complaint("hotpotqa", path).startswith(
+        f"{path}: record 2: expected a field 'answer', found question"
+    )
+
+
+def test_a_squad_error_names_article_paragraph_and_question(tmp_path):
+    path = tmp_path / "squad.json"
+    data = json.loads((FIXTURES / "squad-train.json").read_text())
+    data["data"][0]["paragraphs"][1]["qas"][0]["answers"] = []
+    path.write_text(json.dumps(data))
+    assert complaint("squad", path).startswith(
+        f"{path}: Osk_(town), paragraph 2, question 1: expected at least one"
+    )
+
+
+def test_a_table_row_with_too_few_columns_is_named_with_its_line(tmp_path):
+    path = tmp_path / "popqa.tsv"
+    lines = (FIXTURES / "popqa.tsv").read_text().splitlines()
+    path.write_text("\n".join([*lines, "503\tOsk"]))
+    assert complaint("popqa", path) == f"{path}:4: expected 17 columns, found 2"
+
+
+def test_two_rows_with_one_id_are_refused(tmp_path):
+    row = {"id": "x", "question": "a", "golden_answers": ["b"]}
+    path = written(tmp_path / "twice.jsonl", row, row)
+    assert (
+        complaint("nq", path)
+        == f"{path}:2: expected an id that no question before it has, found 'nq/train/x'"
+    )
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "[]"])
+def test_a_file_without_questions_is_refused(content, tmp_path):
+    path = tmp_path / "empty.json"
+    path.write_text(content)
+    assert complaint("hotpotqa", path) == f"{path}: expected questions, found none"
+
+
+def test_an_unknown_source_names_the_nearest():
+    with pytest.raises(UserError, match=r"no source 'squat': there are nq, .*did you mean 'squad'\?"):
+        source_of("squat")
+
+
+def test_short_names_of_sources_work():
+    assert source_of("2wiki") is SOURCES["2wikimultihopqa"]
+    assert source_of("hotpot") is SOURCES["hotpotqa"]
+
+
+def test_a_corpus_source_has_no_questions():
+    assert list(SOURCES["corpus"].questions(FIXTURES / "corpus.jsonl", "train")) == []
+    assert list(SOURCES["corpus"].passages(FIXTURES / "corpus.jsonl")) == list(
+        read_corpus(FIXTURES / "corpus.jsonl")
+    )
+
+
+ODD_VALUES = (None, 1, "", "x", [], [1], [[]], [["x", "y"]], {"x": 1})
+
+
+def places(value: object, at: tuple = ()) -> list[tuple]:
+    """The path to every value inside `value`."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, inner in inside for place in places(inner, (*at, key)))]
+
+
+def replaced(value: object, at: tuple, new: object) -> object:
+    if not at:
+        return new
+    copy = value.copy()
+    copy[at[0]] = replaced(value[at[0]], at[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("name", [name for name, file in FILES.items() if not file.endswith(("csv", "tsv"))])
+def test_whatever_stands_in_a_field_the_worst_is_a_users_mistake(name, tmp_path):
+    text = (FIXTURES / FILES[name]).read_text()
+    is_lines = FILES[name].endswith(".jsonl")
+    rows = [json.loads(text.splitlines()[-1])] if is_lines else json.loads(text)
+    path = tmp_path / "file.json"
+    for place in places(rows[:1] if isinstance(rows, list) else rows):
+        for value in ODD_VALUES:
+            path.write_text(json.dumps(replaced(rows, place, value)))
+            for read_it in (SOURCES[name].passages, lambda file: SOURCES[name].questions(file, "train")):
+                assert worst(read_it, path) in (None, UserError), (place, value)
+
+
+def worst(read_it: Callable[[Path], Iterable[object]], path: Path) -> type[BaseException] | None:
+    try:
+        list(read_it(path))
+    except Exception as error:
+        return type(error)
+    return None
