@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from srl.model import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.policy import Completion, Sampling
 from srl.rollout.scripted import ScriptedPolicy
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
@@ -242,6 +244,59 @@ def test_limit_draws_the_same_questions_each_time(place: Path) -> None:
     assert drawn[0] == drawn[1]
     assert len(drawn[0]) == 2
     assert drawn[2] == [question.id for question in QUESTIONS]
+
+
+def test_greedy_answers_do_not_depend_on_the_seed(place: Path) -> None:
+    said = set()
+    for seed in (0, 1):
+        flags = {"search.index": place / "index", "trainer.seed": seed}
+        config = settings_of(place / "model", None, None, flags, SMALL)
+        report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve())
+        said.add(tuple(trajectory.policy_text for trajectory in report.settings["search"].trajectories))
+    assert len(said) == 1
+
+
+class Actor(ScriptedPolicy):
+    """An engine that searches for the town, then answers with what it found, or with the town."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(codec, lambda request, turn: "")
+
+    def reset(self) -> None: ...
+
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        text = self.codec.decode(token_ids)
+        town = next(town for town in TOWERS if town in text)
+        found = f"was built by {TOWERS[town]}" in text
+        asks = not found and "previous action" not in text
+        said = (
+            f"<search>lighthouse {town}</search>"
+            if asks
+            else f"<answer>{TOWERS[town] if found else town}</answer>"
+        )
+        ids = tuple(self.codec.encode_text(said))
+        return Completion(ids, (0.0,) * len(ids), "stop")
+
+
+def test_search_and_no_search_run_on_the_same_questions_with_their_own_prompts(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("srl.train.evaluation.load_engine", lambda config, policy: Actor(policy.codec))
+    config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
+    report = evaluate_model(
+        config, [str(place / "test.parquet")], Workspace.resolve(), no_search_too=True, limit=3
+    )
+    search, plain = report.settings["search"], report.settings["no_search"]
+    assert (search.metrics["eval/em"], plain.metrics["eval/em"]) == (1, 0)
+    assert (search.metrics["eval/env/number_of_valid_search"], plain.metrics["eval/env/finish_ratio"]) == (
+        1,
+        1,
+    )
+    assert plain.metrics["eval/env/ratio_of_valid_action"] == 0.5
+    asked = [[trajectory.question.id for trajectory in found.trajectories] for found in (search, plain)]
+    assert asked[0] == asked[1]
+    starts = [found.trajectories[0].segments[0].text[:50] for found in (search, plain)]
+    assert starts == [template(name).prompt[:50] for name in ("search-r1", "r1")]
 
 
 def test_greedy_samples_of_one_question_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
