@@ -116,3 +116,15 @@ def test_an_episode_that_is_cancelled_does_not_take_its_twin_along():
 def test_it_serves_one_event_loop_after_the_other():
     search = LocalSearch(Echo())
     assert [ask(search, "a")[0].status, ask(search, "b")[0].status] == ["ok", "ok"]
+
+
+def test_a_loop_that_died_with_a_query_in_hand_does_not_block_the_next():
+    search = LocalSearch(Echo())
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(search.search("a"))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert not task.done()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    assert ask(search, "a")[0].status == "ok"
