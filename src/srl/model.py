@@ -1,0 +1,339 @@
+"""Models and tokenizers on disk and in memory: load, save, digest, and small ones from scratch.
+
+A model is a Hugging Face directory with safetensors; nothing is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from srl.errors import UserError
+from srl.files import atomic_directory
+from srl.protocol import STOP_STRINGS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device `name`; `auto` is CUDA where there is one, else the CPU. Raises UserError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"no device {name!r}: type auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {name!r} was asked for, and this machine has {torch.cuda.device_count()} GPUs"
+        )
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype `name`; `auto` is bfloat16 on CUDA and float32 on the CPU. Raises UserError."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise UserError(f"no dtype {name!r}: type auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attn_implementation: str = "sdpa",
+    trust_remote_code: bool = False,
+    gradient_checkpointing: bool = False,
+    lora_rank: int = 0,
+    lora_alpha: int = 32,
+    lora_target_modules: str | Sequence[str] = "all-linear",
+) -> PreTrainedModel:
+    """The causal language model in the directory `path`, in eval mode, on its device.
+
+    `lora_rank` above 0 freezes the weights and adds a LoRA adapter to the modules named, which
+    starts as the identity. Only safetensors are read. Raises UserError.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _check_directory(Path(path), trust_remote_code)
+    target = pick_device(device)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=pick_dtype(dtype, target), attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code, use_safetensors=True, local_files_only=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        raise UserError(f"{path} could not be loaded as a causal language model: {_line(error)}") from error
+    model, info = loaded
+    if info["missing_keys"]:
+        raise UserError(f"{path} is not whole: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
+    if lora_rank > 0:
+        add_lora(model, lora_rank, lora_alpha, lora_target_modules)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.to(target).eval()
+
+
+def _check_directory(path: Path, trust_remote_code: bool) -> None:
+    """Raises UserError where `path` is no model directory, or one that wants to run its own code."""
+    if not path.is_dir():
+        raise UserError(
+            f"no model directory {path}; fetch a model into one first, "
+            "for example with `hf download ORG/NAME --local-dir DIRECTORY`"
+        )
+    config = _read_config(path)
+    if config.get("auto_map") and not trust_remote_code:
+        from transformers import CONFIG_MAPPING
+
+        if config.get("model_type") not in CONFIG_MAPPING:
+            raise UserError(
+                f"{path} brings Python code of its own; read it, and if you trust it set trust_remote_code=true"
+            )
+    if not any(path.glob("*.safetensors")):
+        raise UserError(f"{path} holds no *.safetensors file; other formats can run code and are not read")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is not a model directory: expected a config.json in it, {_line(error)}"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def load_tokenizer(
+    path: str | Path, trust_remote_code: bool = False
+) -> tuple[PreTrainedTokenizerBase, list[str]]:
+    """The tokenizer in the directory `path`, and notes on what it lacks and what follows from that.
+
+    No token is added: one without a pad token pads with its EOS. Raises UserError.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(path).is_dir():
+        raise UserError(f"no tokenizer directory {path}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{path} holds no tokenizer that loads: {_line(error)}") from error
+    notes = _notes(tokenizer, Path(path))
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer, notes
+
+
+def _notes(tokenizer: PreTrainedTokenizerBase, path: Path) -> list[str]:
+    notes = []
+    if tokenizer.eos_token is None:
+        notes.append("the tokenizer has no EOS token: a turn ends at a stop string or its token cap only")
+    if tokenizer.chat_template is None:
+        notes.append("the tokenizer has no chat template: prompts are given as plain text")
+    if (path / "config.json").is_file():
+        vocabulary = _read_config(path).get("vocab_size")
+        if isinstance(vocabulary, int) and len(tokenizer) > vocabulary:
+            notes.append(
+                f"the tokenizer knows {len(tokenizer)} tokens and the model embeds only {vocabulary}"
+            )
+    return notes
+
+
+def add_lora(
+    model: PreTrainedModel, rank: int, alpha: int = 32, target_modules: str | Sequence[str] = "all-linear"
+) -> None:
+    """Freeze `model` and add a trainable LoRA adapter (arXiv 2106.09685) in place, ΔW = alpha/rank · BA.
+
+    `all-linear` is every linear layer but the head. Raises UserError.
+    """
+    from peft import LoraConfig
+
+    names = target_modules if isinstance(target_modules, str) else list(target_modules)
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=names, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    try:
+        model.add_adapter(config)
+    except ValueError as error:
+        raise UserError(f"LoRA on {names!r} failed: {_line(error)}") from error
+
+
+def has_lora(model: PreTrainedModel) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+@contextmanager
+def without_lora(model: PreTrainedModel) -> Iterator[None]:
+    """The model as it was before its adapter, inside the block: the reference policy of a LoRA run."""
+    if not has_lora(model):
+        raise ValueError("the model has no LoRA adapter to switch off")
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()
+
+
+def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The state dict with any LoRA adapter merged in, under the names of the plain model.
+
+    The model itself is not touched, so that training goes on from exactly what it was.
+    """
+    state = {
+        name.replace(".base_layer.", "."): tensor.detach()
+        for name, tensor in model.state_dict().items()
+        if not re.search(r"\.lora_\w+\.", name)
+    }
+    for name, module in model.named_modules() if has_lora(model) else ():
+        for adapter in getattr(module, "active_adapters", ()) if hasattr(module, "get_delta_weight") else ():
+            weight = state[f"{name}.weight"]
+            delta = module.get_delta_weight(adapter).detach()
+            state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
+    return state
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: str | Path,
+    *,
+    stop_strings: Sequence[str] = STOP_STRINGS,
+    overwrite: bool = False,
+) -> None:
+    """Write a Hugging Face directory that any tool reads, whole or not at all.
+
+    A LoRA adapter is merged into the weights, and saved by itself in `adapter/`. The stop strings
+    are in the generation config, so that others generate as the policy was trained to.
+    """
+    with atomic_directory(Path(directory), overwrite=overwrite) as folder:
+        plain = _plain(model)
+        plain.generation_config = copy.deepcopy(model.generation_config)
+        plain.generation_config.stop_strings = list(stop_strings) or None
+        plain.save_pretrained(folder, state_dict=merged_state(model))
+        tokenizer.save_pretrained(folder)
+        if has_lora(model):
+            model.save_pretrained(folder / "adapter")
+
+
+def _plain(model: PreTrainedModel) -> PreTrainedModel:
+    """A model of the same class and config, without adapter and without memory for its weights."""
+    with torch.device("meta"):
+        return type(model)(copy.deepcopy(model.config))
+
+
+def model_digest(model: PreTrainedModel | str | Path) -> str:
+    """32 hex digits (blake2b-128) of the weights: names, dtypes, shapes and bytes.
+
+    A model (any LoRA merged in) and the directory that `save_model` makes of it have the same, where
+    the architecture is stored under the names of its parameters, as Qwen2 and Llama are.
+    """
+    stored = _stored_tensors(Path(model)) if isinstance(model, (str, Path)) else _live_tensors(model)
+    digest = blake2b(digest_size=16)
+    for name, dtype, shape, data in stored:
+        digest.update(f"{name}\0{dtype}\0{list(shape)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+_Stored = tuple[str, str, Iterable[int], memoryview]
+
+
+def _live_tensors(model: PreTrainedModel) -> Iterator[_Stored]:
+    """(name, dtype, shape, bytes) in the order of names; of tied weights only the first one named."""
+    seen: set[tuple[int, torch.Size]] = set()
+    named: dict[str, Tensor] = {}
+    for name, tensor in merged_state(model).items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if place not in seen:
+            seen.add(place)
+            named[name] = tensor
+    for name, tensor in sorted(named.items()):
+        data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        yield name, _STORED_DTYPES[tensor.dtype], tensor.shape, data.data
+
+
+def _stored_tensors(directory: Path) -> Iterator[_Stored]:
+    """The same from the safetensors files of a directory, mapped and not loaded."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{directory} holds no *.safetensors file, so it has no model to take a digest of")
+    entries = [(name, entry, file, base) for file in files for name, entry, base in _header(file)]
+    for name, entry, file, base in sorted(entries, key=lambda item: item[0]):
+        first, last = (base + offset for offset in entry["data_offsets"])
+        data = np.memmap(file, dtype=np.uint8, mode="r")[first:last]
+        yield name, entry["dtype"], entry["shape"], data.data
+
+
+def _header(file: Path) -> list[tuple[str, Mapping[str, Any], int]]:
+    """(name, entry, offset of the data) for each tensor that a safetensors file says it holds."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        try:
+            header = json.loads(opened.read(length) if length < 1 << 27 else b"")
+        except ValueError as error:
+            raise UserError(f"{file} is not a safetensors file: its header does not parse") from error
+    return [(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
+
+
+def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:
+    """How many numbers the model has, tied ones once; with `trainable`, those that training changes."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
+
+
+def new_model(
+    kind: Literal["qwen2", "llama"],
+    *,
+    vocab_size: int,
+    layers: int,
+    width: int,
+    heads: int,
+    ffn: int,
+    kv_heads: int | None = None,
+    max_length: int = 2048,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """A small float32 model with tied embeddings and random weights, the same for the same seed."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    classes = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+    if kind not in classes:
+        raise UserError(f"no kind of model {kind!r}: there are {', '.join(classes)}")
+    make_config, make_model = classes[kind]
+    config = make_config(
+        vocab_size=vocab_size, num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
+        num_key_value_heads=kv_heads or heads, intermediate_size=ffn, max_position_embeddings=max_length,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_model(config).eval()

@@ -1,0 +1,294 @@
+"""Generation with a torch model: episodes come and go, and every step decodes all that are active."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from srl.errors import SrlError, UserError
+from srl.rollout.codec import Codec
+from srl.rollout.policy import Completion, Sampling
+from srl.rollout.probe import choose_forward
+from srl.rollout.sampling import draw
+from srl.rollout.slots import Rows, SlotTable
+from srl.rollout.stops import StopFinder
+
+ADMIT_SHARE = 8
+"""Requests are fed once there is one for every so many active rows …"""
+ADMIT_AGE = 8
+"""… or the first has waited for so many steps: feeding costs about a step, so it pays to collect."""
+QUIET_TICKS = 8
+"""Rounds of the event loop without a call after which the episodes are taken to wait for something."""
+
+StopReason = Literal["stop", "eos", "length"]
+
+
+@dataclass(slots=True, order=True)
+class _Request:
+    """One turn asked for; sorts by `order`."""
+
+    order: tuple[Any, ...]
+    id: str
+    token_ids: Sequence[int] = field(compare=False)
+    sampling: Sampling = field(compare=False)
+    future: asyncio.Future[Completion] = field(compare=False)
+
+
+class TorchEngine:
+    """A Policy that runs a causal language model in this process, on the model's device.
+
+    An episode holds one of `max_num_seqs` slots from its first turn to `finish`; its keys and values
+    stay there, so a turn feeds only what is new. Further episodes wait for a slot. Requests that have
+    come in are fed together; each step then draws one token for every active row and lets the
+    episodes run, whose searches come back as new requests. `reset` when the weights have changed.
+
+    `deterministic=True` takes timing out of the order of things: slots and batches follow the
+    requests' keys, and where turns have ended, their episodes' next requests are waited for before
+    anything is fed, however long their searches take. The same episodes then go through the same
+    batches, so that on one thread completions are the same bit for bit, in every process. This asks
+    that episodes start together or as others finish, and that between its turns an episode waits for
+    nothing but its search.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        codec: Codec,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        deterministic: bool = False,
+    ) -> None:
+        self.model, self.codec = model, codec
+        self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
+        self.deterministic = deterministic
+        vocabulary = max(model.config.get_text_config().vocab_size, len(codec.tokenizer))
+        self._stops = StopFinder(codec, vocabulary)
+        self._is_eos = np.isin(np.arange(vocabulary), list(codec.eos_ids))
+        with _evaluating(model):
+            self._forward = choose_forward(model, max_num_seqs, max_model_len)
+        self._scheduler: asyncio.Task[None] | None = None
+        self._calls = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._table = SlotTable(self.max_num_seqs)
+        self._free = list(range(self.max_num_seqs))  # a heap: the lowest row first
+        self._row_of: dict[str, int] = {}  # the episodes that hold a slot
+        self._open: dict[str, _Request] = {}  # turns asked for and not ended
+        self._at: dict[int, _Request] = {}  # those being generated, by row
+        self._new: list[_Request] = []  # a heap: first turns, waiting for a slot
+        self._back: list[_Request] = []  # later turns, waiting to be fed
+        self._left = self._age = 0  # turns ended since requests were last fed; steps since the first
+
+    def reset(self) -> None:
+        """Forget every episode, as after a change of the weights, and give a GPU's memory back."""
+        self._fail(RuntimeError("the engine was reset while a turn was being generated"))
+        if self.model.device.type != "cpu":  # there, clearing fresh buffers costs more than keeping them
+            self._forward.release()
+
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """One turn of the episode `request_id`, whose ids so far are `token_ids`.
+
+        Raises UserError when it does not fit `max_model_len`, ValueError when it is not what the
+        Policy protocol says, and what the model raised, should it fail.
+        """
+        self._check(request_id, token_ids, sampling)
+        order = _by_key(sampling.key) if self.deterministic else (self._calls,)
+        future = asyncio.get_running_loop().create_future()
+        request = _Request(order, request_id, token_ids, sampling, future)
+        self._open[request_id] = request
+        if request_id in self._row_of:
+            self._back.append(request)
+        else:
+            heapq.heappush(self._new, request)
+        self._called()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._abandon(request)
+            raise
+
+    def finish(self, request_id: str) -> None:
+        """Free the episode's slot, where it has one."""
+        row = self._row_of.pop(request_id, None)
+        if row is not None:
+            self._table.clear(row)
+            heapq.heappush(self._free, row)
+            self._called()
+
+    def _check(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
+        if len(token_ids) + sampling.max_tokens > self.max_model_len:
+            raise UserError(
+                f"episode {request_id}: {len(token_ids)} tokens so far and up to {sampling.max_tokens} "
+                f"new ones do not fit rollout.max_model_len={self.max_model_len}; raise it or ask for less"
+            )
+        if not token_ids or sampling.max_tokens < 1:
+            raise ValueError(f"{request_id}: a turn needs a token to follow and room for one more")
+        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+            raise ValueError(f"{request_id}: temperature must be at least 0 and top_p in (0, 1]: {sampling}")
+        if request_id in self._open:
+            raise ValueError(f"{request_id}: its last turn is still being generated")
+        row = self._row_of.get(request_id)
+        if row is not None and not self._table.is_extended_by(row, token_ids):
+            raise ValueError(f"{request_id}: its ids do not begin with those of its turns so far")
+
+    def _called(self) -> None:
+        """Note a call, and see that somebody serves it."""
+        self._calls += 1
+        if (self._scheduler is None or self._scheduler.done()) and self._can_advance():
+            self._scheduler = asyncio.get_running_loop().create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Feed, draw and let the episodes run, until all of them wait for something else."""
+        try:
+            with _evaluating(self.model):
+                await self._let_episodes_run()
+                while self._can_advance():
+                    self._admit()
+                    self._advance(np.flatnonzero(self._table.active))
+                    self._age = self._age + 1 if self._pending() else 0
+                    await self._let_episodes_run()
+        except BaseException as error:
+            self._fail(error)
+            self._forward.release()  # what a failed forward left there is not to be trusted
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._scheduler = None
+
+    async def _let_episodes_run(self) -> None:
+        """Return once they have been quiet for some rounds of the loop: what they do takes several."""
+        quiet = 0
+        while quiet < (QUIET_TICKS if self._away() else 2):
+            calls = self._calls
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if calls == self._calls else 0
+
+    def _active(self) -> int:
+        return int(np.count_nonzero(self._table.active))
+
+    def _away(self) -> int:
+        """How many episodes hold a slot and are between two turns."""
+        return len(self._row_of) - self._active() - len(self._back)
+
+    def _admissible(self) -> int:
+        return len(self._back) + min(len(self._new), len(self._free))
+
+    def _pending(self) -> int:
+        """What feeding waits for: requests; or, as when they come must not matter, ended turns."""
+        return self._left if self.deterministic else self._admissible()
+
+    def _is_due(self) -> bool:
+        active, pending = self._active(), self._pending()
+        many, long = pending * ADMIT_SHARE >= active, self._age >= ADMIT_AGE
+        return not active or (pending > 0 and (many or long))
+
+    def _can_advance(self) -> bool:
+        if self.deterministic and self._is_due() and self._away():
+            return False
+        return bool(self._active() or self._admissible())
+
+    def _admit(self) -> None:
+        """Seat the requests that can be, and feed them all."""
+        if not self._is_due():
+            return
+        self._left = self._age = 0
+        requests, self._back = sorted(self._back), []
+        while self._new and self._free:
+            request = heapq.heappop(self._new)
+            if self._open.get(request.id) is request:
+                self._row_of[request.id] = heapq.heappop(self._free)
+                requests.append(request)
+        rows = [self._row_of[request.id] for request in requests]
+        for row, request in zip(rows, requests, strict=True):
+            self._at[row] = request
+            stop_set = self._stops.index(request.sampling.stop)
+            self._table.begin(row, request.token_ids, request.sampling, stop_set)
+        self._advance(np.array(rows, dtype=np.int64))
+
+    def _advance(self, rows: Rows) -> None:
+        """Feed the rows what they have not been fed and draw a token for each."""
+        if not len(rows):
+            return
+        table = self._table
+        with torch.no_grad():
+            logits = self._forward.feed(table, rows)  # (B, V)
+            drawn = draw(logits, table.temperature[rows], table.top_p[rows], table.uniform(rows))
+        tokens, logprobs = (tensor.cpu().numpy() for tensor in drawn)
+        if not np.isfinite(logprobs).all():
+            raise SrlError(
+                "the model gives logits that are not numbers: its weights have diverged, or "
+                "overflow in this dtype; start from an earlier checkpoint, or try float32"
+            )
+        table.append(rows, tokens, logprobs)
+        self._end_turns(rows, tokens)
+
+    def _end_turns(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
+        """End the turns whose last token is EOS, completes a stop string, or is the last allowed."""
+        table, is_eos = self._table, self._is_eos[tokens]
+        is_full = table.known[rows] >= table.limit[rows]
+        may_stop = self._stops.candidates[table.stop_set[rows], tokens]
+        for index in np.flatnonzero(is_eos | is_full | may_stop):
+            row = int(rows[index])
+            if may_stop[index] and self._stops.completed(int(table.stop_set[row]), table.turn_ids(row)):
+                self._end_turn(row, "stop")
+            elif is_eos[index] or is_full[index]:
+                self._end_turn(row, "eos" if is_eos[index] else "length")
+
+    def _end_turn(self, row: int, reason: StopReason) -> None:
+        request = self._at.pop(row)
+        del self._open[request.id]
+        ids, logprobs = self._table.turn_ids(row), self._table.turn_logprobs(row)
+        self._table.active[row] = False
+        self._left += 1
+        if not request.future.done():
+            request.future.set_result(Completion(tuple(ids), tuple(logprobs), reason))
+
+    def _abandon(self, request: _Request) -> None:
+        """Drop a turn whose caller was cancelled; its episode keeps the slot until `finish`."""
+        if self._open.get(request.id) is not request:
+            return
+        del self._open[request.id]
+        row = self._row_of.get(request.id)
+        if request in self._back:
+            self._back.remove(request)
+        elif row is not None:
+            del self._at[row]
+            self._table.clear(row)
+            self._left += 1
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell everybody who waits, and forget every episode."""
+        for request in self._open.values():
+            if not isinstance(error, Exception):
+                request.future.cancel()
+            elif not request.future.done():
+                request.future.set_exception(error)
+        self._forget()
+
+
+def _by_key(key: Sequence[int | str]) -> tuple[Any, ...]:
+    """Sorts keys of numbers and texts: a number comes before a text."""
+    return tuple((isinstance(part, str), part) for part in key)
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Dropout off inside; afterwards each module is in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,177 @@
+"""Logits for the slots of a table: with a cache that outlives a turn, or by computing all again.
+
+Both give the logits after the last known id of each row, `feed(table, rows) -> (B, V)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from srl.rollout.kv_cache import SlotCache
+from srl.rollout.slots import Rows, SlotTable
+
+PADDED_TOKENS = 4096
+"""The most tokens, padding included, that go through the model in one forward of several a row."""
+WIDTH_STEP = 16
+"""Attention widths are rounded up to this, for the kernels' alignment and for fewer shapes."""
+
+
+class Forward(Protocol):
+    """Feeds what is known and not yet fed."""
+
+    def feed(self, table: SlotTable, rows: Rows) -> Tensor: ...
+
+    def release(self) -> None: ...
+
+
+class CachedForward:
+    """Feeds each row only its new ids; keys and values of the others are in a SlotCache."""
+
+    def __init__(self, model: PreTrainedModel, slots: int, max_length: int) -> None:
+        self.model = model
+        self.cache = SlotCache(slots, max_length)
+        self.options = {"use_cache": True, **_logits_of_the_last(model, 1)}
+
+    def feed(self, table: SlotTable, rows: Rows) -> Tensor:
+        """Logits (B, V) after the last known id of each row; the rows differ."""
+        counts = table.known[rows] - table.fed[rows]
+        if (counts == 1).all():
+            return self._decode(table, rows)
+        leaders, leader_of = _shared_prompts(table, rows)
+        groups = list(padded_groups(counts[leaders], PADDED_TOKENS))
+        logits = torch.cat([self._prefill(table, rows[leaders[group]]) for group in groups])
+        self._share(table, rows, leaders, leader_of)
+        place = np.empty(len(leaders), dtype=np.int64)  # leader -> its row of `logits`
+        place[np.concatenate(groups)] = np.arange(len(leaders))
+        return logits[torch.from_numpy(place[leader_of])]
+
+    def release(self) -> None:
+        """Give the cache's memory back."""
+        self.cache.release()
+
+    def _decode(self, table: SlotTable, rows: Rows) -> Tensor:
+        """One id a row. Where most slots up to the last are fed, the idle ones are carried along: a
+        view of the cache is cheaper than gathering."""
+        first = int(rows.max()) + 1
+        if 2 * len(rows) < first:
+            return self._prefill(table, rows)
+        positions = np.minimum(table.fed[:first], table.fed[rows].max())[:, None]
+        ids = np.take_along_axis(table.ids[:first], positions, axis=1)
+        kept = np.zeros((first, 1), dtype=np.bool_)
+        kept[rows] = True
+        logits = self._run(None, ids, positions, kept)
+        return logits if len(rows) == first else logits[torch.from_numpy(rows)]
+
+    def _prefill(self, table: SlotTable, rows: Rows) -> Tensor:
+        """Any number of ids a row, padded on the left, so that the last column is everybody's last."""
+        counts = table.known[rows] - table.fed[rows]
+        offsets = np.arange(-counts.max(), 0)[None]  # (1, Q)
+        positions = np.maximum(table.known[rows][:, None] + offsets, 0)  # (B, Q)
+        kept = offsets >= -counts[:, None]
+        return self._run(rows, table.ids[rows[:, None], positions], positions, kept)
+
+    def _run(self, rows: Rows | None, ids: Rows, positions: Rows, kept: NDArray[np.bool_]) -> Tensor:
+        """One forward over `ids` (B, Q); those not `kept` leave no trace in the cache."""
+        plan, longest = self.cache.plan, int(positions.max()) + 1
+        self.cache.reserve(longest)
+        slots = np.where(kept, (np.arange(len(ids)) if rows is None else rows)[:, None], plan.slots)
+        feed, slot, place = torch.from_numpy(np.stack([ids, slots, positions])).to(self.model.device)
+        width = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, plan.capacity)
+        chosen = None if rows is None else torch.from_numpy(rows).to(feed.device)
+        plan.set(slot, place, chosen, width, past=longest - ids.shape[1])
+        mask = causal_mask(place, width, self.model.dtype)
+        where = {"position_ids": place, "attention_mask": mask, "past_key_values": self.cache}
+        return self.model(input_ids=feed, **where, **self.options).logits[:, -1].float()
+
+    def _share(self, table: SlotTable, rows: Rows, leaders: Rows, leader_of: Rows) -> None:
+        """Give rows that start with a leader's prompt the leader's keys and values."""
+        followers = np.setdiff1d(np.arange(len(rows)), leaders)
+        if len(followers):
+            source = rows[leaders[leader_of[followers]]]
+            length = int(table.known[source].max())
+            self.cache.copy(source.tolist(), rows[followers].tolist(), length)
+
+
+class PlainForward:
+    """Computes every sequence again for each token: slow, and right for any causal model.
+
+    Padding is on the right, where a causal model does not look, so no mask is needed.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def feed(self, table: SlotTable, rows: Rows) -> Tensor:
+        """Logits (B, V) after the last known id of each row."""
+        lengths = table.known[rows]
+        groups = list(padded_groups(lengths, PADDED_TOKENS))
+        logits = torch.cat([self._run(table, rows[group]) for group in groups])
+        return logits[torch.from_numpy(np.argsort(np.concatenate(groups)))]
+
+    def release(self) -> None:
+        """Nothing is held between calls."""
+
+    def _run(self, table: SlotTable, rows: Rows) -> Tensor:
+        lengths = table.known[rows]
+        positions = np.minimum(
+            np.arange(lengths.max())[None], lengths[:, None] - 1
+        )  # pads repeat the last id
+        ids = torch.from_numpy(table.ids[rows[:, None], positions]).to(self.model.device)
+        spread = int(lengths.max() - lengths.min())
+        output = self.model(input_ids=ids, use_cache=False, **_logits_of_the_last(self.model, spread + 1))
+        last = torch.from_numpy(lengths - lengths.max() - 1).to(ids.device)  # (B,), counted from the end
+        return output.logits[torch.arange(len(rows), device=ids.device), last].float()
+
+
+def causal_mask(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask (B, 1, Q, width): a query at position p sees the places 0 … p of its slot."""
+    hidden = torch.arange(width, device=positions.device) > positions[..., None]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
+    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
+
+
+def padded_groups(counts: Rows, budget: int) -> Iterator[Rows]:
+    """Indices into `counts`, longest first, in groups of at most `budget` padded tokens.
+
+    No member of a group is shorter than half the longest, so at most half of a group is padding.
+    """
+    order = np.argsort(-counts, kind="stable")
+    first = 0
+    for place, index in enumerate(order):
+        longest = counts[order[first]]
+        if place > first and (longest * (place + 1 - first) > budget or 2 * counts[index] < longest):
+            yield order[first:place]
+            first = place
+    yield order[first:]
+
+
+def _shared_prompts(table: SlotTable, rows: Rows) -> tuple[Rows, Rows]:
+    """Which of `rows` to compute (indices), and for each row the index among those of the one like it.
+
+    Rows that have nothing fed and the same ids (a group's samples at their start) share one.
+    """
+    seen: dict[object, int] = {}
+    leaders: list[int] = []
+    leader_of = np.empty(len(rows), dtype=np.int64)
+    for index, row in enumerate(rows):
+        key = table.ids[row, : table.known[row]].tobytes() if table.fed[row] == 0 else int(row)
+        if key not in seen:
+            seen[key] = len(leaders)
+            leaders.append(index)
+        leader_of[index] = seen[key]
+    return np.array(leaders), leader_of
+
+
+def _logits_of_the_last(model: PreTrainedModel, count: int) -> dict[str, Any]:
+    """The keyword that asks for the logits of the last `count` positions only, where there is one."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    known = "logits_to_keep" in inspect.signature(base.forward).parameters
+    return {"logits_to_keep": count} if known else {}

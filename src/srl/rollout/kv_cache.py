@@ -1,0 +1,130 @@
+"""Keys and values of many episodes, each in a slot of its own, kept between its turns.
+
+A forward writes every new key and value at its own slot and position (padding goes to a spare slot)
+and attends to the first `width` positions of its slots, under an explicit mask. Nothing is shifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+BLOCK = 64
+"""Slots grow by whole blocks of positions."""
+
+
+class Plan:
+    """What one forward does with the cache; every layer reads it.
+
+    `slot` and `position` (B, Q) say where each new key goes; slot number `slots` is the spare one.
+    `rows` (B,) are the slots to attend to, None for the first B; `past` is the longest row's length.
+    """
+
+    def __init__(self, slots: int, capacity: int) -> None:
+        self.slots, self.capacity = slots, capacity
+        self.slot = self.position = torch.zeros((0, 0), dtype=torch.long)
+        self.rows: Tensor | None = None
+        self.width = self.past = 0
+        self._places: dict[int, Tensor] = {}
+
+    def set(self, slot: Tensor, position: Tensor, rows: Tensor | None, width: int, past: int) -> None:
+        """Plan the next forward."""
+        self.slot, self.position, self.rows, self.width, self.past = slot, position, rows, width, past
+        self._places.clear()
+
+    def places(self, heads: int) -> Tensor:
+        """(B × heads × Q,) where new keys go in a buffer (slots, heads, capacity), taken as flat."""
+        if heads not in self._places:
+            head = torch.arange(heads, device=self.slot.device)[:, None]
+            flat = (self.slot[:, None] * heads + head) * self.capacity + self.position[:, None]
+            self._places[heads] = flat.reshape(-1)
+        return self._places[heads]
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, each (slots + 1, heads, capacity, dim)."""
+
+    is_sliding = False
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers. Zeros, since attention multiplies what it masks by 0, and 0 × NaN is NaN."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = self._buffer(key_states), self._buffer(value_states)
+        self.is_initialized = True
+
+    def _buffer(self, like: Tensor) -> Tensor:
+        return like.new_zeros((self.plan.slots + 1, like.shape[1], self.plan.capacity, like.shape[3]))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write keys and values (B, heads, Q, dim); return those to attend to, (B, heads, width, dim)."""
+        if not self.is_initialized or self.device != key_states.device or self.dtype != key_states.dtype:
+            self.lazy_initialization(key_states, value_states)
+        return self._exchange(self.keys, key_states), self._exchange(self.values, value_states)
+
+    def _exchange(self, buffer: Tensor, states: Tensor) -> Tensor:
+        batch, heads, _, dim = states.shape
+        buffer.view(-1, dim).index_copy_(0, self.plan.places(heads), states.reshape(-1, dim))
+        seen = buffer[:, :, : self.plan.width]
+        return seen[:batch] if self.plan.rows is None else seen.index_select(0, self.plan.rows)
+
+    def grow(self) -> None:
+        """Move what is stored into buffers of the plan's new capacity."""
+        old_keys, old_values = self.keys, self.values
+        self.lazy_initialization(old_keys, old_values)
+        self.keys[:, :, : old_keys.shape[2]] = old_keys
+        self.values[:, :, : old_values.shape[2]] = old_values
+
+    def copy(self, source: Tensor, target: Tensor, length: int) -> None:
+        """Give the slots `target` (N,) the first `length` positions of the slots `source` (N,)."""
+        for buffer in (self.keys, self.values):
+            buffer[target, :, :length] = buffer[source, :, :length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.plan.width, 0
+
+    def get_seq_length(self) -> int:
+        return self.plan.past
+
+    def get_max_cache_shape(self) -> int:
+        return self.plan.capacity
+
+
+class SlotCache(Cache):
+    """`slots` rows of keys and values that grow together up to `max_length` positions."""
+
+    def __init__(self, slots: int, max_length: int) -> None:
+        self.max_length = max_length
+        self.plan = Plan(slots, _blocks(min(max_length, 4 * BLOCK)))
+        super().__init__(layer_class_to_replicate=partial(SlotLayer, self.plan))
+
+    def reserve(self, length: int) -> None:
+        """Make room for `length` positions in every slot; doubles, so that growing is rare."""
+        if length > self.plan.capacity:
+            self.plan.capacity = _blocks(max(length, min(2 * self.plan.capacity, self.max_length)))
+            for layer in self.layers:
+                layer.grow()
+
+    def copy(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
+        """Give the slots `target` the first `length` positions of the slots `source`."""
+        for layer in self.layers:
+            device = layer.keys.device
+            layer.copy(torch.tensor(source, device=device), torch.tensor(target, device=device), length)
+
+    def release(self) -> None:
+        """Give the memory back; the next forward starts from empty buffers."""
+        self.layers.clear()
+
+
+def _blocks(length: int) -> int:
+    return -(-length // BLOCK) * BLOCK

@@ -1,0 +1,71 @@
+"""Drawing tokens: keyed uniforms, and the inverse of the cumulative distribution.
+
+A turn's random numbers come from its key alone, one for each token position, and a row's draw uses
+only that row's logits. So what a row draws does not depend on what shares the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def turn_uniforms(key: Sequence[int | str], count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) for the token positions of the turn with this key.
+
+    The bits are Philox's (a counter-based generator), keyed by a blake2b of `key`; a longer turn
+    begins with the numbers of a shorter one. The same in every process and numpy version.
+    """
+    digest = blake2b("\0".join(f"{type(part).__name__}:{part}" for part in key).encode(), digest_size=16)
+    bits = np.random.Philox(key=int.from_bytes(digest.digest(), "little")).random_raw(count)
+    return (bits >> np.uint64(11)) * 2.0**-53
+
+
+def draw(
+    logits: Tensor,
+    temperature: NDArray[np.float64],
+    top_p: NDArray[np.float64],
+    uniforms: NDArray[np.float64],
+) -> tuple[Tensor, Tensor]:
+    """One token for each row of `logits` (B, V), and its log-prob; the other arguments are (B,).
+
+    Temperature 0 takes the largest logit. The log-prob is log_softmax(logits / temperature) in
+    float32 (temperature 1 for greedy rows), before top-p.
+    """
+    greedy = temperature == 0
+    scale = _column(np.where(greedy, 1.0, temperature), logits)
+    logprobs = torch.log_softmax(logits.float() / scale.float(), dim=-1)  # (B, V)
+    if greedy.all():
+        tokens = logits.argmax(-1)
+    else:
+        tokens = _invert(_truncate(logprobs.exp(), top_p, logits), _column(uniforms, logits))
+        if greedy.any():
+            tokens = torch.where(_column(greedy, logits)[:, 0], logits.argmax(-1), tokens)
+    return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
+
+
+def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device)[:, None]  # (B, 1)
+
+
+def _truncate(probs: Tensor, top_p: NDArray[np.float64], like: Tensor) -> Tensor:
+    """`probs` with 0 outside the smallest set of likeliest tokens that holds `top_p` of the mass."""
+    if (top_p >= 1).all():
+        return probs
+    limit = _column(top_p, like)  # (B, 1)
+    ordered, order = probs.sort(-1, descending=True, stable=True)
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered  # (B, V), mass of likelier tokens
+    kept = torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, before < limit)
+    return torch.where(kept | (limit >= 1), probs, 0.0)
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token whose cumulative weight exceeds uniform × total; it never has weight 0."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)  # (B, V)
+    tokens = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)[:, 0]
+    return tokens.clamp_(max=weights.shape[-1] - 1)

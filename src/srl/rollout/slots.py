@@ -1,0 +1,91 @@
+"""The engine's table: one row per slot, everything about its episode and its turn, as arrays.
+
+Ids, uniforms and log-probs are stored by absolute position in the episode, so that a step over many
+rows is a few array operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from srl.rollout.policy import Sampling
+from srl.rollout.sampling import turn_uniforms
+
+Rows = NDArray[np.int64]
+
+
+class SlotTable:
+    """`slots` rows. `known` ids are in `ids`; the first `fed` of them have gone through the model.
+
+    A row is `active` while its turn is being generated; the turn's ids are those from `start` on,
+    at most up to `limit`.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.known = np.zeros(slots, dtype=np.int64)
+        self.fed = np.zeros(slots, dtype=np.int64)
+        self.start = np.zeros(slots, dtype=np.int64)
+        self.limit = np.zeros(slots, dtype=np.int64)
+        self.active = np.zeros(slots, dtype=np.bool_)
+        self.temperature = np.ones(slots)
+        self.top_p = np.ones(slots)
+        self.stop_set = np.zeros(slots, dtype=np.int64)
+        self.ids = np.zeros((slots, 0), dtype=np.int64)  # (slots, positions), as the next two
+        self.uniforms = np.zeros((slots, 0))
+        self.logprobs = np.zeros((slots, 0), dtype=np.float32)
+
+    def begin(self, row: int, token_ids: Sequence[int], sampling: Sampling, stop_set: int) -> None:
+        """Start a turn in `row`, whose episode so far is `token_ids`."""
+        length = len(token_ids)
+        self._reserve(length + sampling.max_tokens)
+        old = self.known[row]
+        self.ids[row, old:length] = token_ids[old:]
+        self.uniforms[row, length : length + sampling.max_tokens] = turn_uniforms(
+            sampling.key, sampling.max_tokens
+        )
+        self.known[row] = self.start[row] = length
+        self.limit[row] = length + sampling.max_tokens
+        self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
+        self.stop_set[row] = stop_set
+        self.active[row] = True
+
+    def uniform(self, rows: Rows) -> NDArray[np.float64]:
+        """The uniforms (B,) for the next token of each row."""
+        return self.uniforms[rows, self.known[rows]]
+
+    def append(self, rows: Rows, tokens: Rows, logprobs: NDArray[np.float32]) -> None:
+        """Record one sampled token for each row; all that was known before is now fed."""
+        position = self.known[rows]
+        self.ids[rows, position] = tokens
+        self.logprobs[rows, position] = logprobs
+        self.fed[rows] = position
+        self.known[rows] = position + 1
+
+    def turn_ids(self, row: int) -> list[int]:
+        """What the turn in `row` has sampled so far."""
+        return self.ids[row, self.start[row] : self.known[row]].tolist()
+
+    def turn_logprobs(self, row: int) -> list[float]:
+        """The log-probs of `turn_ids`."""
+        return self.logprobs[row, self.start[row] : self.known[row]].tolist()
+
+    def is_extended_by(self, row: int, token_ids: Sequence[int]) -> bool:
+        """True when `token_ids` begins with all that is known of the row's episode."""
+        known = self.known[row]
+        return len(token_ids) >= known and self.ids[row, :known].tolist() == list(token_ids[:known])
+
+    def clear(self, row: int) -> None:
+        """Forget the row's episode."""
+        self.known[row] = self.fed[row] = 0
+        self.active[row] = False
+
+    def _reserve(self, positions: int) -> None:
+        missing = positions - self.ids.shape[1]
+        if missing > 0:
+            margin = ((0, 0), (0, max(missing, self.ids.shape[1])))
+            self.ids, self.uniforms, self.logprobs = (
+                np.pad(array, margin) for array in (self.ids, self.uniforms, self.logprobs)
+            )

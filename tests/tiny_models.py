@@ -1,0 +1,60 @@
+"""Small random models, and a byte-level BPE tokenizer in which tags are several tokens and overhang."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from srl.model import new_model
+
+EOS = "<|end|>"
+PAD = "<|pad|>"
+_SENTENCES = (
+    "<think>I do not know who built the lighthouse of Velmar, so I search.</think>",
+    "<search>who built the lighthouse of Velmar</search>.\n",
+    "\n\n<information>Doc 1(Title: \"Velmar\") The lighthouse of Velmar was built by Ossa Trell.</information>\n\n",
+    "<think>Now I know.</think><answer>Ossa Trell</answer>.\n",
+    "<search>mayor of Quillon</search>\n\n<search>sea near Quillon</search>\n\n",
+    "Question: which sea lies near the town of Quillon? a > b, b > c, c >> d; x -> y.\n",
+)  # fmt: skip
+
+
+@cache
+def byte_level_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, trained here on a few made-up sentences, with Qwen's way of splitting a text.
+
+    No tag is one token, and a closing `>` merges with what follows it (`>.`, `>\\n\\n`).
+    """
+    tokenizer = Tokenizer(models.BPE())
+    split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(split, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_SENTENCES * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
+
+
+def tiny_model(
+    kind: str = "qwen2", *, vocab_size: int = 400, dtype: torch.dtype = torch.float32, seed: int = 0, **sizes: int
+) -> PreTrainedModel:
+    """A random model of two layers whose logits are far enough apart to tell right from wrong."""
+    shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "max_length": 512} | sizes
+    model = new_model(kind, vocab_size=vocab_size, eos_token_id=0, pad_token_id=1, seed=seed, **shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8)
+    return model.to(dtype)
