@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,11 @@ class Answer:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
+    @property
+    def is_plan(self) -> bool:
+        """Whether it is what EXPLAIN draws."""
+        return self.columns == ("explain_key", "explain_value")
+
     def records(self) -> list[dict[str, Any]]:
         """The rows, each with its columns by name."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -33,7 +39,7 @@ def sql(connection: duckdb.DuckDBPyConnection, query: str) -> Answer:
     try:
         _check(connection, query)
         cursor = connection.execute(query)
-        columns = tuple(column[0] for column in cursor.description or ())
+        columns = _distinct([column[0] for column in cursor.description or ()])
         return Answer(columns, tuple(cursor.fetchall()))
     except duckdb.IOException:  # perhaps the log was compacted meanwhile: `srl.store.reading` asks again
         raise
@@ -41,6 +47,15 @@ def sql(connection: duckdb.DuckDBPyConnection, query: str) -> Answer:
         raise UserError(f"{in_one_line(error)} The tables are {_TABLES}.") from error
     except duckdb.Error as error:
         raise UserError(in_one_line(error)) from error
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of columns, a second `a` as `a_1`, so that none hides another."""
+    distinct: list[str] = []
+    for name in names:
+        seen = sum(other == name for other in names[: len(distinct)])
+        distinct.append(f"{name}_{seen}" if seen else name)
+    return tuple(distinct)
 
 
 def _check(connection: duckdb.DuckDBPyConnection, query: str) -> None:

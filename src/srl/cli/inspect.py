@@ -107,10 +107,11 @@ def trajectories(
         contains=contains, failed=failed,
     )  # fmt: skip
     found = _read(_paths([run]), lambda log: chosen(log, conditions, sort, limit or None))
-    _print_rows(found, json, _TRAJECTORY_COLUMNS)
-    if not found:
+    if found:
+        _print_rows(found, json, _TRAJECTORY_COLUMNS)
+    else:
         _note("no such trajectory; fewer conditions find more")
-    elif len(found) == limit and not json:
+    if found and len(found) == limit and not json:
         _note(f"the first {limit}; --limit 0 lists all, and `srl inspect show ID` shows one")
 
 
@@ -168,7 +169,10 @@ def verdicts(
     column = "data_source" if by is Group.source else by.value
     conditions = Filter(steps=steps, phase=phase and phase.value, source=source, hops=hops)
     found = _read(_paths([run]), lambda log: count(log, conditions, column))
-    _print_rows(found, json, {column: by.value} | {name: name for name in (*VERDICTS, "total")})
+    if found:
+        _print_rows(found, json, {column: by.value} | {name: name for name in (*VERDICTS, "total")})
+    else:
+        _note("no such trajectory with golden answers; fewer conditions find more")
 
 
 @app.command()
@@ -223,13 +227,16 @@ def sql(
     Example:
       srl inspect sql "SELECT searches, avg(em) FROM trajectories GROUP BY searches ORDER BY searches"
     """
+    from srl.browse.cells import csv_text
     from srl.browse.sql import sql as ask
 
     answer = _read(_paths(runs or ["last"]), lambda log: ask(log, query))
     if csv:
-        _print_csv(answer.columns, answer.rows)
+        _print_text(csv_text(answer.columns, answer.rows))
+    elif answer.is_plan and not json:
+        _print_text("".join(f"{plan}\n" for _, plan in answer.rows))
     else:
-        _print_rows(answer.records(), json, {name: name for name in answer.columns})
+        _print_rows(answer.records(), json, {name: name for name in answer.columns}, digits=None)
 
 
 _RUN_COLUMNS = {
@@ -241,8 +248,6 @@ _TRAJECTORY_COLUMNS = {
     "reward": "reward", "searches": "searches", "verdict": "verdict", "answer": "answer",
     "question": "question",
 }  # fmt: skip
-_MEASURES = ("score", "val_em", "best_val_em", "test_em", "em", "reward")
-_WIDE, _NARROW = 40, 20
 
 
 def _paths(names: Sequence[str]) -> list[Path]:
@@ -259,66 +264,31 @@ def _read(paths: Sequence[Path], read: Read[T]) -> T:
     return reading(paths, read)
 
 
-def _print_rows(rows: Sequence[dict[str, Any]], json: bool, columns: dict[str, str]) -> None:
-    """JSON lines, or the `columns` as a table with their headings."""
+def _print_rows(
+    rows: Sequence[dict[str, Any]], json: bool, columns: dict[str, str], digits: int | None = 3
+) -> None:
+    """JSON lines, or the `columns` as a table with their headings; on a terminal a row is one line."""
+    import sys
+    from shutil import get_terminal_size
+
+    from srl.browse.cells import cells, fitted
     from srl.browse.plain import json_line
     from srl.cli.output import table
 
     if json:
         for row in rows:
             print(json_line(row))
-    elif rows:
-        heads = list(columns.values())
-        table(heads, _fitted(heads, [[_cell(name, row[name]) for name in columns] for row in rows]))
+        return
+    heads, lines = list(columns.values()), cells(rows, columns, digits)
+    table(heads, fitted(heads, lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
 
 
-def _fitted(heads: list[str], cells: list[list[str]]) -> list[list[str]]:
-    """`cells`, on a terminal cut so that each row is one line where it can be."""
-    import sys
-    from shutil import get_terminal_size
-
-    from srl.browse.plain import one_line
-
-    if not sys.stdout.isatty():
-        return cells
-    cells = [[one_line(cell, _WIDE) for cell in row[:-1]] + row[-1:] for row in cells]
-    used = sum(max(len(row[place]) for row in (heads, *cells)) + 2 for place in range(len(heads) - 1))
-    room = max(get_terminal_size().columns - used, _NARROW)
-    return [row[:-1] + [one_line(row[-1], room)] for row in cells]
-
-
-def _cell(name: str, value: Any) -> str:
-    from srl.browse.plain import duration, number, one_line
-
-    if name == "seconds" and isinstance(value, float):
-        return duration(value)
-    if isinstance(value, float):
-        return number(value) if name in _MEASURES else f"{value:.6g}"
-    return one_line(_text(value))
-
-
-def _text(value: Any) -> str:
-    """A value as text: nothing for NULL, lists and the like as JSON."""
-    from srl.browse.plain import json_line
-
-    if isinstance(value, list | tuple | dict):
-        return json_line(value)
-    return "" if value is None else str(value)
-
-
-def _print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """CSV as it is for a program; on a terminal nothing in it acts."""
-    import csv
-    import io
+def _print_text(text: str) -> None:
+    """Text as it is for a program; on a terminal nothing in it acts."""
     import sys
 
     from srl.browse.plain import safe
 
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows(
-        [columns, *([_text(cell) for cell in row] for row in rows)]
-    )
-    text = written.getvalue()
     sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
 
 

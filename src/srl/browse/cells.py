@@ -1,0 +1,51 @@
+"""Rows of a query as cells of a table, or as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from srl.browse.plain import duration, json_line, number, one_line
+
+_WIDE, _NARROW = 32, 20
+
+
+def cells(
+    rows: Iterable[Mapping[str, Any]], columns: Iterable[str], digits: int | None = 3
+) -> list[list[str]]:
+    """The `columns` of each row as text on one line; without `digits` numbers are exact to six figures."""
+    return [[_cell(row[name], name, digits) for name in columns] for row in rows]
+
+
+def _cell(value: Any, name: str, digits: int | None) -> str:
+    if not isinstance(value, float):
+        return one_line(_text(value))
+    if digits is None:
+        return f"{value:.6g}"
+    return duration(value) if name == "seconds" else number(value, digits)
+
+
+def _text(value: Any) -> str:
+    """A value as text: nothing for NULL, lists and the like as JSON."""
+    if isinstance(value, list | tuple | dict):
+        return json_line(value)
+    return "" if value is None else str(value)
+
+
+def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """Cells cut so that each row, under these headings, is one line of `width` letters where it can be."""
+    short = [[one_line(cell, _WIDE) for cell in row[:-1]] for row in rows]
+    used = sum(max(len(row[place]) for row in (heads, *short)) + 2 for place in range(len(heads) - 1))
+    room = max(width - used, _NARROW)
+    return [[*cut, one_line(row[-1], room)] for cut, row in zip(short, rows, strict=True)]
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """CSV with a header, its values as they are; lists and the like as JSON."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_text(cell) for cell in row] for row in rows)
+    return written.getvalue()

@@ -1,0 +1,163 @@
+"""Runs, trajectories by what they are like, why answers are wrong, and questions in SQL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.store_builder import BERN, episode, new_log, question, record, write_step
+
+import srl.store
+from srl.browse.runs import runs
+from srl.browse.sql import sql
+from srl.browse.trajectories import Filter, trajectories, verdicts
+from srl.errors import UserError
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Five episodes of two steps, each wrong in its own way or right."""
+    writer = new_log(tmp_path)
+    other = replace(question(3, hops=3), data_source="hotpotqa")
+    writer.write(
+        1,
+        "train",
+        [
+            record(episode(0, answer="Münchenbuchsee")),
+            record(episode(1, answer="Bern")),
+            record(episode(2, answer="Bern", passages=(BERN,))),
+        ],
+        {},
+    )
+    two = {"step": 2, "phase": "val"}
+    writer.write(
+        2,
+        "val",
+        [
+            record(episode(3, asked=other, passages=None, **two)),
+            record(episode(4, answer=None, end="failed", **two)),
+        ],
+        {},
+    )
+    with srl.store.open(tmp_path) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("conditions", "numbers"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"phase": "val"}, [3, 4]),
+        ({"steps": "1"}, [0, 1, 2]),
+        ({"steps": "2:"}, [3, 4]),
+        ({"steps": ":1"}, [0, 1, 2]),
+        ({"steps": "1:2"}, [0, 1, 2, 3, 4]),
+        ({"source": "hotpotqa"}, [3]),
+        ({"hops": 3}, [3]),
+        ({"question": "nq-2"}, [2]),
+        ({"em": "1"}, [0]),
+        ({"em": "<1"}, [1, 2, 3, 4]),
+        ({"reward": ">=0.125", "phase": "train"}, [0, 1, 2]),
+        ({"end": "answered"}, [0, 1, 2, 3]),
+        ({"verdict": "retriever"}, [2]),
+        ({"min_searches": 1}, [0, 1, 2, 4]),
+        ({"max_searches": 0}, [3]),
+        ({"contains": "PAINTER 1"}, [1]),
+        ({"contains": "münchenBUCHsee"}, [0]),
+        ({"contains": "100%_'"}, []),
+        ({"failed": True}, [4]),
+        ({"em": "0", "min_searches": 1, "phase": "train"}, [1, 2]),
+    ],
+)
+def test_filter_lets_through_what_it_names(log, conditions, numbers):
+    found = trajectories(log, Filter(**conditions), sort="question_id", limit=None)
+    assert [row["question_id"] for row in found] == [f"nq-{number}" for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ({"em": "wrong"}, "--em wrong: expected a number such as 0, or a bound such as '<1'"),
+        ({"steps": "a:b"}, "--steps a:b: expected a step such as 30, or a range such as 10:20"),
+        ({"verdict": "raeder"}, "did you mean 'reader'"),
+    ],
+)
+def test_filter_that_makes_no_sense_says_what_would(log, conditions, message):
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+        trajectories(log, Filter(**conditions))
+
+
+def test_trajectories_are_sorted_and_limited(log):
+    found = trajectories(log, Filter(), sort="-searches", limit=2)
+    assert [row["question_id"] for row in found] == ["nq-0", "nq-1"]
+    assert trajectories(log, Filter(), sort="searches", limit=1)[0]["searches"] == 0
+    with pytest.raises(UserError, match="--sort -serches: no such column; did you mean 'searches'"):
+        trajectories(log, Filter(), sort="-serches")
+
+
+def test_verdicts_are_counted_by_what_is_asked(log):
+    train, val = verdicts(log, Filter())
+    nothing = dict.fromkeys(["correct", "reader", "retriever", "no search", "unanswered", "failed search"], 0)
+    assert train == {"phase": "train", "total": 3} | nothing | {"correct": 1, "reader": 1, "retriever": 1}
+    assert val == {"phase": "val", "total": 2} | nothing | {"no search": 1, "failed search": 1}
+    by_hops = verdicts(log, Filter(phase="val"), by="hops")
+    assert [(row["hops"], row["total"]) for row in by_hops] == [(2, 1), (3, 1)]
+    with pytest.raises(UserError, match="expected one of phase, step"):
+        verdicts(log, Filter(), by="answer")
+
+
+def test_runs_say_how_far_they_got(tmp_path):
+    for name, top in (("a", 3), ("b", 1)):
+        log = new_log(tmp_path / name)
+        for step in range(1, top + 1):
+            write_step(log, step)
+            write_step(log, step, "val")
+    write_step(log, 2, "test")
+    log.finish()
+    with srl.store.open(tmp_path) as connection:
+        first, second = runs(connection)
+    assert (first["run_id"], first["status"], first["steps"]) == ("a", "running", 3)
+    assert (first["val_em"], first["best_val_em"], first["score"], first["test_em"]) == (
+        0.15,
+        0.15,
+        0.3,
+        None,
+    )
+    assert (second["status"], second["test_em"]) == ("finished", 0.1)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["FROM runs", "SELECT 1", "DESCRIBE hits", "SHOW TABLES", "EXPLAIN SELECT 1", "SUMMARIZE steps",
+     "EXPLAIN ANALYZE FROM steps", "PIVOT steps ON phase USING max(step)", "WITH a AS (SELECT 1) FROM a",
+     "-- hello\nSELECT 1;"],
+)  # fmt: skip
+def test_queries_that_read_are_answered(log, query):
+    assert sql(log, query).columns
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["COPY runs TO '{}'", "EXPLAIN ANALYZE COPY runs TO '{}'", "EXPLAIN (FORMAT json) COPY runs TO '{}'",
+     "ATTACH '{}'", "CREATE TABLE a AS SELECT 1", "DROP VIEW runs", "SET threads = 1", "INSTALL json",
+     "SELECT 1; COPY runs TO '{}'", "/* */ EXPLAIN ANALYZE COPY runs TO '{}'", "EXPORT DATABASE '{}'", ""],
+)  # fmt: skip
+def test_queries_that_write_are_refused(log, query, tmp_path):
+    target = tmp_path / "written"
+    with pytest.raises(UserError) as error:
+        sql(log, query.format(target))
+    assert "\n" not in str(error.value)
+    assert not target.exists()
+
+
+def test_bad_query_gets_the_databases_words_in_one_line(log):
+    with pytest.raises(
+        UserError, match=r'^Binder Error: Referenced column "emm" not found in FROM clause!.*$'
+    ):
+        sql(log, "SELECT emm FROM trajectories")
+    with pytest.raises(UserError, match=r"The tables are runs, steps, metrics, trajectories"):
+        sql(log, "FROM trajectory")
+
+
+def test_columns_of_one_name_do_not_hide_each_other(log):
+    assert sql(log, "SELECT 1 AS a, 2 AS a, 3 AS b").records() == [{"a": 1, "a_1": 2, "b": 3}]

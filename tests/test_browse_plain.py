@@ -1,0 +1,67 @@
+"""Text, numbers and rows made safe and short."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srl.browse.cells import cells, csv_text, fitted
+from srl.browse.plain import duration, json_line, number, one_line, safe
+
+
+@given(st.text())
+def test_safe_text_prints_and_keeps_what_prints(text):
+    made = safe(text)
+    assert made.isprintable() or set(made) <= set("\n\t\u200c\u200d") | {c for c in made if not _acts(c)}
+    assert safe(made) == made
+    plain = "".join(letter for letter in text if letter.isprintable())
+    assert set(plain) <= set(made)
+
+
+def _acts(letter: str) -> bool:
+    import unicodedata
+
+    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_json_line_says_the_same_and_prints(value):
+    line = json_line(value)
+    assert json.loads(line) == value
+    assert not any(_acts(letter) for letter in line if letter not in "\u200c\u200d")
+
+
+def test_json_line_has_no_nan():
+    assert json_line({"a": [float("nan"), float("inf"), 1.5]}) == '{"a": [null, null, 1.5]}'
+
+
+def test_numbers_and_times_for_people():
+    assert [number(value) for value in (None, 3, 0.5, 0.0, -1.23456, 1e-5)] == [
+        "",
+        "3",
+        "0.500",
+        "0.000",
+        "-1.235",
+        "1e-05",
+    ]
+    assert [duration(value) for value in (None, 5.4, 200, 3725)] == ["", "5s", "3m 20s", "1h 02m"]
+    assert one_line(" a\n b\tc ", 4) == "a b…"
+
+
+def test_table_on_a_terminal_is_one_line_a_row():
+    rows = cells([{"a": "x" * 99, "b": 0.5, "c": "y" * 99}], ["a", "b", "c"])
+    ((first, second, third),) = fitted(["a", "b", "c"], rows, 80)
+    assert (len(first), second) == (32, "0.500")
+    assert len(first) + len(second) + len(third) + 4 == 80
+
+
+def test_csv_keeps_values_and_writes_lists_as_json():
+    text = csv_text(["a", "b"], [(1, None), ('say "hi"', ["x", "ü"])])
+    assert text == 'a,b\n1,\n"say ""hi""","[""x"", ""ü""]"\n'

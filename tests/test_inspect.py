@@ -1,0 +1,293 @@
+"""`srl inspect` as a user types it, also while a run writes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tests.store_builder import BERN, episode, new_log, question, record, write_step
+
+from srl.cli import main
+from srl.trajectory import Passage
+
+GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
+EVIL = "[bold red]x[/] \x1b[31mred\x1b]0;title\x07\x9b2J\u202e"
+
+
+@pytest.fixture
+def srl(capsys):
+    """Runs `srl inspect`; gives exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main(["inspect", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A finished run, and a later one that is being written; with the ids of its second step."""
+    runs = tmp_path_factory.mktemp("written") / "runs"
+    with new_log(runs / GRPO) as log:
+        for step in (1, 2, 3):
+            write_step(log, step, "val")
+    log = new_log(runs / PPO)
+    write_step(log, 1)
+    episodes = [
+        episode(0, step=2, answer="Münchenbuchsee"),
+        episode(1, step=2, answer="Bern", asked=question(1, hops=3)),
+        episode(2, step=2, answer=None, passages=(BERN,)),
+        episode(3, step=2, answer=EVIL, passages=(Passage(EVIL, f'"{EVIL}"\n{EVIL}'),)),
+    ]
+    log.write(2, "train", [record(made) for made in episodes], {"train/em": 0.25, "timing_s/step": 1.5})
+    return runs, [made.id for made in episodes]
+
+
+@pytest.fixture
+def logs(workspace, written):
+    """The two runs in the workspace of this test; gives the ids of the later one's second step."""
+    runs, ids = written
+    shutil.copytree(runs, workspace / "runs")
+    return ids
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("runs",), ("trajectories",), ("show", "ab"), ("verdicts",), ("curve",), ("sql", "FROM runs")],
+)
+def test_without_a_run_one_line_says_what_to_type(srl, arguments):
+    code, out, err = srl(*arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "`srl train` starts one" in err
+
+
+def test_run_that_has_no_log_yet_is_said_in_one_line(srl, workspace):
+    (workspace / "runs" / GRPO).mkdir(parents=True)
+    code, _, err = srl("trajectories")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "expected a run that has begun" in err
+
+
+def test_runs_are_listed_with_how_they_stand(srl, logs):
+    code, out, _ = srl("runs")
+    heads, first, second = out.splitlines()
+    assert code == 0
+    assert heads.split() == ["run", "status", "step", "score", "val", "em", "best", "test", "em", "time"]
+    assert first.split()[:5] == [GRPO, "finished", "3", "0.150", "0.150"]
+    assert second.split()[:3] == [PPO, "running", "2"]
+
+
+def test_runs_for_a_program(srl, logs):
+    rows = [json.loads(line) for line in srl("runs", "--json")[1].splitlines()]
+    assert [(row["run_id"], row["status"], row["val_em"]) for row in rows] == [
+        (GRPO, "finished", 0.15),
+        (PPO, "running", None),
+    ]
+
+
+def test_trajectories_of_the_last_run_the_latest_first(srl, logs):
+    code, out, err = srl("trajectories", "-n", 5)
+    heads, *rows = out.splitlines()
+    assert code == 0
+    assert heads.split()[:3] == ["id", "step", "phase"]
+    assert [row.split()[0] for row in rows[:4]] == logs
+    assert "srl inspect show ID" in err
+
+
+def test_trajectories_by_conditions_of_a_run_by_its_end(srl, logs):
+    _, out, _ = srl("trajectories", "01ab", "--steps", "2", "--em", "<1", "--sort", "-hops", "--json")
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [logs[1], logs[2], logs[3]]
+    code, out, err = srl("trajectories", GRPO, "--phase", "test")
+    assert (code, out, err) == (0, "", "no such trajectory; fewer conditions find more\n")
+
+
+GOLDEN = {
+    "run_id": PPO, "step": 2, "phase": "train", "sample": 0, "question_id": "nq-1", "data_source": "nq",
+    "hops": 3, "question": "where was painter 1 born?", "golden_answers": ["Münchenbuchsee"],
+    "answer": "Bern", "end": "answered", "em": 0.0, "f1": 0.0, "reward": 0.125, "turns": 2, "searches": 1,
+    "tokens": 9, "gold_in_passages": True, "verdict": "reader",
+}  # fmt: skip
+
+
+def test_trajectory_for_a_program_is_one_line_of_json(srl, logs):
+    _, out, err = srl("trajectories", "--verdict", "reader", "--steps", "2", "--hops", "3", "--json")
+    assert (err, out.count("\n")) == ("", 1)
+    assert json.loads(out) == {"id": logs[1]} | GOLDEN
+
+
+def test_show_by_the_beginning_of_an_id(srl, logs):
+    code, out, _ = srl("show", logs[1][:7].upper())
+    assert code == 0
+    assert out.startswith(f"trajectory {logs[1]} of {PPO}, train step 2, sample 0\n")
+    assert "┃ <think>so</think> <answer> Bern </answer>\n" in out
+    assert "mask 0, ids 0 1" in srl("show", logs[1], "--tokens")[1]
+
+
+def test_show_for_a_program_has_everything(srl, logs):
+    shown = json.loads(srl("show", logs[1], "--json")[1])
+    assert shown["verdict"] == "reader"
+    assert [segment["mask"] for segment in shown["segments"]] == [0, 1, 0, 1]
+    assert shown["segments"][1]["token_ids"] == [100, 101, 102, 103, 104]
+    assert shown["segments"][1]["advantages"] == [0.5] * 5
+    assert [hit["id"] for hit in shown["search_results"][0]["hits"]] == ["p1", "p2"]
+    assert shown["metadata"] == {"hops": 3}
+
+
+def test_show_of_an_id_that_is_none_or_several(srl, logs):
+    code, _, err = srl("show", "xyz")
+    assert (code, err) == (
+        2,
+        "srl: no trajectory 'xyz' in this run; `srl inspect trajectories` lists them\n",
+    )
+    code, _, err = srl("show", "")
+    assert code == 2
+    assert "'' fits 6 trajectories: " in err
+
+
+def test_verdicts_are_counted(srl, logs):
+    _, out, _ = srl("verdicts", "--by", "step")
+    heads, first, second = out.splitlines()
+    assert heads.split()[:4] == ["step", "correct", "reader", "retriever"]
+    assert first.split() == ["1", "0", "2", "0", "0", "0", "0", "2"]
+    assert second.split() == ["2", "1", "1", "1", "0", "1", "0", "4"]
+    rows = [json.loads(line) for line in srl("verdicts", "--by", "source", "--json")[1].splitlines()]
+    assert [(row["data_source"], row["total"]) for row in rows] == [("nq", 6)]
+    assert srl("verdicts", "--hops", 9)[1] == ""
+
+
+def test_curve_is_drawn_in_the_terminal(srl, logs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = srl("curve", "00aa")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].strip() == "val/em"
+    assert sum(line.count("●") for line in lines[:-1]) == 3
+    assert lines[-1].endswith("● tiny-grpo-s1-00aa: 0.15 at step 3, highest 0.15 at step 3")
+    assert all(len(line) <= 60 for line in lines[:-1])
+
+
+def test_curves_of_several_runs_and_metrics(srl, logs):
+    _, out, _ = srl("curve", "00aa", "01ab", "--metric", "critic/score/mean", "--metric", "val/em")
+    assert [line.strip() for line in out.splitlines() if line.strip().endswith(("mean", "/em"))] == [
+        "critic/score/mean",
+        "val/em",
+    ]
+    rows = [json.loads(line) for line in srl("curve", "00aa", "--json")[1].splitlines()]
+    assert rows == [
+        {"run_id": GRPO, "phase": "val", "metric": "val/em", "steps": [1, 2, 3], "values": [0.05, 0.1, 0.15]}
+    ]
+
+
+def test_curve_without_unicode_is_drawn_in_ascii(logs, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
+    assert main(["inspect", "curve", "00aa"]) == 0
+    assert b"* tiny-grpo-s1-00aa" in raw.getvalue()
+
+
+@pytest.mark.parametrize(("name", "start"), [("c.png", b"\x89PNG"), ("c.svg", b"<?xml")])
+def test_curve_is_written_as_a_picture(srl, logs, tmp_path, name, start):
+    code, out, _ = srl("curve", "00aa", "--out", tmp_path / name)
+    assert (code, out) == (0, f"{tmp_path / name}\n")
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_unknown_metric_is_one_line_with_the_nearest(srl, logs):
+    code, out, err = srl("curve", "00aa", "--metric", "val/me")
+    assert (code, out) == (2, "")
+    assert err == "srl: no metric 'val/me': there are critic/score/mean, val/em; did you mean 'val/em'?\n"
+
+
+def test_sql_of_one_run_and_of_all(srl, logs):
+    assert srl("sql", "SELECT count(*) AS n FROM trajectories")[1] == "n\n6\n"
+    query = "SELECT run_id, count(*) AS n FROM trajectories GROUP BY ALL ORDER BY ALL"
+    rows = [json.loads(line) for line in srl("sql", query, "--run", "all", "--json")[1].splitlines()]
+    assert rows == [{"run_id": GRPO, "n": 6}, {"run_id": PPO, "n": 6}]
+    assert srl("sql", query, "--run", "00aa", "--csv")[1] == f"run_id,n\n{GRPO},6\n"
+    assert srl("sql", "SELECT 1/3 AS third, [1, 2] AS two, NULL AS no")[1].split() == [
+        "third", "two", "no", "0.333333", "[1,", "2]",
+    ]  # fmt: skip
+    assert "─" in srl("sql", "EXPLAIN FROM runs")[1]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("SELEC 1", "Parser Error"),
+        ("SELECT emm FROM steps", 'column "emm" not found'),
+        ("DELETE FROM runs", "only queries that read"),
+        ("FROM read_csv('/no/such/file')", "/no/such/file"),
+    ],
+)
+def test_bad_query_is_one_line_and_exit_code_2(srl, logs, query, words):
+    code, out, err = srl("sql", query)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_text_of_others_acts_in_no_output(srl, logs):
+    outputs = [
+        srl("trajectories"),
+        srl("trajectories", "--json"),
+        srl("show", logs[3], "--tokens"),
+        srl("show", logs[3], "--json"),
+        srl("sql", "FROM hits"),
+        srl("sql", "FROM hits", "--json"),
+    ]
+    for code, out, _ in outputs:
+        assert code == 0
+        assert "[bold red]x[/]" in out
+        assert not set(out) & set("\x1b\x07\x9b\u202e")
+    assert EVIL in [json.loads(line)["answer"] for line in outputs[1][1].splitlines()]
+
+
+def on_a_terminal(*arguments: str, columns: int = 100) -> str:
+    """What `srl inspect` writes to a terminal of so many columns."""
+    main_end, its_end = pty.openpty()
+    environment = os.environ | {"COLUMNS": str(columns), "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
+    code = "import sys; from srl.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "inspect", *arguments]
+    with subprocess.Popen(command, stdout=its_end, stderr=subprocess.PIPE, env=environment) as child:
+        os.close(its_end)
+        written = b""
+        try:
+            while block := os.read(main_end, 65536):
+                written += block
+        except OSError:  # the other end is closed
+            pass
+    os.close(main_end)
+    assert child.returncode == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_terminal_gets_colours_of_ours_only_and_rows_of_one_line(logs):
+    shown = on_a_terminal("show", logs[3])
+    assert "\x1b[33m" in shown
+    assert "\x1b[2m" in shown
+    assert "\x1b[31mred" not in shown
+    assert not set(shown) & set("\x07\x9b\u202e")
+    table = on_a_terminal("trajectories", columns=140)
+    assert len(table.splitlines()) == 7
+    assert all(len(line) <= 140 for line in table.splitlines())
+    assert "\x1b" not in on_a_terminal("sql", "SELECT answer FROM trajectories", "--csv")
+
+
+def test_help_loads_nothing_heavy(tmp_path):
+    heavy = ["torch", "transformers", "numpy", "duckdb", "pyarrow", "fastapi", "matplotlib"]
+    code = f"""
+import sys
+from srl.cli import main
+main(["inspect", "trajectories", "--help"])
+sys.exit(len([name for name in {heavy} if name in sys.modules]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
