@@ -187,21 +187,32 @@ def test_sigterm_unwinds_and_ends_with_143(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_reader_that_stops_reading_ends_the_command_quietly():
-    code = "import sys; from srl.cli import main; sys.exit(main(['plugins', 'list']))"
+def ends_writing_to(stdout: int, unbuffered: str) -> tuple[int, bytes]:
+    """Exit code and stderr of `srl plugins list` in a process of its own."""
+    code = "import sys; from srl.cli import main; sys.exit(main(['plugins', 'list', '--json']))"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, env=environment, check=False
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_reader_that_stops_reading_ends_the_command_quietly(unbuffered):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, check=False)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
+    try:
+        assert ends_writing_to(write, unbuffered) == (141, b"")
+    finally:
+        os.close(write)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_behind_stdout_is_one_line():
-    code = "import sys; from srl.cli import main; sys.exit(main(['--help']))"
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_disk_behind_stdout_is_one_line(unbuffered):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (2, b"srl: the disk is full; free some space and try again\n")
+        code, err = ends_writing_to(full.fileno(), unbuffered)
+    assert (code, err) == (2, b"srl: the disk is full; free some space and try again\n")
 
 
 def test_workspace_option_reaches_the_command(monkeypatch):
