@@ -83,6 +83,21 @@ def test_help_names_every_command_and_leaves_the_modules_alone(capsys, monkeypat
         assert f"  {name:9}{summary}" in out.splitlines()
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_loads_and_describes_itself_as_the_frame_does(name, capsys):
+    assert main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"Usage: srl {name} ")
+    assert COMMANDS[name] in out
+
+
+def test_line_of_a_command_in_a_help_is_not_cut(capsys):
+    assert main(["plugins", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "new Write a new plugin package, small, working and tested." in text
+    assert "..." not in text.partition("Commands:")[2]
+
+
 def test_no_arguments_show_the_help():
     assert main([]) == 2
 

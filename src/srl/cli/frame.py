@@ -26,6 +26,10 @@ _LEFT_OUT = (None, 0)
 """Values of options that were not given: a flag or a count is 0, any other None."""
 
 
+_WHOLE = 1000
+"""Characters of a command's line in a help; typer cuts it at the width of the terminal."""
+
+
 class _Lean:
     """A command that converts only the values that were given.
 
@@ -56,7 +60,17 @@ class LeanCommand(_Lean, TyperCommand):
 
 
 class LeanGroup(_Lean, TyperGroup):
-    """One sub-command of `srl` with commands of its own."""
+    """One sub-command of `srl` with commands of its own; its help shows the whole first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        if rows := self.summaries(ctx):
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def summaries(self, ctx: Any) -> list[tuple[str, str]]:
+        commands: dict[str, Any] = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        shown = {name: command for name, command in commands.items() if not command.hidden}
+        return [(name, command.get_short_help_str(_WHOLE)) for name, command in shown.items()]
 
 
 class LazyGroup(LeanGroup):
@@ -69,9 +83,8 @@ class LazyGroup(LeanGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _command(cmd_name) if cmd_name in COMMANDS else None
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    def summaries(self, ctx: Any) -> list[tuple[str, str]]:
+        return list(COMMANDS.items())
 
     def invoke(self, ctx: Any) -> Any:
         try:
