@@ -34,7 +34,7 @@ setup: .venv/.ready
 
 .venv/.ready: $(LOCAL)
 	$(PYTHON) -m venv .venv
-	$(PIP) hatchling
+	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation -r requirements.txt
 	touch $@
 

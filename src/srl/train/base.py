@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from srl.data.demonstrations import CLEAN, demonstrations, hazard, look_up
-from srl.data.encyclopedia import RELATIONS, make_world, name_words, questions
+from srl.data.encyclopedia import RELATIONS, Hop, World, make_world, name_words, questions
 from srl.data.parquet import write_corpus
 from srl.index import build_index, open_index
 from srl.protocol import TAGS, template
@@ -88,6 +88,29 @@ def copying(tokenizer: PreTrainedTokenizerFast, steps: int, rng: random.Random) 
         yield [Trajectory(question, [Segment("policy", row + row, "", 0)]) for row in lists]
 
 
+def shuffled_facts(tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> Iterator[list[Trajectory]]:
+    """Batches of 64 rows: the facts of three pages, then the same facts in another order.
+
+    To go on after "A B was born in" one must find who "A B" is and read on from there: what an
+    episode needs in order to read a page.
+    """
+    question = Question("facts", "", ())
+    for step in range(steps):
+        world, rng = make_world("base", 10_000 + seed + step // 10), random.Random(f"facts {seed} {step}")
+        rows = []
+        for _ in range(64):
+            sentences = _sentences(world, rng)
+            again = rng.sample(sentences, len(sentences))
+            ids = tokenizer.encode(" ".join([*sentences, *again]), add_special_tokens=False)
+            rows.append(Trajectory(question, [Segment("policy", tuple(ids), "", 0)]))
+        yield rows
+
+
+def _sentences(world: World, rng: random.Random) -> list[str]:
+    pages = rng.sample(list(world.facts), 3)
+    return [Hop(page, *fact).sentence for page in pages for fact in world.facts[page].items()]
+
+
 def clean_episodes(codec: Codec, steps: int, seed: int, two_hop: float) -> Iterator[list[Trajectory]]:
     """Batches of 32 clean episodes, a new world every 10 batches."""
     for number in range(-(-steps // 10)):
@@ -114,6 +137,7 @@ def make_base(
     *,
     seed: int = 0,
     copy_steps: int = 600,
+    fact_steps: int = 300,
     episode_steps: int = 1300,
     two_hop: float = 0.4,
     lr: float = 3e-3,
@@ -125,6 +149,7 @@ def make_base(
     codec = Codec(tokenizer)
     stages = [
         ("copying", copy_steps, copying(tokenizer, copy_steps, random.Random(seed)), 1.0),
+        ("facts", fact_steps, shuffled_facts(tokenizer, fact_steps, seed), 1.0),
         ("episodes", episode_steps, clean_episodes(codec, episode_steps, seed, two_hop), 0.2),
     ]
     for name, steps, data, weight in stages:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.files import digest_file, digest_text
 from srl.index import build_index
+from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.trajectory import Question
 from srl.workspace import Workspace
@@ -72,17 +75,31 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
 def load_questions(
     files: tuple[str, ...] | None, config: Config, codec: Codec, note: Note, limit: int | None = None
 ) -> list[Question]:
-    """The questions of `files`, the first `limit` of them, with ids that are unique across files.
+    """The questions of `files`, or `limit` of them drawn the same way each time, ids unique across files.
 
-    Raises UserError for a prompt that does not fit, unless `data.filter_overlong_prompts`.
+    A question without a prompt of its own gets the default template's. Raises UserError for a prompt
+    that does not fit, unless `data.filter_overlong_prompts`.
     """
     questions = [item for file in files or () for item in read_questions(file, config.data.template)]
+    questions = [item if item.prompt else _with_prompt(item, config) for item in questions]
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
             raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
         seen.add(question.id)
-    return _that_fit(questions[:limit], config, codec, note)
+    if limit is not None and limit < len(questions):
+        chosen = sorted(random.Random("the same questions each time").sample(range(len(questions)), limit))
+        questions = [questions[position] for position in chosen]
+    return _that_fit(questions, config, codec, note)
+
+
+def _with_prompt(question: Question, config: Config) -> Question:
+    return replace(question, prompt=template(template_name(config)).messages(question.text))
+
+
+def template_name(config: Config) -> str:
+    """`data.template`, or Search-R1's prompt with search or without."""
+    return config.data.template or ("search-r1" if config.rollout.search else "r1")
 
 
 def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from srl.serve.client import HttpSearch
 
 from srl.advantage import Algorithm
 from srl.config import Config
@@ -20,9 +20,10 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.serve.client import HttpSearch
 from srl.serve.local import LocalSearch
 from srl.train.experience import Learner
-from srl.train.materials import Note, index_of, load_questions, model_options
+from srl.train.materials import Note, index_of, load_questions, model_options, template_name
 from srl.train.stage import Environment, Splits
 from srl.update.critic import Critic
 from srl.update.forward import disable_dropout
@@ -66,17 +67,23 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> Searcher | 
         return None
     settings = config.search
     if settings.url is not None:
-        if len(settings.url) > 1:
-            raise UserError(f"search.url takes one server, not {len(settings.url)}")
-        return HttpSearch(
-            settings.url[0], settings.topk, timeout_s=settings.timeout_s, retries=settings.retries,
+        server = HttpSearch(
+            settings.url, settings.topk, timeout_s=settings.timeout_s, retries=settings.retries,
             max_query_chars=settings.max_query_chars,
         )  # fmt: skip
+        asyncio.run(_reach(server))
+        return server
     path = index_of(config, workspace, note)
     if settings.index is not None and config.data.corpus is not None:
         _check_corpus(path, Path(config.data.corpus))
     index = open_index(path)
     return LocalSearch(index, settings.topk, max_query_chars=settings.max_query_chars)
+
+
+async def _reach(server: HttpSearch) -> None:
+    """Learn the digest of the server's index. Raises UserError where nobody answers."""
+    await server.connect()
+    await server.aclose()
 
 
 def _check_corpus(index: Path, corpus: Path) -> None:
@@ -87,7 +94,7 @@ def _check_corpus(index: Path, corpus: Path) -> None:
 
 def load_template(config: Config) -> Template:
     """The template whose feedback a useless turn gets; it must match whether search is on."""
-    name = config.data.template or ("search-r1" if config.rollout.search else "r1")
+    name = template_name(config)
     found = template(name)
     if found.searches != config.rollout.search:
         other = "one without search such as r1" if found.searches else "one with search such as search-r1"

@@ -15,6 +15,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.serve.client import HttpSearch
 from srl.store import LogWriter, Record
 from srl.train.checkpoint import Progress
 from srl.train.report import Reporter, Terminal
@@ -110,6 +111,8 @@ class Stage:
             reporter.metrics(step, metrics)
 
     def close(self) -> None:
+        if isinstance(self.environment.search, HttpSearch):
+            self.runner.run(self.environment.search.aclose())
         for reporter in self.reporters:
             reporter.close()
         self.runner.close()

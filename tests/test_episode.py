@@ -1,0 +1,230 @@
+"""The episode: who wrote which token, when it ends, and what the budgets may cut."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.scripts import PAGE, QUESTION, RecordingPolicy, TableSearch, play
+from tests.tiny_models import byte_level_tokenizer
+
+from srl.protocol import TEMPLATES, Template
+from srl.rollout.codec import Codec
+from srl.rollout.driver import rollout
+from srl.rollout.episode import EpisodeOptions, PromptTooLongError, fit_information
+from srl.trajectory import Hit, Passage, Search
+
+SEARCH = "<think>I search.</think><search>lighthouse</search>"
+ANSWER = "<think>Now I know.</think><answer>Ossa Trell</answer>"
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    return Codec(byte_level_tokenizer())
+
+
+def test_a_search_is_answered_and_the_answer_ends_the_episode(codec):
+    search = TableSearch()
+    trajectory = play(codec, [SEARCH, ANSWER], search)
+    assert [segment.kind for segment in trajectory.segments] == ["prompt", "policy", "observation", "policy"]
+    assert (trajectory.end, trajectory.answer) == ("answered", "Ossa Trell")
+    assert search.queries == ["lighthouse"]
+    assert trajectory.segments[2].text == (
+        '\n\n<information>Doc 1(Title: "Velmar") The lighthouse of Velmar was built by Ossa Trell.'
+        "</information>\n\n"
+    )
+    assert (trajectory.valid_actions, trajectory.valid_searches, trajectory.turns) == (2, 1, 2)
+
+
+def test_the_context_of_each_turn_is_the_ids_before_it(codec):
+    policy = RecordingPolicy(codec, [SEARCH, "no tag", ANSWER])
+    trajectory = play(codec, [], TableSearch(), policy=policy)
+    ids, seen = trajectory.token_ids, 0
+    for segment in trajectory.segments:
+        if segment.is_policy:
+            assert policy.contexts[segment.turn] == tuple(ids[:seen])
+        seen += len(segment.token_ids)
+    assert policy.finished == ["train/0/q/0/0/0"]
+
+
+def test_the_mask_is_one_exactly_on_what_the_policy_wrote(codec):
+    trajectory = play(codec, [SEARCH, "no tag", ANSWER], TableSearch())
+    written = [token for segment in trajectory.segments if segment.is_policy for token in segment.token_ids]
+    masked = [
+        token for token, mask in zip(trajectory.token_ids, trajectory.response_mask, strict=True) if mask
+    ]
+    assert masked == written
+    assert codec.decode(masked) == SEARCH + "no tag" + ANSWER
+
+
+def test_a_token_that_overhangs_the_tag_is_kept_whole_and_trained(codec):
+    overhanging = "<search>lighthouse</search>."
+    assert codec.tokenizer.tokenize(overhanging)[-1] != ">", "this vocabulary must merge past the tag"
+    trajectory = play(codec, [overhanging, ANSWER], TableSearch())
+    assert trajectory.segments[1].text == overhanging
+    assert trajectory.segments[1].token_ids == tuple(codec.encode_text(overhanging))
+    assert trajectory.searches[0].query == "lighthouse"
+
+
+def test_max_turns_may_search_and_one_more_may_only_answer(codec):
+    search = TableSearch()
+    trajectory = play(codec, [SEARCH] * 3, search, options={"max_turns": 2})
+    assert (len(search.queries), trajectory.turns, trajectory.end) == (2, 3, "unanswered")
+    assert (trajectory.valid_searches, trajectory.valid_actions) == (2, 2)
+    assert trajectory.segments[-1].is_policy
+
+
+def test_without_turns_to_search_there_is_one_generation(codec):
+    search = TableSearch()
+    trajectory = play(codec, [SEARCH], search, options={"max_turns": 0})
+    assert (search.queries, trajectory.turns, trajectory.end) == ([], 1, "unanswered")
+
+
+def test_a_turn_without_an_action_gets_feedback_and_goes_on(codec):
+    trajectory = play(codec, ["hm", "</search>", "<search>open", ANSWER], TableSearch())
+    kinds = [segment.kind for segment in trajectory.segments]
+    assert kinds == ["prompt", *["policy", "feedback"] * 3, "policy"]
+    assert (trajectory.valid_actions, trajectory.end) == (1, "answered")
+
+
+def test_an_empty_query_is_the_policys_own_fault(codec):
+    trajectory = play(codec, ["<search> </search>", ANSWER], TableSearch())
+    assert [segment.kind for segment in trajectory.segments][2] == "feedback"
+    assert (trajectory.valid, trajectory.valid_searches) == (True, 0)
+    assert trajectory.searches[0].status == "rejected"
+
+
+def test_with_search_off_a_search_is_an_invalid_action(codec):
+    trajectory = play(codec, [SEARCH, ANSWER], None, template=TEMPLATES["r1"])
+    assert [segment.kind for segment in trajectory.segments][2] == "feedback"
+    assert trajectory.searches == []
+    assert (trajectory.valid_actions, trajectory.answer) == (1, "Ossa Trell")
+
+
+def test_a_failed_search_is_not_a_wrong_answer(codec):
+    search = TableSearch(outcomes=[Search("lighthouse", status="timed_out", error="30 s")])
+    trajectory = play(codec, [SEARCH, ANSWER], search)
+    assert (trajectory.end, trajectory.valid, trajectory.answer) == ("failed", False, None)
+    assert trajectory.segments[-1].is_policy
+
+
+def test_no_hits_are_said_aloud(codec):
+    trajectory = play(codec, [SEARCH, ANSWER], TableSearch(passages=()))
+    assert "<information>No results found.</information>" in trajectory.segments[2].text
+
+
+def test_an_episode_never_ends_on_an_observation(codec):
+    for room in range(1, 400, 7):
+        trajectory = play(
+            codec, [SEARCH, SEARCH, ANSWER], TableSearch([PAGE] * 3), options={"max_response_length": room}
+        )
+        assert trajectory.segments[-1].is_policy
+        assert len(trajectory.token_ids) - len(trajectory.segments[0].token_ids) <= room
+
+
+def test_an_observation_that_leaves_no_room_for_an_answer_ends_the_episode_before_it(codec):
+    used = len(codec.encode_text(SEARCH))
+    trajectory = play(
+        codec,
+        [SEARCH, ANSWER],
+        TableSearch(),
+        options={"max_response_length": used + 20, "min_answer_tokens": 16},
+    )
+    assert (trajectory.end, len(trajectory.searches), trajectory.turns) == ("truncated", 1, 1)
+
+
+def test_a_cap_on_the_last_turn_truncates(codec):
+    trajectory = play(codec, ["a word and another"], None, template=TEMPLATES["r1"],
+                      options={"max_turns": 0, "max_turn_tokens": 3})  # fmt: skip
+    assert trajectory.end == "truncated"
+    assert len(trajectory.segments[-1].token_ids) == 3
+
+
+def test_each_turn_may_use_what_is_left_and_no_more(codec):
+    policy = RecordingPolicy(codec, [SEARCH, ANSWER])
+    play(
+        codec, [], TableSearch(), policy=policy, options={"max_response_length": 240, "max_turn_tokens": 100}
+    )
+    first = len(codec.encode_text(SEARCH))
+    observed = len(policy.contexts[1]) - len(policy.contexts[0]) - first
+    assert [sampling.max_tokens for sampling in policy.samplings] == [100, min(100, 240 - first - observed)]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_and_never_cut(codec):
+    with pytest.raises(PromptTooLongError, match=r"q/0.*max_prompt_length=20"):
+        play(codec, [ANSWER], options={"max_prompt_length": 20})
+
+
+def test_stop_at_answer_false_lets_the_policy_end_its_text(codec):
+    policy = RecordingPolicy(codec, [ANSWER])
+    play(codec, [], policy=policy, options={"stop_at_answer": False})
+    assert policy.samplings[0].stop == ("</search>",)
+
+
+def test_an_observation_loses_whole_passages_before_any_is_cut(codec):
+    hits = [
+        Hit(Passage(str(number), f"Page {number}\nSome words of page {number}."), 1.0) for number in range(3)
+    ]
+    whole = len(fit_information(hits, 1000, codec)[1])
+    text, ids = fit_information(hits, whole - 1, codec)
+    assert text.count("Doc ") == 2
+    assert text.endswith("</information>\n\n")
+    assert "words of page 1." in text
+
+
+@given(words=st.lists(st.text(max_size=12), max_size=40), budget=st.integers(0, 120))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_an_observation_fits_its_budget_and_keeps_its_closing_tag(codec, words, budget):
+    fitted = fit_information([Hit(Passage("1", "T\n" + " ".join(words)), 1.0)], budget, codec)
+    if fitted is None:
+        assert budget < 60, "a stub of the observation fits in 60 tokens"
+        return
+    text, ids = fitted
+    assert len(ids) <= budget
+    assert ids == codec.encode_text(text)
+    assert text.startswith("\n\n<information>")
+    assert text.endswith("</information>\n\n")
+
+
+def test_the_middle_of_a_long_passage_is_what_is_lost(codec):
+    passage = Passage("1", "Title\n" + " ".join(f"word{number}" for number in range(200)))
+    text, _ = fit_information([Hit(passage, 1.0)], 100, codec)
+    assert "word0" in text
+    assert "199</information>" in text
+    assert "word100" not in text
+
+
+def test_an_episode_whose_search_failed_is_sampled_again_once(codec):
+    broken = Search("lighthouse", status="refused")
+    for failures, end, attempt in ((1, "answered", 1), (2, "failed", 1)):
+        search = TableSearch(outcomes=[broken] * failures)
+        policy = RecordingPolicy(codec, [SEARCH, ANSWER])
+        (trajectory,) = asyncio.run(
+            rollout([QUESTION], policy, search, codec=codec, template=TEMPLATES["search-r1"],
+                    options=EpisodeOptions(max_turn_tokens=200))
+        )  # fmt: skip
+        assert (trajectory.end, trajectory.attempt) == (end, attempt)
+    assert len({sampling.key for sampling in policy.samplings if sampling.key[-1] == 0}) == 2
+
+
+def test_samples_of_a_question_lie_side_by_side_and_have_keys_of_their_own(codec):
+    questions = [replace(QUESTION, id=f"q/{number}") for number in range(3)]
+    policy = RecordingPolicy(codec, [ANSWER])
+    found = asyncio.run(
+        rollout(questions, policy, None, codec=codec, template=TEMPLATES["r1"],
+                options=EpisodeOptions(max_turn_tokens=200), n=2, seed=5, step=7)
+    )  # fmt: skip
+    assert [(item.question.id, item.sample) for item in found] == [
+        (f"q/{number}", sample) for number in range(3) for sample in range(2)
+    ]
+    assert len({sampling.key for sampling in policy.samplings}) == 6
+    assert all(sampling.key[:3] == (5, "train", 7) for sampling in policy.samplings)
+
+
+def test_a_template_that_opens_the_thought_is_noticed(codec):
+    opening = Template("opening", "Question: {question}\n<think>", feedback="again")
+    assert play(codec, [ANSWER], template=opening).think_is_open
+    assert not play(codec, [ANSWER]).think_is_open
