@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ FINISHED = "log.duckdb"
 _PLAIN = re.compile(r"step-(?P<first>\d{6,})-(?P<phase>[a-z]+)-(?P<worker>\w+)-(?P<number>\d{6,})")
 _COMPACTED = re.compile(r"steps-(?P<first>\d{6,})-(?P<last>\d{6,})-(?P<worker>\w+)-(?P<number>\d{6,})")
 _REPLACES = "part.json"
+_GROUP_BYTES = 32 << 20
 
 _DICTIONARY = ["run_id", "trajectory_id", "phase", "kind", "data_source", "question_id", "question", "prompt"]
 _DICTIONARY += ["metadata", "split", "end", "status", "index_digest"]
@@ -156,15 +157,27 @@ def _without(table: pa.Table, dropped: set[tuple[int, str]]) -> pa.Table:
 def write_compacted(
     path: Path, batches: Callable[[str], Iterable[pa.Table]], replaces: set[str], keep: Keep | None = None
 ) -> None:
-    """Write a compacted part from `batches(table)`, never more than one batch in memory."""
+    """Write a compacted part from `batches(table)`, some batches at a time in memory."""
     with atomic_directory(path) as aside:
         for table, schema in PARTS.items():
             with _parquet(aside, table) as file:
-                for batch in batches(table):
-                    kept = keep(batch) if keep else batch
-                    if kept.num_rows:
-                        file.write_table(kept.cast(schema))
+                for group in _together(batches(table), keep):
+                    file.write_table(group.cast(schema))
         (aside / _REPLACES).write_text(json.dumps({"format": FORMAT, "replaces": sorted(replaces)}))
+
+
+def _together(batches: Iterable[pa.Table], keep: Keep | None) -> Iterator[pa.Table]:
+    """What `keep` leaves of the batches, put together until they are worth a row group."""
+    group: list[pa.Table] = []
+    size = 0
+    for batch in batches:
+        group.append(keep(batch) if keep else batch)
+        size += group[-1].nbytes
+        if size > _GROUP_BYTES:
+            yield pa.concat_tables(group)
+            group, size = [], 0
+    if any(table.num_rows for table in group):
+        yield pa.concat_tables(group)
 
 
 def _row_groups(path: Path) -> Iterable[pa.Table]:

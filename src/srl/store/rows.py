@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
 
 from srl.answers import contains_answer, exact_match, f1
 from srl.store.schema import PARTS
-from srl.trajectory import Hit, Phase, Score, Search, Segment, Trajectory
+from srl.trajectory import Hit, Phase, Question, Score, Search, Segment, Trajectory
 
 Row = dict[str, Any]
 
@@ -38,16 +39,31 @@ def part_tables(
     if step < 0:
         raise ValueError(f"a step is counted from 0, not {step}")
     rows: dict[str, list[Row]] = {name: [] for name in PARTS}
-    containment = _Containment()
+    once = _Once()
     for position, record in enumerate(records):
         _check(record, step, phase)
         keys = {"run_id": run_id, "step": step, "phase": phase, "trajectory_id": record.trajectory.id}
-        searches = list(_search_rows(record.trajectory, keys, containment))
+        searches = list(_search_rows(record.trajectory, keys, once))
         rows["searches"] += searches
         rows["segments"] += _segment_rows(record, keys)
-        rows["trajectories"].append(_trajectory_row(record, position, searches) | keys)
+        rows["trajectories"].append(_trajectory_row(record, position, searches, once) | keys)
     rows["steps"].append(_step_row(run_id, step, phase, len(records), metrics))
     return {name: _table(rows[name], schema) for name, schema in PARTS.items()}
+
+
+class _Once:
+    """What the samples of a question share, worked out once a step: answers, passages, the question."""
+
+    def __init__(self) -> None:
+        self.contains_answer = cache(contains_answer)
+        self.measures = {"em": cache(exact_match), "f1": cache(f1)}
+        self._questions: dict[int, Row] = {}
+
+    def question(self, question: Question) -> Row:
+        """The question's columns, by identity: the records keep it alive meanwhile."""
+        if id(question) not in self._questions:
+            self._questions[id(question)] = _question_columns(question)
+        return self._questions[id(question)]
 
 
 def _check(record: Record, step: int, phase: Phase) -> None:
@@ -68,19 +84,6 @@ def _tokens(trajectory: Trajectory) -> int:
     return sum(len(segment.token_ids) for segment in trajectory.segments)
 
 
-class _Containment:
-    """Whether a passage holds a golden answer; samples of one question meet the same passages."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, tuple[str, ...]], bool] = {}
-
-    def __call__(self, contents: str, golds: tuple[str, ...]) -> bool:
-        key = (contents, golds)
-        if key not in self._known:
-            self._known[key] = contains_answer(contents, golds)
-        return self._known[key]
-
-
 def _step_row(run_id: str, step: int, phase: Phase, count: int, metrics: Mapping[str, float]) -> Row:
     return {
         "run_id": run_id,
@@ -92,7 +95,7 @@ def _step_row(run_id: str, step: int, phase: Phase, count: int, metrics: Mapping
     }
 
 
-def _trajectory_row(record: Record, position: int, searches: list[Row]) -> Row:
+def _trajectory_row(record: Record, position: int, searches: list[Row], once: _Once) -> Row:
     trajectory, score = record.trajectory, record.score
     return {
         "id": trajectory.id,
@@ -114,13 +117,12 @@ def _trajectory_row(record: Record, position: int, searches: list[Row]) -> Row:
         "gold_in_passages": any(hit["has_answer"] for row in searches for hit in row["hits"]),
         "think_is_open": trajectory.think_is_open,
         "index_digest": next((row["index_digest"] for row in searches if row["index_digest"]), ""),
-        **_question_columns(trajectory),
-        **_correctness(trajectory, score),
+        **once.question(trajectory.question),
+        **_correctness(trajectory, score, once),
     }
 
 
-def _question_columns(trajectory: Trajectory) -> Row:
-    question = trajectory.question
+def _question_columns(question: Question) -> Row:
     hops = question.metadata.get("hops")
     return {
         "question_id": question.id,
@@ -134,15 +136,14 @@ def _question_columns(trajectory: Trajectory) -> Row:
     }
 
 
-def _correctness(trajectory: Trajectory, score: Score | None) -> dict[str, float | None]:
+def _correctness(trajectory: Trajectory, score: Score | None, once: _Once) -> dict[str, float | None]:
     golds = trajectory.question.golden_answers
     parts = score.parts if score else {}
-    measures = {"em": exact_match, "f1": f1}
     if not golds:
-        return {name: parts.get(name) for name in measures}
+        return {name: parts.get(name) for name in once.measures}
     return {
         name: parts[name] if name in parts else measure(trajectory.answer, golds)
-        for name, measure in measures.items()
+        for name, measure in once.measures.items()
     }
 
 
@@ -168,17 +169,11 @@ def _slice(values: Sequence[float] | None, segment: Segment, start: int, stop: i
     return values[start:stop] if values is not None and segment.is_policy else None
 
 
-def _search_rows(trajectory: Trajectory, keys: Row, contains: _Containment) -> Iterator[Row]:
+def _search_rows(trajectory: Trajectory, keys: Row, once: _Once) -> Iterator[Row]:
     golds = trajectory.question.golden_answers
     for position, search in enumerate(trajectory.searches):
-        yield (
-            keys
-            | _search_columns(search)
-            | {
-                "position": position,
-                "hits": [_hit_row(hit, contains(hit.passage.contents, golds)) for hit in search.hits],
-            }
-        )
+        hits = [_hit_row(hit, once.contains_answer(hit.passage.contents, golds)) for hit in search.hits]
+        yield keys | _search_columns(search) | {"position": position, "hits": hits}
 
 
 def _search_columns(search: Search) -> Row:
