@@ -76,6 +76,10 @@ TEMPLATES = {
 }
 
 
+WITHOUT_SEARCH = {"search-r1": "r1", "tiny": "tiny-r1"}
+"""For a template that searches, the one that asks the same without."""
+
+
 def template(name: str) -> Template:
     """The built-in template `name`, or one read from a text file that contains `{question}`.
 
@@ -86,8 +90,10 @@ def template(name: str) -> Template:
     path = Path(name)
     if not path.is_file():
         known = ", ".join(TEMPLATES)
-        raise UserError(f"no template {name!r}: there are {known}, or a path to a text file with {{question}}"
-                        f"{nearest(name, list(TEMPLATES))}")
+        raise UserError(
+            f"no template {name!r}: there are {known}, or a path to a text file with {{question}}"
+            f"{nearest(name, list(TEMPLATES))}"
+        )
     text = path.read_text(encoding="utf-8")
     if "{question}" not in text:
         raise UserError(f"{path}: a template must contain {{question}} once, and this file does not")

@@ -14,7 +14,7 @@ from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import Interval, em_interval, summarise
 from srl.files import check_format
-from srl.protocol import Template
+from srl.protocol import WITHOUT_SEARCH, Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions, Searcher
@@ -26,9 +26,6 @@ from srl.train.setup import episode_options, load_engine, load_policy, load_sear
 from srl.train.threads import set_threads
 from srl.trajectory import Phase, Question, Trajectory
 from srl.workspace import Workspace
-
-WITHOUT_SEARCH = {"search-r1": "r1", "tiny": "tiny-r1"}
-"""For a template that searches, the one that asks the same without; for all others it is `r1`."""
 
 ABOUT = "srl.json"
 """The file beside a model's weights that says how it was trained to talk, and with which index."""

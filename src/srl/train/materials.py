@@ -13,7 +13,7 @@ from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.files import digest_file, digest_text
 from srl.index import build_index
-from srl.protocol import template
+from srl.protocol import WITHOUT_SEARCH, template
 from srl.rollout.codec import Codec
 from srl.trajectory import Question
 from srl.workspace import Workspace
@@ -80,7 +80,9 @@ def load_questions(
     A question without a prompt of its own gets the default template's. Raises UserError for a prompt
     that does not fit, unless `data.filter_overlong_prompts`.
     """
-    questions = [item for file in files or () for item in read_questions(file, config.data.template)]
+    as_written = config.data.template is None and config.rollout.search
+    chosen = None if as_written else template_name(config)
+    questions = [item for file in files or () for item in read_questions(file, chosen)]
     questions = [item if item.prompt else _with_prompt(item, config) for item in questions]
     seen: set[str] = set()
     for question in questions:
@@ -98,8 +100,9 @@ def _with_prompt(question: Question, config: Config) -> Question:
 
 
 def template_name(config: Config) -> str:
-    """`data.template`, or Search-R1's prompt with search or without."""
-    return config.data.template or ("search-r1" if config.rollout.search else "r1")
+    """`data.template` or Search-R1's prompt; where search is off, the one that asks the same without."""
+    name = config.data.template or "search-r1"
+    return name if config.rollout.search else WITHOUT_SEARCH.get(name, name)
 
 
 def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ import torch
 from srl import __version__
 from srl.config import Config, load_saved, save_config
 from srl.errors import UserError
-from srl.files import atomic_directory, read_manifest, write_json, write_manifest
+from srl.files import FORMAT, atomic_directory, check_format, write_json
 from srl.model import save_model
 from srl.store import LogWriter, RunInfo
 from srl.train.checkpoint import Progress, all_checkpoints, checkpoint_path, load_checkpoint
@@ -37,6 +38,7 @@ from srl.train.threads import set_threads
 from srl.workspace import Workspace
 
 SFT = "sft"
+IDENTITY = "run.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a run is, saved as its directory's manifest when it starts."""
+    """What a run is, saved as `run.json` in its directory when it starts."""
 
     preset: str
     algo: str
@@ -77,7 +79,7 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
     run = workspace.new_run(preset, algo, config.trainer.seed)
     save_config(run, config)
     identity = Identity(preset, algo, datetime.now(UTC).isoformat(timespec="seconds"), run_of.reference)
-    write_manifest(run, "run", asdict(identity))
+    write_json(run / IDENTITY, {"format": FORMAT, **asdict(identity)})
     terminal.note(
         f"run {run.name}: {len(environment.splits.train):,} questions, {threads} threads, "
         f"set up in {time.perf_counter() - began:.1f} s"
@@ -217,5 +219,9 @@ def _go(
 
 
 def _identity(run: Path) -> Identity:
-    saved = read_manifest(run, "run")
-    return Identity(**{name: saved[name] for name in Identity.__dataclass_fields__})
+    path = run / IDENTITY
+    if not path.is_file():
+        raise UserError(f"{run} is no run: there is no {IDENTITY} in it")
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    check_format(path, saved.pop("format", None))
+    return Identity(**saved)
