@@ -78,9 +78,10 @@ class _Canvas:
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
+    if low == high == 0:
+        return 0, 1
     if low == high:
-        spread = abs(low) * 0.1 or 0.5
-        return low - spread, high + spread
+        return low - abs(low) * 0.1, high + abs(low) * 0.1
     return low, high
 
 
