@@ -67,29 +67,47 @@ def save_checkpoint(
         if learner.critic is not None:
             torch.save(learner.critic.state_dict(), trainer / "critic.pt")
     for old in all_checkpoints(run)[: -keep if keep else 0]:
-        shutil.rmtree(old)
+        old.rename(old.with_name(f".{old.name}.dropped"))
+    for dropped in path.parent.glob(".step-*.dropped"):
+        shutil.rmtree(dropped)
     return path
 
 
 def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights that training changes, in full precision: an adapter's alone where there is one."""
+    """The weights that training changes, as they are: an adapter's alone where there is one."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
-    """Put weights and optimiser state back in place; the run's progress at that checkpoint."""
+    """Put weights and optimiser state back in place; the run's progress at that checkpoint.
+
+    Raises UserError for a checkpoint without trainer state, and for one of another model.
+    """
     trainer = path / "trainer"
     state = _read_state(trainer / "state.json")
     device = learner.device
-    missing = learner.actor.load_state_dict(_load(trainer / "actor.pt", device), strict=False)
-    if missing.unexpected_keys:
-        raise UserError(f"{path} is a checkpoint of another model: it has {missing.unexpected_keys[0]}")
-    if learner.critic is not None:
-        learner.critic.load_state_dict(_load(trainer / "critic.pt", device))
-    for name, optimiser in optimisers.items():
-        optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt", device))
+    try:
+        _put(learner.actor, _load(trainer / "actor.pt", device))
+        if learner.critic is not None:
+            learner.critic.load_state_dict(_load(trainer / "critic.pt", device))
+        for name, optimiser in optimisers.items():
+            optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt", device))
+    except (OSError, ValueError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise UserError(f"{path} is not a checkpoint of this run: {why}") from error
     learner.kl_control.load_state_dict(state["kl"])
     return Progress(**state)
+
+
+def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
+    """Copy `saved` into the weights that train. Raises ValueError where names or shapes differ."""
+    weights = _trained(model)
+    if odd := sorted(weights.keys() ^ saved.keys()):
+        raise ValueError(f"{odd[0]} is not in both the model and the checkpoint")
+    for name, weight in weights.items():
+        if weight.shape != saved[name].shape:
+            raise ValueError(f"{name} is {tuple(saved[name].shape)}, the model's is {tuple(weight.shape)}")
+        weight.copy_(saved[name])
 
 
 def _read_state(path: Path) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class LocalTrainer:
         for step in range(self.progress.step + 1, trainer.total_training_steps + 1):
             self._step(step, order.batch(step))
             self._after(step)
-        self.progress.test_em_end = self.stage.test(self.progress.step)
+        if self.progress.step > 0 or self.progress.test_em_start is None:
+            self.progress.test_em_end = self.stage.test(self.progress.step)
         return self.progress
 
     def _step(self, step: int, questions: list[Question]) -> None:
@@ -87,14 +88,16 @@ class LocalTrainer:
         with self._timed("gen"):
             options, n = self.stage.environment.options, self.config.rollout.n
             trajectories = self.stage.episodes(questions, "train", step, options, n)
-        self._stop_on_failures(trajectories)
+        self._stop_on_failures(step, trajectories)
         with self._timed("reward"):
             return trajectories, self.stage.score(trajectories)
 
-    def _stop_on_failures(self, trajectories: Sequence[Trajectory]) -> None:
+    def _stop_on_failures(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Log the episodes and raise UserError when search broke more of them than is allowed."""
         lost = [item for item in trajectories if not item.valid]
         limit = self.config.search.max_failed
         if len(lost) > limit * len(trajectories):
+            self.stage.record(step, "train", list(map(Record, trajectories)), _step_metrics(trajectories))
             fault = lost[0].searches[-1]
             raise UserError(
                 f"search failed in {len(lost)} of {len(trajectories)} episodes, more than "
@@ -144,7 +147,9 @@ def actor_loss(config: Config) -> ActorLoss:
     )
 
 
-def _step_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> dict[str, float]:
+def _step_metrics(
+    trajectories: Sequence[Trajectory], scores: Sequence[Score] | None = None
+) -> dict[str, float]:
     lengths = [item.policy_tokens for item in trajectories]
     return {
         **answer_metrics(trajectories, "train"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,17 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
+_NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb"}
+"""External loggers and the module that each needs."""
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raises UserError for a logger that is not installed."""
+    for name in names:
+        if name in _NEEDS and find_spec(_NEEDS[name]) is None:
+            raise UserError(f"trainer.logger: {name} is not installed; pip install 'srl-search[{name}]'")
+
+
 def loggers(names: Sequence[str], run: Path, project: str, experiment: str, config: Any) -> list[Reporter]:
     """The external loggers that `trainer.logger` names; `console` is none."""
     made: list[Reporter] = []
@@ -33,10 +45,8 @@ def loggers(names: Sequence[str], run: Path, project: str, experiment: str, conf
 
 class _TensorBoard:
     def __init__(self, directory: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError("trainer.logger: pip install 'srl-search[tensorboard]'") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(directory))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -49,10 +59,8 @@ class _TensorBoard:
 
 class _WandB:
     def __init__(self, project: str, experiment: str, config: Any) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError("trainer.logger: pip install 'srl-search[wandb]'") from error
+        import wandb
+
         self.run = wandb.init(project=project, name=experiment, config=config)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:

@@ -17,13 +17,15 @@ from srl.config import Config, load_saved, save_config
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_directory, check_format, write_json
 from srl.model import save_model
+from srl.rollout.engine import TorchEngine
 from srl.store import LogWriter, RunInfo
 from srl.train.checkpoint import Progress, all_checkpoints, checkpoint_path, load_checkpoint
 from srl.train.cold_start import about, cold_started, demonstrated, demonstration_file
 from srl.train.cold_start import train as fine_tune
+from srl.train.experience import Learner
 from srl.train.local import LocalTrainer
 from srl.train.materials import BASE_MODEL, with_data
-from srl.train.report import Terminal, loggers
+from srl.train.report import Terminal, check_loggers, loggers
 from srl.train.setup import (
     Policy,
     load_engine,
@@ -64,27 +66,27 @@ class Identity:
     algo: str
     started: str
     reference_digest: str = ""
+    index_digest: str = ""
 
 
 def start(config: Config, *, preset: str, algo: str, workspace: Workspace, terminal: Terminal) -> Summary:
     """A new run. Nothing is left of one that cannot start: its directory comes after all checks."""
     began = time.perf_counter()
-    config = ready(config, algo, workspace, terminal)
     threads = set_threads(config.trainer.threads, config.rollout.deterministic)
-    torch.manual_seed(config.trainer.seed)
-    policy = load_policy(config, terminal.note)
-    environment = load_environment(config, workspace, policy.codec, terminal.note)
-    build = _sft_run if algo == SFT else _rl_run
-    run_of = build(config, policy, environment, workspace, terminal)
+    config = ready(config, algo, workspace, terminal)
+    prepared = _prepare(config, algo, workspace, terminal)
     run = workspace.new_run(preset, algo, config.trainer.seed)
     save_config(run, config)
-    identity = Identity(preset, algo, datetime.now(UTC).isoformat(timespec="seconds"), run_of.reference)
+    identity = Identity(
+        preset, algo, datetime.now(UTC).isoformat(timespec="seconds"), prepared.reference,
+        _index_digest(prepared.environment),
+    )  # fmt: skip
     write_json(run / IDENTITY, {"format": FORMAT, **asdict(identity)})
     terminal.note(
-        f"run {run.name}: {len(environment.splits.train):,} questions, {threads} threads, "
+        f"run {run.name}: {len(prepared.environment.splits.train):,} questions, {threads} threads, "
         f"set up in {time.perf_counter() - began:.1f} s"
     )
-    return _go(run, config, identity, environment, policy, run_of.loop, terminal)
+    return _go(run, config, identity, prepared, terminal)
 
 
 def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
@@ -93,17 +95,16 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
     if identity.algo == SFT:
         raise UserError(f"{run.name} is a fine-tuning, which is not resumed; start it again")
     set_threads(config.trainer.threads, config.rollout.deterministic)
-    torch.manual_seed(config.trainer.seed)
-    policy = load_policy(config, terminal.note)
-    environment = load_environment(config, workspace, policy.codec, terminal.note)
-    run_of = _rl_run(config, policy, environment, workspace, terminal)
-    if run_of.reference != identity.reference_digest:
+    prepared = _prepare(config, identity.algo, workspace, terminal)
+    if prepared.reference != identity.reference_digest:
         raise UserError(
             f"the reference of {run.name} has changed: {config.ref.path or config.model.path} is not the "
             f"model that the run started with (digest {identity.reference_digest})"
         )
+    if _index_digest(prepared.environment) != identity.index_digest:
+        terminal.note(f"warning: {run.name} started with another index ({identity.index_digest[:12] or '?'})")
     terminal.note(f"resuming {run.name}")
-    return _go(run, config, identity, environment, policy, run_of.loop, terminal, resumed=True)
+    return _go(run, config, identity, prepared, terminal, resumed=True)
 
 
 def ready(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Config:
@@ -122,17 +123,30 @@ Loop = Callable[[Path, Stage, bool], Progress]
 
 
 @dataclass(frozen=True, slots=True)
-class _RunOf:
-    """How a run goes once its directory and log exist, and the digest of its reference."""
+class _Prepared:
+    """All that a run needs besides its directory; `reference` is the digest of its reference policy."""
 
+    environment: Environment
+    engine: TorchEngine
     loop: Loop
     reference: str = ""
 
 
-def _rl_run(
-    config: Config, policy: Policy, environment: Environment, workspace: Workspace, terminal: Terminal
-) -> _RunOf:
+def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> _Prepared:
+    """Load and check everything; the seed is set first, for new weights such as an adapter's."""
+    check_loggers(config.trainer.logger)
+    torch.manual_seed(config.trainer.seed)
+    policy = load_policy(config, terminal.note)
+    environment = load_environment(config, workspace, policy.codec, terminal.note)
+    engine = load_engine(config, policy)
+    if algo == SFT:
+        return _Prepared(environment, engine, _sft_loop(config, policy, environment, workspace, terminal))
     learner = load_learner(config, policy)
+    loop = _rl_loop(config, learner, environment, terminal)
+    return _Prepared(environment, engine, loop, reference_digest(config, learner))
+
+
+def _rl_loop(config: Config, learner: Learner, environment: Environment, terminal: Terminal) -> Loop:
     optimisers = load_optimisers(config, learner)
 
     def loop(run: Path, stage: Stage, resumed: bool) -> Progress:
@@ -145,12 +159,14 @@ def _rl_run(
             stage.log.supersede(trainer.progress.step if checkpoints else -1)
         return trainer.run()
 
-    return _RunOf(loop, reference_digest(config, learner))
+    return loop
 
 
-def _sft_run(
+def _sft_loop(
     config: Config, policy: Policy, environment: Environment, workspace: Workspace, terminal: Terminal
-) -> _RunOf:
+) -> Loop:
+    if config.sft.steps == 0:
+        raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
     file = demonstration_file(config, workspace, terminal.note)
     episodes = demonstrated(config, workspace, policy.codec, file, terminal.note)
 
@@ -174,7 +190,7 @@ def _sft_run(
         save_fine_tuned(checkpoint_path(run, progress.step), policy, _about(config, environment))
         return progress
 
-    return _RunOf(loop)
+    return loop
 
 
 def save_fine_tuned(path: Path, policy: Policy, known: dict[str, Any]) -> None:
@@ -186,28 +202,32 @@ def save_fine_tuned(path: Path, policy: Policy, known: dict[str, Any]) -> None:
 
 def _about(config: Config, environment: Environment) -> dict[str, Any]:
     """What a checkpoint says of how its model was trained to talk, and with which index."""
-    return {**about(config), "index_digest": getattr(environment.search, "index_digest", "")}
+    return {**about(config), "index_digest": _index_digest(environment)}
+
+
+def _index_digest(environment: Environment) -> str:
+    """Of the index that answers searches; empty without search, and where a server names none."""
+    return str(getattr(environment.search, "index_digest", ""))
 
 
 def _go(
-    run: Path, config: Config, identity: Identity, environment: Environment, policy: Policy, loop: Loop,
-    terminal: Terminal, resumed: bool = False,
+    run: Path, config: Config, identity: Identity, prepared: _Prepared, terminal: Terminal,
+    resumed: bool = False,
 ) -> Summary:  # fmt: skip
     """Open the log, run the loop, and sum up. An interruption leaves both to be resumed."""
-    engine = load_engine(config, policy)
     names = config.trainer.logger
     known = loggers(names, run, config.trainer.project_name, config.trainer.experiment_name or run.name,
                     config.model_dump())  # fmt: skip
     info = RunInfo(
         run_id=run.name, preset=identity.preset, algo=identity.algo, seed=config.trainer.seed,
         model=config.model.path or "", config=config.model_dump(),
-        index_digest=getattr(environment.search, "index_digest", ""), srl_version=__version__,
+        index_digest=_index_digest(prepared.environment), srl_version=__version__,
         started=identity.started,
     )  # fmt: skip
     with LogWriter(run / "log", info) as log:
-        stage = Stage(config, environment, engine, log, terminal, known)
+        stage = Stage(config, prepared.environment, prepared.engine, log, terminal, known)
         try:
-            progress = loop(run, stage, resumed)
+            progress = prepared.loop(run, stage, resumed)
         finally:
             stage.close()
     checkpoints = all_checkpoints(run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -72,9 +73,11 @@ def fine_tune(
     model.train()
     device = next(model.parameters()).device
     for step, trajectories in enumerate(data, start=1):
+        start = time.perf_counter()
         batch = collate(trajectories).to(device)
         metrics = accumulate(model, batch, observation_weight=observation_weight, max_tokens=max_tokens)
-        metrics |= {"sft/grad_norm": optimiser.step(), "sft/lr": optimiser.lr}
+        metrics |= {"sft/lr": optimiser.lr, "sft/grad_norm": optimiser.step()}
+        metrics["timing_s/step"] = time.perf_counter() - start
         if on_step is not None:
             on_step(step, metrics)
 
@@ -88,9 +91,11 @@ def accumulate(
     total, own = 0.0, 0.0
     for index in micro_batches(batch.lengths, max_tokens):
         rows = batch.rows(index)
-        width = rows.input_ids.shape[1]
-        stats = token_stats(model, rows, weights[index, :width])
-        loss, _ = sft_loss(stats.logprobs, weights[index, :width], denominator=denominator)
+        trained = weights[index, : rows.input_ids.shape[1]]
+        if not bool(trained.any()):
+            continue
+        stats = token_stats(model, rows, trained)
+        loss, _ = sft_loss(stats.logprobs, trained, denominator=denominator)
         loss.backward()
         total += float(loss.detach())
         own -= float((stats.logprobs.detach() * rows.response_mask).sum())

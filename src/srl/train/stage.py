@@ -61,16 +61,21 @@ class Stage:
     def episodes(
         self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
     ) -> list[Trajectory]:
-        """`n` episodes a question with the weights as they are now."""
-        self.engine.reset()
+        """`n` episodes a question with the weights as they are now.
+
+        The engine is reset at the end, so that a GPU's memory is free for the update.
+        """
         environment = self.environment
-        return self.runner.run(
-            rollout(
-                questions, self.engine, environment.search, codec=environment.codec,
-                template=environment.template, options=options, n=n, seed=self.config.trainer.seed,
-                step=step, phase=phase,
-            )
-        )  # fmt: skip
+        try:
+            return self.runner.run(
+                rollout(
+                    questions, self.engine, environment.search, codec=environment.codec,
+                    template=environment.template, options=options, n=n, seed=self.config.trainer.seed,
+                    step=step, phase=phase,
+                )
+            )  # fmt: skip
+        finally:
+            self.engine.reset()
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         return self.runner.run(self.environment.reward.score(trajectories))
@@ -111,8 +116,9 @@ class Stage:
             reporter.metrics(step, metrics)
 
     def close(self) -> None:
-        if isinstance(self.environment.search, HttpSearch):
-            self.runner.run(self.environment.search.aclose())
+        """Close the external loggers and the connections to a search server."""
         for reporter in self.reporters:
             reporter.close()
+        if isinstance(self.environment.search, HttpSearch):
+            self.runner.run(self.environment.search.aclose())
         self.runner.close()

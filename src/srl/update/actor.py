@@ -98,7 +98,10 @@ def accumulate_actor(
     tokens = float(part.mask.sum())
     total: dict[str, float] = {}
     for index in micro_batches(part.batch.lengths, max_tokens):
-        value, metrics = actor_loss(model, part.rows(index), loss, denominator, tokens)
+        rows = part.rows(index)
+        if not bool(rows.loss_mask.any()):
+            continue
+        value, metrics = actor_loss(model, rows, loss, denominator, tokens)
         value.backward()
         for name, number in metrics.items():
             total[name] = total.get(name, 0.0) + float(number.detach())

@@ -32,10 +32,6 @@ class Batch:
     def lengths(self) -> Tensor:
         return self.attention_mask.sum(1)  # (B,)
 
-    @property
-    def position_ids(self) -> Tensor:
-        return torch.arange(self.input_ids.shape[1], device=self.input_ids.device).expand_as(self.input_ids)
-
     def rows(self, index: Tensor) -> Batch:
         """The rows of `index`, without the columns that are padding in all of them."""
         width = int(self.lengths[index].max())
@@ -72,8 +68,9 @@ def micro_batches(lengths: Tensor, max_tokens: int) -> Iterator[Tensor]:
     A row longer than the budget gets a group of its own. The order depends on the lengths only.
     """
     group: list[int] = []
-    for row in torch.argsort(lengths, descending=True, stable=True).tolist():
-        if group and int(lengths[group[0]]) * (len(group) + 1) > max_tokens:
+    known = lengths.tolist()
+    for row in sorted(range(len(known)), key=known.__getitem__, reverse=True):
+        if group and known[group[0]] * (len(group) + 1) > max_tokens:
             yield torch.tensor(group)
             group = []
         group.append(row)

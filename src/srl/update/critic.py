@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from srl.update.actor import Experience, mean_metrics, mini_batches
 from srl.update.batch import Batch, micro_batches
-from srl.update.forward import last_hidden_state, trunk
+from srl.update.logits import last_hidden_state, trunk
 from srl.update.losses import LossAggMode, count_for, value_loss
 from srl.update.optimiser import Optimiser
 

@@ -65,40 +65,35 @@ class Optimiser:
 
         A norm that is not finite skips the update, for one bad batch must not spoil the weights.
         """
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
-        if bool(torch.isfinite(norm)):
-            self._update()
-        for parameter in self.parameters:
+        for parameter, master in self._copies():
+            master.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
+        norm = nn.utils.clip_grad_norm_(self.masters, self.grad_clip)
+        if bool(torch.isfinite(norm)):
+            self.adamw.step()
+            with torch.no_grad():
+                for parameter, master in self._copies():
+                    parameter.copy_(master)
+        self.adamw.zero_grad(set_to_none=True)
         self.scheduler.step()
         return float(norm)
 
-    @torch.no_grad()
-    def _update(self) -> None:
-        """One step of AdamW on the float32 weights, copied back where those are copies."""
-        pairs = list(zip(self.parameters, self.masters, strict=True))
-        for parameter, master in pairs:
-            if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
-        self.adamw.step()
-        for parameter, master in pairs:
-            if master is not parameter:
-                parameter.copy_(master)
-                master.grad = None
+    def _copies(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """The parameters that have a master in float32 beside them, with it."""
+        pairs = zip(self.parameters, self.masters, strict=True)
+        return [(parameter, master) for parameter, master in pairs if master is not parameter]
 
     def state_dict(self) -> dict[str, Any]:
-        copies = [master for parameter, master in zip(self.parameters, self.masters, strict=True)
-                  if master is not parameter]  # fmt: skip
-        return {"adamw": self.adamw.state_dict(), "scheduler": self.scheduler.state_dict(), "masters": copies}
+        masters = [master.detach() for _, master in self._copies()]
+        known = {"adamw": self.adamw.state_dict(), "scheduler": self.scheduler.state_dict()}
+        return {**known, "masters": masters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.adamw.load_state_dict(state["adamw"])
         self.scheduler.load_state_dict(state["scheduler"])
-        copies = iter(state["masters"])
         with torch.no_grad():
-            for parameter, master in zip(self.parameters, self.masters, strict=True):
-                if master is not parameter:
-                    master.copy_(next(copies))
+            for (_, master), saved in zip(self._copies(), state["masters"], strict=True):
+                master.copy_(saved)
 
 
 def _master(parameter: nn.Parameter) -> Tensor:

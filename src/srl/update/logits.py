@@ -1,0 +1,104 @@
+"""Where a model's logits come from: its head on its trunk's states, or only from the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from srl.update.batch import Batch
+
+Head = Callable[[Tensor], Tensor]
+"""Turns states (N, S) into logits (N, V)."""
+
+LogitsOf = Callable[[nn.Module, Batch, Tensor], tuple[Tensor, Head]]
+"""(model, batch, wanted) -> the states that predict the wanted tokens, and the head for them.
+
+`wanted` (B, T - 1) is true at column t where token t + 1 is asked for.
+"""
+
+_chosen: WeakKeyDictionary[nn.Module, LogitsOf] = WeakKeyDictionary()
+
+
+def logits_of(model: nn.Module) -> LogitsOf:
+    """How to get logits from `model`; found out once, with a small forward."""
+    if model not in _chosen:
+        _chosen[model] = head_on_trunk if is_head_on_trunk(model) else whole_model
+    return _chosen[model]
+
+
+def head_on_trunk(model: nn.Module, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
+    """The trunk's states; logits are made of as many of them at a time as the caller likes."""
+    return last_hidden_state(model, batch)[:, :-1][wanted], model.get_output_embeddings()
+
+
+def whole_model(model: nn.Module, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
+    """The model's own logits of every position: right for any model, and as large as the batch."""
+    logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
+    return logits[:, :-1][wanted], nn.Identity()
+
+
+@torch.no_grad()
+def is_head_on_trunk(model: nn.Module) -> bool:
+    """Whether the model's logits are its head's output as it is, on its trunk's output as it is.
+
+    Not so where a model scales its logits (Cohere, Granite) or caps them (Gemma 2). For this one
+    forward the head gives numbers up to ± 100, since a cap hardly shows on small logits.
+    """
+    head, seen = model.get_output_embeddings(), list[tuple[Tensor, Tensor]]()
+    if head is None:
+        return False
+
+    def swap(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        marks = torch.linspace(-100, 100, output.numel(), device=output.device).to(output.dtype)
+        seen.append((inputs[0], marks.reshape(output.shape)))
+        return seen[-1][1]
+
+    batch, hook = _probe(model), head.register_forward_hook(swap)
+    try:
+        with evaluating(model):
+            logits, _ = whole_model(model, batch, batch.attention_mask[:, 1:] != 0)
+            states = last_hidden_state(model, batch)
+    finally:
+        hook.remove()
+    if len(seen) != 1 or seen[0][0].shape != states.shape:
+        return False
+    given, marks = (tensor.float() for tensor in seen[0])
+    same_states = torch.allclose(given, states.float(), rtol=1e-2, atol=1e-2 * float(given.std()))
+    return same_states and torch.equal(logits.float(), marks[:, :-1].flatten(0, 1))
+
+
+def _probe(model: nn.Module) -> Batch:
+    """Two rows of four ids."""
+    vocabulary, device = model.config.get_text_config().vocab_size, next(model.parameters()).device
+    ids = torch.arange(3, 11, device=device).reshape(2, 4) % vocabulary
+    ones = torch.ones_like(ids)
+    return Batch(ids, ones, ones.float(), ones.float(), ones.float())
+
+
+def last_hidden_state(model: nn.Module, batch: Batch) -> Tensor:
+    """The trunk's output `(B, T, D)`, before the language-model head."""
+    return trunk(model)(
+        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
+    ).last_hidden_state
+
+
+def trunk(model: nn.Module) -> nn.Module:
+    """The decoder under the head, through a LoRA wrapper where there is one."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner.get_decoder() if hasattr(inner, "get_decoder") else inner.base_model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """`model` in eval mode inside, and as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,225 @@
+"""Whole runs on a world of six towns: what they leave in the log, and how they stop."""
+
+from __future__ import annotations
+
+import pytest
+from tests.training import TOWNS, Said, config, tokenizer, train, write_setting
+
+import srl.store
+from srl.errors import UserError
+from srl.serve.local import LocalSearch
+from srl.store import read_records
+from srl.train.run import resume
+from srl.trajectory import Search
+from srl.workspace import Workspace
+
+ALGORITHMS = ("ppo", "grpo", "reinforce", "rloo", "reinforce_plus_plus")
+WANTED = {
+    *("actor/pg_loss", "actor/grad_norm", "actor/lr", "actor/entropy", "actor/ref_kl", "critic/score/mean"),
+    *("train/em", "env/number_of_valid_search", "response_length/mean", "rollout/logprob_diff/max"),
+    *("timing_s/step", "timing_s/gen", "timing_s/update_actor"),
+}
+CRITIC = {"critic/vf_loss", "critic/vf_explained_var", "critic/grad_norm", "timing_s/update_critic"}
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(setting):
+    """A run of REINFORCE that is over: its directory, its summary, and what was said."""
+    said = Said()
+    summary = train(config(setting, "reinforce"), setting / "workspace", "reinforce", said)
+    return only_run(setting / "workspace"), summary, said.text
+
+
+def only_run(workspace):
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+def metrics_of(run, phase="train"):
+    """The metrics of each step of a phase, by step."""
+    with srl.store.open(run) as log:
+        query = "SELECT step, metrics FROM raw.steps WHERE phase = ? ORDER BY step"
+        return dict(log.execute(query, [phase]).fetchall())
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_algorithm_trains_from_start_to_end(setting, workspace, algo):
+    summary = train(config(setting, algo, actor__entropy_coeff=0.01), workspace, algo)
+    run = only_run(workspace)
+    assert (summary.run_id, summary.algo, summary.steps) == (run.name, algo, 2)
+    assert summary.test_em_start is not None
+    assert summary.test_em_end is not None
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
+    steps = metrics_of(run)
+    assert list(steps) == [1, 2]
+    wanted = WANTED | (CRITIC if algo == "ppo" else set())
+    for values in steps.values():
+        assert wanted <= values.keys()
+        assert values["rollout/logprob_diff/max"] < 1e-4, "the trainer's log-probs are the sampler's"
+        assert values["actor/grad_norm"] > 0
+    assert ("critic/vf_loss" in steps[1]) == (algo == "ppo")
+
+
+def test_the_log_has_every_phase_and_every_trajectory(finished):
+    with srl.store.open(finished[0]) as log:
+        counts = log.execute(
+            "SELECT phase, step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL"
+        ).fetchall()
+    assert counts == [("test", 0, 4), ("test", 2, 4), ("train", 1, 4), ("train", 2, 4),
+                      ("val", 0, 6), ("val", 1, 6), ("val", 2, 6)]  # fmt: skip
+
+
+def test_what_is_trained_is_what_was_sampled(finished):
+    """Every policy token of the log was drawn by the engine, and carries an advantage."""
+    with srl.store.open(finished[0]) as log:
+        records = read_records(log, "phase = 'train'")
+    searched = 0
+    for record in records:
+        trajectory = record.trajectory
+        searched += len(trajectory.searches)
+        assert trajectory.segments[0].kind == "prompt"
+        assert trajectory.segments[-1].is_policy
+        for segment in trajectory.segments:
+            assert len(segment.logprobs) == (len(segment.token_ids) if segment.is_policy else 0)
+            assert all(logprob < 0 for logprob in segment.logprobs)
+        mask = trajectory.response_mask
+        assert [value for value, one in zip(record.advantages, mask, strict=True) if not one] == [
+            0.0
+        ] * mask.count(0)
+        own = {value for value, one in zip(record.advantages, mask, strict=True) if one}
+        assert own == {record.score.value}, "reinforce without discount gives each token its episode's reward"
+    assert searched > 0
+    assert {segment.kind for record in records for segment in record.trajectory.segments} >= {"observation"}
+
+
+def test_a_checkpoint_is_a_model_that_any_tool_reads(finished):
+    from transformers import AutoModelForCausalLM
+
+    from srl.model import load_tokenizer
+
+    checkpoint = finished[1].checkpoint
+    reloaded = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert reloaded.generation_config.stop_strings == ["</search>", "</answer>"]
+    loaded, _ = load_tokenizer(checkpoint)
+    text = "<think> I think velmar </think> <search> velmar flag </search>"
+    ids = tokenizer().encode(text)
+    assert loaded.encode(text) == ids
+    assert loaded.decode(ids) == tokenizer().decode(ids) == text
+
+
+class BrokenSearch:
+    """Fails the first `times` searches, then answers as the index does."""
+
+    def __init__(self, times):
+        self.left = times
+
+    def __call__(self, real):
+        async def search(searcher, query):
+            if self.left:
+                self.left -= 1
+                return Search(
+                    query, status="refused", error="nobody listens", index_digest=searcher.index_digest
+                )
+            return await real(searcher, query)
+
+        return search
+
+
+def test_too_many_failed_searches_stop_the_run_with_one_line_and_it_resumes(setting, workspace, monkeypatch):
+    chosen = config(setting, "grpo", trainer__val_before_train=False, data__test_files=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSearch, "search", BrokenSearch(1000)(LocalSearch.search))
+        with pytest.raises(
+            UserError, match=r"search failed in \d of 8 episodes.*nobody listens.*--resume"
+        ) as error:
+            train(chosen, workspace)
+    assert "\n" not in str(error.value)
+    run = only_run(workspace)
+    with srl.store.open(run) as log:
+        assert log.execute("SELECT status FROM runs").fetchall() == [("failed",)]
+        lost = log.execute("SELECT count(*) FROM trajectories WHERE NOT valid").fetchone()
+    assert lost[0] > 0, "the episodes that were lost are in the log"
+    summary = resume(run, workspace=Workspace(workspace), terminal=Said())
+    assert summary.steps == 2
+    with srl.store.open(run) as log:
+        assert log.execute("SELECT status FROM runs").fetchall() == [("finished",)]
+        assert log.execute("SELECT count(*) FROM trajectories WHERE NOT valid").fetchone() == (0,)
+
+
+def test_a_few_failed_searches_are_logged_and_left_out(setting, workspace, monkeypatch):
+    chosen = config(setting, "grpo", trainer__val_before_train=False, search__max_failed=1.0)
+    monkeypatch.setattr(LocalSearch, "search", BrokenSearch(3)(LocalSearch.search))
+    train(chosen, workspace)
+    run = only_run(workspace)
+    with srl.store.open(run) as log:
+        records = read_records(log, "phase = 'train' AND NOT valid")
+    assert records
+    assert metrics_of(run)[1]["env/excluded_share"] == len(records) / 8
+    for record in records:
+        assert record.score.value == 0
+        assert set(record.advantages) == {0.0}
+
+
+def test_training_moves_the_policy_towards_its_reward(setting, workspace):
+    """Rewarded for keeping to the form alone, the policy keeps to it more."""
+    chosen = config(
+        setting, "reinforce_plus_plus",
+        reward__weights={"format": 1.0}, reward__format={"structure_score": 0.5},
+        trainer__total_training_steps=8, data__train_batch_size=8, actor__ppo_mini_batch_size=8,
+        trainer__save_freq=0, trainer__test_freq=0, actor__optim__lr=3e-3,
+    )  # fmt: skip
+    train(chosen, workspace, "reinforce_plus_plus")
+    rewards = [values["critic/score/mean"] for values in metrics_of(only_run(workspace)).values()]
+    assert sum(rewards[-3:]) > sum(rewards[:3])
+
+
+def test_a_run_that_cannot_start_leaves_nothing(setting, workspace, monkeypatch):
+    with pytest.raises(UserError, match="this model reads 256"):
+        train(config(setting, data__max_response_length=1000), workspace)
+    monkeypatch.setattr("srl.train.report.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="wandb is not installed"):
+        train(config(setting, trainer__logger=["wandb"]), workspace)
+    assert Workspace(workspace).all_runs() == []
+
+
+def test_fine_tuning_is_a_run_of_its_own(setting, workspace, tmp_path):
+    from srl.data.demonstrations import write_demonstrations
+    from srl.trajectory import Question
+
+    town, flag = next(iter(TOWNS.items()))
+    turns = [
+        f"<think> I think {town} </think> <search> {town} </search>",
+        f"<think> {town} </think> <answer> {flag} </answer>",
+    ]
+    shown = [
+        Question(f"demo/{n}", f"what flag has {town}", (flag,), metadata={"turns": turns}) for n in range(4)
+    ]
+    write_demonstrations(tmp_path / "demo.jsonl", shown)
+    said = Said()
+    chosen = config(setting, sft__train_files=str(tmp_path / "demo.jsonl"), sft__steps=20, sft__batch_size=4,
+                    sft__optim__lr=1e-2)  # fmt: skip
+    summary = train(chosen, workspace, "sft", said)
+    assert summary.steps == 20
+    assert "step 20/20" in said.text
+    losses = [values["sft/policy_loss"] for values in metrics_of(only_run(workspace), "sft").values()]
+    assert len(losses) == 20
+    assert losses[-1] < 0.3 * losses[0]
+    assert (only_run(workspace) / "checkpoints" / "step-000020" / "model.safetensors").is_file()
+    with pytest.raises(UserError, match="is a fine-tuning"):
+        resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said())
+
+
+def test_the_terminal_shows_a_line_a_step_and_a_few_episodes(finished):
+    said = finished[2]
+    assert "step 1/2  reward" in said
+    assert "Δlogp" in said
+    assert said.count("┌") == 2
+    assert "val at step 0:" in said
+    assert "test at step 2:" in said
