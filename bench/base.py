@@ -2,7 +2,7 @@
 
     python bench/base.py [--out src/srl/presets/base]
 
-About a quarter of an hour on one core. It writes a Hugging Face directory with `card.json`: the stages,
+About twenty minutes on one core. It writes a Hugging Face directory with `card.json`: the stages,
 what was trained on, and the loss on the policy's own tokens at the end of each.
 """
 
@@ -35,7 +35,7 @@ def main() -> None:
         if step % 50 == 0:
             print(f"{stage} {step}  loss {metrics['sft/policy_loss']:.4f}", file=sys.stderr, flush=True)
 
-    model, tokenizer = make_base(seed=arguments.seed, report=report)
+    model, tokenizer = make_base(arguments.seed, report)
     save_model(model, tokenizer, arguments.out, overwrite=True)
     card = {
         "format": 1,

@@ -29,7 +29,7 @@ class Noise:
 
     right: float = 0.45
     wrong_span: float = 0.25
-    second_hop: float = 0.4
+    second_hop: float = 0.3
     right_field: float = 0.6
 
 

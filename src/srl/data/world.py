@@ -10,6 +10,8 @@ from srl.data.parquet import write_corpus, write_questions
 from srl.files import atomic_directory, write_manifest
 
 QUESTIONS = {"train": 4000, "validation": 1024, "test": 1024}
+SHOWN = 2560
+"""Questions demonstrated: 80 batches of 32."""
 DEMONSTRATIONS = {"cold-start": Noise(), "clean": CLEAN, "no-search": None}
 
 
@@ -31,6 +33,6 @@ def write_world(directory: Path, seed: int = 0) -> None:
 
 
 def _write_demonstrations(folder: Path, world: World, seed: int) -> None:
-    asked = questions(world, "cold-start", seed, QUESTIONS["train"])
+    asked = questions(world, "cold-start", seed, SHOWN)
     for name, noise in DEMONSTRATIONS.items():
         write_demonstrations(folder / f"{name}.jsonl", demonstrations(asked, world, noise, seed))
