@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
 
 SFT = "sft"
 
@@ -57,6 +57,33 @@ def train(
         _dry_run(resolved, json)
     else:
         _start(resolved, algo, json)
+
+
+@app.command()
+def init(
+    tokenizer: Annotated[
+        Path, typer.Option(help="Directory of the tokenizer, as `srl data tokenizer` makes.")
+    ],
+    out: Annotated[Path, typer.Option(help="Where to, a new directory.")],
+    kind: Annotated[Literal["qwen2", "llama"], typer.Option(help="Architecture.")] = "qwen2",
+    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 4,
+    width: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 128,
+    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
+    ffn: Annotated[int, typer.Option(min=1, help="Width of the feed-forward blocks.")] = 256,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a prompt and all that follows.")] = 4096,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+) -> None:
+    """Make a small model of random weights for a tokenizer; `--model` trains it.
+
+    \b
+    Example:
+      srl train init --tokenizer my-tokenizer --out my-model --layers 4 --width 128
+    """
+    from srl.train.scratch import Sizes, make_model
+
+    sizes = Sizes(layers=layers, width=width, heads=heads, ffn=ffn, max_length=max_length)
+    made = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)
+    typer.echo(f"{made.directory}  {made.parameters:,} parameters, {made.vocabulary:,} tokens")
 
 
 def _configured(
@@ -142,4 +169,3 @@ def _tell(summary: Any, json: bool) -> None:
     if summary.checkpoint is not None:
         typer.echo(f"checkpoint {summary.checkpoint}")
     note("look inside: srl inspect trajectories, srl inspect curve, srl inspect show ID")
-
