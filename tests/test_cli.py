@@ -152,7 +152,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
             2,
             "srl: Permission denied: /root; check",
         ),
-        (typer.BadParameter("too many"), 2, "Usage: srl eval"),
+        (typer.BadParameter("too many"), 2, "srl: Invalid value: too many; type: srl eval --help"),
     ],
 )
 def test_how_a_command_ends_is_its_exit_code_and_one_line(monkeypatch, capsys, error, code, line):

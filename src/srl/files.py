@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from hashlib import blake2b
@@ -79,6 +79,7 @@ def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
 @contextmanager
 def _aside(path: Path) -> Iterator[Path]:
     """A hidden name beside `path`, for this process; whatever lies there afterwards is removed."""
+    made = _missing_parents(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(path)
@@ -97,6 +98,20 @@ def _aside(path: Path) -> Iterator[Path]:
         raise
     finally:
         _remove(temporary)
+        if not path.exists():
+            _remove_empty(made)
+
+
+def _missing_parents(path: Path) -> list[Path]:
+    """The directories above `path` that are not there yet, the lowest first."""
+    return [parent for parent in path.parents if not parent.exists()]
+
+
+def _remove_empty(directories: Iterable[Path]) -> None:
+    """Remove directories in which nothing is, as far as the first in which something is."""
+    with suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -207,10 +222,14 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not a line of JSON in UTF-8: {error}") from error
+        raise UserError(f"{where}: not JSON in UTF-8: {_reason(error)}") from error
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a JSON object {{…}}, found {type(value).__name__}")
     return value
+
+
+def _reason(error: Exception) -> str:
+    return f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def write_json(path: Path | str, obj: object) -> None:
@@ -229,7 +248,8 @@ def read_manifest(path: Path | str, kind: str) -> dict[str, Any]:
     """The manifest of the directory `path`, which must be of `kind` and no newer than this `srl`."""
     file = Path(path) / MANIFEST
     if not file.is_file():
-        what = f"has no {MANIFEST}" if Path(path).is_dir() else "does not exist"
+        there = "is a file" if Path(path).exists() else "does not exist"
+        what = f"has no {MANIFEST}" if Path(path).is_dir() else there
         raise UserError(f"{path} is not a directory of kind {kind!r}: it {what}")
     manifest = _json_object(file.read_bytes(), str(file))
     if manifest.get("kind") != kind:

@@ -94,7 +94,10 @@ def template(name: str) -> Template:
             f"no template {name!r}: there are {known}, or a path to a text file with {{question}}"
             f"{nearest(name, list(TEMPLATES))}"
         )
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: expected a template in UTF-8 with {{question}} in it, {error}") from error
     if "{question}" not in text:
         raise UserError(f"{path}: a template must contain {{question}} once, and this file does not")
     return Template(name=name, prompt=text, feedback=_SEARCH_FEEDBACK, searches="<search>" in text)

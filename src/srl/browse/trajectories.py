@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import duckdb
 
 from srl.errors import UserError, nearest
 from srl.store import rows
+from srl.trajectory import EndReason
 
 VERDICTS = ("correct", "reader", "retriever", "no search", "unanswered", "failed search")
 
@@ -58,7 +59,7 @@ class Filter:
 
     def _conditions(self) -> Iterator[tuple[str, list[object]]]:
         equal = {"phase": self.phase, "data_source": self.source, "hops": self.hops}
-        equal |= {"question_id": self.question, '"end"': self.end, "verdict": self._verdict()}
+        equal |= {"question_id": self.question, '"end"': self._end(), "verdict": self._verdict()}
         for column, value in equal.items():
             if value is not None:
                 yield f"{column} = ?", [value]
@@ -77,12 +78,17 @@ class Filter:
             yield _CONTAINS, [self.contains] * 3
 
     def _verdict(self) -> str | None:
-        if self.verdict is not None and self.verdict not in VERDICTS:
-            raise UserError(
-                f"no verdict {self.verdict!r}: there are {', '.join(VERDICTS)}"
-                f"{nearest(self.verdict, VERDICTS)}"
-            )
-        return self.verdict
+        return _one_of("verdict", self.verdict, VERDICTS)
+
+    def _end(self) -> str | None:
+        return _one_of("end", self.end, get_args(EndReason))
+
+
+def _one_of(name: str, given: str | None, known: tuple[str, ...]) -> str | None:
+    """`given`, which must be one of `known` where it is anything. Raises UserError."""
+    if given is not None and given not in known:
+        raise UserError(f"no {name} {given!r}: there are {', '.join(known)}{nearest(given, known)}")
+    return given
 
 
 _CONTAINS = """(

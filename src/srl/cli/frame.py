@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from srl import __version__
+from srl.errors import UserError
 
 COMMANDS = {
     "data": "Get questions and corpora: make a world, read published formats.",
@@ -86,11 +87,34 @@ class LazyGroup(LeanGroup):
     def summaries(self, ctx: Any) -> list[tuple[str, str]]:
         return list(COMMANDS.items())
 
+    def make_context(self, *arguments: Any, **extra: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **extra)
+        except _USAGE as error:
+            raise _in_one_line(error) from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, EOFError, OSError) as error:
             raise Carried(error) from error
+        except _USAGE as error:
+            raise _in_one_line(error) from error
+
+
+_USAGE: Any = typer.BadParameter.__mro__[1]
+"""click's UsageError, wherever this version of typer has it from."""
+
+
+def _in_one_line(error: Any) -> Exception:
+    """A wrong use of the command as one line that says what to type; a help that was asked for stays it."""
+    message = error.format_message()
+    if "\n" in message:
+        return error
+    if message.endswith("?"):
+        return UserError(message)
+    command = error.ctx.command_path if error.ctx else "srl"
+    return UserError(f"{message.removesuffix('.')}; type: {command} --help")
 
 
 class Carried(BaseException):

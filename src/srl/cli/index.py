@@ -97,14 +97,14 @@ def search(
 
 def read_settings(retriever: str, settings: list[str]) -> dict[str, Any]:
     """`k1=.9` or `retriever.bm25.k1=.9` as options; values are read as YAML. Raises UserError."""
-    import yaml
+    from srl.config.yamltext import parse
 
     options: dict[str, Any] = {}
     for setting in settings:
         key, sign, value = setting.partition("=")
         if not sign or not key.strip():
             raise UserError(f"--set {setting}: expected KEY=VALUE, as in --set k1=0.9")
-        options[key.strip().removeprefix(f"retriever.{retriever}.")] = yaml.safe_load(value)
+        options[key.strip().removeprefix(f"retriever.{retriever}.")] = parse(value, f"--set {setting}")
     return options
 
 

@@ -89,7 +89,7 @@ def trajectories(
     contains: Contains = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only those that infrastructure failed.")] = False,
     sort: Annotated[str, typer.Option(metavar="COLUMN", help="Order by; -COLUMN: highest first.")] = "-step",
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many; 0 for all.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 for all.")] = 20,
     json: Json = False,
 ) -> None:
     """List trajectories, the latest first.

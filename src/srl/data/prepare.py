@@ -95,7 +95,12 @@ def prepare(
 
 
 def _files(each: Input) -> tuple[Path, ...]:
-    """The files of an input, downloaded by name when none are given."""
+    """The files of an input, downloaded by name when none are given; UserError where one is none."""
+    for path in each.files:
+        if not path.is_file():
+            raise UserError(
+                f"{path} is a directory, not a file" if path.exists() else f"{path}: no such file"
+            )
     if each.files:
         return each.files
     if each.source.is_corpus:

@@ -20,6 +20,8 @@ class Codec:
         self.tokenizer = tokenizer
         ids = {*eos_ids, tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set(eos_ids)
         self.eos_ids: frozenset[int] = frozenset(ids)
+        added = tokenizer.added_tokens_decoder.values()
+        self._specials = [str(token) for token in added if token.special]
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], bool, str]:
         """The prompt's ids, whether it ends inside an open `<think>`, and its text."""
@@ -34,8 +36,7 @@ class Codec:
         """The chat template's text and ids; special tokens in a message's content stay plain text."""
         contents = [message["content"] for message in messages]
         text = self._apply(messages)
-        specials = [token for token in self.tokenizer.all_special_tokens if token]
-        if not any(token in content for token in specials for content in contents):
+        if not any(token in content for token in self._specials for content in contents):
             return text, self.tokenizer.encode(text, add_special_tokens=False)
         marks = [f"\ue000{position}\ue001" for position in range(len(messages))]
         marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
@@ -57,11 +58,13 @@ class Codec:
         return [bos] if bos is not None and ids[:1] == [bos] else []
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of text that continues a sequence; special tokens written in it stay plain text."""
+        """Ids of text that continues a sequence; special tokens written in it stay plain text.
+
+        Lone surrogates, which a server's JSON may hold and no tokenizer reads, become question marks.
+        """
+        text = text.encode("utf-8", "replace").decode()
         return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out, spaces as they are."""
-        return self.tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -29,7 +29,7 @@ async def rollout(
     """`n` trajectories a question, in the questions' order, samples of a question side by side.
 
     An episode that a failed search ended is sampled again once; if that fails too it stays `failed`.
-    The first exception cancels the others.
+    The first exception cancels the others, and is raised.
     """
 
     async def one(question: Question, sample: int) -> Trajectory:
@@ -44,6 +44,11 @@ async def rollout(
             on_done(trajectory)
         return trajectory
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(question, sample)) for question in questions for sample in range(n)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(one(question, sample)) for question in questions for sample in range(n)
+            ]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from several
     return [task.result() for task in tasks]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from srl.errors import UserError
 from srl.protocol import STOP_STRINGS, Template, parse_action, render_information, render_passage
 from srl.rollout.codec import Codec
 from srl.rollout.policy import Completion, Policy, Sampling
@@ -42,7 +43,7 @@ class EpisodeOptions:
         return STOP_STRINGS if self.stop_at_answer else STOP_STRINGS[:1]
 
 
-class PromptTooLongError(ValueError):
+class PromptTooLongError(UserError):
     """The rendered question does not fit `max_prompt_length`; nothing of it is ever cut."""
 
 
@@ -120,7 +121,7 @@ class _Episode:
         if len(ids) > self.options.max_prompt_length:
             raise PromptTooLongError(
                 f"question {question.id}: its prompt has {len(ids)} tokens, "
-                f"more than data.max_prompt_length={self.options.max_prompt_length}"
+                f"more than data.max_prompt_length={self.options.max_prompt_length}; raise it"
             )
         self.trajectory.think_is_open = think_is_open
         self.prompt_length = len(ids)

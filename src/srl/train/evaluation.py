@@ -164,9 +164,12 @@ _LOST_SHARES = ("failed_share", "env/failed_search_share")
 def model_directory(name: str, workspace: Workspace) -> Path:
     """The model that `name` means: its directory, or the newest checkpoint of a run. Raises UserError."""
     path = Path(name)
-    if (path / "config.json").is_file() or not (path.is_dir() or workspace.all_runs()):
+    is_run = (path / "checkpoints").is_dir() or (path / "config.yaml").is_file()
+    if path.is_dir() and not is_run:
         return path
-    run = path if (path / "checkpoints").is_dir() else workspace.find_run(name)
+    if not is_run and not workspace.all_runs():
+        raise UserError(f"no model directory {name}, and no runs in {workspace.runs} whose model it could be")
+    run = path if is_run else workspace.find_run(name)
     checkpoints = all_checkpoints(run)
     if not checkpoints:
         raise UserError(f"the run {run.name} has no checkpoint yet; give a model directory")
