@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
+from types import SimpleNamespace
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from srl.model import new_model
 
@@ -15,7 +17,7 @@ PAD = "<|pad|>"
 _SENTENCES = (
     "<think>I do not know who built the lighthouse of Velmar, so I search.</think>",
     "<search>who built the lighthouse of Velmar</search>.\n",
-    "\n\n<information>Doc 1(Title: \"Velmar\") The lighthouse of Velmar was built by Ossa Trell.</information>\n\n",
+    '\n\n<information>Doc 1(Title: "Velmar") The lighthouse was built by Ossa Trell.</information>\n\n',
     "<think>Now I know.</think><answer>Ossa Trell</answer>.\n",
     "<search>mayor of Quillon</search>\n\n<search>sea near Quillon</search>\n\n",
     "Question: which sea lies near the town of Quillon? a > b, b > c, c >> d; x -> y.\n",
@@ -48,7 +50,12 @@ def byte_level_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(
-    kind: str = "qwen2", *, vocab_size: int = 400, dtype: torch.dtype = torch.float32, seed: int = 0, **sizes: int
+    kind: str = "qwen2",
+    *,
+    vocab_size: int = 400,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    **sizes: int,
 ) -> PreTrainedModel:
     """A random model of two layers whose logits are far enough apart to tell right from wrong."""
     shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "max_length": 512} | sizes
@@ -58,3 +65,28 @@ def tiny_model(
             if parameter.ndim > 1:
                 parameter.mul_(8)
     return model.to(dtype)
+
+
+class Bigram(torch.nn.Module):
+    """A causal language model that looks at one token only: its logits are exact in any batch.
+
+    `logits` (V, V): row i holds those that follow token i.
+    """
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(logits)
+        self.config = PretrainedConfig(vocab_size=len(logits))
+        self.dtype, self.device = logits.dtype, logits.device
+
+    def forward(self, input_ids: torch.Tensor, **kwargs: object) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits[input_ids])
+
+    @classmethod
+    def saying(cls, *texts: list[int], vocabulary: int = 400) -> Bigram:
+        """A model that continues each of `texts` as given, where no token has two successors."""
+        logits = torch.zeros(vocabulary, vocabulary)
+        for first, second in (pair for text in texts for pair in pairwise(text)):
+            assert logits[first].max() in (0, logits[first, second]), "a token with two successors"
+            logits[first, second] = 50.0
+        return cls(logits)

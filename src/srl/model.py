@@ -109,10 +109,14 @@ def _check_directory(path: Path, trust_remote_code: bool) -> None:
 
         if config.get("model_type") not in CONFIG_MAPPING:
             raise UserError(
-                f"{path} brings Python code of its own; read it, and if you trust it set trust_remote_code=true"
+                f"{path} brings Python code of its own; read it, and if you trust it "
+                "set model.trust_remote_code=true"
             )
-    if not any(path.glob("*.safetensors")):
+    files = list(path.glob("*.safetensors"))
+    if not files:
         raise UserError(f"{path} holds no *.safetensors file; other formats can run code and are not read")
+    for file in files:
+        _header(file)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -135,12 +139,10 @@ def load_tokenizer(
 
     No token is added: one without a pad token pads with its EOS. Raises UserError.
     """
-    from transformers import AutoTokenizer
-
     if not Path(path).is_dir():
         raise UserError(f"no tokenizer directory {path}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = _tokenizer_class(Path(path)).from_pretrained(
             str(path), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError) as error:
@@ -149,6 +151,20 @@ def load_tokenizer(
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer, notes
+
+
+def _tokenizer_class(path: Path) -> Any:
+    """AutoTokenizer; or the generic class, where that is what the directory names.
+
+    For some kinds of model (Qwen2) AutoTokenizer puts the kind's own tokenizer in its place, which splits
+    and joins words in another way than the `tokenizer.json` at hand.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    file = path / "tokenizer_config.json"
+    named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class") if file.is_file() else None
+    generic = named in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return PreTrainedTokenizerFast if generic and (path / "tokenizer.json").is_file() else AutoTokenizer
 
 
 def _notes(tokenizer: PreTrainedTokenizerBase, path: Path) -> list[str]:
@@ -299,7 +315,10 @@ def _header(file: Path) -> list[tuple[str, Mapping[str, Any], int]]:
             header = json.loads(opened.read(length) if length < 1 << 27 else b"")
         except ValueError as error:
             raise UserError(f"{file} is not a safetensors file: its header does not parse") from error
-    return [(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
+    entries = [(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
+    if any(base + entry["data_offsets"][1] > file.stat().st_size for _, entry, base in entries):
+        raise UserError(f"{file} is cut short: it holds less than its header says; copy it again")
+    return entries
 
 
 def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:

@@ -129,8 +129,8 @@ class TorchEngine:
     def _check(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         if len(token_ids) + sampling.max_tokens > self.max_model_len:
             raise UserError(
-                f"episode {request_id}: {len(token_ids)} tokens so far and up to {sampling.max_tokens} "
-                f"new ones do not fit rollout.max_model_len={self.max_model_len}; raise it or ask for less"
+                f"episode {request_id}: {len(token_ids)} tokens and up to {sampling.max_tokens} new ones do "
+                f"not fit max_model_len={self.max_model_len}; raise data.max_response_length or ask for less"
             )
         if not token_ids or sampling.max_tokens < 1:
             raise ValueError(f"{request_id}: a turn needs a token to follow and room for one more")

@@ -96,7 +96,11 @@ class SlotLayer(CacheLayerMixin):
     def get_seq_length(self) -> int:
         return self.plan.past
 
+    def get_max_length(self) -> int:
+        return self.plan.capacity
+
     def get_max_cache_shape(self) -> int:
+        """What older releases call `get_max_length`."""
         return self.plan.capacity
 
 
@@ -112,14 +116,18 @@ class SlotCache(Cache):
         """Make room for `length` positions in every slot; doubles, so that growing is rare."""
         if length > self.plan.capacity:
             self.plan.capacity = _blocks(max(length, min(2 * self.plan.capacity, self.max_length)))
-            for layer in self.layers:
+            for layer in self._made():
                 layer.grow()
 
     def copy(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Give the slots `target` the first `length` positions of the slots `source`."""
-        for layer in self.layers:
+        for layer in self._made():
             device = layer.keys.device
             layer.copy(torch.tensor(source, device=device), torch.tensor(target, device=device), length)
+
+    def _made(self) -> list[SlotLayer]:
+        """The layers that hold something; a model may skip some."""
+        return [layer for layer in self.layers if layer.is_initialized]
 
     def release(self) -> None:
         """Give the memory back; the next forward starts from empty buffers."""

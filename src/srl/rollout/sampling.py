@@ -21,8 +21,9 @@ def turn_uniforms(key: Sequence[int | str], count: int) -> NDArray[np.float64]:
     The bits are Philox's (a counter-based generator), keyed by a blake2b of `key`; a longer turn
     begins with the numbers of a shorter one. The same in every process and numpy version.
     """
-    digest = blake2b("\0".join(f"{type(part).__name__}:{part}" for part in key).encode(), digest_size=16)
-    bits = np.random.Philox(key=int.from_bytes(digest.digest(), "little")).random_raw(count)
+    text = ascii([part if isinstance(part, str) else int(part) for part in key])
+    seed = int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
+    bits = np.random.Philox(key=seed).random_raw(count)
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
@@ -58,7 +59,7 @@ def _truncate(probs: Tensor, top_p: NDArray[np.float64], like: Tensor) -> Tensor
     if (top_p >= 1).all():
         return probs
     limit = _column(top_p, like)  # (B, 1)
-    ordered, order = probs.sort(-1, descending=True, stable=True)
+    ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered  # (B, V), mass of likelier tokens
     kept = torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, before < limit)
     return torch.where(kept | (limit >= 1), probs, 0.0)

@@ -1,0 +1,431 @@
+"""The engine as a policy: where turns end, who waits for what, and what happens when something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny_models import EOS, Bigram, byte_level_tokenizer, tiny_model
+
+from srl.errors import SrlError, UserError
+from srl.protocol import STOP_STRINGS
+from srl.rollout.codec import Codec
+from srl.rollout.engine import TorchEngine
+from srl.rollout.policy import Completion, Sampling
+
+CODEC = Codec(byte_level_tokenizer())
+
+
+def engine(model, **options) -> TorchEngine:
+    return TorchEngine(model, CODEC, **{"max_num_seqs": 4, "max_model_len": 200, **options})
+
+
+def say(text: str, *, stop: Sequence[str] = STOP_STRINGS, max_tokens: int = 50) -> Completion:
+    """One greedy turn of a model that says `text` after its first token."""
+    ids = CODEC.tokenizer.encode(text, add_special_tokens=False)
+    policy = engine(Bigram.saying(ids))
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop=tuple(stop))
+    return asyncio.run(policy.generate("one", ids[:1], sampling))
+
+
+def text_of(completion: Completion) -> str:
+    return CODEC.tokenizer.decode(completion.token_ids)
+
+
+def run(policy, *episodes):
+    """Run coroutines together; their results, in order."""
+
+    async def main():
+        return await asyncio.gather(*(episode for episode in episodes))
+
+    return asyncio.run(main())
+
+
+async def episode(
+    policy: TorchEngine,
+    name: str,
+    turns: int = 3,
+    *,
+    length: int = 6,
+    temperature: float = 1.0,
+    search: Callable[[int], object] | None = None,
+) -> list[Completion]:
+    """Turns of `length` tokens with something to read between them; `search` is awaited there."""
+    rng = np.random.default_rng(sum(name.encode()))
+    ids, completions = rng.integers(2, 389, 5).tolist(), []
+    try:
+        for turn in range(turns):
+            sampling = Sampling(max_tokens=length, temperature=temperature, key=(name, turn))
+            completions.append(await policy.generate(name, list(ids), sampling))
+            ids += [*completions[-1].token_ids, *rng.integers(2, 389, 4).tolist()]
+            if search is not None and turn < turns - 1:
+                await search(turn)
+    finally:
+        policy.finish(name)
+    return completions
+
+
+def tokens(episodes: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+    return [[turn.token_ids for turn in turns] for turns in episodes]
+
+
+async def ticks(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_turn_ends_with_the_token_that_completes_the_tag_kept_whole_with_its_overhang():
+    completion = say(" x<search>who</search>\n\nbuilt it")
+    assert text_of(completion) == "<search>who</search>\n\n"
+    assert CODEC.tokenizer.convert_ids_to_tokens(completion.token_ids[-1]) == ">ĊĊ"
+    assert completion.stop_reason == "stop"
+    assert len(completion.logprobs) == len(completion.token_ids)
+
+
+def test_a_closing_bracket_that_completes_no_tag_does_not_end_the_turn():
+    completion = say("q > x>.\nb</answer>k", max_tokens=9)
+    assert completion.stop_reason == "stop"
+    assert text_of(completion).endswith("</answer>")
+    assert text_of(completion).count(">") == 3
+
+
+def test_only_the_stop_strings_of_the_request_end_a_turn():
+    completion = say("q</answer>k", stop=("</search>",), max_tokens=4)
+    assert (completion.stop_reason, text_of(completion)) == ("length", "</answer>k")
+
+
+def test_stop_string_that_ends_outside_ascii_is_found():
+    completion = say("q who是Ossa", stop=("是",), max_tokens=9)
+    assert (completion.stop_reason, text_of(completion)) == ("stop", " who是")
+
+
+def test_tag_completed_by_the_last_token_allowed_is_a_stop():
+    whole = say("q</answer>k")
+    assert say("q</answer>k", max_tokens=len(whole.token_ids)) == whole
+
+
+def test_eos_ends_the_turn_and_is_kept():
+    completion = say(f"q who{EOS}x")
+    eos = CODEC.tokenizer.eos_token_id
+    assert (completion.stop_reason, completion.token_ids[-1]) == ("eos", eos)
+    assert completion.token_ids.count(eos) == 1
+
+
+def test_token_cap_ends_the_turn():
+    completion = say("q who built", max_tokens=1)
+    assert (completion.stop_reason, len(completion.token_ids)) == ("length", 1)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_draws_do_not_depend_on_what_shares_the_batch(kind):
+    model = tiny_model(kind, dtype=torch.float64)
+    names = [f"episode {index}" for index in range(10)]
+    policy = engine(model)
+    crowd = run(policy, *(episode(policy, name) for name in names))
+    for name, together in zip(names, crowd, strict=True):
+        one = engine(model)
+        assert tokens(run(one, episode(one, name))) == tokens([together])
+    assert len({turns[0].token_ids for turns in crowd}) == len(names)
+
+
+def test_the_key_decides_the_draw_and_the_name_does_not():
+    policy = engine(tiny_model())
+
+    async def turn(name, key):
+        completion = await policy.generate(name, [5, 6, 7], Sampling(max_tokens=8, key=key))
+        policy.finish(name)
+        return completion.token_ids
+
+    same, again, other = run(policy, turn("a", (1, 0)), turn("b", (1, 0)), turn("c", (1, 1)))
+    assert same == again != other
+
+
+def test_more_episodes_than_slots_all_end_and_never_hold_more_than_there_are():
+    policy = engine(tiny_model(), max_num_seqs=2)
+    held = []
+    advance = policy._advance
+    policy._advance = lambda rows: held.append(len(policy._row_of)) or advance(rows)
+    results = run(policy, *(episode(policy, f"e{index}", search=ticks) for index in range(9)))
+    assert [len(turns) for turns in results] == [3] * 9
+    assert max(held) == 2
+
+
+def test_slow_search_holds_up_its_own_episode_only():
+    policy = engine(tiny_model())
+
+    async def main():
+        others_are_done = asyncio.Event()
+        slow = asyncio.create_task(episode(policy, "slow", search=lambda turn: others_are_done.wait()))
+        await asyncio.gather(*(episode(policy, f"e{index}", search=ticks) for index in range(3)))
+        others_are_done.set()
+        return await slow
+
+    assert len(asyncio.run(main())) == 3
+
+
+def test_rows_that_wait_for_a_search_are_not_fed():
+    policy, fed = engine(Bigram(torch.zeros(400, 400))), []
+    feed = policy._forward.feed
+    policy._forward.feed = lambda table, rows: fed.append(len(rows)) or feed(table, rows)
+
+    async def main():
+        back = asyncio.Event()
+
+        async def other():
+            await episode(policy, "b", turns=1, length=12)
+            back.set()
+
+        await asyncio.gather(
+            episode(policy, "a", turns=2, length=2, search=lambda turn: back.wait()), other()
+        )
+
+    asyncio.run(main())
+    assert sum(fed) == 2 * 2 + 12
+    assert len(fed) == 12 + 2
+
+
+def deterministic_rollout(
+    order: Sequence[int], seed: int
+) -> tuple[dict[str, list[Completion]], list[list[int]]]:
+    """Episodes started in `order`, with searches that take random times; what came, and what was fed."""
+    policy = engine(tiny_model(), max_num_seqs=5, deterministic=True)
+    delay, fed = np.random.default_rng(seed), []
+    advance = policy._advance
+    policy._advance = lambda rows: fed.append(rows.tolist()) or advance(rows)
+    names = [f"e{index}" for index in order]
+
+    def search(turn):
+        return ticks(int(delay.integers(0, 60)))
+
+    results = run(
+        policy,
+        *(episode(policy, name, turns=1 + int(name[1:]) % 4, length=3 + int(name[1:]) % 5, search=search)
+          for name in names),
+    )  # fmt: skip
+    return dict(zip(names, results, strict=True)), fed
+
+
+def test_deterministic_rollouts_are_the_same_to_the_bit_however_long_searches_take():
+    first, batches = deterministic_rollout(range(12), seed=0)
+    for seed, order in (
+        (1, range(12)),
+        (2, reversed(range(12))),
+        (3, [5, 0, 11, 3, 8, 1, 9, 2, 10, 4, 7, 6]),
+    ):
+        again, same_batches = deterministic_rollout(list(order), seed)
+        assert same_batches == batches
+        assert again == first
+
+
+@pytest.mark.slow
+def test_deterministic_rollouts_are_the_same_to_the_bit_in_another_process():
+    folder = str(Path(__file__).parent)
+    code = (
+        "import sys, types; tests = sys.modules['tests'] = types.ModuleType('tests')\n"
+        f"tests.__path__ = [{folder!r}]\n"
+        "import torch; torch.set_num_threads(1); from tests.test_engine import deterministic_rollout\n"
+        "print(sorted(deterministic_rollout(range(12), seed=9)[0].items()))"
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    first, _ = deterministic_rollout(range(12), seed=0)
+    torch.set_num_threads(threads)
+    for hash_seed in "12":
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert out.stdout.strip() == str(sorted(first.items())), out.stderr
+
+
+def failing_after(policy: TorchEngine, calls: int, error: BaseException) -> None:
+    feed, count = policy._forward.feed, iter(range(calls))
+
+    def broken(table, rows):
+        if next(count, None) is None:
+            raise error
+        return feed(table, rows)
+
+    policy._forward.feed = broken
+
+
+def test_error_of_the_model_reaches_everyone_who_waits_and_the_engine_goes_on():
+    policy = engine(tiny_model(), max_num_seqs=2)
+    feed = policy._forward.feed
+    failing_after(policy, 3, RuntimeError("out of luck"))
+
+    async def main():
+        return await asyncio.gather(*(episode(policy, f"e{i}") for i in range(5)), return_exceptions=True)
+
+    assert [str(result) for result in asyncio.run(main())] == ["out of luck"] * 5
+    policy._forward.feed = feed
+    assert len(run(policy, episode(policy, "e0"))[0]) == 3
+
+
+def test_logits_that_are_not_numbers_are_said_to_be():
+    policy = engine(model := tiny_model())
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(SrlError, match="not numbers"):
+        run(policy, episode(policy, "a"))
+
+
+def test_cancelling_everything_leaves_no_task_behind():
+    policy = engine(tiny_model(), max_num_seqs=2)
+
+    async def main():
+        tasks = [asyncio.create_task(episode(policy, f"e{i}", length=50)) for i in range(4)]
+        await ticks(20)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await ticks(20)
+        return asyncio.all_tasks() - {asyncio.current_task()}, [task.cancelled() for task in tasks]
+
+    left, cancelled = asyncio.run(main())
+    assert (left, cancelled) == (set(), [True] * 4)
+    assert not policy._open
+    assert not policy._row_of
+    assert len(run(policy, episode(policy, "e0"))[0]) == 3
+
+
+def test_stopping_the_scheduler_cancels_who_waits_for_it():
+    policy = engine(tiny_model())
+
+    async def main():
+        task = asyncio.create_task(episode(policy, "a", length=50))
+        await ticks(10)
+        policy._scheduler.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(main())
+
+
+def test_cancelled_turn_does_not_disturb_the_others_and_may_be_asked_again():
+    policy = engine(tiny_model(dtype=torch.float64))
+
+    async def main():
+        others = [asyncio.create_task(episode(policy, f"e{index}")) for index in range(3)]
+        turn = Sampling(max_tokens=60, temperature=0.0)
+        cancelled = asyncio.create_task(policy.generate("x", [9, 9, 9], turn))
+        await ticks(15)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        again = await policy.generate("x", [9, 9, 9], turn)
+        policy.finish("x")
+        return [await other for other in others], again
+
+    results, again = asyncio.run(main())
+    fresh = engine(policy.model)
+    assert tokens(results) == tokens(run(fresh, *(episode(fresh, f"e{index}") for index in range(3))))
+    assert (
+        again.token_ids
+        == run(fresh, fresh.generate("y", [9, 9, 9], Sampling(60, temperature=0.0)))[0].token_ids
+    )
+
+
+def test_turn_that_does_not_fit_is_refused_with_the_numbers():
+    policy = engine(tiny_model(), max_model_len=20)
+    with pytest.raises(UserError, match="15 tokens and up to 6 new ones do not fit max_model_len=20"):
+        run(policy, policy.generate("a", [5] * 15, Sampling(max_tokens=6)))
+    assert len(run(policy, policy.generate("a", [5] * 15, Sampling(max_tokens=5)))[0].token_ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("ids", "sampling"),
+    [
+        ([], Sampling(max_tokens=3)),
+        ([5], Sampling(max_tokens=0)),
+        ([5], Sampling(max_tokens=3, temperature=-1.0)),
+        ([5], Sampling(max_tokens=3, top_p=0.0)),
+    ],
+)
+def test_turn_that_means_nothing_is_refused(ids, sampling):
+    policy = engine(tiny_model())
+    with pytest.raises(ValueError):
+        run(policy, policy.generate("a", ids, sampling))
+
+
+def test_ids_that_are_not_the_episodes_own_are_refused():
+    policy = engine(tiny_model())
+
+    async def main(change):
+        first = await policy.generate("a", [5, 6], Sampling(max_tokens=3))
+        ids = [5, 6, *first.token_ids, 7]
+        ids[change] += 1
+        try:
+            await policy.generate("a", ids, Sampling(max_tokens=3))
+        finally:
+            policy.finish("a")
+
+    for change in (0, 4):
+        with pytest.raises(ValueError, match="do not begin with"):
+            asyncio.run(main(change))
+    asyncio.run(main(5))
+
+
+def test_second_turn_before_the_first_has_ended_is_refused():
+    policy = engine(tiny_model())
+    turn = Sampling(max_tokens=3)
+    with pytest.raises(ValueError, match="still being generated"):
+        run(policy, policy.generate("a", [5], turn), policy.generate("a", [5], turn))
+
+
+def test_reset_forgets_what_old_weights_left_in_the_cache():
+    model = tiny_model(dtype=torch.float64)
+    policy = engine(model)
+    run(policy, episode(policy, "a"), policy.generate("held", [5, 6], Sampling(max_tokens=3)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.7)
+    policy.reset()
+    fresh = engine(model)
+    assert run(policy, episode(policy, "a")) == run(fresh, episode(fresh, "a"))
+
+
+def test_reset_in_the_middle_of_a_turn_says_so():
+    policy = engine(tiny_model())
+
+    async def main():
+        task = asyncio.create_task(episode(policy, "a", length=50))
+        await ticks(10)
+        policy.reset()
+        await task
+
+    with pytest.raises(RuntimeError, match="reset while"):
+        asyncio.run(main())
+
+
+def test_dropout_is_off_in_a_rollout_and_modes_are_as_before_afterwards():
+    model = tiny_model()
+    model.config.attention_dropout = 0.9
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.9
+    quiet = run(still := engine(model), episode(still, "a"))
+    model.train()
+    model.lm_head.eval()
+    policy = engine(model)
+    assert run(policy, episode(policy, "a")) == quiet
+    assert model.training
+    assert model.model.layers[0].self_attn.training
+    assert not model.lm_head.training
+
+
+def test_gradients_stay_on_for_the_episodes_between_steps():
+    policy, seen = engine(tiny_model()), []
+
+    async def search(turn):
+        seen.append(torch.is_grad_enabled() and not torch.is_inference_mode_enabled())
+
+    run(policy, episode(policy, "a", search=search), episode(policy, "b", search=search))
+    assert seen == [True] * 4
+
+
+def test_finishing_what_has_no_slot_is_nothing():
+    engine(tiny_model()).finish("never heard of")

@@ -1,0 +1,221 @@
+"""What the cache gives is what a full forward gives, for any mixture of lengths, turns and neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny_models import byte_level_tokenizer, tiny_model
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+)
+
+from srl.rollout.codec import Codec
+from srl.rollout.engine import TorchEngine
+from srl.rollout.forward import CachedForward, PlainForward, padded_groups
+from srl.rollout.policy import Sampling
+from srl.rollout.slots import SlotTable
+
+VOCABULARY = 400
+
+
+def engine(model, **options) -> TorchEngine:
+    settings = {"max_num_seqs": 6, "max_model_len": 300} | options
+    return TorchEngine(model, Codec(byte_level_tokenizer()), **settings)
+
+
+async def converse(policy, name, plan, temperature=0.0):
+    """One episode: each entry of `plan` is what is read before a turn, and how long the turn is."""
+    ids, turns = [], []
+    for turn, (read, length) in enumerate(plan):
+        ids += read
+        sampling = Sampling(max_tokens=length, temperature=temperature, key=(name, turn))
+        completion = await policy.generate(name, list(ids), sampling)
+        turns.append((len(ids), completion))
+        ids += completion.token_ids
+        await asyncio.sleep(0)
+    policy.finish(name)
+    return ids, turns
+
+
+def converse_all(policy, plans, temperature=0.0):
+    async def main():
+        episodes = (converse(policy, f"e{i}", plan, temperature) for i, plan in enumerate(plans))
+        return await asyncio.gather(*episodes)
+
+    return asyncio.run(main())
+
+
+def plans(count, seed=0):
+    """Episodes of one to four turns, all of different lengths."""
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            (rng.integers(2, VOCABULARY, rng.integers(1, 40)).tolist(), int(rng.integers(1, 12)))
+            for _ in range(rng.integers(1, 5))
+        ]
+        for _ in range(count)
+    ]
+
+
+def assert_as_full_forward(model, episodes, temperature=1.0, greedy=False):
+    """Log-probs (and greedy choices) of every sampled token are those of a forward over the whole."""
+    for ids, turns in episodes:
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0].float()
+        logprobs = torch.log_softmax(logits / temperature, -1)
+        for start, completion in turns:
+            where = torch.arange(start - 1, start - 1 + len(completion.token_ids))
+            expected = logprobs[where, torch.tensor(completion.token_ids)]
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=1e-4, atol=1e-4)
+            if greedy:
+                assert logits[where].argmax(-1).tolist() == list(completion.token_ids)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_greedy_turns_are_those_of_a_full_forward(kind):
+    model = tiny_model(kind)
+    policy = engine(model)
+    assert isinstance(policy._forward, CachedForward)
+    episodes = converse_all(policy, plans(6))
+    assert len(episodes) == 6
+    assert_as_full_forward(model, episodes, greedy=True)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_sampled_logprobs_are_those_of_a_full_forward_at_the_temperature(kind):
+    model = tiny_model(kind)
+    episodes = converse_all(engine(model), plans(6, seed=1), temperature=0.7)
+    assert_as_full_forward(model, episodes, temperature=0.7)
+
+
+def test_slots_are_reused_and_grow_without_a_trace_of_what_was_there():
+    model = tiny_model()
+    policy = engine(model, max_num_seqs=3)
+    long = [([5] * 250, 30)]
+    episodes = converse_all(policy, [*plans(5, seed=2), long, *plans(5, seed=3)])
+    assert_as_full_forward(model, episodes, greedy=True)
+    assert policy._forward.cache.plan.capacity > 256
+
+
+def test_long_idle_row_is_not_disturbed_by_shorter_neighbours():
+    model = tiny_model()
+    policy = engine(model)
+
+    async def main():
+        ids = list(range(2, 62))
+        first = await policy.generate("long", list(ids), Sampling(max_tokens=2, temperature=0.0))
+        await asyncio.gather(*(converse(policy, f"e{i}", [([7, 8, i], 20)]) for i in range(2, 6)))
+        start, ids = len(ids), [*ids, *first.token_ids, 5]
+        second = await policy.generate("long", list(ids), Sampling(max_tokens=9, temperature=0.0))
+        return [*ids, *second.token_ids], [(start, first), (len(ids), second)]
+
+    assert_as_full_forward(model, [asyncio.run(main())], greedy=True)
+
+
+def test_a_few_rows_among_many_idle_slots_are_gathered_and_right():
+    model = tiny_model()
+    policy = engine(model, max_num_seqs=12)
+    short = [([7, 8, 9, 10 + i], 1) for i in range(9)]
+    episodes = converse_all(policy, [*([turn] * 4 for turn in short), *plans(2, seed=4)])
+    assert_as_full_forward(model, episodes, greedy=True)
+
+
+def test_samples_of_one_prompt_share_its_prefill_and_then_go_their_own_ways():
+    model = tiny_model()
+    prompt = plans(1, seed=5)[0][0][0] + [11, 12, 13]
+    table, rows = SlotTable(4), np.array([2, 0, 3])
+    forward = CachedForward(model, 4, 100)
+    fed = []
+    run = forward._run
+    forward._run = lambda rows, *rest: fed.append(rows) or run(rows, *rest)
+    with torch.no_grad():
+        for row in rows:
+            table.begin(row, prompt, Sampling(max_tokens=3), 0)
+        logits = forward.feed(table, rows)
+        assert [group.tolist() for group in fed] == [[2]]
+        table.append(rows, np.array([20, 21, 22]), np.zeros(3, dtype=np.float32))
+        logits = forward.feed(table, np.sort(rows))
+        expected = model(torch.tensor([[*prompt, token] for token in (21, 20, 22)])).logits[:, -1]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_groups_to_pad_hold_everyone_once_and_are_at_most_half_padding():
+    counts = np.random.default_rng(0).integers(1, 500, 100)
+    groups = list(padded_groups(counts, 2000))
+    assert sorted(np.concatenate(groups).tolist()) == list(range(100))
+    for group in groups:
+        assert counts[group].max() * len(group) <= 2000 or len(group) == 1
+        assert 2 * counts[group].min() >= counts[group].max()
+
+
+def sliding(window):
+    config = MistralConfig(
+        vocab_size=VOCABULARY, num_hidden_layers=2, hidden_size=32, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=48, sliding_window=window,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def mamba():
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2)
+    return MambaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [lambda: sliding(16), mamba], ids=["sliding window", "state space"])
+def test_model_that_our_cache_does_not_fit_computes_all_again_and_says_so(make, caplog):
+    model = make()
+    with caplog.at_level(logging.WARNING):
+        policy = engine(model)
+    assert isinstance(policy._forward, PlainForward)
+    assert "without a key-value cache" in caplog.text
+    assert_as_full_forward(model, converse_all(policy, plans(4)), greedy=True)
+
+
+def test_window_that_no_episode_reaches_keeps_the_cache():
+    model = sliding(300)
+    policy = engine(model)
+    assert isinstance(policy._forward, CachedForward)
+    assert_as_full_forward(model, converse_all(policy, plans(4)), greedy=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_of_half_precision_is_no_reason_to_give_up_the_cache(dtype):
+    model = tiny_model(dtype=dtype, layers=6)
+    assert isinstance(engine(model)._forward, CachedForward)
+
+
+def test_learned_positions_work_with_the_cache():
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=400)
+    )
+    policy = engine(model.eval())
+    assert isinstance(policy._forward, CachedForward)
+    assert_as_full_forward(model, converse_all(policy, plans(4)), greedy=True)
+
+
+def test_model_whose_cached_logits_differ_is_found_out(caplog):
+    model = tiny_model()
+    forward = model.forward
+
+    def forgetful(*args, position_ids=None, **kwargs):
+        return forward(*args, **kwargs)
+
+    forgetful.__signature__ = inspect.signature(forward)
+    model.forward = forgetful
+    with caplog.at_level(logging.WARNING):
+        policy = engine(model)
+    assert isinstance(policy._forward, PlainForward)
+    assert "differ from those without" in caplog.text

@@ -1,0 +1,106 @@
+"""Draws follow the exact probabilities and depend on the key and the row's own logits alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from srl.rollout.sampling import draw, turn_uniforms
+
+LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.5, -3.0, 0.0, 0.7])
+
+
+def draws(logits, count, temperature=1.0, top_p=1.0):
+    """`count` tokens drawn from one row of logits, with the uniforms of one key."""
+    tokens, _ = draw(
+        logits.expand(count, -1), np.full(count, temperature), np.full(count, top_p),
+        turn_uniforms(("seed", 7), count),
+    )  # fmt: skip
+    return tokens.numpy()
+
+
+def chi_square(tokens, probabilities):
+    expected = probabilities * len(tokens)
+    observed = np.bincount(tokens, minlength=len(probabilities))
+    kept = expected > 0
+    assert (observed[~kept] == 0).all()
+    return float(((observed - expected)[kept] ** 2 / expected[kept]).sum())
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_softmax(temperature):
+    tokens = draws(LOGITS, 40_000, temperature)
+    exact = torch.softmax(LOGITS.double() / temperature, -1).numpy()
+    assert chi_square(tokens, exact) < 22.46  # 6 degrees of freedom, p = .001
+    assert chi_square(tokens, np.roll(exact, 1)) > 1000
+
+
+def test_top_p_draws_from_the_smallest_set_that_holds_the_mass():
+    exact = torch.softmax(LOGITS.double(), -1).numpy()
+    order = np.argsort(-exact)
+    kept = order[: int(np.searchsorted(np.cumsum(exact[order]), 0.8)) + 1]
+    nucleus = np.where(np.isin(np.arange(7), kept), exact, 0)
+    tokens = draws(LOGITS, 40_000, top_p=0.8)
+    assert set(tokens) == set(kept.tolist())
+    assert chi_square(tokens, nucleus / nucleus.sum()) < 22.46
+
+
+def test_top_p_of_almost_nothing_is_greedy():
+    assert set(draws(LOGITS, 100, top_p=1e-9)) == {0}
+
+
+def test_logprob_is_that_of_the_whole_distribution_whatever_top_p():
+    uniforms = turn_uniforms((1,), 3)
+    tokens, logprobs = draw(LOGITS.expand(3, -1), np.array([0.0, 0.5, 0.5]), np.array([1, 1, 0.3]), uniforms)
+    scale = torch.tensor([1.0, 0.5, 0.5])[:, None]
+    expected = torch.log_softmax(LOGITS / scale, -1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected)
+    assert tokens[0] == 0
+
+
+def test_rows_with_their_own_settings_draw_as_they_would_alone():
+    torch.manual_seed(0)
+    logits, uniforms = torch.randn(40, 50) * 3, turn_uniforms(("crowd",), 40)
+    temperature = np.tile([0.0, 0.3, 1.0, 1.7], 10)
+    top_p = np.repeat([1.0, 0.9, 0.5, 0.99], 10)
+    together, _ = draw(logits, temperature, top_p, uniforms)
+    for row in range(40):
+        alone = slice(row, row + 1)
+        token, _ = draw(logits[alone], temperature[alone], top_p[alone], uniforms[alone])
+        assert token.item() == together[row].item()
+
+
+def test_token_without_probability_is_never_drawn():
+    logits = torch.full((4, 8), -torch.inf)
+    logits[:, 3] = 1.0
+    edges = np.array([0.0, 0.5, 1 - 2**-53, 2**-53])
+    tokens, logprobs = draw(logits, np.ones(4), np.ones(4), edges)
+    assert tokens.tolist() == [3] * 4
+    assert logprobs.tolist() == [0.0] * 4
+
+
+def test_half_precision_logits_give_float32_logprobs():
+    _, logprobs = draw(LOGITS[None].bfloat16(), np.ones(1), np.ones(1), np.array([0.1]))
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs, torch.log_softmax(LOGITS.bfloat16().float(), -1)[:1])
+
+
+def test_uniforms_are_the_keys_alone_and_the_same_forever():
+    key = (7, "train", 3, "nq/12", 0, 1)
+    np.testing.assert_array_equal(turn_uniforms(key, 3), turn_uniforms(key, 50)[:3])
+    assert turn_uniforms(key, 3).tolist() == pytest.approx(
+        [0.03333551807095503, 0.06639721556961986, 0.07333702021965882], abs=0
+    )
+
+
+def test_keys_that_read_alike_differ():
+    keys = [(1, 2), (12,), ("1", 2), ("1", "2"), (1, "2"), ("1', '2",), ()]
+    assert len({turn_uniforms(key, 1)[0] for key in keys}) == len(keys)
+
+
+def test_uniforms_are_uniform():
+    values = np.concatenate([turn_uniforms(("turn", index), 50) for index in range(400)])
+    assert 0 <= values.min() < values.max() < 1
+    counts = np.histogram(values, bins=20, range=(0, 1))[0]
+    assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # 19 degrees of freedom, p = .001

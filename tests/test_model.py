@@ -1,0 +1,290 @@
+"""Models and tokenizers: what loads, what is refused and how, and what a saved directory holds."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tiny_models import EOS, byte_level_tokenizer, tiny_model
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from srl.errors import UserError
+from srl.model import (
+    count_parameters,
+    has_lora,
+    load_model,
+    load_tokenizer,
+    merged_state,
+    model_digest,
+    new_model,
+    pick_device,
+    pick_dtype,
+    save_model,
+    without_lora,
+)
+
+IDS = torch.tensor([[5, 9, 200, 31, 7]])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_model(tiny_model(), byte_level_tokenizer(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def with_trained_lora(path: Path) -> PreTrainedModel:
+    """The saved model with an adapter that does something."""
+    model = load_model(path, lora_rank=4, lora_alpha=8)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    return model
+
+
+def test_saved_model_loads_as_it_was(saved):
+    model = load_model(saved, device="cpu")
+    assert model.dtype == torch.float32
+    assert not model.training
+    torch.testing.assert_close(logits(model), logits(tiny_model()), rtol=0, atol=0)
+
+
+def test_dtype_and_attention_are_those_asked_for(saved):
+    model = load_model(saved, dtype="bfloat16", attn_implementation="eager")
+    assert model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+
+
+def test_gradient_checkpointing_computes_the_same_gradients(saved):
+    gradients = []
+    for checkpointing in (False, True):
+        model = load_model(saved, gradient_checkpointing=checkpointing).train()
+        assert model.is_gradient_checkpointing == checkpointing
+        model(IDS).logits.sum().backward()
+        gradients.append(model.model.embed_tokens.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_saved_directory_tells_others_where_a_turn_ends(saved):
+    assert GenerationConfig.from_pretrained(saved).stop_strings == ["</search>", "</answer>"]
+    assert AutoModelForCausalLM.from_pretrained(saved).config.vocab_size == 400
+
+
+def test_stop_strings_are_left_out_where_none_are_given(tmp_path):
+    save_model(tiny_model(), byte_level_tokenizer(), tmp_path / "model", stop_strings=())
+    assert GenerationConfig.from_pretrained(tmp_path / "model").stop_strings is None
+
+
+def test_saving_leaves_the_generation_config_of_the_model_alone(tmp_path):
+    model = tiny_model()
+    save_model(model, byte_level_tokenizer(), tmp_path / "model")
+    assert model.generation_config.stop_strings is None
+
+
+def test_existing_directory_is_replaced_only_when_asked(saved):
+    with pytest.raises(UserError, match="exists already"):
+        save_model(tiny_model(), byte_level_tokenizer(), saved)
+    save_model(tiny_model(seed=3), byte_level_tokenizer(), saved, overwrite=True)
+    assert model_digest(saved) == model_digest(tiny_model(seed=3))
+
+
+def test_failed_save_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer.save_pretrained = fail
+    with pytest.raises(KeyboardInterrupt):
+        save_model(tiny_model(), tokenizer, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fresh_adapter_changes_nothing_and_is_all_that_trains(saved):
+    model = load_model(saved, lora_rank=4)
+    assert has_lora(model)
+    torch.testing.assert_close(logits(model), logits(tiny_model()), rtol=0, atol=0)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    assert count_parameters(model, trainable=True) < count_parameters(model) / 2
+
+
+def test_adapter_goes_on_the_modules_named(saved):
+    model = load_model(saved, lora_rank=2, lora_target_modules=["q_proj", "v_proj"])
+    modules = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
+    assert modules == {"q_proj", "v_proj"}
+    with pytest.raises(UserError, match="LoRA on"):
+        load_model(saved, lora_rank=2, lora_target_modules=["no_such_module"])
+
+
+def test_reference_is_the_model_without_its_adapter(saved):
+    model = with_trained_lora(saved)
+    trained = logits(model)
+    with without_lora(model):
+        torch.testing.assert_close(logits(model), logits(tiny_model()), rtol=0, atol=0)
+    torch.testing.assert_close(logits(model), trained, rtol=0, atol=0)
+    assert (trained - logits(tiny_model())).abs().max() > 0.01
+    with pytest.raises(ValueError, match="no LoRA adapter"), without_lora(tiny_model()):
+        pass
+
+
+def test_saved_lora_model_is_merged_and_its_adapter_lies_beside(saved, tmp_path):
+    model = with_trained_lora(saved)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_model(model, byte_level_tokenizer(), tmp_path / "merged")
+    torch.testing.assert_close(logits(load_model(tmp_path / "merged")), logits(model), rtol=1e-4, atol=1e-4)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    base = load_model(saved)
+    base.load_adapter(str(tmp_path / "merged" / "adapter"))
+    torch.testing.assert_close(logits(base), logits(model))
+
+
+def test_merged_state_has_the_names_of_the_plain_model(saved):
+    assert set(merged_state(with_trained_lora(saved))) == set(tiny_model().state_dict())
+
+
+def test_digest_is_that_of_the_weights_wherever_they_are(saved, tmp_path):
+    model = tiny_model()
+    assert model_digest(saved) == model_digest(str(saved)) == model_digest(model)
+    assert len(model_digest(saved)) == 32
+    assert model_digest(tiny_model(seed=1)) != model_digest(model)
+    assert model_digest(tiny_model(dtype=torch.bfloat16)) != model_digest(model)
+    with torch.no_grad():
+        model.model.norm.weight[3] += 1e-6
+    assert model_digest(model) != model_digest(saved)
+
+
+def test_digest_does_not_depend_on_how_the_weights_are_cut_into_files(saved, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    assert model_digest(tmp_path / "shards") == model_digest(saved)
+
+
+def test_digest_of_an_adapted_model_is_that_of_its_merged_directory(saved, tmp_path):
+    model = with_trained_lora(saved)
+    save_model(model, byte_level_tokenizer(), tmp_path / "merged")
+    assert model_digest(model) == model_digest(tmp_path / "merged") != model_digest(saved)
+
+
+def edit(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def damage_header(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"\x10" + bytes(30))
+
+
+def cut_short(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def lose_a_layer(path: Path) -> None:
+    edit(path, num_hidden_layers=3, layer_types=["full_attention"] * 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.rename(path.with_name("gone")), "no model directory .*hf download"),
+        (lambda path: (path / "config.json").unlink(), "not a model directory.*config.json"),
+        (lambda path: (path / "config.json").write_text("{"), "not a model directory.*config.json"),
+        (lambda path: (path / "model.safetensors").rename(path / "model.bin"), r"no \*\.safetensors"),
+        (lambda path: edit(path, model_type="own", auto_map={"AutoConfig": "own.C"}), "code of its own"),
+        (lambda path: edit(path, model_type="no-such-kind"), "could not be loaded"),
+        (lose_a_layer, "not whole: no weights for model.layers.2"),
+        (damage_header, "not a safetensors file: its header does not parse"),
+        (cut_short, "is cut short"),
+    ],
+)
+def test_directory_that_is_no_model_is_refused_in_one_line(saved, damage, message):
+    damage(saved)
+    with pytest.raises(UserError, match=message) as caught:
+        load_model(saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_digest_of_what_is_no_model_is_refused(saved, tmp_path):
+    with pytest.raises(UserError, match=r"no \*\.safetensors"):
+        model_digest(tmp_path)
+    damage_header(saved)
+    with pytest.raises(UserError, match="not a safetensors file"):
+        model_digest(saved)
+
+
+def test_devices_and_dtypes_by_name():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_dtype("auto", torch.device("cpu")) == torch.float32
+    assert pick_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert pick_dtype("float16", torch.device("cpu")) == torch.float16
+    with pytest.raises(UserError, match="no device 'gpu'"):
+        pick_device("gpu")
+    with pytest.raises(UserError, match="was asked for"):
+        pick_device("cuda:99")
+    with pytest.raises(UserError, match="no dtype 'int4'"):
+        pick_dtype("int4", torch.device("cpu"))
+
+
+def test_tokenizer_without_pad_and_template_gains_no_token(tmp_path):
+    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    loaded, notes = load_tokenizer(tmp_path)
+    assert loaded.pad_token == EOS
+    assert len(loaded) == len(tokenizer)
+    assert notes == ["the tokenizer has no chat template: prompts are given as plain text"]
+
+
+def test_tokenizer_without_eos_is_noted(tmp_path):
+    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer.eos_token = None
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save_pretrained(tmp_path)
+    loaded, notes = load_tokenizer(tmp_path)
+    assert loaded.eos_token is None
+    assert notes == ["the tokenizer has no EOS token: a turn ends at a stop string or its token cap only"]
+
+
+def test_tokenizer_that_knows_more_than_the_model_embeds_is_noted(saved):
+    edit(saved, vocab_size=10)
+    assert "the model embeds only 10" in load_tokenizer(saved)[1][-1]
+
+
+def test_directory_without_tokenizer_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no tokenizer that loads"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="no tokenizer directory"):
+        load_tokenizer(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_new_model_follows_its_seed_and_leaves_the_global_one_alone(kind):
+    shape = {"vocab_size": 50, "layers": 1, "width": 16, "heads": 2, "ffn": 24}
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first, same, other = (new_model(kind, **shape, seed=seed) for seed in (1, 1, 2))
+    assert torch.rand(1) == expected
+    assert model_digest(first) == model_digest(same) != model_digest(other)
+
+
+def test_parameters_are_counted_once_where_tied():
+    model = new_model("llama", vocab_size=50, layers=1, width=16, heads=2, ffn=24)
+    attention, mlp, norms = 4 * 16 * 16, 3 * 16 * 24, 3 * 16
+    assert count_parameters(model) == 50 * 16 + attention + mlp + norms
+
+
+def test_new_model_of_unknown_kind_is_refused():
+    with pytest.raises(UserError, match="no kind of model 'gpt9': there are qwen2, llama"):
+        new_model("gpt9", vocab_size=50, layers=1, width=16, heads=2, ffn=24)
