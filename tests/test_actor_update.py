@@ -1,0 +1,292 @@
+"""The policy's update: one loss, whatever the micro-batches, and only on what the policy wrote."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.rows import experience, gradients, trajectory
+from tests.training import config, write_setting
+from torch import Tensor, nn
+
+from srl.model import new_model
+from srl.train.local import LocalTrainer
+from srl.update import logits
+from srl.update.actor import (
+    ActorLoss,
+    accumulate_actor,
+    actor_loss,
+    mean_metrics,
+    mini_batches,
+    update_actor,
+)
+from srl.update.forward import batched_stats
+from srl.update.losses import count_for
+from srl.update.optimiser import Optimiser
+
+SPECS = ("ppaaoaa", "paaa", "ppppafffa", "ppaaaoooaaaaa")
+FULL = ActorLoss(temperature=0.8, entropy_coeff=0.1, kl_loss_coef=0.2)
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant")
+
+
+def policy(seed=0, dtype=torch.float64):
+    made = new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64, seed=seed)
+    return made.to(dtype)
+
+
+def rows(specs=SPECS, **changes):
+    trajectories = [
+        trajectory(spec, seed=n, question=f"q{n // 2}", sample=n % 2) for n, spec in enumerate(specs)
+    ]
+    return experience(trajectories, dtype=torch.float64, **changes)
+
+
+def whole_loss(model, part, loss):
+    """The loss of a mini-batch in one piece."""
+    denominator = count_for(part.mask, loss.normalise, loss.horizon)
+    return actor_loss(model, part, loss, denominator, float(part.mask.sum()))
+
+
+def same(found, expected):
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("normalise", MODES)
+def test_gradients_of_micro_batches_add_up_to_that_of_the_whole(normalise):
+    model, part, loss = policy(), rows(), replace(FULL, normalise=normalise, horizon=16)
+    value, metrics = whole_loss(model, part, loss)
+    value.backward()
+    expected = gradients(model)
+    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 1e-6
+    for budget in (1, 16, 26, 1000):
+        totals = accumulate_actor(model, part, loss=loss, max_tokens=budget)
+        same(gradients(model), expected)
+        assert totals == pytest.approx({name: number.item() for name, number in metrics.items()})
+
+
+def test_the_whole_loss_of_one_token_by_hand():
+    """With uniform logits over four tokens everything has a closed form."""
+
+    class Uniform(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+
+    class Head(nn.Module):
+        def __init__(self, owner):
+            super().__init__()
+            self.owner = [owner]
+
+        def forward(self, states: Tensor) -> Tensor:
+            return self.owner[0].bias.expand(len(states), 4)
+
+    model = Uniform()
+    head = Head(model)
+    logits._chosen[model] = lambda model, batch, wanted: (batch.input_ids[:, :-1][wanted][:, None], head)
+    part = experience([trajectory("pa", vocabulary=4)], dtype=torch.float64)
+    token = int(part.batch.input_ids[0, 1])
+
+    def at(value):
+        return torch.tensor([[0.0, value]], dtype=torch.float64)
+
+    old, ref, advantage = math.log(0.24), math.log(0.2), 1.5
+    part = replace(part, old_logprobs=at(old), ref_logprobs=at(ref), advantages=at(advantage))
+    loss = ActorLoss(temperature=2.0, entropy_coeff=0.1, kl_loss_coef=0.5)
+    value, metrics = actor_loss(model, part, loss, 1.0, 1.0)
+    ratio, kl = 0.25 / 0.24, 0.2 / 0.25 - 1 - math.log(0.2 / 0.25)
+    assert metrics["actor/pg_loss"].item() == pytest.approx(-ratio * advantage)
+    assert metrics["actor/kl_loss"].item() == pytest.approx(kl)
+    assert metrics["actor/entropy_loss"].item() == pytest.approx(math.log(4))
+    assert metrics["actor/ppo_kl"].item() == pytest.approx(math.log(0.24) - math.log(0.25))
+    assert value.item() == pytest.approx(-ratio * advantage + 0.5 * kl - 0.1 * math.log(4))
+    value.backward()
+    # d log π(token)/d logit = (1[token] − ¼)/T; d entropy = 0 at the uniform distribution
+    slope = -ratio * advantage + 0.5 * (1 - 0.2 / 0.25)
+    expected = [slope * (float(index == token) - 0.25) / 2.0 for index in range(4)]
+    assert model.bias.grad.tolist() == pytest.approx(expected)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    """Through GPT-2, which computes in float64 all the way; Qwen2's norms are in float32 always."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    shape = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    model, part = GPT2LMHeadModel(GPT2Config(**shape)).double().eval(), rows()
+    whole_loss(model, part, FULL)[0].backward()
+    found, parameters = gradients(model), dict(model.named_parameters())
+    for name in ("wte.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "ln_f.weight"):
+        weight, gradient = (known[f"transformer.{name}"].detach().view(-1) for known in (parameters, found))
+        for place in gradient.abs().topk(3).indices.tolist():
+            slope = slope_at(lambda: whole_loss(model, part, FULL)[0].item(), weight, place)
+            assert slope == pytest.approx(float(gradient[place]), rel=1e-5), name
+
+
+def slope_at(value, weight, place, step=1e-6):
+    """The symmetric difference quotient of `value()` in one number of `weight`."""
+    kept, sides = weight[place].item(), []
+    for moved in (kept + step, kept - step):
+        weight[place] = moved
+        sides.append(value())
+    weight[place] = kept
+    return (sides[0] - sides[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("normalise", MODES)
+def test_rows_whose_search_failed_leave_gradients_unchanged(normalise):
+    """Also when they fill a micro-batch of their own."""
+    model, loss = policy(), replace(FULL, normalise=normalise, horizon=16)
+    good = [trajectory(spec, seed=n) for n, spec in enumerate(SPECS)]
+    bad = [trajectory("pp" + "a" * 30, failed=True), trajectory("paoa", failed=True, seed=1)]
+    part = experience(good, dtype=torch.float64)
+    accumulate_actor(model, part, loss=loss, max_tokens=1000)
+    expected = gradients(model)
+    wider = experience([*good, *bad], dtype=torch.float64)
+    known = {name: getattr(part, name) for name in ("advantages", "returns", "old_logprobs", "ref_logprobs")}
+    wider = replace(wider, **{
+        name: nn.functional.pad(tensor, (0, wider.mask.shape[1] - tensor.shape[1], 0, 2), value=5.0)
+        for name, tensor in known.items()
+    })  # fmt: skip
+    for budget in (1, 1000):
+        totals = accumulate_actor(model, wider, loss=loss, max_tokens=budget)
+        same(gradients(model), expected)
+        assert all(math.isfinite(number) for number in totals.values())
+
+
+def test_a_mini_batch_of_lost_rows_takes_no_step():
+    model = policy()
+    before = [weight.clone() for weight in model.parameters()]
+    part = rows(("paa", "paoa"))
+    part = replace(part, mask=torch.zeros_like(part.mask), loss_mask=torch.zeros_like(part.mask))
+    optimiser = Optimiser(model.parameters(), lr=0.1)
+    assert update_actor(model, optimiser, part, loss=FULL, mini_batch_rows=2) == {}
+    assert all(torch.equal(weight, kept) for weight, kept in zip(model.parameters(), before, strict=True))
+
+
+def taught(model, part, loss=FULL):
+    """The gradients of a mini-batch."""
+    accumulate_actor(model, part, loss=loss, max_tokens=1000)
+    return gradients(model)
+
+
+def test_observations_are_context_and_never_targets():
+    """What an observation's log-prob is does not matter; what it says to the policy's next token does."""
+    model = policy()
+    part = rows(("ppaaooaa",))
+    expected = taught(model, part)
+    read = part.batch.response_mask == 0
+    for name in ("old_logprobs", "ref_logprobs", "advantages"):
+        part = replace(part, **{name: getattr(part, name).masked_fill(read, 7.0)})
+    same(taught(model, part), expected)
+    token = part.batch.input_ids.clone()
+    token[0, 5] = 39 - int(token[0, 5])
+    changed = replace(part, batch=replace(part.batch, input_ids=token))
+    assert any(not torch.allclose(found, expected[name]) for name, found in taught(model, changed).items())
+
+
+def test_without_the_mask_what_was_read_is_trained_too():
+    model = policy()
+    masked, bare = rows(("ppaaooaa",)), rows(("ppaaooaa",), mask_observations=False)
+    assert masked.loss_mask.sum() == 4
+    assert bare.loss_mask.sum() == 6
+    bare = replace(bare, old_logprobs=masked.old_logprobs, ref_logprobs=masked.ref_logprobs,
+                   advantages=masked.advantages)  # fmt: skip
+    same(taught(model, bare), taught(model, masked))
+    more = replace(bare, advantages=masked.advantages + (bare.loss_mask - bare.mask))
+    found = taught(model, more)
+    assert not torch.allclose(found["model.norm.weight"], taught(model, masked)["model.norm.weight"])
+
+
+@pytest.mark.parametrize("normalise", MODES)
+def test_the_normaliser_stays_that_of_the_policys_tokens_without_the_mask(normalise):
+    """On-policy, the loss of the ablation is −Σ A / N with the masked loss's N."""
+    model, loss = policy(), ActorLoss(normalise=normalise, horizon=16)
+    part = rows(("ppaaooaa", "paaa"), mask_observations=False)
+    advantages = part.loss_mask
+    old = batched_stats(model, part.batch, part.loss_mask, max_tokens=1000).logprobs
+    part = replace(part, advantages=advantages, old_logprobs=old)
+    totals = accumulate_actor(model, part, loss=loss, max_tokens=1000)
+    expected = {
+        "token-mean": -(6 + 3) / (4 + 3),
+        "seq-mean-token-mean": -(6 / 4 + 3 / 3) / 2,
+        "seq-mean-token-sum": -(6 + 3) / 2,
+        "constant": -(6 + 3) / (2 * 16),
+    }
+    assert totals["actor/pg_loss"] == pytest.approx(expected[normalise])
+
+
+def test_rows_of_a_group_stay_in_one_mini_batch():
+    parts = [part.tolist() for part in mini_batches(rows=12, size=2 * 3)]
+    groups = [[row // 3 for row in part] for part in parts]
+    assert groups == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
+
+
+class Counting(Optimiser):
+    """An optimiser that counts its steps."""
+
+    steps = 0
+
+    def step(self):
+        self.steps += 1
+        return super().step()
+
+
+def test_the_mini_batch_size_counts_prompts_times_n(tmp_path, workspace):
+    """8 questions × 2 samples in mini-batches of 4 questions: two steps of 8 rows, in each epoch."""
+    write_setting(tmp_path)
+    chosen = config(
+        tmp_path, "grpo", data__train_batch_size=8, actor__ppo_mini_batch_size=4, actor__ppo_epochs=3
+    )
+    model = policy(dtype=torch.float32)
+    part = experience([trajectory(SPECS[n % 4], seed=n) for n in range(16)])
+    optimiser = Counting(model.parameters(), lr=1e-4)
+
+    class Learner:
+        critic, actor = None, model
+
+    LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})._update(1, part)
+    assert optimiser.steps == 2 * 3
+
+
+def test_the_critic_learns_first_where_that_is_asked_for(tmp_path):
+    write_setting(tmp_path)
+    chosen = config(tmp_path, "grpo", trainer__critic_warmup=2)
+    model = policy(dtype=torch.float32)
+    part = experience([trajectory(spec, seed=n) for n, spec in enumerate(SPECS)])
+    optimiser = Counting(model.parameters(), lr=1e-4)
+
+    class Learner:
+        critic, actor = None, model
+
+    trainer = LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})
+    trainer._update(2, part)
+    assert optimiser.steps == 0
+    trainer._update(3, part)
+    assert optimiser.steps == 1
+
+
+def test_an_update_moves_log_probs_the_way_of_the_advantages():
+    from srl.update.forward import batched_stats
+
+    model, part = (
+        policy(dtype=torch.float32),
+        experience([trajectory(spec, seed=n) for n, spec in enumerate(SPECS)]),
+    )
+    old = batched_stats(model, part.batch, part.mask, max_tokens=1000).logprobs
+    part = replace(
+        part, old_logprobs=old, advantages=part.mask * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
+    )
+    optimiser = Optimiser(model.parameters(), lr=1e-3)
+    metrics = update_actor(model, optimiser, part, loss=ActorLoss(), mini_batch_rows=4, epochs=3)
+    moved = (batched_stats(model, part.batch, part.mask, max_tokens=1000).logprobs - old).sum(1)
+    assert (moved > 0).tolist() == [True, False, True, False]
+    assert metrics["actor/grad_norm"] > 0
+    assert metrics["actor/lr"] == pytest.approx(1e-3)
+
+
+def test_metrics_are_means_over_the_optimiser_steps_that_have_them():
+    assert mean_metrics([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": 2.0, "b": 2.0}
+    assert mean_metrics([]) == {}

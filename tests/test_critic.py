@@ -1,0 +1,170 @@
+"""The critic: the value before a token, read from a copy of the policy, and how it is taught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.rows import experience, gradients, trajectory
+
+from srl.model import add_lora, new_model
+from srl.update.critic import (
+    Critic,
+    accumulate_critic,
+    batched_values,
+    explained_variance,
+    update_critic,
+)
+from srl.update.losses import count_for
+from srl.update.optimiser import Optimiser
+
+SPECS = ("ppaaoaa", "paaa", "ppppafffa", "ppaaaoooaaaaa")
+
+
+def policy(seed=0):
+    return new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64, seed=seed)
+
+
+def critic(head=1.0):
+    """A critic whose head is not zero."""
+    made = Critic(policy())
+    with torch.no_grad():
+        torch.nn.init.normal_(made.head.weight, std=head, generator=torch.Generator().manual_seed(0))
+    return made.eval()
+
+
+def rows(specs=SPECS, **changes):
+    return experience([trajectory(spec, seed=n) for n, spec in enumerate(specs)], **changes)
+
+
+def test_every_first_value_is_zero():
+    values = batched_values(Critic(policy()), rows().batch, max_tokens=1000)
+    assert values.shape == rows().batch.input_ids.shape
+    assert not values.any()
+
+
+def test_v_t_is_the_value_before_token_t():
+    """V_t does not change with token t or any after it, and does with the token before."""
+    made, batch = critic(), rows(SPECS[:1]).batch
+    values = batched_values(made, batch, max_tokens=1000)[0]
+    assert values[0] == 0
+    for t in range(1, 7):
+        ids = batch.input_ids.clone()
+        ids[0, t] = 39 - ids[0, t]
+        changed = batched_values(made, replace(batch, input_ids=ids), max_tokens=1000)[0]
+        torch.testing.assert_close(changed[: t + 1], values[: t + 1])
+        if t < 6:
+            assert changed[t + 1] != pytest.approx(float(values[t + 1]), abs=1e-4)
+
+
+def test_values_are_the_head_on_the_trunks_states():
+    made, batch = critic(), rows().batch
+    out = made.decoder(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+    expected = made.head(out)[..., 0].detach()
+    found = batched_values(made, batch, max_tokens=20) * batch.attention_mask
+    torch.testing.assert_close(found[:, 1:], (expected[:, :-1] * batch.attention_mask[:, 1:]))
+
+
+def test_the_critic_starts_from_the_policy_and_goes_its_own_way():
+    model = policy()
+    made = Critic(model)
+    for name, weight in model.model.named_parameters():
+        assert torch.equal(made.decoder.get_parameter(name), weight)
+        assert made.decoder.get_parameter(name).data_ptr() != weight.data_ptr()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(1.0)
+    assert torch.equal(model.model.embed_tokens.weight, policy().model.embed_tokens.weight)
+
+
+def test_the_critic_of_a_policy_with_an_adapter_trains_all_its_weights():
+    model = policy()
+    add_lora(model, 2)
+    made = Critic(model)
+    assert all(weight.requires_grad for weight in made.parameters())
+    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    assert any("q_proj" in name for name in frozen)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_gradients_of_micro_batches_add_up_to_that_of_the_whole(clip):
+    made, part = critic(), rows()
+    found = made(part.batch)
+    error = (found - part.returns).square()
+    if clip is not None:
+        error = torch.maximum(
+            error, (found.clamp(part.values - clip, part.values + clip) - part.returns).square()
+        )
+    loss = 0.5 * (error * part.mask).sum() / part.mask.sum()
+    loss.backward()
+    expected = gradients(made)
+    for budget in (1, 16, 1000):
+        metrics = accumulate_critic(made, part, clip=clip, normalise="token-mean", max_tokens=budget)
+        assert metrics["critic/vf_loss"] == pytest.approx(loss.item(), rel=1e-5)
+        for name, gradient in gradients(made).items():
+            torch.testing.assert_close(gradient, expected[name], msg=name, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_at_the_head_by_hand():
+    """One policy token: d ½(V − R)²/dw = (V − R)·h, with h the state before the token."""
+    made, part = critic(), rows(("pa",))
+    state = made.decoder(input_ids=part.batch.input_ids).last_hidden_state[0, 0].detach()
+    error = float(made.head(state).detach()) - float(part.returns[0, 1])
+    accumulate_critic(made, part, clip=None, normalise="token-mean", max_tokens=100)
+    torch.testing.assert_close(gradients(made)["head.weight"][0], error * state)
+
+
+def test_what_was_read_and_rows_that_are_out_teach_the_critic_nothing():
+    made, part = critic(), rows()
+    accumulate_critic(made, part, clip=0.5, normalise="token-mean", max_tokens=1000)
+    expected = gradients(made)
+    wild = replace(
+        part,
+        returns=part.returns.masked_fill(part.mask == 0, 9.0),
+        values=part.values.masked_fill(part.mask == 0, -9.0),
+    )
+    accumulate_critic(made, wild, clip=0.5, normalise="token-mean", max_tokens=1000)
+    for name, gradient in gradients(made).items():
+        torch.testing.assert_close(gradient, expected[name], msg=name)
+    failed = experience([trajectory(spec, seed=n, failed=True) for n, spec in enumerate(SPECS)])
+    optimiser = Optimiser(made.parameters(), lr=0.1)
+    assert update_critic(made, optimiser, failed, clip=None, mini_batch_rows=4) == {}
+
+
+def test_a_critic_learns_its_returns():
+    made = Critic(policy())
+    part = rows()
+    returns = part.mask * torch.tensor([1.0, 0.0, -1.0, 0.5])[:, None]
+    part = replace(part, returns=returns, values=torch.zeros_like(returns))
+    optimiser = Optimiser(made.parameters(), lr=1e-2)
+    before = explained_variance(part.values, returns, part.mask)
+    metrics = update_critic(made, optimiser, part, clip=None, mini_batch_rows=4, epochs=40)
+    after = explained_variance(batched_values(made, part.batch, max_tokens=100), returns, part.mask)
+    assert before == pytest.approx(0.0, abs=1e-6)
+    assert after > 0.9
+    assert metrics["critic/grad_norm"] > 0
+    assert metrics["critic/lr"] == pytest.approx(1e-2)
+
+
+def test_explained_variance_by_hand():
+    mask = torch.tensor([[1.0, 1, 1, 0]])
+    returns = torch.tensor([[1.0, 2, 3, 100]])
+    assert explained_variance(returns, returns, mask) == 1.0
+    assert explained_variance(torch.full_like(returns, 7.0), returns, mask) == pytest.approx(0.0)
+    # errors 1, 0, 2 around a mean of 1: variance 1; the returns' variance is 1
+    assert explained_variance(torch.tensor([[0.0, 2, 1, 0]]), returns, mask) == pytest.approx(0.0)
+    assert explained_variance(torch.tensor([[1.0, 2, 2, 0]]), returns, mask) == pytest.approx(1 - (1 / 3))
+    assert explained_variance(returns, torch.ones_like(returns), mask) == 0.0
+    assert explained_variance(returns, returns, torch.zeros_like(mask)) == 0.0
+
+
+def test_the_value_loss_counts_the_tokens_that_are_trained():
+    """Without the mask over observations the critic learns on those too, and divides by them."""
+    made, part = critic(), rows(("ppaaooaa",), mask_observations=False)
+    assert count_for(part.loss_mask) == 6
+    metrics = accumulate_critic(made, part, clip=None, normalise="token-mean", max_tokens=1000)
+    error = (made(part.batch).detach() - part.returns).square()
+    assert metrics["critic/vf_loss"] == pytest.approx(
+        float(0.5 * (error * part.loss_mask).sum() / 6), rel=1e-5
+    )

@@ -1,0 +1,165 @@
+"""AdamW with float32 masters: schedules by hand, small steps, bad gradients, and going on after a stop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from srl.update.optimiser import Optimiser, schedule
+
+
+def parameter(values, dtype=torch.float32):
+    return nn.Parameter(torch.tensor(values, dtype=dtype))
+
+
+def steps(optimiser, weights, gradients):
+    """Steps with the given gradients; their norms."""
+    norms = []
+    for gradient in gradients:
+        for weight in weights:
+            weight.grad = torch.full_like(weight, gradient)
+        norms.append(optimiser.step())
+    return norms
+
+
+@pytest.mark.parametrize(
+    ("kind", "warmup", "expected"),
+    [
+        ("constant", 0, [1, 1, 1, 1, 1]),
+        ("constant", 2, [1 / 3, 2 / 3, 1, 1, 1]),
+        ("linear", 0, [1, 0.75, 0.5, 0.25, 0]),
+        ("linear", 2, [1 / 3, 2 / 3, 1, 0.5, 0]),
+        ("cosine", 0, [1, (1 + math.cos(math.pi / 4)) / 2, 0.5, (1 - math.cos(math.pi / 4)) / 2, 0]),
+        ("cosine", 2, [1 / 3, 2 / 3, 1, 0.5, 0]),
+    ],
+)
+def test_schedules_by_hand(kind, warmup, expected):
+    factor = schedule(kind, warmup, 4)
+    assert [factor(step) for step in range(5)] == pytest.approx(expected)
+    assert factor(100) == pytest.approx(expected[-1]), "after the last step it stays"
+
+
+def test_the_learning_rate_follows_the_schedule():
+    weight = parameter([0.0])
+    optimiser = Optimiser([weight], lr=0.5, schedule=schedule("linear", 1, 3))
+    seen = []
+    for _ in range(3):
+        seen.append(optimiser.lr)
+        steps(optimiser, [weight], [1.0])
+    assert seen == pytest.approx([0.25, 0.5, 0.25])
+
+
+def test_a_step_is_adamws():
+    """The first step is −lr·sign(g) − lr·decay·w, whatever the size of a gradient below the clip."""
+    weight = parameter([2.0, -1.0])
+    optimiser = Optimiser([weight], lr=0.1, weight_decay=0.01, eps=1e-12)
+    weight.grad = torch.tensor([0.3, -0.001])
+    optimiser.step()
+    expected = [2.0 - 0.1 - 0.1 * 0.01 * 2.0, -1.0 + 0.1 + 0.1 * 0.01 * 1.0]
+    assert weight.tolist() == pytest.approx(expected, abs=1e-6)
+    assert weight.grad is None
+
+
+def test_gradients_are_clipped_as_one_and_the_norm_is_that_before():
+    one, two = parameter([3.0]), parameter([4.0])
+    optimiser = Optimiser([one, two], lr=1e-3, grad_clip=1.0, weight_decay=0.0)
+    one.grad, two.grad = torch.tensor([3.0]), torch.tensor([4.0])
+    assert optimiser.step() == pytest.approx(5.0)
+    # exp_avg = (1 − β₁)·g of the clipped gradient (0.6, 0.8)
+    moments = [optimiser.adamw.state[weight]["exp_avg"].item() for weight in (one, two)]
+    assert moments == pytest.approx([0.06, 0.08])
+
+
+def test_steps_too_small_for_bfloat16_add_up():
+    weight = parameter([1.0], torch.bfloat16)
+    optimiser = Optimiser([weight], lr=1e-3, weight_decay=0.0)
+    plain = parameter([1.0])
+    reference = Optimiser([plain], lr=1e-3, weight_decay=0.0)
+    steps(optimiser, [weight], [1.0])
+    assert weight.item() == 1.0, "one step is less than bfloat16 can tell apart"
+    steps(optimiser, [weight], [1.0] * 19)
+    steps(reference, [plain], [1.0] * 20)
+    assert weight.item() == torch.tensor(plain.item()).to(torch.bfloat16).item()
+    assert weight.item() < 0.99
+
+
+def test_weights_of_32_bits_are_their_own_masters():
+    weight = parameter([1.0])
+    assert Optimiser([weight], lr=0.1).masters[0] is weight
+
+
+def test_the_norm_of_many_bfloat16_gradients_is_taken_in_float32():
+    """In bfloat16, 1 + 1/512 is 1: the norm of (16, 1) would be 16."""
+    weights = [parameter([0.0], torch.bfloat16) for _ in range(2)]
+    optimiser = Optimiser(weights, lr=0.1)
+    weights[0].grad, weights[1].grad = (torch.tensor([value], dtype=torch.bfloat16) for value in (16.0, 1.0))
+    assert optimiser.step() == pytest.approx(math.sqrt(257), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_that_is_no_number_takes_no_step(dtype, bad):
+    weight, other = parameter([1.0], dtype), parameter([1.0], dtype)
+    optimiser = Optimiser([weight, other], lr=0.1)
+    steps(optimiser, [weight, other], [0.5])
+    kept = [weight.item(), other.item()]
+    weight.grad, other.grad = torch.tensor([bad], dtype=dtype), torch.tensor([1.0], dtype=dtype)
+    assert not math.isfinite(optimiser.step())
+    assert [weight.item(), other.item()] == kept
+    assert weight.grad is None
+    steps(optimiser, [weight, other], [0.5])
+    assert weight.item() == other.item() != kept[0], "the next gradient is not spoilt"
+
+
+def test_frozen_weights_are_left_alone():
+    frozen, weight = parameter([1.0]), parameter([1.0])
+    frozen.requires_grad_(False)
+    optimiser = Optimiser([frozen, weight], lr=0.1)
+    assert len(optimiser.parameters) == 1
+    steps(optimiser, [weight], [1.0])
+    assert frozen.item() == 1.0
+
+
+def test_a_weight_without_gradient_stays():
+    used, unused = parameter([1.0], torch.bfloat16), parameter([1.0], torch.bfloat16)
+    optimiser = Optimiser([used, unused], lr=0.1)
+    steps(optimiser, [used], [1.0, 1.0])
+    assert unused.item() == 1.0
+    assert used.item() < 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_optimiser_goes_on_as_if_it_had_not_stopped(tmp_path, dtype):
+    def new():
+        weights = [parameter([1.0, -2.0], dtype), parameter([[0.5]], dtype)]
+        return weights, Optimiser(weights, lr=3e-3, betas=(0.9, 0.98), schedule=schedule("cosine", 3, 20))
+
+    gradients = [math.sin(step) for step in range(12)]
+    weights, optimiser = new()
+    steps(optimiser, weights, gradients[:5])
+    torch.save(
+        {"optimiser": optimiser.state_dict(), "weights": [w.detach() for w in weights]}, tmp_path / "state.pt"
+    )
+    expected_norms = steps(optimiser, weights, gradients[5:])
+    again, resumed = new()
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    with torch.no_grad():
+        for weight, value in zip(again, saved["weights"], strict=True):
+            weight.copy_(value)
+    resumed.load_state_dict(saved["optimiser"])
+    assert steps(resumed, again, gradients[5:]) == expected_norms
+    assert resumed.lr == optimiser.lr
+    for weight, expected in zip(again, weights, strict=True):
+        assert torch.equal(weight, expected)
+    for master, expected in zip(resumed.masters, optimiser.masters, strict=True):
+        assert torch.equal(master, expected)
+
+
+def test_the_state_of_another_model_is_refused():
+    saved = Optimiser([parameter([1.0], torch.bfloat16)], lr=0.1).state_dict()
+    other = Optimiser([parameter([1.0], torch.bfloat16), parameter([1.0], torch.bfloat16)], lr=0.1)
+    with pytest.raises(ValueError, match="parameter group"):
+        other.load_state_dict(saved)
