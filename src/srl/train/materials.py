@@ -20,6 +20,10 @@ from srl.workspace import Workspace
 
 Note = Callable[[str], None]
 WORLD_SEED = 0
+NOTHING_TO_SEARCH = (
+    "nothing to search: set search.index (a directory made by `srl index build`), search.url (a server), or "
+    "data.corpus (a JSONL file); or rollout.search=false"
+)
 BASE_MODEL = Path(__file__).parent.parent / "presets" / "base"
 
 
@@ -38,17 +42,34 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
     """`config` with the world's files in place of the training, validation, test and corpus left out.
 
     Files of the user's own are never mixed with the world's: with `data.train_files` set, nothing is
-    filled in.
+    filled in, and `data.corpus` alone is an error.
     """
+    check_data(config)
     if config.data.train_files is not None:
         return config
+    if config.search.index is not None or config.search.url is not None:
+        note("data.train_files is not set: the questions are the made-up world's, about its own pages")
     folder = world(workspace, note)
     files = {"train_files": "train", "val_files": "validation", "test_files": "test"}
     data = {key: (str(folder / f"{name}.parquet"),) for key, name in files.items()}
-    if config.data.corpus is None and config.search.index is None and config.search.url is None:
+    if config.search.index is None and config.search.url is None:
         data["corpus"] = str(folder / "corpus.jsonl")
     given = config.data.model_dump(exclude_none=True)
     return config.model_copy(update={"data": config.data.model_copy(update={**data, **given})})
+
+
+def check_data(config: Config) -> None:
+    """Raises UserError where the world's questions would be asked of a corpus of the user's own, or where
+    the user's own questions have nothing to be searched in."""
+    data, search = config.data, config.search
+    if data.train_files is None and data.corpus is not None:
+        raise UserError(
+            f"data.corpus={data.corpus} without data.train_files: the made-up world's questions are not "
+            "about that corpus; set data.train_files too, or leave both out"
+        )
+    named = (data.corpus, search.index, search.url)
+    if data.train_files is not None and config.rollout.search and not any(named):
+        raise UserError(NOTHING_TO_SEARCH)
 
 
 def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
@@ -56,10 +77,7 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
     if config.search.index is not None:
         return Path(config.search.index)
     if config.data.corpus is None:
-        raise UserError(
-            "nothing to search: set search.index (a directory made by `srl index build`), search.url "
-            "(a server), or data.corpus (a JSONL file); or rollout.search=false"
-        )
+        raise UserError(NOTHING_TO_SEARCH)
     corpus, name = Path(config.data.corpus), config.retriever.name
     if not corpus.is_file():
         raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
