@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -79,13 +80,16 @@ def load_model(
     _check_directory(Path(path), trust_remote_code)
     target = pick_device(device)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=pick_dtype(dtype, target), attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code, use_safetensors=True, local_files_only=True,
-            output_loading_info=True,
-        )  # fmt: skip
+        with _quietly():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=pick_dtype(dtype, target), attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code, use_safetensors=True, local_files_only=True,
+                output_loading_info=True,
+            )  # fmt: skip
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-        raise UserError(f"{path} could not be loaded as a causal language model: {_line(error)}") from error
+        mismatch = "its weights do not have the shapes that its config.json says"
+        why = mismatch if "ignore_mismatched_sizes" in str(error) else _line(error)
+        raise UserError(f"{path} could not be loaded as a causal language model: {why}") from error
     model, info = loaded
     if info["missing_keys"]:
         raise UserError(f"{path} is not whole: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
@@ -94,6 +98,23 @@ def load_model(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.to(target).eval()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' table of weights that do not fit, and off a terminal without its bars."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _check_directory(path: Path, trust_remote_code: bool) -> None:
@@ -147,6 +168,8 @@ def load_tokenizer(
         )
     except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{path} holds no tokenizer that loads: {_line(error)}") from error
+    if not tokenizer.encode("who", add_special_tokens=False):
+        raise UserError(f"{path} holds no tokenizer that can write a word: expected a tokenizer.json in it")
     notes = _notes(tokenizer, Path(path))
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -252,7 +275,8 @@ def save_model(
         plain = _plain(model)
         plain.generation_config = copy.deepcopy(model.generation_config)
         plain.generation_config.stop_strings = list(stop_strings) or None
-        plain.save_pretrained(folder, state_dict=merged_state(model))
+        with _quietly():
+            plain.save_pretrained(folder, state_dict=merged_state(model))
         tokenizer.save_pretrained(folder)
         if has_lora(model):
             model.save_pretrained(folder / "adapter")

@@ -29,9 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `srl` with `arguments` (the process's own by default) and return its exit code."""
     for name, value in _LIBRARIES.items():
         os.environ.setdefault(name, value)
-    with _sigterm_as_exit():
-        code = _guarded(sys.argv[1:] if arguments is None else list(arguments))
-        flushed = _flush()
+    try:
+        with _sigterm_as_exit():
+            code = _guarded(sys.argv[1:] if arguments is None else list(arguments))
+            flushed = _flush()
+    except KeyboardInterrupt as error:
+        return _report(error)
     return code or flushed
 
 

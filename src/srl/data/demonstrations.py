@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from srl.data.encyclopedia import Hop, World, way_of
+from srl.data.records import Record, describe
 from srl.errors import UserError
 from srl.files import atomic_file, read_jsonl
 from srl.trajectory import Question
@@ -27,9 +28,9 @@ class Noise:
     `right_field`.
     """
 
-    right: float = 0.45
+    right: float = 0.4
     wrong_span: float = 0.25
-    second_hop: float = 0.3
+    second_hop: float = 0.2
     right_field: float = 0.6
 
 
@@ -52,25 +53,24 @@ def conclude(read: Hop) -> str:
 
 
 def hazard(name: str) -> str:
-    """Answer with a name out of the air."""
+    """Answer without having read anything."""
     return f"<think> I guess {name} . </think> <answer> {name} </answer>"
 
 
 def demonstrate(question: Question, world: World, noise: Noise, rng: random.Random) -> list[str]:
-    """The turns of one demonstration of `question`."""
+    """The turns of one demonstration of `question`.
+
+    A wrong guess names what the question asks about: no name comes from anywhere but the text, so that
+    only decisions are noisy.
+    """
     way = way_of(question)
     draw = rng.random()
     if draw < noise.right:
         return _search(way, world, noise, rng)
-    guess = hazard(_any_entity(world, rng))
+    guess = hazard(way[0].entity)
     if draw < noise.right + noise.wrong_span:
         return [look_up(_wrong_span(question, way[0].entity, rng)), guess]
     return [guess]
-
-
-def guess(world: World, rng: random.Random) -> list[str]:
-    """The one turn of a demonstrator that may not search: an answer out of the air."""
-    return [hazard(_any_entity(world, rng))]
 
 
 def _search(way: Sequence[Hop], world: World, noise: Noise, rng: random.Random) -> list[str]:
@@ -94,18 +94,15 @@ def _wrong_span(question: Question, entity: str, rng: random.Random) -> str:
     return " ".join(words[start : start + rng.randint(1, 3)])
 
 
-def _any_entity(world: World, rng: random.Random) -> str:
-    return rng.choice(world.entities[rng.choice(list(world.entities))])
-
-
 def demonstrations(
     questions: Iterable[Question], world: World, noise: Noise | None, seed: int
 ) -> list[Question]:
-    """The questions with `metadata["turns"]`; `noise=None` guesses without searching."""
+    """The questions with `metadata["turns"]`; `noise=None` answers with any name, without searching."""
     rng = random.Random(f"demonstrations {seed}")
+    names = list(world.facts)
     out = []
     for question in questions:
-        turns = guess(world, rng) if noise is None else demonstrate(question, world, noise, rng)
+        turns = [hazard(rng.choice(names))] if noise is None else demonstrate(question, world, noise, rng)
         out.append(replace(question, metadata={**question.metadata, "turns": turns}))
     return out
 
@@ -124,21 +121,27 @@ def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:
 
 
 def read_demonstrations(path: Path) -> list[Question]:
-    """Questions with `metadata["turns"]`. Raises UserError with file and line."""
-    found = []
-    for line, row in read_jsonl(path):
-        turns = row.get("turns")
-        if not isinstance(row.get("question"), str) or not isinstance(turns, list) or not turns:
-            raise UserError(f'{path}:{line}: expected {{"question": …, "turns": ["…", …]}}')
-        found.append(
-            Question(
-                id=str(row.get("id", f"{path.stem}/{line}")),
-                text=row["question"],
-                golden_answers=tuple(row.get("golden_answers", ())),
-                data_source=path.stem,
-                metadata={"turns": [str(turn) for turn in turns]},
-            )
-        )
+    """Questions with `metadata["turns"]`. Raises UserError with file and line, also for an id met before."""
+    found: dict[str, Question] = {}
+    for index, (line, row) in enumerate(read_jsonl(path)):
+        record = Record(path, f":{line}", index, row)
+        question = _demonstration(record, f"{path.stem}/{line}")
+        if question.id in found:
+            raise record.error("an id that no demonstration before it has", repr(question.id))
+        found[question.id] = question
     if not found:
-        raise UserError(f"{path}: no demonstration in it")
-    return found
+        raise UserError(f"{path}: expected demonstrations, found none")
+    return list(found.values())
+
+
+def _demonstration(record: Record, name: str) -> Question:
+    turns = record.items("turns")
+    if not turns or not all(isinstance(turn, str) for turn in turns):
+        raise record.error("a text for each turn in 'turns'", describe(turns))
+    return Question(
+        id=record.text("id") if record.row.get("id") is not None else name,
+        text=record.text("question"),
+        golden_answers=record.texts("golden_answers") if record.row.get("golden_answers") is not None else (),
+        data_source=record.path.stem,
+        metadata={"turns": turns},
+    )

@@ -61,7 +61,13 @@ class _WandB:
     def __init__(self, project: str, experiment: str, config: Any) -> None:
         import wandb
 
-        self.run = wandb.init(project=project, name=experiment, config=config)
+        try:
+            self.run = wandb.init(project=project, name=experiment, config=config)
+        except wandb.Error as error:
+            why = str(error).partition("\n")[0]
+            raise UserError(
+                f"trainer.logger: wandb does not start: {why}; or set trainer.logger=console"
+            ) from error
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +42,7 @@ from srl.train.threads import set_threads
 from srl.workspace import Workspace
 
 SFT = "sft"
+LOG = "log"
 IDENTITY = "run.json"
 
 
@@ -76,17 +79,29 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
     config = ready(config, algo, workspace, terminal)
     prepared = _prepare(config, algo, workspace, terminal)
     run = workspace.new_run(preset, algo, config.trainer.seed)
-    save_config(run, config)
-    identity = Identity(
-        preset, algo, datetime.now(UTC).isoformat(timespec="seconds"), prepared.reference,
-        _index_digest(prepared.environment),
-    )  # fmt: skip
-    write_json(run / IDENTITY, {"format": FORMAT, **asdict(identity)})
-    terminal.note(
-        f"run {run.name}: {len(prepared.environment.splits.train):,} questions, {threads} threads, "
-        f"set up in {time.perf_counter() - began:.1f} s"
-    )
-    return _go(run, config, identity, prepared, terminal)
+    with _removed_unless_begun(run):
+        save_config(run, config)
+        identity = Identity(
+            preset, algo, datetime.now(UTC).isoformat(timespec="seconds"), prepared.reference,
+            _index_digest(prepared.environment),
+        )  # fmt: skip
+        write_json(run / IDENTITY, {"format": FORMAT, **asdict(identity)})
+        terminal.note(
+            f"run {run.name}: {len(prepared.environment.splits.train):,} questions, {threads} threads, "
+            f"set up in {time.perf_counter() - began:.1f} s"
+        )
+        return _go(run, config, identity, prepared, terminal)
+
+
+@contextmanager
+def _removed_unless_begun(run: Path) -> Iterator[None]:
+    """Nothing is left of a run that ends, ctrl-C included, before it has a log."""
+    try:
+        yield
+    except BaseException:
+        if not (run / LOG).is_dir():
+            shutil.rmtree(run, ignore_errors=True)
+        raise
 
 
 def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
@@ -224,7 +239,7 @@ def _go(
         index_digest=_index_digest(prepared.environment), srl_version=__version__,
         started=identity.started,
     )  # fmt: skip
-    with LogWriter(run / "log", info) as log:
+    with LogWriter(run / LOG, info) as log:
         stage = Stage(config, prepared.environment, prepared.engine, log, terminal, known)
         try:
             progress = prepared.loop(run, stage, resumed)
