@@ -2,7 +2,7 @@
 
     python bench/base.py [--out src/srl/presets/base]
 
-About twenty minutes on one core. It writes a Hugging Face directory with `card.json`: the stages,
+About half an hour on one core. It writes a Hugging Face directory with `card.json`: the stages,
 what was trained on, and the loss on the policy's own tokens at the end of each.
 """
 

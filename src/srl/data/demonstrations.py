@@ -31,7 +31,7 @@ class Noise:
     right: float = 0.4
     wrong_span: float = 0.25
     second_hop: float = 0.2
-    right_field: float = 0.6
+    right_field: float = 0.5
 
 
 CLEAN = Noise(right=1.0, wrong_span=0.0, second_hop=1.0, right_field=1.0)

@@ -112,7 +112,7 @@ class BaseStage:
 
 
 def stages(seed: int, two_hop: float = 0.4) -> tuple[BaseStage, ...]:
-    """Copying forms slowly above a learning rate of 2e-3; the last stage takes out the slips."""
+    """Copying forms slowly above a learning rate of 2e-3; the last stages take out the slips."""
 
     def episodes(worlds: int) -> Callable[[PreTrainedTokenizerFast, int], Iterator[list[Trajectory]]]:
         return lambda tokenizer, steps: clean_episodes(Codec(tokenizer), steps, worlds, two_hop)
@@ -122,6 +122,7 @@ def stages(seed: int, two_hop: float = 0.4) -> tuple[BaseStage, ...]:
         BaseStage("copying", 150, 1.5e-3, "constant", 1.0, lists),
         BaseStage("episodes", 1300, 1.5e-3, "linear", 0.2, episodes(seed)),
         BaseStage("episodes of other worlds", 600, 7e-4, "linear", 0.2, episodes(seed + 7)),
+        BaseStage("episodes of yet other worlds", 800, 1e-3, "linear", 0.2, episodes(seed + 21)),
     )
 
 
@@ -132,7 +133,7 @@ def _lists(seed: int, tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterato
 def make_base(
     seed: int = 0, report: Report = lambda stage, step, metrics: None
 ) -> tuple[torch.nn.Module, PreTrainedTokenizerFast]:
-    """Train the base from random weights; about twenty minutes on one core."""
+    """Train the base from random weights; about half an hour on one core."""
     tokenizer = world_tokenizer()
     model = new_base(len(tokenizer), seed)
     for stage in stages(seed):
