@@ -30,6 +30,9 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
+"""What numpy says of a write that did not fit."""
+_BLOCK = 4096
 _ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -89,7 +92,7 @@ def _aside(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     except Exception as error:
-        if is_disk_full(error):
+        if is_disk_full(error) or is_disk_full(error.__cause__) or not _has_room(path.parent):
             raise UserError(
                 f"{path} was not written: the disk is full; free some space and try again"
             ) from error
@@ -114,11 +117,18 @@ def _remove_empty(directories: Iterable[Path]) -> None:
             directory.rmdir()
 
 
-def is_disk_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException | None) -> bool:
     """True for ENOSPC and a used-up quota, also when a library wrapped them in an error of its own."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
-    return os.strerror(errno.ENOSPC) in str(error)
+    return os.strerror(errno.ENOSPC) in str(error) or bool(_SHORT_WRITE.search(str(error)))
+
+
+def _has_room(directory: Path) -> bool:
+    """Whether a block can still be written; libraries do not always say why a write failed."""
+    with suppress(OSError):
+        return shutil.disk_usage(directory).free >= _BLOCK
+    return True
 
 
 def _host() -> str:
