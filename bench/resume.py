@@ -1,0 +1,239 @@
+"""Kill training at random moments, resume it, and compare it with a run that was left alone.
+
+    python bench/resume.py [--kills 20] [--steps 8] [--seed 0] [--out FILE] [-- OPTIONS OF SRL TRAIN]
+
+Each kill is SIGKILL: one in five while the process starts up, the others at a random moment of the next
+three training steps. When a run ends before all kills are spent, another one is started. Both runs are
+deterministic (`rollout.deterministic=true`) and write a checkpoint each step. Exits with 1 unless every
+metric (times excepted), every sampled token and every weight is the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import srl.store
+from srl.store import read_records
+from srl.workspace import Workspace
+
+SRL = str(Path(sys.executable).with_name("srl"))
+RESULTS = Path(__file__).parent / "results" / "resume.json"
+STEPS_AHEAD = 3.0
+TIMES = "timing_s/"
+
+
+def differences(found: Path, expected: Path) -> list[str]:
+    """In what the run `found` is not the run `expected`; empty when they are the same to the last bit."""
+    ours, theirs = _metrics(found), _metrics(expected)
+    wrong = [f"{'/'.join(map(str, key))} {ours.get(key)} instead of {theirs.get(key)}"
+             for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]  # fmt: skip
+    if _episodes(found) != _episodes(expected):
+        wrong.append("other episodes")
+    files, known = _files(found), _files(expected)
+    wrong += [
+        f"file {name}" for name in sorted(files.keys() | known.keys()) if files.get(name) != known.get(name)
+    ]
+    return wrong
+
+
+def _metrics(run: Path) -> dict[tuple[str, int, str], float]:
+    """Every metric of every step and evaluation, times excepted."""
+    with srl.store.open(run) as log:
+        rows = log.execute("SELECT phase, step, name, value FROM metrics").fetchall()
+    return {(phase, step, name): value for phase, step, name, value in rows if not name.startswith(TIMES)}
+
+
+def _episodes(run: Path) -> list[tuple[Any, ...]]:
+    """What was sampled and what it taught, token by token, in the order of the log."""
+    with srl.store.open(run) as log:
+        records = read_records(log)
+    return [
+        (item.trajectory.phase, item.trajectory.step, item.trajectory.id, item.trajectory.token_ids,
+         item.trajectory.logprobs, [search.query for search in item.trajectory.searches],
+         item.score.value if item.score else None, item.advantages and list(item.advantages))
+        for item in records
+    ]  # fmt: skip
+
+
+def _files(run: Path) -> dict[str, str]:
+    """Digests of the newest checkpoint's files, but for the one that holds the run's seconds."""
+    last = sorted((run / "checkpoints").glob("step-*"))[-1]
+    files = [path for path in last.rglob("*") if path.is_file() and path.name != "state.json"]
+    return {str(path.relative_to(last)): _digest(path) for path in files}
+
+
+def _digest(path: Path) -> str:
+    data = path.read_bytes()
+    if path.suffix == ".pt":  # a zip file, with dates; the tensors' bytes are what counts
+        data = repr(_plain(torch.load(path, weights_only=True))).encode()
+    return sha256(data).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), sha256(value.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a process was killed, and which checkpoint was the newest then."""
+
+    during: str
+    after_s: float
+    checkpoint: str | None
+
+
+@dataclass
+class Process:
+    """`srl` with some arguments; what it says goes to a file."""
+
+    arguments: list[str]
+    said: Path
+
+    def __post_init__(self) -> None:
+        self.began = time.perf_counter()
+        with self.said.open("wb") as out:
+            self.popen = subprocess.Popen([SRL, *self.arguments], stdout=out, stderr=subprocess.STDOUT)
+
+    def text(self) -> str:
+        return self.said.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, *marks: str) -> bool:
+        """Until a line begins with one of `marks`; False when the process ended before."""
+        while self.popen.poll() is None:
+            if any(line.startswith(marks) for line in self.text().splitlines()):
+                return True
+            time.sleep(0.01)
+        return any(line.startswith(marks) for line in self.text().splitlines())
+
+    def kill_after(self, seconds: float) -> bool:
+        """Kill it in `seconds`; False when it ended by itself before."""
+        try:
+            self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.popen.send_signal(signal.SIGKILL)
+            self.popen.wait()
+            return True
+        return False
+
+    def finish(self) -> None:
+        if self.popen.wait() != 0:
+            raise SystemExit(f"srl {' '.join(self.arguments)} failed:\n{self.text()}")
+
+
+class Trial:
+    """One workspace, one run left alone in it, and the runs that are killed."""
+
+    def __init__(self, workspace: Workspace, options: list[str], seed: int) -> None:
+        self.workspace, self.options, self.rng = workspace, options, random.Random(seed)
+        self.said = workspace.root / "said.txt"
+        process = self.new_process(self.options)
+        process.wait_for("run ")
+        self.startup_s = time.perf_counter() - process.began
+        process.finish()
+        self.training_s = time.perf_counter() - process.began - self.startup_s
+        self.alone = self.newest()
+
+    def newest(self) -> Path:
+        return self.workspace.all_runs()[-1]
+
+    def new_process(self, options: list[str]) -> Process:
+        return Process(["--workspace", str(self.workspace.root), "train", *options], self.said)
+
+    def victim(self, kills: int, steps: int) -> tuple[Path, list[Kill]]:
+        """A run that is killed at most `kills` times and resumed until it ends."""
+        done, process = list[Kill](), self.new_process(self.options)
+        process.wait_for("run ")
+        run = self.newest()
+        while len(done) < kills:
+            startup = bool(done) and self.rng.random() < 0.2
+            if not startup:
+                process.wait_for("run ", "resuming ")
+            longest = self.startup_s if startup else STEPS_AHEAD * self.training_s / steps
+            delay = self.rng.uniform(0, longest)
+            if not process.kill_after(delay):
+                break
+            found = sorted(path.name for path in run.glob("checkpoints/step-*"))
+            done.append(
+                Kill("startup" if startup else "training", round(delay, 3), found[-1] if found else None)
+            )
+            process = self.new_process(["--resume", "--run", run.name])
+        process.finish()
+        return run, done
+
+
+def measure(workspace: Workspace, options: list[str], kills: int, steps: int, seed: int) -> dict[str, Any]:
+    """Runs that are killed `kills` times in all, each compared with the one that was left alone."""
+    trial, done, wrong, runs = Trial(workspace, options, seed), list[Kill](), list[str](), 0
+    while len(done) < kills:
+        run, more = trial.victim(kills - len(done), steps)
+        done, runs = done + more, runs + 1
+        wrong += [f"{run.name}: {text}" for text in differences(run, trial.alone)]
+        print(f"{len(done)} kills, {runs} runs, {len(wrong)} differences", file=sys.stderr)
+        if not more:
+            raise SystemExit("a run ended before it could be killed: give it more --steps")
+    return {
+        "format": 1,
+        "kills": len(done),
+        "runs": runs,
+        "steps": steps,
+        "identical": not wrong,
+        "differences": wrong[:20],
+        "startup_s": round(trial.startup_s, 2),
+        "training_s": round(trial.training_s, 2),
+        "when": [asdict(kill) for kill in done],
+        "options": options,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("options", nargs="*", help="further options of `srl train`, after --")
+    given = parser.parse_args()
+    os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+    sets = (
+        "rollout.deterministic=true",
+        "trainer.save_freq=1",
+        "trainer.test_freq=2",
+        "trainer.max_ckpt_to_keep=2",
+    )
+    options = [
+        *given.options,
+        "--steps",
+        str(given.steps),
+        *(part for text in sets for part in ("--set", text)),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Workspace(Path(folder)), options, given.kills, given.steps, given.seed)
+    given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    verdict = "identical" if found["identical"] else "NOT identical"
+    print(f"{found['kills']} kills in {found['runs']} runs: {verdict}")
+    raise SystemExit(0 if found["identical"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""A run that was stopped and goes on is, bit for bit, the run that was not stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench.resume import differences
+from safetensors.torch import load_file, save_file
+from tests.training import Said, config, train, write_setting
+
+import srl.store
+from srl.config import save_config
+from srl.errors import UserError
+from srl.reward import RewardMix
+from srl.train.run import resume
+from srl.workspace import Workspace
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = {
+    "rollout.deterministic": True,
+    "trainer.total_training_steps": 4,
+    "trainer.test_freq": 2,
+    "algorithm.kl_ctrl.type": "adaptive",
+    "algorithm.kl_ctrl.horizon": 40,
+    "actor.entropy_coeff": 0.01,
+    "actor.ppo_epochs": 2,
+    "actor.optim.lr_scheduler_type": "cosine",
+    "actor.optim.lr_warmup_steps": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    return folder
+
+
+def only_run(workspace):
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+def train_metrics(run, name):
+    """The different values of a metric over the training steps."""
+    with srl.store.open(run) as log:
+        rows = log.execute("SELECT value FROM metrics WHERE phase = 'train' AND name = ?", [name]).fetchall()
+    return {value for (value,) in rows}
+
+
+@pytest.fixture(scope="module")
+def whole(setting):
+    """Runs that were never stopped, by algorithm."""
+    made = {}
+
+    def run_of(algo):
+        if algo not in made:
+            folder = setting / f"whole-{algo}"
+            train(config(setting, algo, **SETTINGS), folder, algo)
+            made[algo] = only_run(folder)
+        return made[algo]
+
+    return run_of
+
+
+def stop_at(step, phase="train"):
+    """A reward that breaks at one step, once."""
+    real, left = RewardMix.score, [1]
+
+    async def score(mix, trajectories):
+        if (trajectories[0].phase, trajectories[0].step) == (phase, step) and left:
+            left.pop()
+            raise KeyboardInterrupt
+        return await real(mix, trajectories)
+
+    return score
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_the_same_run_twice_is_the_same(setting, workspace, whole, algo):
+    expected = whole(algo)
+    for name in (
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "actor/lr",
+        *(["critic/kl_coeff"] if algo == "ppo" else []),
+    ):
+        assert len(train_metrics(expected, name)) == 4, f"{name} moves, or equality would say little"
+    train(config(setting, algo, **SETTINGS), workspace, algo)
+    assert differences(only_run(workspace), expected) == []
+
+
+@pytest.mark.parametrize(
+    ("algo", "stop"),
+    [("ppo", ("train", 3)), ("ppo", ("test", 4)), ("grpo", ("train", 1)), ("grpo", ("val", 2))],
+)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(setting, workspace, whole, monkeypatch, algo, stop):
+    phase, step = stop
+    monkeypatch.setattr(RewardMix, "score", stop_at(step, phase))
+    with pytest.raises(KeyboardInterrupt):
+        train(config(setting, algo, **SETTINGS), workspace, algo)
+    run = only_run(workspace)
+    with srl.store.open(run) as log:
+        assert log.execute("SELECT status FROM runs").fetchone() == ("interrupted",)
+    said = Said()
+    summary = resume(run, workspace=Workspace(workspace), terminal=said)
+    assert summary.steps == 4
+    assert ("from step-" in said.text) == (stop != ("train", 1))
+    assert differences(run, whole(algo)) == []
+
+
+def test_going_on_from_an_older_checkpoint_forgets_what_came_after(setting, workspace, whole):
+    """As if the newest checkpoint had not been finished when the run was killed."""
+    train(config(setting, "grpo", **SETTINGS), workspace, "grpo")
+    run = only_run(workspace)
+    for step in (3, 4):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:06d}")
+    resume(run, workspace=Workspace(workspace), terminal=Said())
+    assert differences(run, whole("grpo")) == []
+
+
+def test_another_reference_is_refused(setting, workspace, tmp_path):
+    shutil.copytree(setting / "model", tmp_path / "model")
+    chosen = config(setting, "grpo", trainer__total_training_steps=1, ref__path=str(tmp_path / "model"))
+    train(chosen, workspace, "grpo")
+    file = tmp_path / "model" / "model.safetensors"
+    weights = {name: value + 1 for name, value in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"the reference of .* has changed"):
+        resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said())
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.timeout(900)
+def test_a_run_killed_at_random_moments_is_the_run_that_was_not(setting, tmp_path):
+    """Three times SIGKILL, and `srl train --resume`: the same log and the same weights."""
+    save_config(tmp_path, config(setting, "ppo", **{**SETTINGS, "trainer.total_training_steps": 8}))
+    command = [
+        sys.executable,
+        str(ROOT / "bench" / "resume.py"),
+        "--kills",
+        "3",
+        "--steps",
+        "8",
+        "--seed",
+        "1",
+    ]
+    command += ["--out", str(tmp_path / "resume.json"), "--", "--config", str(tmp_path / "config.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads((tmp_path / "resume.json").read_text())
+    assert (found["kills"], found["identical"], found["differences"]) == (3, True, [])
