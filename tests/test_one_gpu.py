@@ -1,0 +1,299 @@
+"""The preset for one GPU trains a user's own model: here small ones on the CPU, with byte-level BPE."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tiny_models import byte_level_tokenizer
+from tests.training import Said
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+import srl.store
+from srl.config import Config, load_config
+from srl.data.parquet import write_corpus
+from srl.errors import UserError
+from srl.model import load_tokenizer, model_digest, new_model, save_model
+from srl.protocol import TEMPLATES
+from srl.rollout.codec import Codec
+from srl.store import read_records
+from srl.train.materials import load_questions, with_data
+from srl.train.run import resume, start
+from srl.trajectory import Passage
+from srl.workspace import Workspace
+
+ANSWER = "Ossa Trell"
+ASKED = ("who built the lighthouse of Velmar?", "who painted the gate of Quillon?")
+SAID = ("<search>who built the lighthouse of Velmar</search>", f"<answer>{ANSWER}</answer>")
+PAGES = [
+    Passage("velmar", f'"Velmar"\nThe lighthouse of Velmar was built by {ANSWER}.'),
+    Passage("quillon", f'"Quillon"\nThe gate of Quillon was painted by {ANSWER}.'),
+]
+CHAT = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+SMALL = {
+    "model.lora_rank": 4,
+    "data.train_batch_size": 2,
+    "data.max_prompt_length": 560,
+    "data.max_response_length": 160,
+    "rollout.n": 8,
+    "rollout.max_turns": 1,
+    "rollout.max_turn_tokens": 40,
+    "rollout.max_obs_length": 80,
+    "rollout.max_num_seqs": 16,
+    "rollout.deterministic": True,
+    "actor.ppo_mini_batch_size": 1,
+    "actor.ppo_max_token_len": 4096,
+    "actor.optim.lr": 2e-3,
+    "actor.optim.lr_warmup_steps": 0,
+    "trainer.total_training_steps": 2,
+    "trainer.save_freq": 1,
+    "trainer.test_freq": 0,
+    "trainer.val_before_train": False,
+}
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a user brings: a model's directory, questions, a corpus."""
+
+    model: Path
+    questions: Path
+    corpus: Path
+
+    def config(self, **settings: object) -> Config:
+        given = {name.replace("__", "."): value for name, value in settings.items()}
+        paths = {
+            "model.path": self.model,
+            "data.train_files": [self.questions],
+            "data.corpus": self.corpus,
+        }
+        return load_config("one-gpu", None, None, {**SMALL, **paths, **given}).config
+
+
+def tokenizer(lacks: str = "") -> PreTrainedTokenizerFast:
+    """Byte-level BPE with a chat template; without it, or without EOS and pad token too."""
+    made = copy.deepcopy(byte_level_tokenizer())
+    if lacks == "everything":
+        made = PreTrainedTokenizerFast(tokenizer_object=made.backend_tokenizer)
+    made.chat_template = None if lacks else CHAT
+    return made
+
+
+@cache
+def taught(steps: int = 110) -> dict[str, torch.Tensor]:
+    """Weights of a Llama that has learnt to search or to answer, either as likely, whichever it is asked."""
+    model = sized("llama")
+    forms = [Codec(tokenizer()), Codec(tokenizer("chat template"))]
+    asked = [TEMPLATES["search-r1"].messages(text) for text in ASKED]
+    prompts = [codec.encode_prompt(messages)[0] for codec in forms for messages in asked]
+    texts = [forms[0].encode_text(text) for text in SAID]
+    longest = max(map(len, texts))
+    targets = torch.tensor([[*ids, *[-100] * (longest - len(ids))] for ids in texts])  # (2, longest)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.98))
+    for step in range(steps):
+        prompt = torch.tensor(prompts[step % 4]).expand(2, -1)
+        rows = torch.cat([prompt, targets.clamp_min(0)], dim=1)
+        hidden = model.model(input_ids=rows).last_hidden_state[:, prompt.shape[1] - 1 : -1]
+        torch.nn.functional.cross_entropy(model.lm_head(hidden).flatten(0, 1), targets.flatten()).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    return model.state_dict()
+
+
+def sized(kind: str) -> PreTrainedModel:
+    return new_model(kind, vocab_size=400, layers=2, width=32, heads=4, kv_heads=2, ffn=64, max_length=768)
+
+
+def bring(folder: Path, kind: str, lacks: str = "") -> Own:
+    """A model that was taught, its tokenizer, two questions and two pages, in `folder`."""
+    model, words = sized(kind), tokenizer(lacks)
+    model.load_state_dict(taught(), strict=False)  # a Qwen2 is a Llama with biases, which are 0
+    folder.mkdir()
+    save_model(model, words, folder / "model", stop_strings=())
+    asked = [{"id": f"q{n}", "question": text, "golden_answers": [ANSWER]} for n, text in enumerate(ASKED)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    write_corpus(folder / "corpus.jsonl", PAGES)
+    return Own(folder / "model", folder / "train.jsonl", folder / "corpus.jsonl")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Own:
+    return bring(tmp_path_factory.mktemp("own") / "qwen2", "qwen2")
+
+
+class Stopping(Said):
+    """A terminal at which somebody presses Ctrl-C at a step."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def step(self, step, total, values) -> None:
+        super().step(step, total, values)
+        if step == self.at:
+            raise KeyboardInterrupt
+
+
+def train(config: Config, root: Path, terminal: Said | None = None) -> Path:
+    """A run from start to end in the workspace `root`; its directory."""
+    summary = start(
+        config, preset="one-gpu", algo="grpo", workspace=Workspace(root), terminal=terminal or Said()
+    )
+    assert summary.steps == config.trainer.total_training_steps
+    return Workspace(root).runs / summary.run_id
+
+
+def metrics_of(run: Path) -> list[dict[str, float]]:
+    with srl.store.open(run) as log:
+        rows = log.execute("SELECT metrics FROM raw.steps WHERE phase = 'train' ORDER BY step").fetchall()
+    return [metrics for (metrics,) in rows]
+
+
+def adapter(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return torch.load(run / "checkpoints" / f"step-{step:06d}" / "trainer" / "actor.pt", weights_only=True)
+
+
+def same(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(some[name], others[name]) for name in some.keys() | others.keys())
+
+
+@pytest.fixture(scope="module")
+def finished(own: Own, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run in bfloat16: the preset as it is, but small."""
+    return train(own.config(), tmp_path_factory.mktemp("finished"))
+
+
+def test_adapter_learns_and_the_weights_under_it_stay(own, finished):
+    before = model_digest(own.model)
+    first, second = adapter(finished, 1), adapter(finished, 2)
+    assert all("lora" in name for name in first)
+    assert {value.dtype for value in first.values()} == {torch.bfloat16}
+    assert any(value.any() for name, value in first.items() if "lora_B" in name)
+    assert not same(first, second)
+    assert model_digest(own.model) == before
+
+
+def test_episodes_search_answer_and_earn(finished):
+    for metrics in metrics_of(finished):
+        assert metrics["env/number_of_valid_search"] > 0
+        assert 0 < metrics["critic/score/mean"] < 1
+        assert metrics["actor/grad_norm"] > 0
+        assert metrics["rollout/logprob_diff/max"] < 0.5  # of bfloat16
+
+
+def test_ids_are_those_that_were_sampled_and_shown(own, finished):
+    words, _ = load_tokenizer(own.model)
+    codec = Codec(words)
+    with srl.store.open(finished) as log:
+        trajectories = [record.trajectory for record in read_records(log)]
+    assert len(trajectories) == 2 * 2 * 8
+    kinds = set()
+    for trajectory in trajectories:
+        prompt, *rest = trajectory.segments
+        assert list(prompt.token_ids) == codec.encode_prompt(trajectory.question.prompt)[0]
+        for segment in rest:
+            kinds.add(segment.kind)
+            if segment.is_policy:
+                assert codec.decode(segment.token_ids) == segment.text
+                assert len(segment.logprobs) == len(segment.token_ids)
+            else:
+                assert list(segment.token_ids) == codec.encode_text(segment.text)
+    assert kinds >= {"policy", "observation"}
+    texts = [
+        segment.text for item in trajectories for segment in item.segments if segment.kind == "observation"
+    ]
+    assert any(f"Velmar was built by {ANSWER}" in text for text in texts)
+
+
+def test_prompt_is_search_r1s_in_the_models_own_chat_format(finished):
+    with srl.store.open(finished) as log:
+        prompts = {record.trajectory.segments[0].text for record in read_records(log)}
+    for prompt in prompts:
+        assert prompt.startswith(
+            "<|user|>Answer the given question. You must conduct reasoning inside <think>"
+        )
+        assert prompt.endswith("?\n<|end|>\n<|assistant|>\n")
+
+
+def test_checkpoint_is_the_merged_model(own, finished):
+    checkpoint = finished / "checkpoints" / "step-000002"
+    merged = AutoModelForCausalLM.from_pretrained(checkpoint)
+    start, trained = AutoModelForCausalLM.from_pretrained(own.model), adapter(finished, 2)
+    assert not any("lora" in name for name in merged.state_dict())
+    name = "model.layers.0.mlp.up_proj"
+    down, up = (trained[f"{name}.lora_{part}.default.weight"].float() for part in "AB")
+    scale = 32 / SMALL["model.lora_rank"]
+    wanted = start.state_dict()[f"{name}.weight"].bfloat16().float() + scale * up @ down
+    torch.testing.assert_close(
+        merged.state_dict()[f"{name}.weight"].float(), wanted, rtol=2**-7, atol=1e-3
+    )  # bfloat16 holds eight bits
+    assert merged.generation_config.stop_strings == ["</search>", "</answer>"]
+    assert (checkpoint / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_stopped_run_goes_on_as_if_it_had_not_been(own, finished, tmp_path):
+    workspace = Workspace(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        start(own.config(), preset="one-gpu", algo="grpo", workspace=workspace, terminal=Stopping(at=2))
+    (run,) = workspace.all_runs()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000001"]
+    summary = resume(run, workspace=workspace, terminal=Said())
+    assert summary.steps == 2
+    assert same(adapter(run, 2), adapter(finished, 2))
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [("llama", "chat template"), ("qwen2", "everything")])
+def test_model_with_less_trains_too(tmp_path, kind, lacks):
+    """In float32 trainer and sampler agree; without EOS a turn ends at a stop string or its cap."""
+    said = Said()
+    config = bring(tmp_path / "own", kind, lacks).config(model__dtype="float32")
+    run = train(config, tmp_path / "workspace", said)
+    for metrics in metrics_of(run):
+        assert metrics["rollout/logprob_diff/max"] < 1e-3
+        assert metrics["actor/grad_norm"] > 0
+    assert not same(adapter(run, 1), adapter(run, 2))
+    assert "no chat template" in said.text
+    assert ("no EOS token" in said.text) == (lacks == "everything")
+    with srl.store.open(run) as log:
+        prompts = [record.trajectory.segments[0].text for record in read_records(log)]
+    assert all(prompt.startswith("Answer the given question.") for prompt in prompts)
+
+
+def test_first_trial_on_the_made_up_world_gets_search_r1s_prompt(monkeypatch, tmp_path):
+    """`srl train --preset one-gpu --model DIR`: the world's questions, in words that the model can read."""
+    monkeypatch.setattr("srl.data.world.QUESTIONS", {"train": 4, "validation": 2, "test": 2})
+    said: list[str] = []
+    config = with_data(load_config("one-gpu").config, Workspace(tmp_path), said.append)
+    codec = Codec(tokenizer())
+    asked = load_questions(config.data.train_files, config, codec, said.append)
+    assert len(asked) == 4
+    for question in asked:
+        assert question.prompt[0]["content"].startswith("Answer the given question. You must conduct")
+        assert question.text in question.prompt[0]["content"]
+    assert Path(config.data.corpus).is_file()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        ("model.path", "no model directory Qwen/Qwen2.5-0.5B"),
+        ("data.train_files", "set data.train_files too"),
+        ("data.corpus", "nothing to search: set search.index"),
+    ],
+)
+def test_what_is_left_out_is_named_in_one_line(own, tmp_path, left_out, said):
+    given = {"model.path": own.model, "data.train_files": [own.questions], "data.corpus": own.corpus}
+    del given[left_out]
+    config = load_config("one-gpu", None, None, {**SMALL, **given}).config
+    with pytest.raises(UserError, match=said) as caught:
+        train(config, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
