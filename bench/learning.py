@@ -49,16 +49,16 @@ def command(*arguments: str) -> dict[str, Any]:
 def measured(model: Path, world: Path, index: Path) -> dict[str, float]:
     """A model on the test questions: greedy, and eight samples at temperature 1."""
     common = [str(model), "--preset", "tiny", "--data", str(world / "test.parquet"), "--index", str(index)]
-    greedy = command("eval", "run", *common, "--json")["settings"]["search"]["metrics"]
+    greedy = command("eval", "run", *common, "--json")["search"]["metrics"]
     sampled = command("eval", "run", *common, "--n", "8", "--temperature", "1", "--json")
-    sampled = sampled["settings"]["search"]["metrics"]
+    sampled = sampled["search"]["metrics"]
     return {
-        "em": greedy["eval/em"],
-        "em_1_hop": greedy["eval/em/hops=1"],
-        "em_2_hops": greedy["eval/em/hops=2"],
-        "searches": greedy["eval/env/number_of_valid_search"],
-        "em_sampled": sampled["eval/em"],
-        "pass_at_8": sampled["eval/pass@8"],
+        "em": round(greedy["em"], 4),
+        "em_1_hop": round(greedy["em/hops=1"], 4),
+        "em_2_hops": round(greedy["em/hops=2"], 4),
+        "searches": round(greedy["env/number_of_valid_search"], 4),
+        "em_sampled": round(sampled["em"], 4),
+        "pass_at_8": round(sampled["pass@8"], 4),
     }
 
 

@@ -1,0 +1,56 @@
+"""The small base model: its words are the world's, and what the command makes is what is packaged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from srl.data.demonstrations import CLEAN, demonstrations
+from srl.data.encyclopedia import make_world, questions
+from srl.model import count_parameters, load_model, load_tokenizer
+from srl.rollout.codec import Codec
+from srl.train.base import clean_episodes, new_base, stages, world_tokenizer
+from srl.train.materials import BASE_MODEL
+
+
+def test_the_packaged_tokenizer_is_the_one_that_the_command_makes():
+    packaged, _ = load_tokenizer(BASE_MODEL)
+    assert packaged.get_vocab() == world_tokenizer().get_vocab()
+
+
+def test_the_packaged_model_has_the_shape_that_the_command_makes():
+    card = json.loads((BASE_MODEL / "card.json").read_text())
+    made = new_base(card["vocabulary"], seed=0)
+    packaged = load_model(BASE_MODEL, device="cpu")
+    assert {name: tensor.shape for name, tensor in packaged.state_dict().items()} == {
+        name: tensor.shape for name, tensor in made.state_dict().items()
+    }
+    assert count_parameters(packaged) == card["parameters"]
+    assert {stage.name: stage.steps for stage in stages(0)} == {
+        name: stage["steps"] for name, stage in card["stages"].items()
+    }
+
+
+def test_every_word_of_the_world_is_one_token():
+    tokenizer = world_tokenizer()
+    world = make_world("test", 0)
+    asked = questions(world, "test", 0, 200)
+    texts = [page.contents for page in world.passages()] + [item.text for item in asked]
+    texts += [turn for item in demonstrations(asked, world, CLEAN, 0) for turn in item.metadata["turns"]]
+    unknown = tokenizer.unk_token_id
+    assert not any(unknown in tokenizer.encode(text, add_special_tokens=False) for text in texts)
+
+
+def test_clean_episodes_are_answered_right_against_a_real_index():
+    (batch,) = clean_episodes(Codec(world_tokenizer()), steps=1, seed=5, two_hop=0.5)
+    assert len(batch) == 32
+    assert all(item.end == "answered" and item.answer == item.question.golden_answers[0] for item in batch)
+    assert all(item.searches[0].hits[0].passage.title == item.searches[0].query for item in batch)
+
+
+@pytest.mark.parametrize("text", ["<search> Badran Badril </search>", "</answer>"])
+def test_tags_are_tokens_of_their_own(text):
+    tokenizer = world_tokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode(text)) == len(text.split())
