@@ -5,7 +5,8 @@
 Every row is a command of `srl` itself on the 1,024 test questions, whose entities no base, cold-start
 or training world contains: the base as it is and its pass@8, the cold start, a model fine-tuned on
 clean episodes instead, then PPO and GRPO for each seed, the same with the mask off, and the baseline
-that may not search. Rows already in `bench/results/learning.json` are kept where `--only` leaves them out.
+that may not search. Rows and seeds already in `bench/results/learning.json` are kept where the options
+leave them out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import srl.store
@@ -143,7 +143,8 @@ def picture(rows: dict[str, Any]) -> None:
         axes.set(xlabel="training step", ylabel="exact match, validation, greedy", ylim=(-0.02, 1.02))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize="small")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize="small")
         figure.savefig(PICTURE, metadata={"Date": None})
         figure.savefig(PICTURE.with_suffix(".png"), dpi=150)
 
@@ -163,9 +164,12 @@ def main() -> None:
         rows |= start_rows(workspace.root, arguments.only)
         _write(rows)
         for name in (name for name in RL if name in arguments.only):
-            rows[name] = [rl_row(workspace.root, RL[name], seed) for seed in arguments.seeds]
-            print(name, "EM", mean(run["end"]["em"] for run in rows[name]), file=sys.stderr)
-            _write(rows)
+            for seed in arguments.seeds:
+                kept = [run for run in rows.get(name, []) if run["seed"] != seed]
+                run = rl_row(workspace.root, RL[name], seed)
+                rows[name] = sorted([*kept, run], key=lambda row: row["seed"])
+                print(name, seed, "EM", run["end"]["em"], file=sys.stderr, flush=True)
+                _write(rows)
 
 
 def _write(rows: dict[str, Any]) -> None:

@@ -78,11 +78,10 @@ def recall() -> str:
 
 def startup() -> str:
     """How long the command takes to start."""
-    rows = load("startup")["commands"]
-    return table(
-        ["command", "median", "against an empty interpreter"],
-        [[f"`{name}`", f"{1000 * row['median_s']:.0f} ms", f"{row['ratio']:.1f}×"] for name, row in rows.items()],
-    )
+    lines = []
+    for name, row in load("startup")["commands"].items():
+        lines.append([f"`{name}`", f"{1000 * row['median_s']:.0f} ms", f"{row['ratio']:.1f}×"])
+    return table(["command", "median", "against an empty interpreter"], lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {"learning": learning, "recall": recall, "startup": startup}
