@@ -14,16 +14,17 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from srl.errors import UserError
 
+T = TypeVar("T")
 FORMAT = 1
 """The format number that every file and directory of ours carries."""
 
@@ -247,6 +248,19 @@ def write_json(path: Path | str, obj: object) -> None:
     text = json.dumps(obj, indent=2, ensure_ascii=False) + "\n"
     with atomic_file(path) as file:
         file.write(text)
+
+
+def read_json(path: Path | str, make: Callable[..., T]) -> T:
+    """`make(**fields)` of a JSON object that carries its format number.
+
+    Raises UserError for a file that is no such object, is newer, or has other fields than `make` takes.
+    """
+    found = _json_object(Path(path).read_bytes(), str(path))
+    check_format(path, found.pop("format", None))
+    try:
+        return make(**found)
+    except TypeError as error:
+        raise UserError(f"{path}: expected what srl writes there, found other fields ({error})") from error
 
 
 def write_manifest(directory: Path | str, kind: str, payload: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from srl.errors import UserError
-from srl.files import atomic_directory, check_format, write_json
+from srl.files import atomic_directory, read_json, write_json
 from srl.model import save_model
 from srl.train.experience import Learner
 from srl.update.optimiser import Optimiser
@@ -84,7 +83,7 @@ def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimise
     Raises UserError for a checkpoint without trainer state, and for one of another model.
     """
     trainer = path / "trainer"
-    state = _read_state(trainer / "state.json")
+    progress = _read_state(trainer / "state.json")
     device = learner.device
     try:
         _put(learner.actor, _load(trainer / "actor.pt", device))
@@ -95,8 +94,8 @@ def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimise
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
         raise UserError(f"{path} is not a checkpoint of this run: {why}") from error
-    learner.kl_control.load_state_dict(state["kl"])
-    return Progress(**state)
+    learner.kl_control.load_state_dict(progress.kl)
+    return progress
 
 
 def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
@@ -110,12 +109,10 @@ def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         weight.copy_(saved[name])
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _read_state(path: Path) -> Progress:
     if not path.is_file():
         raise UserError(f"{path}: missing; this checkpoint holds no trainer state to resume from")
-    state = json.loads(path.read_text(encoding="utf-8"))
-    check_format(path, state.pop("format", None))
-    return state
+    return read_json(path, Progress)
 
 
 def _load(path: Path, device: torch.device) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import torch
 from srl import __version__
 from srl.config import Config, load_saved, save_config
 from srl.errors import UserError
-from srl.files import FORMAT, atomic_directory, check_format, write_json
+from srl.files import FORMAT, atomic_directory, read_json, write_json
 from srl.model import save_model
 from srl.rollout.engine import TorchEngine
 from srl.store import LogWriter, RunInfo
@@ -257,6 +256,4 @@ def _identity(run: Path) -> Identity:
     path = run / IDENTITY
     if not path.is_file():
         raise UserError(f"{run} is no run: there is no {IDENTITY} in it")
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    check_format(path, saved.pop("format", None))
-    return Identity(**saved)
+    return read_json(path, Identity)
