@@ -136,7 +136,8 @@ def picture(rows: dict[str, Any]) -> None:
         for colour, name in enumerate(name for name in RL if name in rows):
             runs = rows[name]
             for position, run in enumerate(runs):
-                label = f"{name} ({len(runs)} seeds)" if position == 0 else None
+                seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
+                label = f"{name} ({seeds})" if position == 0 else None
                 steps = [int(step) for step in run["val"]]
                 axes.plot(steps, list(run["val"].values()), color=f"C{colour}", alpha=0.85, linewidth=1.4,
                           marker="o", markersize=3, label=label)  # fmt: skip

@@ -53,7 +53,8 @@ def _run(name: str, runs: list[dict[str, Any]]) -> list[str]:
     cells = [_range([end[key] for end in ends]) for key in ("em", "em_1_hop", "em_2_hops")]
     searches = f"{mean(end['searches'] for end in ends):.2f}"
     seconds = f"{mean(run['train_seconds'] for run in runs):.0f}"
-    return [f"**{name}**, {runs[0]['steps']} steps, seeds {seeds}", *cells, searches, "", "", seconds]
+    some = "seed" if len(runs) == 1 else "seeds"
+    return [f"**{name}**, {runs[0]['steps']} steps, {some} {seeds}", *cells, searches, "", "", seconds]
 
 
 def _range(values: Sequence[float]) -> str:
@@ -80,7 +81,7 @@ def startup() -> str:
     """How long the command takes to start."""
     lines = []
     for name, row in load("startup")["commands"].items():
-        lines.append([f"`{name}`", f"{1000 * row['median_s']:.0f} ms", f"{row['ratio']:.1f}×"])
+        lines.append([f"`{name}`", f"{1000 * row['wall_s']:.0f} ms", f"{row['wall_ratio']:.1f}×"])
     return table(["command", "median", "against an empty interpreter"], lines)
 
 
