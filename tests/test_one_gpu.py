@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -297,3 +299,23 @@ def test_what_is_left_out_is_named_in_one_line(own, tmp_path, left_out, said):
         train(config, tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "code"), [((), 2), (("--smoke", "--steps", "1"), 0)])
+def test_gpu_benchmark_needs_nothing_but_torch_and_its_kin(tmp_path, arguments, code):
+    script = Path(__file__).parent.parent / "bench" / "gpu.py"
+    if not arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU, so it would measure")
+    blocked = ["duckdb", "fastapi", "stamina", "bm25s", "uvicorn", "srl.store", "srl.index"]
+    program = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); "
+        f"sys.argv = {[str(script), *arguments]!r}; runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert "no CUDA device here" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    else:
+        assert json.loads(done.stdout)["steps"][0]["seconds"]["update"] > 0

@@ -1,0 +1,252 @@
+"""The preset for one GPU at its real shape: three steps with random weights, beside what the plan says.
+
+    python bench/gpu.py [--steps 3] [--out bench/results/gpu.json]
+    python bench/gpu.py --smoke     # a small shape on any device: does this script run? writes nothing
+
+A model of Qwen2.5-0.5B's shape with random weights, byte-level BPE trained here on the made-up world's
+pages, GRPO with LoRA as in `srl train --preset one-gpu`. Nothing is downloaded. Random weights neither
+search nor answer: every episode writes all its turns to the cap, and every other one is rewarded. So
+there is more decoding than in a real run and less reading, the same in every run; the plan's arithmetic
+is given the lengths that came about.
+
+Needs torch, transformers, tokenizers, peft, numpy, pydantic, PyYAML and pluggy, and this repository's
+`src` and `plugins/algos/grpo/src`, which it finds by itself: srl need not be installed. Exits with 2 where
+there is no CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "plugins" / "algos" / "grpo" / "src")]
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from srl_grpo.estimator import algorithm  # noqa: E402
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
+
+from srl.config.merge import build, defaults, flatten, put  # noqa: E402
+from srl.config.schema import Config  # noqa: E402
+from srl.config.sources import bodies  # noqa: E402
+from srl.data.encyclopedia import make_world, questions  # noqa: E402
+from srl.model import add_lora, new_model  # noqa: E402
+from srl.protocol import template  # noqa: E402
+from srl.rollout.codec import Codec  # noqa: E402
+from srl.rollout.driver import rollout  # noqa: E402
+from srl.rollout.engine import TorchEngine  # noqa: E402
+from srl.rollout.episode import EpisodeOptions  # noqa: E402
+from srl.train.experience import Learner, make_experience  # noqa: E402
+from srl.train.fitting import with_settings  # noqa: E402
+from srl.train.footprint import footprint, longest_episode  # noqa: E402
+from srl.train.shape import PUBLISHED, Shape, shape_of  # noqa: E402
+from srl.train.speed import Lengths, measure, times  # noqa: E402
+from srl.trajectory import Question, Score, Search, Trajectory  # noqa: E402
+from srl.update.actor import ActorLoss, update_actor  # noqa: E402
+from srl.update.kl import kl_controller  # noqa: E402
+from srl.update.optimiser import Optimiser  # noqa: E402
+
+MODEL = "Qwen/Qwen2.5-0.5B"
+SMOKE_SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": 5000,
+}  # fmt: skip
+SMOKE = {
+    "data.train_batch_size": 2, "actor.ppo_mini_batch_size": 1, "rollout.n": 2, "rollout.max_num_seqs": 4,
+    "rollout.max_turn_tokens": 8, "data.max_response_length": 300,
+}  # fmt: skip
+
+
+class NoSearch:
+    """Answers with nothing; random weights do not ask."""
+
+    async def search(self, query: str) -> Search:
+        return Search(query, status="empty")
+
+
+@dataclass
+class Step:
+    """Seconds, tokens and the most memory that tensors took in one step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    written_tokens: int = 0
+    written_tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All that the steps share."""
+
+    config: Config
+    engine: TorchEngine
+    learner: Learner
+    optimiser: Optimiser
+    asked: Sequence[Question]
+
+
+def preset() -> Config:
+    """`srl train --preset one-gpu`, without asking the installed packages for their plugins."""
+    state = defaults()
+    for entry in flatten(algorithm().defaults, lambda path: "algorithm grpo"):
+        put(state, entry)
+    for body in bodies("one-gpu", None):
+        for entry in body.for_algorithm("grpo"):
+            put(state, entry)
+    return build(state)
+
+
+def new_codec() -> Codec:
+    """Byte-level BPE of 4,096 pieces, trained on the world's pages and the prompt."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=4096, special_tokens=["<|endoftext|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    pages = [page.contents for page in make_world("train", 0).passages()]
+    made.train_from_iterator([*pages, *[template("search-r1").prompt] * 20], trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>")
+    return Codec(fast)
+
+
+def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Bench:
+    """The model with its adapter on the device, the engine, the optimiser and the questions."""
+    settings = config.model
+    model = new_model(
+        "qwen2", vocab_size=sizes["vocab_size"], layers=sizes["num_hidden_layers"],
+        width=sizes["hidden_size"], heads=sizes["num_attention_heads"], ffn=sizes["intermediate_size"],
+        kv_heads=sizes["num_key_value_heads"], max_length=sizes["max_position_embeddings"],
+    ).to(device, torch.bfloat16)  # fmt: skip
+    add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    engine = TorchEngine(
+        model, new_codec(), max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest_episode(config)
+    )
+    learner = Learner(config, algorithm(), model, None, None, kl_controller("fixed", 0.0, 1.0, 1))
+    count, prompt = config.data.train_batch_size, template("search-r1")
+    asked = questions(make_world("train", 0), "train", 0, count)
+    asked = [replace(item, prompt=prompt.messages(item.text)) for item in asked]
+    return Bench(config, engine, learner, Optimiser(model.parameters(), lr=config.actor.optim.lr), asked)
+
+
+def options_of(config: Config) -> EpisodeOptions:
+    names = ("max_turns", "max_turn_tokens", "max_obs_length", "min_answer_tokens")
+    budgets = {name: getattr(config.rollout, name) for name in names}
+    limits = {name: getattr(config.data, name) for name in ("max_prompt_length", "max_response_length")}
+    return EpisodeOptions(**budgets, **limits)
+
+
+@contextmanager
+def measured(step: Step, name: str, device: torch.device) -> Iterator[None]:
+    """Seconds and peak memory of what happens inside."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
+    yield
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        step.peak_bytes[name] = torch.cuda.max_memory_allocated(device)
+    step.seconds[name] = time.perf_counter() - start
+
+
+def run_step(bench: Bench, number: int) -> tuple[Step, list[Trajectory]]:
+    """One step of GRPO: rollout, log-probs and advantages, update."""
+    config, model, device = bench.config, bench.learner.actor, bench.learner.device
+    step, actor = Step(), config.actor
+    with measured(step, "rollout", device):
+        trajectories = asyncio.run(
+            rollout(
+                bench.asked, bench.engine, NoSearch(), codec=bench.engine.codec,
+                template=template("search-r1"), options=options_of(config), n=config.rollout.n, step=number,
+            )
+        )  # fmt: skip
+    bench.engine.reset()
+    scores = [Score(float(index % 2)) for index in range(len(trajectories))]
+    with measured(step, "logprobs", device):
+        experience, _ = make_experience(bench.learner, trajectories, scores)
+    loss = ActorLoss(kl_loss_coef=actor.kl_loss_coef, kl_loss_type=actor.kl_loss_type)
+    with measured(step, "update", device):
+        update_actor(
+            model, bench.optimiser, experience, loss=loss, max_tokens=actor.ppo_max_token_len,
+            mini_batch_rows=actor.ppo_mini_batch_size * config.rollout.n,
+        )  # fmt: skip
+    step.written_tokens = sum(item.policy_tokens for item in trajectories)
+    step.written_tokens_per_s = step.written_tokens / step.seconds["rollout"]
+    return step, trajectories
+
+
+def lengths_of(trajectories: Sequence[Trajectory]) -> Lengths:
+    """The tokens of a mean episode."""
+    count, total = len(trajectories), sum(len(item.token_ids) for item in trajectories)
+    prompts = sum(len(item.segments[0].token_ids) for item in trajectories)
+    written = sum(item.policy_tokens for item in trajectories)
+    return Lengths(prompts // count, written // count, (total - prompts - written) // count)
+
+
+def predicted(config: Config, shape: Shape, lengths: Lengths, device: torch.device) -> dict[str, Any]:
+    """What the plan says of a step with these lengths."""
+    speed = measure(shape, device, torch.bfloat16)
+    memory = footprint(shape, config, keeps_cache=device.type == "cpu")
+    found = times(shape, config, speed, lengths)
+    seconds = {"rollout": found.rollout_s, "logprobs": found.logprobs_s, "update": found.update_s}
+    peaks = {"rollout": memory.rollout, "update": memory.update}
+    return {"seconds": seconds, "peak_bytes": peaks, "speed": asdict(speed), "lengths": asdict(lengths)}
+
+
+def run(config: Config, sizes: dict[str, Any], device: torch.device, steps: int) -> dict[str, Any]:
+    """The steps, and the plan beside them."""
+    PUBLISHED[MODEL] |= sizes
+    bench = prepare(config, PUBLISHED[MODEL], device)
+    done = []
+    for number in range(1, steps + 1):
+        step, trajectories = run_step(bench, number)
+        done.append(step)
+        print(f"step {number}: {json.dumps(asdict(step))}", file=sys.stderr)
+    shape = shape_of(config, MODEL, needs_critic=False)
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__, "transformers": transformers.__version__,
+        "episodes": config.data.train_batch_size * config.rollout.n, "shape": asdict(shape),
+        "steps": [asdict(step) for step in done],
+        "predicted": predicted(config, shape, lengths_of(trajectories), device),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
+    parser.add_argument("--smoke", action="store_true")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available() and not arguments.smoke:
+        print(
+            "bench/gpu.py: no CUDA device here; nothing was measured (--smoke runs a small shape)",
+            file=sys.stderr,
+        )
+        return 2
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = with_settings(preset(), {"model.device": device.type, **(SMOKE if arguments.smoke else {})})
+    found = run(config, SMOKE_SIZES if arguments.smoke else {}, device, arguments.steps)
+    text = json.dumps(found, indent=2) + "\n"
+    if not arguments.smoke:
+        arguments.out.write_text(text)
+    print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
