@@ -169,7 +169,7 @@ def test_an_observation_loses_whole_passages_before_any_is_cut(codec):
         Hit(Passage(str(number), f"Page {number}\nSome words of page {number}."), 1.0) for number in range(3)
     ]
     whole = len(fit_information(hits, 1000, codec)[1])
-    text, ids = fit_information(hits, whole - 1, codec)
+    text, _ = fit_information(hits, whole - 1, codec)
     assert text.count("Doc ") == 2
     assert text.endswith("</information>\n\n")
     assert "words of page 1." in text

@@ -20,7 +20,7 @@ class UserError(SrlError):
     """A mistake in what the user gave, or in the environment; exit code 2."""
 
 
-class CheckFailed(SrlError):
+class CheckFailed(SrlError):  # noqa: N818 - named in the public interface
     """A check that the user asked for did not hold; exit code 1."""
 
     exit_code = EXIT_CHECK_FAILED

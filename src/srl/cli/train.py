@@ -29,9 +29,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     run: Annotated[str, typer.Option(help="The run to resume.")] = "last",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan, memory and time; start nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, memory and time; start nothing.")] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Every key with its value and where it comes from.")
     ] = False,
@@ -133,7 +131,11 @@ def _start(resolved: Any, algo: str | None, json: bool) -> None:
 
     name = SFT if algo == SFT else resolved.config.algorithm.name
     summary = start(
-        resolved.config, preset=resolved.preset, algo=name, workspace=Workspace.resolve(), terminal=_terminal()
+        resolved.config,
+        preset=resolved.preset,
+        algo=name,
+        workspace=Workspace.resolve(),
+        terminal=_terminal(),
     )
     _tell(summary, json)
 

@@ -46,9 +46,7 @@ RELATIONS = {
     "based_in": Relation(
         "company", "city", "{x} is based in {y} .", "Where is {x} based ?", "the city where {x} is based"
     ),
-    "led_by": Relation(
-        "company", "person", "{x} is led by {y} .", "Who leads {x} ?", "the leader of {x}"
-    ),
+    "led_by": Relation("company", "person", "{x} is led by {y} .", "Who leads {x} ?", "the leader of {x}"),
     "founded_by": Relation(
         "company", "person", "{x} was founded by {y} .", "Who founded {x} ?", "the founder of {x}"
     ),

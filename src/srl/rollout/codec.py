@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,9 +47,10 @@ class Codec:
         return text, ids + self.tokenizer.encode(rest, add_special_tokens=False)
 
     def _apply(self, messages: Sequence[Mapping[str, str]]) -> str:
-        return self.tokenizer.apply_chat_template(
+        text: Any = self.tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
         )
+        return text  # a string, as `tokenize` is off and this is one conversation
 
     def _bos(self) -> list[int]:
         """The BOS id where this tokenizer puts one before a text, else nothing."""
@@ -67,4 +68,7 @@ class Codec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out, spaces as they are."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: Any = self.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text  # a string, as `ids` is one sequence

@@ -172,6 +172,6 @@ def _shared_prompts(table: SlotTable, rows: Rows) -> tuple[Rows, Rows]:
 
 def _logits_of_the_last(model: PreTrainedModel, count: int) -> dict[str, Any]:
     """The keyword that asks for the logits of the last `count` positions only, where there is one."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = getattr(model, "get_base_model", lambda: model)()
     known = "logits_to_keep" in inspect.signature(base.forward).parameters
     return {"logits_to_keep": count} if known else {}

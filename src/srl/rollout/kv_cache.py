@@ -50,6 +50,8 @@ class SlotLayer(CacheLayerMixin):
     """One layer's keys and values, each (slots + 1, heads, capacity, dim)."""
 
     is_sliding = False
+    keys: Tensor  # from lazy_initialization on
+    values: Tensor
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -110,7 +112,8 @@ class SlotCache(Cache):
     def __init__(self, slots: int, max_length: int) -> None:
         self.max_length = max_length
         self.plan = Plan(slots, _blocks(min(max_length, 4 * BLOCK)))
-        super().__init__(layer_class_to_replicate=partial(SlotLayer, self.plan))
+        make_layer: Any = partial(SlotLayer, self.plan)  # called as the class that is asked for would be
+        super().__init__(layer_class_to_replicate=make_layer)
 
     def reserve(self, length: int) -> None:
         """Make room for `length` positions in every slot; doubles, so that growing is rare."""
@@ -127,7 +130,7 @@ class SlotCache(Cache):
 
     def _made(self) -> list[SlotLayer]:
         """The layers that hold something; a model may skip some."""
-        return [layer for layer in self.layers if layer.is_initialized]
+        return [layer for layer in self.layers if isinstance(layer, SlotLayer) and layer.is_initialized]
 
     def release(self) -> None:
         """Give the memory back; the next forward starts from empty buffers."""

@@ -43,8 +43,6 @@ class Policy(Protocol):
     further turn will come.
     """
 
-    async def generate(
-        self, request_id: str, token_ids: Sequence[int], sampling: Sampling
-    ) -> Completion: ...
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion: ...
 
     def finish(self, request_id: str) -> None: ...

@@ -24,7 +24,7 @@ def turn_uniforms(key: Sequence[int | str], count: int) -> NDArray[np.float64]:
     text = ascii([part if isinstance(part, str) else int(part) for part in key])
     seed = int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
     bits = np.random.Philox(key=seed).random_raw(count)
-    return (bits >> np.uint64(11)) * 2.0**-53
+    return (bits >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 def draw(

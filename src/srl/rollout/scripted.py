@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from srl.rollout.codec import Codec
 from srl.rollout.policy import Completion, Sampling
@@ -28,7 +29,7 @@ class ScriptedPolicy:
         self.turns[request_id] = turn + 1
         ids = self.codec.encode_text(self.script(request_id, turn))
         kept = tuple(ids[: sampling.max_tokens])
-        reason = "stop" if len(kept) == len(ids) else "length"
+        reason: Literal["stop", "length"] = "stop" if len(kept) == len(ids) else "length"
         return Completion(kept, (0.0,) * len(kept), reason)
 
     def finish(self, request_id: str) -> None:

@@ -86,6 +86,6 @@ class SlotTable:
         missing = positions - self.ids.shape[1]
         if missing > 0:
             margin = ((0, 0), (0, max(missing, self.ids.shape[1])))
-            self.ids, self.uniforms, self.logprobs = (
-                np.pad(array, margin) for array in (self.ids, self.uniforms, self.logprobs)
-            )
+            self.ids = np.pad(self.ids, margin)
+            self.uniforms = np.pad(self.uniforms, margin)
+            self.logprobs = np.pad(self.logprobs, margin)

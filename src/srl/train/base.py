@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from srl.data.demonstrations import CLEAN, demonstrations, hazard, look_up
 from srl.data.encyclopedia import RELATIONS, make_world, name_words, questions
 from srl.data.parquet import write_corpus
@@ -31,7 +29,7 @@ from srl.trajectory import Question, Segment, Trajectory
 from srl.update.optimiser import Optimiser, Schedule, schedule
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 OPTIONS = EpisodeOptions(max_turns=3, max_turn_tokens=48, max_obs_length=160, max_response_length=640)
 TOP_K = 2
@@ -60,7 +58,7 @@ def world_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def new_base(vocab_size: int, seed: int) -> torch.nn.Module:
+def new_base(vocab_size: int, seed: int) -> PreTrainedModel:
     """A Qwen2 of 4 layers, width 128, 4 heads, feed-forward 256."""
     return new_model(
         "qwen2", vocab_size=vocab_size, layers=4, width=128, heads=4, ffn=256, max_length=1024,
@@ -71,6 +69,7 @@ def new_base(vocab_size: int, seed: int) -> torch.nn.Module:
 def copying(tokenizer: PreTrainedTokenizerFast, steps: int, rng: random.Random) -> Iterator[list[Trajectory]]:
     """Batches of 64 rows: 16 random name words, then the same 16."""
     ids = tokenizer.convert_tokens_to_ids(list(name_words()))
+    assert isinstance(ids, list), "a list of words has a list of ids"
     question = Question("copy", "", ())
     for _ in range(steps):
         lists = [tuple(rng.choices(ids, k=16)) for _ in range(64)]
@@ -132,7 +131,7 @@ def _lists(seed: int, tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterato
 
 def make_base(
     seed: int = 0, report: Report = lambda stage, step, metrics: None
-) -> tuple[torch.nn.Module, PreTrainedTokenizerFast]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Train the base from random weights; about half an hour on one core."""
     tokenizer = world_tokenizer()
     model = new_base(len(tokenizer), seed)

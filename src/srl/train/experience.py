@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from srl.advantage import Algorithm, masked_mean, score_on_last_token
 from srl.config import Config
@@ -21,6 +22,9 @@ from srl.update.forward import TokenStats, batched_stats
 from srl.update.kl import KLController, kl_penalty, mean_sequence_kl, penalised_rewards
 from srl.update.losses import importance_weights
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @dataclass(slots=True)
 class Learner:
@@ -28,8 +32,8 @@ class Learner:
 
     config: Config
     algorithm: Algorithm
-    actor: nn.Module
-    reference: nn.Module | None
+    actor: PreTrainedModel
+    reference: PreTrainedModel | None
     critic: Critic | None
     kl_control: KLController
 
@@ -37,7 +41,7 @@ class Learner:
     def device(self) -> torch.device:
         return next(self.actor.parameters()).device
 
-    def stats(self, model: nn.Module, batch: Batch, mask: Tensor) -> TokenStats:
+    def stats(self, model: PreTrainedModel, batch: Batch, mask: Tensor) -> TokenStats:
         """Log-probs and entropies (B, T) where `mask` is 1, at the temperature of the rollout."""
         return batched_stats(
             model, batch, mask, max_tokens=self.config.actor.ppo_max_token_len,
@@ -61,7 +65,7 @@ class Learner:
         return self.config.algorithm.use_kl_in_reward or self.config.actor.use_kl_loss
 
     @contextlib.contextmanager
-    def _as_reference(self) -> Iterator[nn.Module]:
+    def _as_reference(self) -> Iterator[PreTrainedModel]:
         """The frozen reference: its own weights, or the policy with its adapters switched off."""
         if self.reference is not None:
             yield self.reference

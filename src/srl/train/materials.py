@@ -51,7 +51,7 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
         note("data.train_files is not set: the questions are the made-up world's, about its own pages")
     folder = world(workspace, note)
     files = {"train_files": "train", "val_files": "validation", "test_files": "test"}
-    data = {key: (str(folder / f"{name}.parquet"),) for key, name in files.items()}
+    data: dict[str, Any] = {key: (str(folder / f"{name}.parquet"),) for key, name in files.items()}
     if config.search.index is None and config.search.url is None:
         data["corpus"] = str(folder / "corpus.jsonl")
     given = config.data.model_dump(exclude_none=True)
@@ -108,8 +108,8 @@ def load_questions(
             raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
         seen.add(question.id)
     if limit is not None and limit < len(questions):
-        chosen = sorted(random.Random("the same questions each time").sample(range(len(questions)), limit))
-        questions = [questions[position] for position in chosen]
+        drawn = sorted(random.Random("the same questions each time").sample(range(len(questions)), limit))
+        questions = [questions[position] for position in drawn]
     return _that_fit(questions, config, codec, note)
 
 

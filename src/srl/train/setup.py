@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from srl.advantage import Algorithm
 from srl.config import Config
@@ -31,12 +29,16 @@ from srl.update.kl import kl_controller
 from srl.update.optimiser import Optimiser, schedule
 from srl.workspace import Workspace
 
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The policy's model with what turns text into its ids."""
 
-    model: torch.nn.Module
+    model: PreTrainedModel
     codec: Codec
 
 
@@ -164,9 +166,9 @@ def load_learner(config: Config, policy: Policy) -> Learner:
     return Learner(config, algorithm, policy.model, reference, critic, kl)
 
 
-def _load_reference(config: Config) -> torch.nn.Module:
+def _load_reference(config: Config) -> PreTrainedModel:
     options = {**model_options(config), "lora_rank": 0, "gradient_checkpointing": False}
-    reference = load_model(config.ref.path or config.model.path, **options)
+    reference = load_model(_reference_path(config), **options)
     return reference.eval().requires_grad_(False)
 
 
@@ -178,18 +180,24 @@ def reference_digest(config: Config, learner: Learner) -> str:
 
 
 def _start_digest(config: Config) -> str:
-    return model_digest(config.ref.path or config.model.path)
+    return model_digest(_reference_path(config))
+
+
+def _reference_path(config: Config) -> str:
+    path = config.ref.path or config.model.path
+    assert path is not None, "the model's path is filled in before it is loaded"
+    return path
 
 
 def load_optimisers(config: Config, learner: Learner) -> dict[str, Optimiser]:
     """AdamW for the actor, and for the critic where there is one."""
-    sections: dict[str, tuple[torch.nn.Module, Any]] = {"actor": (learner.actor, config.actor)}
+    sections: dict[str, tuple[nn.Module, Any]] = {"actor": (learner.actor, config.actor)}
     if learner.critic is not None:
         sections["critic"] = (learner.critic, config.critic)
     return {name: _optimiser(config, *pair) for name, pair in sections.items()}
 
 
-def _optimiser(config: Config, model: torch.nn.Module, section: Any) -> Optimiser:
+def _optimiser(config: Config, model: nn.Module, section: Any) -> Optimiser:
     """`lr_warmup_steps` counts training steps; an optimiser takes several in each."""
     updates = -(-config.data.train_batch_size // section.ppo_mini_batch_size) * section.ppo_epochs
     total, optim = config.trainer.total_training_steps, section.optim

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from srl.update.batch import Batch, micro_batches
 from srl.update.forward import token_stats
 from srl.update.kl import kl_penalty
 from srl.update.losses import LossAggMode, aggregate, count_for, policy_loss
 from srl.update.optimiser import Optimiser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def mini_batches(rows: int, size: int) -> list[Tensor]:
 
 
 def update_actor(
-    model: nn.Module,
+    model: PreTrainedModel,
     optimiser: Optimiser,
     experience: Experience,
     *,
@@ -91,7 +95,7 @@ def update_actor(
 
 
 def accumulate_actor(
-    model: nn.Module, part: Experience, *, loss: ActorLoss, max_tokens: int
+    model: PreTrainedModel, part: Experience, *, loss: ActorLoss, max_tokens: int
 ) -> dict[str, float]:
     """Backward of one mini-batch: its micro-batches' losses add up to the loss of the whole."""
     denominator = count_for(part.mask, loss.normalise, loss.horizon)
@@ -109,7 +113,7 @@ def accumulate_actor(
 
 
 def actor_loss(
-    model: nn.Module, part: Experience, loss: ActorLoss, denominator: float, tokens: float
+    model: PreTrainedModel, part: Experience, loss: ActorLoss, denominator: float, tokens: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Policy loss + β·KL − c·entropy of one micro-batch, over the whole mini-batch's denominator."""
     stats = token_stats(model, part.batch, part.loss_mask, loss.temperature)

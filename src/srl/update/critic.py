@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from srl.update.logits import last_hidden_state, trunk
 from srl.update.losses import LossAggMode, count_for, value_loss
 from srl.update.optimiser import Optimiser
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class Critic(nn.Module):
     """V_t, the value before token t, from the hidden state of token t − 1.
@@ -20,7 +24,7 @@ class Critic(nn.Module):
     It starts as a copy of the policy's trunk with a head of zeros, so that every first value is 0.
     """
 
-    def __init__(self, policy: nn.Module) -> None:
+    def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
         self.decoder = copy.deepcopy(trunk(policy))
         self.decoder.requires_grad_(True)
@@ -29,7 +33,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(width, 1, bias=False, device=parameter.device, dtype=parameter.dtype)
         nn.init.zeros_(self.head.weight)
 
-    def get_decoder(self) -> nn.Module:
+    def get_decoder(self) -> PreTrainedModel:
         return self.decoder
 
     def forward(self, batch: Batch) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from srl.update.batch import Batch, micro_batches
 from srl.update.logits import Head, evaluating, logits_of
 from srl.update.losses import entropy_from_logits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CHUNK = 2048
 """Tokens whose logits exist at the same time."""
@@ -26,7 +30,7 @@ class TokenStats:
     entropy: Tensor  # (B, T)
 
 
-def token_stats(model: nn.Module, batch: Batch, mask: Tensor, temperature: float = 1.0) -> TokenStats:
+def token_stats(model: PreTrainedModel, batch: Batch, mask: Tensor, temperature: float = 1.0) -> TokenStats:
     """log π(token_t | tokens before t) at `temperature`, and the entropy of that distribution.
 
     Computed in float32 (float64 for a model in float64), and only where `mask` (B, T) is not 0; the
@@ -68,7 +72,7 @@ def _scatter(pieces: list[tuple[Tensor, Tensor]], index: int, wanted: Tensor) ->
 
 @torch.no_grad()
 def batched_stats(
-    model: nn.Module, batch: Batch, mask: Tensor, *, max_tokens: int, temperature: float = 1.0
+    model: PreTrainedModel, batch: Batch, mask: Tensor, *, max_tokens: int, temperature: float = 1.0
 ) -> TokenStats:
     """`token_stats` where `mask` (B, T) is 1, for a whole batch, in micro-batches, without gradients."""
     logprobs, entropy = torch.zeros_like(mask), torch.zeros_like(mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,38 +12,41 @@ from torch import Tensor, nn
 
 from srl.update.batch import Batch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Head = Callable[[Tensor], Tensor]
 """Turns states (N, S) into logits (N, V)."""
 
-LogitsOf = Callable[[nn.Module, Batch, Tensor], tuple[Tensor, Head]]
+LogitsOf = Callable[["PreTrainedModel", Batch, Tensor], tuple[Tensor, Head]]
 """(model, batch, wanted) -> the states that predict the wanted tokens, and the head for them.
 
 `wanted` (B, T - 1) is true at column t where token t + 1 is asked for.
 """
 
-_chosen: WeakKeyDictionary[nn.Module, LogitsOf] = WeakKeyDictionary()
+_chosen: WeakKeyDictionary[PreTrainedModel, LogitsOf] = WeakKeyDictionary()
 
 
-def logits_of(model: nn.Module) -> LogitsOf:
+def logits_of(model: PreTrainedModel) -> LogitsOf:
     """How to get logits from `model`; found out once, with a small forward."""
     if model not in _chosen:
         _chosen[model] = head_on_trunk if is_head_on_trunk(model) else whole_model
     return _chosen[model]
 
 
-def head_on_trunk(model: nn.Module, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
+def head_on_trunk(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
     """The trunk's states; logits are made of as many of them at a time as the caller likes."""
     return last_hidden_state(model, batch)[:, :-1][wanted], model.get_output_embeddings()
 
 
-def whole_model(model: nn.Module, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
+def whole_model(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
     """The model's own logits of every position: right for any model, and as large as the batch."""
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
     return logits[:, :-1][wanted], nn.Identity()
 
 
 @torch.no_grad()
-def is_head_on_trunk(model: nn.Module) -> bool:
+def is_head_on_trunk(model: PreTrainedModel) -> bool:
     """Whether the model's logits are its head's output as it is, on its trunk's output as it is.
 
     Not so where a model scales its logits (Cohere, Granite) or caps them (Gemma 2). For this one
@@ -71,7 +75,7 @@ def is_head_on_trunk(model: nn.Module) -> bool:
     return same_states and torch.equal(logits.float(), marks[:, :-1].flatten(0, 1))
 
 
-def _probe(model: nn.Module) -> Batch:
+def _probe(model: PreTrainedModel) -> Batch:
     """Two rows of four ids."""
     vocabulary, device = model.config.get_text_config().vocab_size, next(model.parameters()).device
     ids = torch.arange(3, 11, device=device).reshape(2, 4) % vocabulary
@@ -86,9 +90,9 @@ def last_hidden_state(model: nn.Module, batch: Batch) -> Tensor:
     ).last_hidden_state
 
 
-def trunk(model: nn.Module) -> nn.Module:
+def trunk(model: nn.Module) -> PreTrainedModel:
     """The decoder under the head, through a LoRA wrapper where there is one."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner: Any = getattr(model, "get_base_model", lambda: model)()
     return inner.get_decoder() if hasattr(inner, "get_decoder") else inner.base_model
 
 
