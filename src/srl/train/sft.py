@@ -10,8 +10,8 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from srl.protocol import Template
@@ -24,6 +24,9 @@ from srl.update.batch import Batch, collate, micro_batches
 from srl.update.forward import token_stats
 from srl.update.losses import sft_loss
 from srl.update.optimiser import Optimiser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def demonstrate(
@@ -61,7 +64,7 @@ def batches(
 
 
 def fine_tune(
-    model: torch.nn.Module,
+    model: PreTrainedModel,
     optimiser: Optimiser,
     data: Iterator[list[Trajectory]],
     *,
@@ -83,7 +86,7 @@ def fine_tune(
 
 
 def accumulate(
-    model: torch.nn.Module, batch: Batch, *, observation_weight: float, max_tokens: int
+    model: PreTrainedModel, batch: Batch, *, observation_weight: float, max_tokens: int
 ) -> dict[str, float]:
     """Backward over micro-batches; the losses over the policy's own and over all trained tokens."""
     weights = token_weights(batch, observation_weight)
