@@ -6,13 +6,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rows import trajectory
 
 from srl.update.batch import collate, micro_batches
 
 SPECS = ("ppaaoaa", "paaa", "ppppafffa")
+CALMLY = settings(deadline=None, max_examples=40)
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
 
@@ -61,12 +62,14 @@ def test_rows_drop_the_columns_that_are_padding_in_all_of_them():
     assert len(part) == 2
 
 
+@CALMLY
 @given(LENGTHS, st.integers(1, 200))
 def test_every_row_is_in_one_micro_batch(lengths, budget):
     groups = [group.tolist() for group in micro_batches(torch.tensor(lengths), budget)]
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
 
 
+@CALMLY
 @given(LENGTHS, st.integers(1, 200))
 def test_a_micro_batch_fits_its_budget_unless_it_is_one_row(lengths, budget):
     for group in micro_batches(torch.tensor(lengths), budget):
@@ -74,6 +77,7 @@ def test_a_micro_batch_fits_its_budget_unless_it_is_one_row(lengths, budget):
         assert padded <= budget or len(group) == 1
 
 
+@CALMLY
 @given(LENGTHS, st.integers(1, 200))
 def test_no_row_fits_into_the_micro_batch_before_it(lengths, budget):
     groups = [group.tolist() for group in micro_batches(torch.tensor(lengths), budget)]
@@ -82,6 +86,7 @@ def test_no_row_fits_into_the_micro_batch_before_it(lengths, budget):
         assert min(lengths[row] for row in group) >= lengths[following[0]]
 
 
+@CALMLY
 @given(LENGTHS, st.integers(1, 200))
 def test_the_order_depends_on_the_lengths_only(lengths, budget):
     """Rows of one length keep their order, whatever the tensor's type."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from srl.errors import UserError
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
@@ -37,17 +38,31 @@ def demonstrate(
     template: Template,
     options: EpisodeOptions,
 ) -> list[Trajectory]:
-    """Run the demonstrations (`metadata["turns"]`) as episodes, in order."""
-    turns = {f"sft/0/{question.id}": question.metadata["turns"] for question in questions}
+    """Run the demonstrations (`metadata["turns"]`) as episodes, in order; several may share a question.
 
-    def script(request: str, turn: int) -> str:
-        texts = turns[request.rsplit("/", 2)[0]]
-        return texts[turn] if turn < len(texts) else ""
+    Raises UserError when search fails, for an episode cut short would teach to stop there.
+    """
 
-    policy = ScriptedPolicy(codec, script)
-    return asyncio.run(
-        rollout(questions, policy, search, codec=codec, template=template, options=options, phase="sft")
-    )
+    async def one(question: Question) -> Trajectory:
+        turns = question.metadata["turns"]
+        policy = ScriptedPolicy(codec, lambda request, turn: turns[turn] if turn < len(turns) else "")
+        (trajectory,) = await rollout(
+            [question], policy, search, codec=codec, template=template, options=options, phase="sft"
+        )
+        return trajectory
+
+    async def all_at_once() -> list[Trajectory]:
+        return await asyncio.gather(*map(one, questions))
+
+    trajectories = asyncio.run(all_at_once())
+    lost = [item for item in trajectories if not item.valid]
+    if lost:
+        fault = lost[0].searches[-1]
+        raise UserError(
+            f"search failed in {len(lost)} of {len(trajectories)} demonstrations "
+            f"({fault.status}: {fault.error}); mend the search and start again"
+        )
+    return trajectories
 
 
 def batches(

@@ -1,0 +1,241 @@
+"""Checkpoints: whole or not there, the same when they come back, and never another model's."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.training import SETTINGS, tokenizer
+
+from srl.advantage import Algorithm
+from srl.config import load_config
+from srl.errors import UserError
+from srl.model import add_lora, load_model, load_tokenizer, model_digest, new_model
+from srl.train import checkpoint
+from srl.train.checkpoint import (
+    Progress,
+    all_checkpoints,
+    checkpoint_path,
+    load_checkpoint,
+    save_checkpoint,
+)
+from srl.train.experience import Learner
+from srl.update.critic import Critic
+from srl.update.kl import AdaptiveKL
+from srl.update.optimiser import Optimiser, schedule
+
+ABOUT = {"template": "tiny", "search": True, "index_digest": "abc"}
+
+
+def learner(*, width=16, critic=True, dtype=torch.float32, lora=0, seed=0):
+    config = load_config(None, None, "ppo", SETTINGS).config
+    sizes = {"vocab_size": len(tokenizer()), "layers": 1, "heads": 2, "ffn": 16, "max_length": 64}
+    actor = new_model("qwen2", width=width, seed=seed, **sizes).to(dtype)
+    if lora:
+        torch.manual_seed(seed)
+        add_lora(actor, lora)
+    control = AdaptiveKL(0.25, target=0.1, horizon=10)
+    return Learner(
+        config, Algorithm("none", lambda **_: None), actor, None, Critic(actor) if critic else None, control
+    )
+
+
+def optimisers(them):
+    networks = {"actor": them.actor} | ({"critic": them.critic} if them.critic is not None else {})
+    return {
+        name: Optimiser(network.parameters(), lr=1e-2, schedule=schedule("cosine", 2, 10))
+        for name, network in networks.items()
+    }
+
+
+def take_steps(them, those, count=3):
+    """Steps with gradients that depend on the weights, so that any difference grows."""
+    networks = {"actor": them.actor, "critic": them.critic}
+    for _ in range(count):
+        for name, optimiser in those.items():
+            for weight in networks[name].parameters():
+                if weight.requires_grad:
+                    weight.grad = torch.sin(7 * weight.detach()) + 0.1
+            optimiser.step()
+
+
+def save(run, them, those, step=3, keep=None, **known):
+    progress = Progress(step=step, kl=them.kl_control.state_dict(), **known)
+    return save_checkpoint(run, progress, them, tokenizer(), those, ABOUT, keep)
+
+
+def weights(them):
+    found = {f"actor.{name}": value for name, value in them.actor.state_dict().items()}
+    return found | (
+        {f"critic.{name}": value for name, value in them.critic.state_dict().items()} if them.critic else {}
+    )
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lora"), [(torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 4), (torch.bfloat16, 4)]
+)
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path, dtype, lora):
+    them = learner(dtype=dtype, lora=lora)
+    those = optimisers(them)
+    take_steps(them, those)
+    them.kl_control.coef = 0.5
+    path = save(tmp_path, them, those, seconds=1.5, val_em_best=0.25, val_em_best_step=2, test_em_start=0.1)
+    saved = {name: value.clone() for name, value in weights(them).items()}
+    take_steps(them, those)
+    again = learner(dtype=dtype, lora=lora)
+    resumed = optimisers(again)
+    progress = load_checkpoint(path, again, resumed)
+    assert_equal(weights(again), saved)
+    assert progress == Progress(3, 1.5, 0.1, None, 0.25, 2, {"coef": 0.5})
+    assert again.kl_control.coef == 0.5
+    take_steps(again, resumed)
+    assert_equal(weights(again), weights(them))
+
+
+def test_a_checkpoint_is_a_model_directory(tmp_path):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+    loaded = load_model(path)
+    assert_equal(dict(loaded.state_dict()), dict(them.actor.state_dict()))
+    assert loaded.generation_config.stop_strings == ["</search>", "</answer>"]
+    assert json.loads((path / "srl.json").read_text()) == {"format": 1, "step": 3, **ABOUT}
+    assert model_digest(path) == model_digest(them.actor)
+
+
+def test_a_checkpoint_has_the_tokenizer_of_the_run(tmp_path):
+    """Word for word: transformers would read it as Qwen2's own, which splits and joins otherwise."""
+    them = learner()
+    loaded, _ = load_tokenizer(save(tmp_path, them, optimisers(them)))
+    text = "<think> I think velmar </think> <search> velmar flag </search>"
+    ids = tokenizer().encode(text)
+    assert loaded.encode(text) == ids
+    assert loaded.decode(ids) == text
+
+
+def test_an_adapter_is_saved_by_itself_and_merged(tmp_path):
+    them = learner(lora=4, critic=False)
+    those = optimisers(them)
+    take_steps(them, those)
+    path = save(tmp_path, them, those)
+    kept = torch.load(path / "trainer" / "actor.pt", weights_only=True)
+    assert kept.keys()
+    assert all("lora_" in name for name in kept)
+    merged = load_model(path)
+    ids = torch.arange(3, 11)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, them.actor(ids).logits)
+        assert not torch.allclose(merged(ids).logits, learner(critic=False).actor(ids).logits, atol=1e-2)
+    assert (path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("broken", ["save_model", "write_json", "_trained"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_checkpoint_that_was_not_finished_is_not_there(tmp_path, monkeypatch, broken, error):
+    them = learner()
+    those = optimisers(them)
+    older = save(tmp_path, them, those, step=2)
+
+    def breaking(*arguments, **named):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, broken, breaking)
+        for step in (2, 3):
+            with pytest.raises(error):
+                save(tmp_path, them, those, step=step)
+    assert all_checkpoints(tmp_path) == [older]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000002"]
+    load_checkpoint(older, learner(), optimisers(learner()))
+
+
+def test_what_a_killed_process_left_is_no_checkpoint(tmp_path):
+    them = learner()
+    older = save(tmp_path, them, optimisers(them), step=2)
+    (tmp_path / "checkpoints" / ".step-000003.tmp-host-1-0a1b2c3d").mkdir()
+    (tmp_path / "checkpoints" / "step-3").mkdir()
+    assert all_checkpoints(tmp_path) == [older]
+    assert all_checkpoints(tmp_path / "nowhere") == []
+
+
+def test_the_newest_are_kept(tmp_path):
+    them = learner()
+    those = optimisers(them)
+    for step in (1, 2, 10, 11):
+        save(tmp_path, them, those, step=step, keep=2)
+    assert all_checkpoints(tmp_path) == [checkpoint_path(tmp_path, step) for step in (10, 11)]
+    save(tmp_path, them, those, step=12)
+    assert len(all_checkpoints(tmp_path)) == 3, "without a number all are kept"
+
+
+def test_an_old_checkpoint_is_out_of_sight_before_it_is_removed(tmp_path, monkeypatch):
+    """A process killed while it removes one leaves no half of it under its name."""
+    them = learner()
+    those = optimisers(them)
+    save(tmp_path, them, those, step=1, keep=1)
+
+    def dying(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "shutil", SimpleNamespace(rmtree=dying))
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, them, those, step=2, keep=1)
+    assert [path.name for path in all_checkpoints(tmp_path)] == ["step-000002"]
+    save(tmp_path, them, those, step=3, keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+    wider = learner(width=32)
+    with pytest.raises(UserError, match=r"not a checkpoint of this run: model\.embed_tokens"):
+        load_checkpoint(path, wider, optimisers(wider))
+    adapted = learner(lora=4)
+    with pytest.raises(UserError, match="not in both the model and the checkpoint"):
+        load_checkpoint(path, adapted, optimisers(adapted))
+
+
+def test_a_checkpoint_without_the_critic_is_refused(tmp_path):
+    alone = learner(critic=False)
+    path = save(tmp_path, alone, optimisers(alone))
+    both = learner()
+    with pytest.raises(UserError, match=r"not a checkpoint of this run: .*critic\.pt"):
+        load_checkpoint(path, both, optimisers(both))
+
+
+def test_a_model_directory_is_not_a_checkpoint_to_resume_from(tmp_path):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+    (path / "trainer" / "state.json").unlink()
+    with pytest.raises(UserError, match="no trainer state"):
+        load_checkpoint(path, them, optimisers(them))
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+    state = path / "trainer" / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "format": 2}))
+    with pytest.raises(UserError, match="format 2"):
+        load_checkpoint(path, them, optimisers(them))
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    them = learner()
+    those = optimisers(them)
+    path = save(tmp_path, them, those)
+    take_steps(them, those)
+    assert save(tmp_path, them, those) == path
+    stored = load_file(path / "model.safetensors")
+    assert torch.equal(stored["model.norm.weight"], them.actor.model.norm.weight)
+    assert all_checkpoints(tmp_path) == [path]

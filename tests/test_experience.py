@@ -1,0 +1,236 @@
+"""From scored episodes to what the update learns from: where rewards and KL land, and who is left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.rows import trajectory
+from tests.training import SETTINGS
+
+from srl.advantage import Advantages, Algorithm
+from srl.config import load_config
+from srl.model import add_lora, new_model
+from srl.train.experience import Learner, make_experience, token_rewards
+from srl.trajectory import Score
+from srl.update.batch import collate
+from srl.update.critic import Critic, batched_values
+from srl.update.forward import batched_stats
+from srl.update.kl import AdaptiveKL, FixedKL, kl_penalty
+
+SPECS = ("ppaaooaa", "paafa", "paaa", "ppaoaaa")
+NAMES = ("x", "y", "x", "z")
+SCORES = (1.0, 0.5, 0.0, -1.0)
+
+
+def policy(seed=0):
+    return new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64, seed=seed)
+
+
+class Recorder:
+    """An estimator that keeps what it was asked, and answers with the rewards."""
+
+    def __call__(self, **asked):
+        self.asked = asked
+        mask = asked["response_mask"] * asked["valid"][:, None]
+        return Advantages(asked["token_level_rewards"] * mask, asked["token_level_rewards"] * mask)
+
+
+def learner(algo="grpo", *, kl=0.1, reference=True, critic=False, control=None, **settings):
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    config = load_config(None, None, algo, {**SETTINGS, **given}).config
+    algorithm = Algorithm("recorder", Recorder())
+    actor = policy()
+    beside = (policy(1) if reference else None, Critic(actor) if critic else None)
+    return Learner(config, algorithm, actor, *beside, control or FixedKL(kl))
+
+
+def episodes(failed=()):
+    return [
+        trajectory(spec, seed=n, question=name, failed=n in failed)
+        for n, (spec, name) in enumerate(zip(SPECS, NAMES, strict=True))
+    ]
+
+
+def scores(values=SCORES):
+    return [Score(value) for value in values]
+
+
+def last(spec):
+    return len(spec) - 1
+
+
+def test_a_score_lies_on_the_last_token_of_the_policy():
+    rewards = token_rewards(episodes(), scores(), collate(episodes()).response_mask)
+    for row, (spec, value) in enumerate(zip(SPECS, SCORES, strict=True)):
+        expected = [0.0] * 8
+        expected[last(spec)] = value
+        assert rewards[row].tolist() == expected
+
+
+def test_scores_by_turn_lie_on_the_last_token_of_each_turn():
+    given = [Score(1.0, per_turn=(0.25, 0.75)), Score(0.5, per_turn=(0.5, 0.0)), *scores()[2:]]
+    rewards = token_rewards(episodes(), given, collate(episodes()).response_mask)
+    assert rewards[0].tolist() == [0, 0, 0, 0.25, 0, 0, 0, 0.75]
+    assert rewards[1].tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0]
+    assert rewards[3].tolist() == [0, 0, 0, 0, 0, 0, -1, 0]
+
+
+def test_kl_in_the_reward_lands_on_policy_tokens_only():
+    them = learner("rloo", kl=0.5)
+    experience, metrics = make_experience(them, episodes(), scores())
+    asked = them.algorithm.estimator.asked
+    plain = token_rewards(episodes(), scores(), experience.mask)
+    kl = kl_penalty(experience.old_logprobs, experience.ref_logprobs, "k1") * experience.mask
+    torch.testing.assert_close(asked["token_level_rewards"], plain - 0.5 * kl)
+    assert not (asked["token_level_rewards"] - plain)[experience.mask == 0].any()
+    assert (kl != 0).sum() == experience.mask.sum(), "the two policies differ on every token"
+    assert metrics["critic/kl_coeff"] == 0.5
+    mean = (kl.sum(1) / experience.mask.sum(1)).mean()
+    assert metrics["critic/kl"] == pytest.approx(float(mean), rel=1e-5)
+    assert metrics["critic/rewards/mean"] == pytest.approx(float((plain - 0.5 * kl).sum(1).mean()), rel=1e-5)
+    assert metrics["critic/score/mean"] == pytest.approx(sum(SCORES) / 4)
+
+
+def test_kl_in_the_loss_leaves_the_rewards_alone():
+    them = learner("grpo", kl=0.5)
+    experience, metrics = make_experience(them, episodes(), scores())
+    asked = them.algorithm.estimator.asked
+    assert torch.equal(asked["token_level_rewards"], token_rewards(episodes(), scores(), experience.mask))
+    assert experience.ref_logprobs is not None
+    assert "critic/kl" not in metrics
+    kl = kl_penalty(experience.old_logprobs, experience.ref_logprobs, "k3")
+    expected = float((kl * experience.mask).sum() / experience.mask.sum())
+    assert metrics["actor/ref_kl"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_without_kl_no_reference_is_asked():
+    them = learner("grpo", reference=False, actor__use_kl_loss=False)
+    experience, metrics = make_experience(them, episodes(), scores())
+    assert experience.ref_logprobs is None
+    assert "actor/ref_kl" not in metrics
+
+
+def test_groups_are_questions():
+    them = learner()
+    make_experience(them, episodes(), scores())
+    asked = them.algorithm.estimator.asked
+    groups = asked["group_ids"].tolist()
+    assert groups[0] == groups[2]
+    assert len(set(groups)) == 3
+    assert asked["group_size"] == them.config.rollout.n == 5
+
+
+def test_rows_whose_search_failed_are_out_of_everything():
+    everyone, them = learner("rloo"), learner("rloo")
+    kept = [0, 2, 3]
+    few = [episodes()[n] for n in kept]
+    expected, few_metrics = make_experience(everyone, few, [scores()[n] for n in kept])
+    found, metrics = make_experience(them, episodes(failed=(1,)), [Score(1.0), Score(99.0), *scores()[2:]])
+    asked = them.algorithm.estimator.asked
+    assert asked["valid"].tolist() == [True, False, True, True]
+    assert not found.mask[1].any()
+    assert not found.loss_mask[1].any()
+    assert not found.advantages[1].any()
+    assert not asked["token_level_rewards"][1].any()
+    for name in ("mask", "loss_mask", "advantages", "returns", "old_logprobs", "ref_logprobs"):
+        torch.testing.assert_close(getattr(found, name)[kept], getattr(expected, name), msg=name)
+    assert metrics == pytest.approx(few_metrics, rel=1e-5)
+
+
+def test_all_rows_may_fail():
+    experience, metrics = make_experience(learner("rloo"), episodes(failed=range(4)), scores())
+    assert not experience.mask.any()
+    assert "critic/score/mean" not in metrics
+    assert all(value == value for value in metrics.values())
+
+
+def test_the_adaptive_controller_moves_after_the_step_it_is_used_in():
+    control = AdaptiveKL(0.5, target=1e-6, horizon=40)
+    them = learner("rloo", control=control)
+    metrics = [make_experience(them, episodes(failed=(1,)), scores())[1] for _ in range(2)]
+    grown = 1 + 0.2 * 3 / 40
+    assert metrics[0]["critic/kl"] > 1e-6, "far above the target"
+    assert [values["critic/kl_coeff"] for values in metrics] == pytest.approx([0.5, 0.5 * grown])
+    assert control.coef == pytest.approx(0.5 * grown**2)
+
+
+def test_old_log_probs_are_the_trainers_own_at_the_sampling_temperature():
+    them = learner(rollout__temperature=0.5)
+    experience, metrics = make_experience(them, episodes(), scores())
+    batch = collate(episodes())
+    stats = batched_stats(policy(), batch, batch.response_mask, max_tokens=1000, temperature=0.5)
+    torch.testing.assert_close(experience.old_logprobs, stats.logprobs)
+    assert experience.weights is None
+    gap = (stats.logprobs - batch.sampler_logprobs).abs() * batch.response_mask
+    assert metrics["rollout/logprob_diff/max"] == pytest.approx(float(gap.max()), rel=1e-5)
+    mean = float(gap.sum() / batch.response_mask.sum())
+    assert metrics["rollout/logprob_diff/mean"] == pytest.approx(mean, rel=1e-5)
+    entropy = float(stats.entropy.sum() / batch.response_mask.sum())
+    assert metrics["actor/entropy"] == pytest.approx(entropy, rel=1e-5)
+
+
+def test_the_samplers_log_probs_make_truncated_weights():
+    cap = 0.05
+    them = learner(rollout__logprobs="sampler", rollout__sampler_is_cap=cap)
+    experience, _ = make_experience(them, episodes(), scores())
+    ratio = (experience.old_logprobs - experience.batch.sampler_logprobs).exp()
+    expected = torch.where(experience.mask.bool(), ratio.clamp(max=cap), 1.0)
+    torch.testing.assert_close(experience.weights, expected)
+    on = experience.weights[experience.mask.bool()]
+    assert (on == cap).any()
+    assert (on < cap).any()
+
+
+def test_without_the_mask_everything_after_the_prompt_is_trained():
+    them = learner("rloo", actor__mask_observations=False)
+    experience, _ = make_experience(them, episodes(failed=(1,)), scores())
+    asked = them.algorithm.estimator.asked
+    after = torch.tensor(
+        [[0, 0, 1, 1, 1, 1, 1, 1], [0] * 8, [0, 1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1, 0]]
+    )
+    assert torch.equal(experience.loss_mask, after.float())
+    assert torch.equal(asked["response_mask"], after.float())
+    assert experience.mask.sum() == 4 + 3 + 4
+    assert (experience.old_logprobs != 0).sum() == after.sum()
+    plain = token_rewards(episodes(failed=(1,)), scores(), experience.mask)
+    moved = (asked["token_level_rewards"] - plain).abs() > 1e-7
+    assert not moved[experience.mask == 0].any(), "what was read costs no KL"
+
+
+def test_values_are_the_critics_before_its_update():
+    them = learner("ppo", critic=True)
+    torch.nn.init.normal_(them.critic.head.weight)
+    experience, metrics = make_experience(them, episodes(), scores())
+    expected = batched_values(them.critic, collate(episodes()), max_tokens=1000)
+    torch.testing.assert_close(experience.values, expected)
+    assert them.algorithm.estimator.asked["values"] is experience.values
+    assert "critic/vf_explained_var" in metrics
+
+
+def test_the_reference_of_an_adapter_is_the_policy_without_it():
+    them = learner(reference=False)
+    add_lora(them.actor, 4)
+    with torch.no_grad():
+        for name, parameter in them.actor.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    experience, _ = make_experience(them, episodes(), scores())
+    batch = collate(episodes())
+    bare = batched_stats(policy(), batch, batch.response_mask, max_tokens=1000)
+    torch.testing.assert_close(experience.ref_logprobs, bare.logprobs)
+    assert not torch.allclose(experience.old_logprobs, bare.logprobs)
+
+
+def test_nothing_is_learnt_while_an_experience_is_made():
+    them = learner("ppo", critic=True)
+    them.actor.train()
+    experience, _ = make_experience(them, episodes(), scores())
+    for tensor in (
+        experience.old_logprobs,
+        experience.ref_logprobs,
+        experience.values,
+        experience.advantages,
+    ):
+        assert not tensor.requires_grad
+    assert all(parameter.grad is None for parameter in them.actor.parameters())
+    assert them.actor.training

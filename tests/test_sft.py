@@ -1,0 +1,192 @@
+"""Fine-tuning on demonstrations: the very tokens and masks of a rollout, and a loss by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from tests import training
+from tests.rows import gradients, trajectory
+from tests.scripts import TableSearch
+from tests.tiny_models import byte_level_tokenizer
+from tests.training import OPTIONS, PASSAGES, model, tokenizer
+
+from srl.data.demonstrations import read_demonstrations, write_demonstrations
+from srl.errors import UserError
+from srl.model import new_model
+from srl.protocol import template
+from srl.rollout.codec import Codec
+from srl.rollout.driver import rollout
+from srl.rollout.engine import TorchEngine
+from srl.rollout.episode import EpisodeOptions
+from srl.train.sft import accumulate, batches, demonstrate, fine_tune, token_weights
+from srl.trajectory import Question, Search
+from srl.update.batch import collate
+from srl.update.optimiser import Optimiser
+
+TURNS = [
+    "<think> I think velmar </think> <search> velmar </search>",
+    "<think> velmar </think> <answer> red </answer>",
+]
+
+
+def shown(turns=TURNS, name="demo/0"):
+    return Question(name, "what flag has velmar", ("red",), metadata={"turns": list(turns)})
+
+
+def play(demonstrations, search=None, codec=None, options=OPTIONS, prompt="tiny"):
+    return demonstrate(
+        demonstrations, search or TableSearch(PASSAGES[:1]), codec=codec or Codec(tokenizer()),
+        template=template(prompt), options=options,
+    )  # fmt: skip
+
+
+def policy():
+    return new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64)
+
+
+def test_a_demonstration_is_the_episode_of_a_model_that_says_the_same():
+    """A model that has learnt one demonstration by heart plays it: the same tokens, masks and ends."""
+    codec = Codec(tokenizer())
+    (demonstration,) = play([shown()])
+    learner = new_model(
+        "qwen2", vocab_size=len(tokenizer()), layers=1, width=32, heads=2, ffn=32, max_length=256
+    )
+    fine_tune(learner, Optimiser(learner.parameters(), lr=1e-2), iter([[demonstration]] * 40))
+    engine = TorchEngine(learner, codec, max_num_seqs=1, max_model_len=160)
+    options = EpisodeOptions(
+        **{name: getattr(OPTIONS, name) for name in OPTIONS.__slots__} | {"temperature": 0.0}
+    )
+    (played,) = asyncio.run(
+        rollout(
+            [shown()],
+            engine,
+            TableSearch(PASSAGES[:1]),
+            codec=codec,
+            template=template("tiny"),
+            options=options,
+        )
+    )
+    assert played.token_ids == demonstration.token_ids
+    assert played.response_mask == demonstration.response_mask
+    assert [segment.kind for segment in played.segments] == ["prompt", "policy", "observation", "policy"]
+    assert (played.end, played.answer, played.valid_searches) == ("answered", demonstration.answer, 1)
+
+
+def test_tokens_of_tags_that_overhang_are_the_demonstrators_own():
+    codec = Codec(byte_level_tokenizer())
+    (demonstration,) = play(
+        [shown(["<search>velmar</search>.\n", "<answer>red</answer>"])], codec=codec,
+        options=EpisodeOptions(max_turn_tokens=60), prompt="search-r1",
+    )  # fmt: skip
+    first = demonstration.segments[1]
+    assert first.text == "<search>velmar</search>.\n"
+    assert list(first.token_ids) == codec.encode_text(first.text)
+    assert demonstration.searches[0].query == "velmar"
+
+
+def test_several_demonstrations_of_one_question_do_not_mix():
+    other = ["<think> I think brusk </think> <search> brusk </search>", "<answer> gold </answer>"]
+    search = TableSearch(PASSAGES)
+    first, second = play([shown(), shown(other)], search)
+    assert (first.answer, second.answer) == ("red", "gold")
+    assert search.queries == ["velmar", "brusk"]
+
+
+def test_demonstrations_come_back_from_their_file(tmp_path):
+    write_demonstrations(tmp_path / "demo.jsonl", [shown(), shown(name="demo/1")])
+    read = read_demonstrations(tmp_path / "demo.jsonl")
+    assert [item.metadata["turns"] for item in read] == [TURNS, TURNS]
+    first, again = play(read), play([shown(), shown()])
+    assert [item.token_ids for item in first] == [item.token_ids for item in again]
+
+
+def test_a_failed_search_stops_the_demonstrations():
+    broken = TableSearch(outcomes=[Search("velmar", status="refused", error="nobody listens")] * 2)
+    with pytest.raises(
+        UserError, match=r"search failed in 1 of 1 demonstrations \(refused: nobody listens\)"
+    ):
+        play([shown()], broken)
+    passing = TableSearch(outcomes=[Search("velmar", status="timed_out")])
+    (trajectory,) = play([shown()], passing)
+    assert trajectory.valid, "one that fails once is asked again"
+
+
+def test_weights_are_one_on_the_policys_tokens_and_less_on_what_it_read():
+    batch = collate([trajectory("ppaaoa"), trajectory("pa")])
+    assert token_weights(batch, 0.25).tolist() == [
+        [0, 0.25, 1, 1, 0.25, 1],
+        [0, 1, 0, 0, 0, 0],
+    ]
+    assert token_weights(batch, 0.0).tolist() == batch.response_mask.tolist()
+
+
+def by_hand(learner, batch, weight):
+    """Σ w·(−log p) / Σ w from the model's own logits, and the same over the policy's tokens alone."""
+    logits = learner(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    nll = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), batch.input_ids[:, 1:].flatten(), reduction="none"
+    ).view(len(batch), -1)
+    weights, own = token_weights(batch, weight)[:, 1:], batch.response_mask[:, 1:]
+    return (nll * weights).sum() / weights.sum(), (nll * own).sum() / own.sum()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_loss_is_the_weighted_cross_entropy_of_the_whole_batch(weight):
+    learner = policy()
+    batch = collate([trajectory(spec, seed=n) for n, spec in enumerate(("ppaaooaa", "paa", "ppppa"))])
+    loss, own = by_hand(learner, batch, weight)
+    loss.backward()
+    expected = gradients(learner)
+    for budget in (1, 12, 1000):
+        metrics = accumulate(learner, batch, observation_weight=weight, max_tokens=budget)
+        assert metrics["sft/loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert metrics["sft/policy_loss"] == pytest.approx(own.item(), rel=1e-5)
+        for name, gradient in gradients(learner).items():
+            torch.testing.assert_close(gradient, expected[name], msg=name, rtol=1e-4, atol=1e-6)
+
+
+def test_a_row_without_trained_tokens_is_left_out():
+    learner = policy()
+    batch = collate([trajectory("pa"), trajectory("pppppp", seed=1)])
+    metrics = accumulate(learner, batch, observation_weight=0.0, max_tokens=6)
+    loss, _ = by_hand(learner, collate([trajectory("pa")]), 0.0)
+    assert metrics["sft/loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_every_demonstration_comes_once_an_epoch():
+    rows = [trajectory("pa", seed=n) for n in range(6)]
+    found = list(batches(rows, size=2, steps=9, seed=0))
+    assert all(len(batch) == 2 for batch in found)
+    for epoch in range(3):
+        seen = [id(row) for batch in found[3 * epoch : 3 * epoch + 3] for row in batch]
+        assert sorted(seen) == sorted(map(id, rows))
+    again = list(batches(rows, size=2, steps=9, seed=0))
+    other = list(batches(rows, size=2, steps=9, seed=1))
+    assert again == found
+    assert other != found
+
+
+def test_each_step_tells_the_rate_it_was_taken_with():
+    learner, told = policy(), []
+    optimiser = Optimiser(learner.parameters(), lr=1.0, schedule=lambda step: 1e-4 * (step + 1))
+    rows = [[trajectory("ppaaoa")]] * 3
+    fine_tune(learner, optimiser, iter(rows), on_step=lambda step, metrics: told.append((step, metrics)))
+    assert [step for step, _ in told] == [1, 2, 3]
+    assert [metrics["sft/lr"] for _, metrics in told] == pytest.approx([1e-4, 2e-4, 3e-4])
+    assert told[-1][1]["sft/loss"] < told[0][1]["sft/loss"]
+    assert told[0][1]["sft/grad_norm"] > 0
+
+
+def test_fine_tuning_twice_gives_the_same_weights(tmp_path):
+    first = {name: value.clone() for name, value in model(tmp_path / "one").state_dict().items()}
+    training._STATE.clear()
+    for name, value in model(tmp_path / "two").state_dict().items():
+        assert torch.equal(value, first[name]), name
+
+
+def test_demonstrations_follow_the_questions_order():
+    rows = play([shown(name=f"demo/{n}") for n in range(5)])
+    assert [row.question.id for row in rows] == [f"demo/{n}" for n in range(5)]
+    assert len({tuple(row.token_ids) for row in rows}) == 1
