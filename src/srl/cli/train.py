@@ -101,6 +101,8 @@ def _configured(
 
 
 def _print_config(resolved: Any, json: bool) -> None:
+    from json import dumps
+
     from srl.cli.output import print_json
     from srl.config import describe
 
@@ -110,7 +112,8 @@ def _print_config(resolved: Any, json: bool) -> None:
         return
     width = max(len(key) for key, _, _ in rows)
     for key, value, origin in rows:
-        typer.echo(f"{key:<{width}}  {value!s:<24}  {origin}")
+        written = value if isinstance(value, str) else dumps(value, ensure_ascii=False)
+        typer.echo(f"{key:<{width}}  {written:<24}  {origin}")
 
 
 def _dry_run(resolved: Any, json: bool) -> None:

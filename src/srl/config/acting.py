@@ -114,8 +114,8 @@ class Rollout(Section):
     max_num_seqs: Count = 128
     """Episodes that generate at the same time."""
     logprobs: Literal["trainer", "sampler"] = "trainer"
-    """Old log-probs of the policy loss: the trainer's own, or the sampler's with truncated importance
-    sampling."""
+    """What the loss takes the sampler to be. Old log-probs are always the trainer's own; sampler also weighs
+    each token by truncated importance sampling, for a sampler whose probabilities differ."""
     sampler_is_cap: Positive = 2.0
     """Upper bound of the importance weight between trainer and sampler (only with logprobs: sampler)."""
 
