@@ -22,6 +22,9 @@ from srl.rollout.policy import Sampling
 from srl.rollout.slots import SlotTable
 from srl.train.shape import Shape
 
+PRODUCT = 500_000_000
+"""Operations of the product that is timed on a CPU; a hundred times as many on a GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:
@@ -71,7 +74,8 @@ def half_of_the_budgets(config: Config) -> Lengths:
 
 def measure(shape: Shape, device: torch.device, dtype: torch.dtype, seconds: float = 0.2) -> Speed:
     """Three measurements of about `seconds` each, in the precision of the run."""
-    rows = 8192 if device.type == "cuda" else 128
+    wanted = PRODUCT if device.type == "cpu" else 100 * PRODUCT
+    rows = min(max(wanted // (2 * shape.width * shape.ffn), 64), 16384)
     left = torch.ones(rows, shape.width, device=device, dtype=dtype)
     right = torch.ones(shape.width, shape.ffn, device=device, dtype=dtype)
     memory = torch.zeros(2**30 if device.type == "cuda" else 2**25, device=device, dtype=torch.uint8)
