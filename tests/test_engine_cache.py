@@ -19,11 +19,15 @@ from transformers import (
     MistralConfig,
 )
 
+from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
+from srl.rollout.driver import rollout
 from srl.rollout.engine import TorchEngine
+from srl.rollout.episode import EpisodeOptions
 from srl.rollout.forward import CachedForward, PlainForward, padded_groups
 from srl.rollout.policy import Sampling
 from srl.rollout.slots import SlotTable
+from srl.trajectory import Question
 
 VOCABULARY = 400
 
@@ -107,6 +111,26 @@ def test_slots_are_reused_and_grow_without_a_trace_of_what_was_there():
     assert policy._forward.cache.plan.capacity > 256
 
 
+def test_sampler_logprobs_of_whole_episodes_are_those_the_trainer_would_compute():
+    model, codec = tiny_model(), Codec(byte_level_tokenizer())
+    policy = engine(model, max_num_seqs=4, max_model_len=900)
+    questions = [
+        Question(f"q/{i}", f"Who built the lighthouse of Velmar {i * '?'}", ("x",)) for i in range(2)
+    ]
+    options = EpisodeOptions(max_turns=2, max_turn_tokens=12)
+    trajectories = asyncio.run(
+        rollout(questions, policy, None, codec=codec, template=TEMPLATES["search-r1"], options=options, n=3)
+    )
+    assert len({tuple(trajectory.token_ids) for trajectory in trajectories}) == 6
+    for trajectory in trajectories:
+        ids, mask = torch.tensor([trajectory.token_ids]), torch.tensor(trajectory.response_mask).bool()
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(ids).logits[0, :-1], -1)
+        expected = logprobs.gather(1, ids[0, 1:, None])[:, 0][mask[1:]]
+        sampled = torch.tensor(trajectory.logprobs)[mask]
+        torch.testing.assert_close(sampled, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_long_idle_row_is_not_disturbed_by_shorter_neighbours():
     model = tiny_model()
     policy = engine(model)
@@ -120,6 +144,26 @@ def test_long_idle_row_is_not_disturbed_by_shorter_neighbours():
         return [*ids, *second.token_ids], [(start, first), (len(ids), second)]
 
     assert_as_full_forward(model, [asyncio.run(main())], greedy=True)
+
+
+def test_feeding_some_rows_leaves_what_is_stored_as_it_was_to_the_bit():
+    forward, table, turn = CachedForward(tiny_model(), 4, 100), SlotTable(4), Sampling(max_tokens=9)
+    lengths = [30, 6, 9, 12]
+    with torch.no_grad():
+        for row, length in enumerate(lengths):
+            table.begin(row, list(range(2, 2 + length)), turn, 0)
+        forward.feed(table, np.arange(4))
+        table.append(np.arange(4), np.full(4, 50), np.zeros(4, dtype=np.float32))
+        before = [layer.keys.clone() for layer in forward.cache.layers]
+        forward.feed(table, np.array([1, 2, 3]))  # a step in which row 0 is idle
+        table.append(np.array([1, 2, 3]), np.full(3, 51), np.zeros(3, dtype=np.float32))
+        table.begin(1, [*range(2, 8), 50, 51, *range(60, 80)], turn, 0)
+        table.begin(2, [*range(2, 11), 50, 51, *range(60, 70)], turn, 0)
+        forward.feed(table, np.array([1, 2]))  # a long span and a shorter one, padded
+    for layer, keys in zip(forward.cache.layers, before, strict=True):
+        for row, length in enumerate(lengths):
+            assert torch.equal(layer.keys[row, :, :length], keys[row, :, :length])
+        assert not layer.keys[0, :, lengths[0] :].any()
 
 
 def test_a_few_rows_among_many_idle_slots_are_gathered_and_right():
@@ -173,7 +217,7 @@ def mamba():
     return MambaForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize("make", [lambda: sliding(16), mamba], ids=["sliding window", "state space"])
+@pytest.mark.parametrize("make", [lambda: sliding(40), mamba], ids=["sliding window", "state space"])
 def test_model_that_our_cache_does_not_fit_computes_all_again_and_says_so(make, caplog):
     model = make()
     with caplog.at_level(logging.WARNING):
