@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from srl.errors import UserError
+
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
 
 SFT = "sft"
@@ -48,6 +50,8 @@ def train(
     if resume:
         _resume(run, json)
         return
+    if dry_run and algo == SFT:
+        raise UserError("--dry-run plans reinforcement learning; leave out --algo sft, or --dry-run")
     resolved = _configured(algo, preset, config, model, seed, steps, sets or [])
     if print_config:
         _print_config(resolved, json)

@@ -13,10 +13,10 @@ class Model(Section):
     """The policy: which weights, in which precision, where."""
 
     path: str | None = None
-    """Hugging Face directory or hub name of the policy that training starts from. null: the small base
+    """Hugging Face directory of the policy that training starts from. null: the small base
     model that comes with the tiny world."""
     tokenizer: str | None = None
-    """Directory or hub name of the tokenizer; null: the model's own."""
+    """Directory of the tokenizer; null: the model's own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that has it, else float32."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")

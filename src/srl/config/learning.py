@@ -145,7 +145,7 @@ class Ref(Section):
     """The reference policy of the KL terms."""
 
     path: str | None = None
-    """Directory or hub name of the reference; null: the policy as RL starts."""
+    """Directory of the reference; null: the policy as RL starts."""
 
 
 class Sft(Section):
