@@ -103,9 +103,9 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     for small, large in _AT_MOST:
         if _value(config, small) > _value(config, large):
             raise UserError(f"{say(small)} must not be more than {say(large)}")
+    _check_urls(config.search.url or ())
     if config.search.url and config.search.index:
         raise UserError(f"give one of {say('search.url')} and {say('search.index')}; null takes one away")
-    _check_urls(config.search.url or ())
     _check_splits(config)
     return list(_warnings(config, algorithm))
 

@@ -1,0 +1,220 @@
+"""A damaged index, model, run or log is named in one line, wherever it is used, and nothing is made worse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.mistakes import Shell, cut, edit, place, shell, train
+from tests.training import tokenizer
+
+__all__ = ["place", "shell"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda index: shutil.rmtree(index), "is not a directory of kind 'index': it does not exist"),
+        (lambda index: (index / "manifest.json").unlink(), "it has no manifest.json"),
+        (lambda index: (index / "manifest.json").write_text("{"), "manifest.json: not JSON in UTF-8"),
+        (
+            lambda index: (index / "passages" / "text.bin").unlink(),
+            "text.bin is missing: the index is not whole",
+        ),
+        (lambda index: cut(index / "passages" / "text.bin"), "is not the file that the index was built with"),
+    ],
+)
+def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> None:
+    shutil.copytree(place / "index", shell.folder / "mine")
+    harm(shell.folder / "mine")
+    data = ("--data", place / "test.parquet")
+    for command in (
+        ("index", "info", "mine"),
+        ("index", "search", "mine", "flag"),
+        ("serve", "retriever", "--index", "mine", "--port", "0"),
+        train(place, "--set", "search.index=mine"),
+        ("-q", "eval", "run", place / "model", "--config", place / "small.yaml", "--index", "mine", *data),
+    ):
+        assert message in shell.refused(*command), command
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda model: shutil.rmtree(model), "no model directory mine; fetch a model into one first"),
+        (
+            lambda model: (model / "config.json").unlink(),
+            "mine is not a model directory: expected a config.json",
+        ),
+        (lambda model: (model / "config.json").write_text("{"), "mine is not a model directory"),
+        (lambda model: edit(model / "config.json", model_type="alien"), "could not be loaded"),
+        (
+            lambda model: edit(model / "config.json", vocab_size=20),
+            "do not have the shapes that its config.json says",
+        ),
+        (lambda model: (model / "model.safetensors").unlink(), "mine holds no *.safetensors file"),
+        (lambda model: cut(model / "model.safetensors"), "model.safetensors is cut short"),
+        (lambda model: (model / "tokenizer.json").unlink(), "holds no tokenizer"),
+        (lambda model: (model / "tokenizer.json").write_text("{"), "holds no tokenizer that loads"),
+    ],
+)
+def test_a_damaged_model_is_named(shell: Shell, place: Path, harm, message) -> None:
+    shutil.copytree(place / "model", shell.folder / "mine")
+    harm(shell.folder / "mine")
+    assert message in shell.refused(*train(place, "--model", "mine"))
+
+
+@pytest.mark.parametrize(
+    ("lacking", "notes"),
+    [
+        (
+            {"eos_token"},
+            ["the tokenizer has no EOS token: a turn ends at a stop string or its token cap only"],
+        ),
+        ({"pad_token"}, []),
+        ({"eos_token", "pad_token"}, ["the tokenizer has no EOS token"]),
+    ],
+    ids=["eos", "pad", "neither"],
+)
+def test_a_model_without_eos_pad_token_or_chat_template_trains_and_says_so(
+    shell, place, lacking, notes
+) -> None:
+    model = shell.folder / "mine"
+    shutil.copytree(place / "model", model)
+    told = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert tokenizer().chat_template is None
+    kept = {name: value for name, value in told.items() if name not in lacking}
+    (model / "tokenizer_config.json").write_text(json.dumps(kept), encoding="utf-8")
+    ids = {f"{name}_id": None for name in lacking}
+    edit(model / "config.json", **ids)
+    edit(model / "generation_config.json", **ids)
+    quick = ("--steps", "1", "--set", "trainer.val_before_train=false", "--set", "data.val_files=null")
+    code, out, err = shell.typed(*train(place, *quick, "--model", "mine")[1:])
+    assert code == 0, err
+    assert "1 steps in" in out
+    for note in [*notes, "the tokenizer has no chat template: prompts are given as plain text"]:
+        assert note in err
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a run of one step."""
+    from srl.cli import main
+
+    folder: Path = tmp_path_factory.mktemp("finished")
+    typed = [
+        "--workspace",
+        str(folder),
+        *map(str, train(place, "--steps", "1", "--set", "data.test_files=null")),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SRL_WORKSPACE", str(folder))
+        assert main(typed) == 0
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, workspace: Path) -> Path:
+    """A copy of that run in this test's own workspace."""
+    shutil.copytree(finished, workspace)
+    (only,) = (workspace / "runs").iterdir()
+    return only
+
+
+CHECKPOINT = Path("checkpoints", "step-000001")
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda run: (run / "run.json").unlink(), "is no run: there is no run.json in it"),
+        (lambda run: (run / "run.json").write_text("{"), "run.json: not JSON in UTF-8"),
+        (
+            lambda run: (run / "run.json").write_text('{"format": 1}'),
+            "run.json: expected what srl writes there",
+        ),
+        (lambda run: (run / "config.yaml").write_text("a: ["), "config.yaml:1: not YAML"),
+        (lambda run: (run / "config.yaml").unlink(), "config.yaml: the configuration cannot be read"),
+        (lambda run: (run / CHECKPOINT / "trainer" / "state.json").unlink(), "state.json: missing"),
+        (
+            lambda run: (run / CHECKPOINT / "trainer" / "state.json").write_text("{"),
+            "state.json: not JSON in UTF-8",
+        ),
+        (lambda run: edit(run / CHECKPOINT / "trainer" / "state.json", format=9), "state.json has format 9"),
+        (
+            lambda run: edit(run / CHECKPOINT / "trainer" / "state.json", odd=9),
+            "state.json: expected what srl writes",
+        ),
+        (lambda run: cut(run / CHECKPOINT / "trainer" / "actor.pt"), "is not a checkpoint of this run"),
+    ],
+)
+def test_a_damaged_run_is_named_when_it_is_resumed(shell: Shell, run: Path, harm, message) -> None:
+    harm(run)
+    before = (run / "log" / "log.duckdb").read_bytes()
+    code, out, err = shell.typed("-q", "train", "--resume")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+    assert (run / "log" / "log.duckdb").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda run: cut(run / CHECKPOINT / "model.safetensors"), "model.safetensors is cut short"),
+        (lambda run: (run / CHECKPOINT / "srl.json").write_text("{"), "srl.json: not JSON"),
+        (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint yet; give a model directory"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_when_it_is_measured(shell, place, run, harm, message) -> None:
+    harm(run)
+    data = ("--data", place / "test.parquet", "--index", place / "index")
+    assert message in shell.refused("-q", "eval", "run", "last", *data)
+
+
+def test_a_model_that_is_nowhere_is_one_line(shell: Shell, place: Path) -> None:
+    data = ("--data", place / "test.parquet", "--index", place / "index")
+    assert "no model directory last, and no runs in" in shell.refused("-q", "eval", "run", "last", *data)
+    assert "expected a config.json in it" in shell.refused("-q", "eval", "run", place / "index", *data)
+    assert "nothing to search" in shell.refused("-q", "eval", "run", place / "model", *data[:2])
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda log: (log / "log.duckdb").write_text("x" * 5000), "not a valid DuckDB database file"),
+        (lambda log: (log / "log.duckdb").write_bytes(b""), "not a valid DuckDB database file"),
+        (lambda log: (log / "manifest.json").unlink(), "no log in"),
+        (lambda log: (log / "manifest.json").write_text("{"), "manifest.json: not JSON in UTF-8"),
+        (lambda log: edit(log / "manifest.json", format=9), "manifest.json has format 9"),
+    ],
+)
+def test_a_damaged_log_is_named(shell: Shell, run: Path, harm, message) -> None:
+    harm(run / "log")
+    for command in ("runs",), ("trajectories",), ("curve",), ("sql", "SELECT 1"):
+        assert message in shell.refused("inspect", *command), command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trajectories", "nope"), "no run 'nope' in"),
+        (("trajectories", "--steps", "x"), "--steps x: expected a step such as 30"),
+        (("trajectories", "--em", "x"), "--em x: expected a number"),
+        (("trajectories", "--end", "x"), "no end 'x': there are answered, unanswered, truncated, failed"),
+        (("trajectories", "--verdict", "x"), "no verdict 'x': there are correct"),
+        (("trajectories", "--sort", "x"), "--sort x: no such column"),
+        (("show", "zzz"), "no trajectory 'zzz' in this run"),
+        (("curve", "--metric", "val/emm"), "no metric 'val/emm'"),
+        (("curve", "--out", "x.doc"), "--out x.doc: expected a name that ends in .png"),
+        (("sql", "SELECT * FROM nowhere"), "The tables are runs, steps"),
+        (("sql", "DROP TABLE runs"), "only queries that read are answered here, not DROP"),
+        (("sql", "COPY runs TO 'x.csv'"), "only queries that read are answered here, not COPY"),
+        (("sql", ""), "expected one query, found 0"),
+    ],
+)
+def test_a_question_to_the_log_that_makes_no_sense_is_one_line(
+    shell: Shell, run: Path, arguments, message
+) -> None:
+    assert message in shell.refused("inspect", *arguments)
