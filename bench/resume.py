@@ -35,6 +35,7 @@ SRL = str(Path(sys.executable).with_name("srl"))
 RESULTS = Path(__file__).parent / "results" / "resume.json"
 STEPS_AHEAD = 3.0
 TIMES = "timing_s/"
+NO_STEPS = ["--steps", "0", "--set", "trainer.val_before_train=false", "--set", "eval.test_questions=1"]
 
 
 def differences(found: Path, expected: Path) -> list[str]:
@@ -145,6 +146,7 @@ class Trial:
     def __init__(self, workspace: Workspace, options: list[str], seed: int) -> None:
         self.workspace, self.options, self.rng = workspace, options, random.Random(seed)
         self.said = workspace.root / "said.txt"
+        self.new_process([*self.options, *NO_STEPS]).finish()  # world, index and cold start
         process = self.new_process(self.options)
         process.wait_for("run ")
         self.startup_s = time.perf_counter() - process.began

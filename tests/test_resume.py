@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from bench.resume import differences
 from safetensors.torch import load_file, save_file
 from tests.training import Said, config, train, write_setting
@@ -17,6 +20,8 @@ import srl.store
 from srl.config import save_config
 from srl.errors import UserError
 from srl.reward import RewardMix
+from srl.serve.local import LocalSearch
+from srl.train import threads
 from srl.train.run import resume
 from srl.workspace import Workspace
 
@@ -112,6 +117,35 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(setting, workspace, whole, m
     assert summary.steps == 4
     assert ("from step-" in said.text) == (stop != ("train", 1))
     assert differences(run, whole(algo)) == []
+
+
+def dawdling(real):
+    """A search that takes some turns of the event loop, another number each time."""
+    rng = random.Random(0)
+
+    async def search(searcher, query):
+        for _ in range(rng.randrange(40)):
+            await asyncio.sleep(0)
+        return await real(searcher, query)
+
+    return search
+
+
+def test_how_long_searches_take_changes_nothing(setting, workspace, whole, monkeypatch):
+    monkeypatch.setattr(LocalSearch, "search", dawdling(LocalSearch.search))
+    train(config(setting, "grpo", **SETTINGS), workspace, "grpo")
+    assert differences(only_run(workspace), whole("grpo")) == []
+
+
+def test_a_deterministic_run_has_one_thread(monkeypatch):
+    monkeypatch.setattr(threads, "fastest_threads", lambda: 2)
+    before = torch.get_num_threads()
+    try:
+        assert threads.set_threads(None, deterministic=True) == torch.get_num_threads() == 1
+        assert threads.set_threads(None, deterministic=False) == 2
+        assert threads.set_threads(1, deterministic=False) == torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_going_on_from_an_older_checkpoint_forgets_what_came_after(setting, workspace, whole):
