@@ -158,6 +158,25 @@ def test_going_on_from_an_older_checkpoint_forgets_what_came_after(setting, work
     assert differences(run, whole("grpo")) == []
 
 
+def test_resuming_a_finished_run_changes_nothing(workspace, whole):
+    expected = whole("grpo")
+    run = workspace / "runs" / expected.name
+    shutil.copytree(expected, run)
+    summary = resume(run, workspace=Workspace(workspace), terminal=Said())
+    assert (summary.run_id, summary.steps) == (expected.name, 4)
+    assert differences(run, expected) == []
+
+
+def test_another_index_is_said_aloud(workspace, tmp_path):
+    write_setting(tmp_path)
+    train(config(tmp_path, trainer__total_training_steps=1), workspace)
+    with (tmp_path / "corpus.jsonl").open("a", encoding="utf-8") as corpus:
+        corpus.write('{"id": "new", "contents": "\\"new\\"\\nthe flag of new is red ."}\n')
+    said = Said()
+    resume(only_run(workspace), workspace=Workspace(workspace), terminal=said)
+    assert "started with another index" in said.text
+
+
 def test_another_reference_is_refused(setting, workspace, tmp_path):
     shutil.copytree(setting / "model", tmp_path / "model")
     chosen = config(setting, "grpo", trainer__total_training_steps=1, ref__path=str(tmp_path / "model"))
