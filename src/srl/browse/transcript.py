@@ -57,7 +57,10 @@ def find_id(connection: duckdb.DuckDBPyConnection, prefix: str) -> str:
     query = "SELECT DISTINCT id FROM trajectories WHERE starts_with(id, ?) ORDER BY id"
     found = [row["id"] for row in rows(connection, query, [prefix.lower()])]
     if not found:
-        raise UserError(f"no trajectory {prefix!r} in this run; `srl inspect trajectories` lists them")
+        raise UserError(
+            f"no trajectory {prefix!r} in this run; `srl inspect trajectories` lists them, and --run NAME "
+            "looks in another run"
+        )
     if len(found) > 1:
         listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
         raise UserError(f"{prefix!r} fits {len(found)} trajectories: {listed}; type more of the id")

@@ -73,6 +73,8 @@ def _code(stop: SystemExit) -> int:
 def _report(error: BaseException) -> int:
     """Say in one line what went wrong; the exit code for it."""
     if isinstance(error, KeyboardInterrupt):
+        if _terminated:
+            return EXIT_SIGTERM
         _say("interrupted")
         return EXIT_SIGINT
     if isinstance(error, BrokenPipeError):
@@ -102,11 +104,28 @@ def _sigterm_as_exit() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SIGTERM))
+    global _terminated
+    _terminated = False
+    before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+_terminated = False
+"""Whether the interrupt that unwinds the command is a SIGTERM."""
+
+
+def _on_sigterm(*_: object) -> None:
+    """Pass on as an interrupt, which event loops know how to take; exit where nobody would take it."""
+    import signal
+
+    global _terminated
+    _terminated = True
+    if not callable(signal.getsignal(signal.SIGINT)):
+        sys.exit(EXIT_SIGTERM)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _flush() -> int:

@@ -48,6 +48,7 @@ def train(
     if context.invoked_subcommand is not None:
         return
     if resume:
+        _refuse_beside_resume(context)
         _resume(run, json)
         return
     if dry_run and algo == SFT:
@@ -86,6 +87,21 @@ def init(
     sizes = Sizes(layers=layers, width=width, heads=heads, ffn=ffn, max_length=max_length)
     made = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)
     typer.echo(f"{made.directory}  {made.parameters:,} parameters, {made.vocabulary:,} tokens")
+
+
+def _refuse_beside_resume(context: typer.Context) -> None:
+    """A resumed run keeps its own configuration: whatever else was typed would be without effect."""
+    fitting = {"resume", "run", "json"}
+    given = [
+        name for name in context.params
+        if name not in fitting and "COMMANDLINE" in str(context.get_parameter_source(name))
+    ]  # fmt: skip
+    if given:
+        options = ", ".join(f"--{name.removesuffix('s') if name == 'sets' else name}" for name in given)
+        raise UserError(
+            f"{options.replace('_', '-')}: a resumed run goes on with the configuration it started with; "
+            "leave it out, or start another run"
+        )
 
 
 def _configured(

@@ -98,7 +98,8 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
 
     for who in ("actor", "critic") if algorithm.needs_critic else ("actor",):
         mini = f"{who}.ppo_mini_batch_size"
-        if config.data.train_batch_size % _value(config, mini):
+        size = _value(config, mini)
+        if size < config.data.train_batch_size and config.data.train_batch_size % size:
             raise UserError(f"{say(mini)} must divide {say('data.train_batch_size')}")
     for small, large in _AT_MOST:
         if _value(config, small) > _value(config, large):

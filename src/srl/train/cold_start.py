@@ -15,7 +15,7 @@ from srl.model import model_digest, save_model
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, Searcher
-from srl.train.materials import BASE_MODEL, Note, world
+from srl.train.materials import BASE_MODEL, Note, template_name, world
 from srl.train.setup import Policy, episode_options, load_policy, load_search, load_template
 from srl.train.sft import batches, demonstrate, fine_tune
 from srl.trajectory import Trajectory
@@ -37,7 +37,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     file = demonstration_file(config, workspace, note)
     start = Path(config.model.path) if config.model.path is not None else BASE_MODEL
     key = digest_text(
-        model_digest(start), digest_file(file), config.sft.model_dump_json(), str(config.data.template),
+        model_digest(start), digest_file(file), config.sft.model_dump_json(), template_name(config),
         str(config.rollout.search),
     )  # fmt: skip
     path = workspace.models / f"cold-start-{key[:8]}"
@@ -45,7 +45,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         return path
     note(f"cold start: {config.sft.steps} steps on {file.name} → {path}")
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
-    policy = load_policy(config, note)
+    policy = load_policy(config, lambda text: None)
     trajectories = demonstrated(config, workspace, policy.codec, file, note)
     train(config, policy, trajectories, lambda step, metrics: None)
     with atomic_directory(path) as folder:

@@ -25,7 +25,7 @@ from srl.train.cold_start import about, cold_started, demonstrated, demonstratio
 from srl.train.cold_start import train as fine_tune
 from srl.train.experience import Learner
 from srl.train.local import LocalTrainer
-from srl.train.materials import BASE_MODEL, with_data
+from srl.train.materials import BASE_MODEL, Note, with_data
 from srl.train.report import Terminal, check_loggers, loggers
 from srl.train.setup import (
     Policy,
@@ -121,6 +121,14 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
     return _go(run, config, identity, prepared, terminal, resumed=True)
 
 
+def _unless_ours(config: Config, workspace: Workspace, terminal: Terminal) -> Note:
+    """What is said of a tokenizer, but not of that of the small model which comes with `srl`."""
+    ours = (
+        Path(str(config.model.path)) == BASE_MODEL or Path(str(config.model.path)).parent == workspace.models
+    )
+    return (lambda text: None) if ours else terminal.note
+
+
 def ready(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Config:
     """`config` with every path filled in: the world's files, and the model that training starts from.
 
@@ -150,7 +158,7 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
     """Load and check everything; the seed is set first, for new weights such as an adapter's."""
     check_loggers(config.trainer.logger)
     torch.manual_seed(config.trainer.seed)
-    policy = load_policy(config, terminal.note)
+    policy = load_policy(config, _unless_ours(config, workspace, terminal))
     environment = load_environment(config, workspace, policy.codec, terminal.note)
     engine = load_engine(config, policy)
     if algo == SFT:
