@@ -90,7 +90,9 @@ async def measure(
     finally:
         if isinstance(search, HttpSearch):
             await search.aclose()
-    return Evaluation(trajectories, summarise(trajectories, prefix=phase), em_interval(trajectories))
+    found = Evaluation(trajectories, summarise(trajectories, prefix=phase), em_interval(trajectories))
+    await asyncio.sleep(0)  # a Ctrl-C since the last episode reaches a coroutine only where it waits
+    return found
 
 
 def evaluate_model(

@@ -1,0 +1,134 @@
+"""A disk that is full: one line that names what was not written, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.mistakes import Shell, lines, place, shell, train
+
+from srl import files
+from srl.store import reading
+
+__all__ = ["place", "shell"]
+
+COMMANDS = {
+    "data prepare": ("data", "prepare", "questions=q.jsonl", "--out", "in/out"),
+    "data world": ("data", "world", "--out", "in/out"),
+    "data tokenizer": ("data", "tokenizer", "--corpus", "c.jsonl", "--vocab-size", "300", "--out", "in/out"),
+    "index build": ("-q", "index", "build", "--corpus", "c.jsonl", "--out", "in/out"),
+    "plugins new": ("plugins", "new", "reward", "my-own", "--out", "in/out"),
+}
+
+
+def full(*arguments: object, **named: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def inputs(shell: Shell) -> None:
+    lines(shell.folder / "q.jsonl", [{"id": "q", "question": "who", "golden_answers": ["me"]}])
+    lines(shell.folder / "c.jsonl", [{"id": "a", "contents": '"A"\nred fox'}])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_does_not_fit_is_named_and_not_there(shell: Shell, inputs, monkeypatch, name: str) -> None:
+    monkeypatch.setattr(files.os, "fsync", full)
+    said = shell.refused(*COMMANDS[name])
+    assert said == "in/out was not written: the disk is full; free some space and try again"
+
+
+def test_numpys_short_writes_are_a_full_disk(shell: Shell, inputs, monkeypatch) -> None:
+    def short(*arguments: object) -> None:
+        raise OSError("120786 requested and 13280 written")
+
+    monkeypatch.setattr(np, "save", short)
+    assert "in/out was not written: the disk is full" in shell.refused(*COMMANDS["index build"])
+
+
+def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
+    shell: Shell, place: Path, workspace: Path, monkeypatch
+) -> None:
+    def failing(*arguments: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:659] . unexpected pos 64 vs 0")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", failing)
+        patch.setattr(files, "_has_room", lambda folder: False)
+        code, out, err = shell.typed(*train(place, "--steps", "2"))
+    assert (code, out, err.count("\n"), shell.hidden()) == (2, "", 1, [])
+    assert "step-000001 was not written: the disk is full" in err
+    assert shell.typed("-q", "train", "--resume")[0] == 0
+    assert train_steps(workspace) == [1, 2]
+
+
+def train_steps(workspace: Path) -> list[int]:
+    (run,) = (workspace / "runs").iterdir()
+    query = "SELECT step FROM steps WHERE phase = 'train' ORDER BY step"
+    return [step for (step,) in reading([run], lambda log: log.execute(query).fetchall())]
+
+
+@pytest.fixture
+def small_disk(shell: Shell) -> Iterator[Callable[[int], Path]]:
+    """Gives a disk of so many kilobytes, empty; skipped where none may be mounted."""
+    folder = shell.folder / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+
+    def resize(kilobytes: int) -> Path:
+        subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", folder], check=True)
+        return folder
+
+    try:
+        yield resize
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_of_any_size_ends_a_build_in_one_line_or_holds_all_of_it(shell: Shell, small_disk) -> None:
+    words = [f"word{row} thing{row % 7} " * 40 for row in range(300)]
+    rows = [{"id": str(row), "contents": f'"T{row}"\n{text}'} for row, text in enumerate(words)]
+    corpus = lines(shell.folder / "c.jsonl", rows)
+    for kilobytes in (8, 100, 240, 260, 280, 300, 320, 400, 2000):
+        out = small_disk(kilobytes) / "deep" / "out"
+        code, _, err = shell.typed("-q", "index", "build", "--corpus", corpus, "--out", out)
+        if code == 0:
+            break
+        assert (code, err) == (
+            2,
+            f"srl: {out} was not written: the disk is full; free some space and try again\n",
+        )
+        assert list(small_disk(kilobytes).iterdir()) == []
+    assert (kilobytes > 8, code) == (True, 0)
+    assert shell.typed("index", "info", out)[0] == 0
+
+
+@pytest.mark.slow
+def test_a_disk_of_any_size_ends_a_run_in_one_line_and_it_goes_on_with_more(
+    shell: Shell, place: Path, small_disk, monkeypatch
+) -> None:
+    begin, resume = train(place, "--steps", "2"), ("-q", "train", "--resume")
+    for kilobytes in (4, 12, 24, 40, 60, 90, 130, 180, 240, 320, 500):
+        home = small_disk(kilobytes) / f"of-{kilobytes}"
+        monkeypatch.setenv("SRL_WORKSPACE", str(home))
+        code, _, err = shell.typed(*begin)
+        if code == 0:
+            break
+        assert (code, err.count("\n"), "was not written: the disk is full" in err) == (2, 1, True), err
+        assert [name for name in shell.hidden() if ".tmp-" in name] == []
+        small_disk(8000)
+        has_begun = any((home / "runs").glob("*"))
+        assert shell.typed(*(resume if has_begun else begin))[0] == 0
+        assert train_steps(home) == [1, 2]
+        shutil.rmtree(home)
+    assert (kilobytes > 4, code) == (True, 0)
