@@ -1,0 +1,292 @@
+"""Published data from files to a trained model's log, by the commands that a user types."""
+
+from __future__ import annotations
+
+import io
+import json
+import runpy
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench.real_data import PAGE, commands_of, files_of
+from tests.shared_data import shared_data
+
+import srl.store
+from srl.answers import exact_match
+from srl.cli import main
+from srl.data.corpus import read_corpus
+from srl.data.parquet import read_questions
+from srl.evaluate.retrieval import recall_at_k, supporting_ids
+from srl.index import open_index
+from srl.model import load_model, load_tokenizer, model_digest
+from srl.protocol import parse_action
+from srl.rollout.codec import Codec
+from srl.store import Record, read_records
+from srl.trajectory import FAULTS, Trajectory
+from srl.workspace import Workspace
+
+pytest.importorskip("srl_bm25")
+
+SQUAD = ("squad/super-bowl-50.v1.1.json", "squad/university-of-notre-dame.v1.1.json")
+WIKI = "2wiki/2wikimultihopqa_corpus.json"
+HOTPOT = "hotpotqa/hotpot_dev_v1_simplified.json"
+NQ = "nq/NQ-open.dev.jsonl"
+SMALL = (
+    "data.template=prompt.txt", "data.max_prompt_length=192", "data.max_response_length=384",
+    "search.topk=2", "rollout.max_obs_length=64", "sft.steps=100", "sft.optim.lr=4e-3",
+    "eval.val_questions=4", "eval.test_questions=8", "trainer.total_training_steps=2",
+    "trainer.test_freq=2",
+)  # fmt: skip
+"""What makes the page's settings small enough for a test."""
+TEMPLATE = "Write <search> query </search>, then <answer> words </answer>. Question: {question}\n"
+
+
+def run(*arguments: object) -> str:
+    """What `srl` prints on stdout; it must succeed."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main([str(argument) for argument in arguments]) == 0
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with SQuAD's questions (`wiki/`), their passages among 2Wiki's, and the index of those."""
+    squad, wiki = ",".join(str(shared_data(name)) for name in SQUAD), shared_data(WIKI)
+    folder = tmp_path_factory.mktemp("real")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SRL_WORKSPACE", str(folder / "workspace"))
+        patch.chdir(folder)
+        run(
+            "data", "prepare", f"squad:train={squad}", f"2wiki-corpus={wiki}", "--val", "0.1", "--out", "wiki"
+        )
+        run("index", "build", "--corpus", "wiki/corpus.jsonl", "--out", "wiki-index")
+        yield folder
+
+
+def test_articles_and_passages_become_one_corpus_with_both_splits(place: Path) -> None:
+    corpus = {passage.id for passage in read_corpus(place / "wiki" / "corpus.jsonl")}
+    train, held = (read_questions(place / "wiki" / f"{name}.parquet") for name in ("train", "validation"))
+    assert (len(train) + len(held), len(corpus)) == (810 + 269, 6119 + 54 + 55)
+    own = [{name for question in part for name in supporting_ids(question)} for part in (train, held)]
+    assert own[0] | own[1] <= corpus
+    assert not own[0] & own[1]
+
+
+def test_index_finds_the_own_paragraph_of_held_out_questions(place: Path) -> None:
+    held = read_questions(place / "wiki" / "validation.parquet")
+    found = json.loads(
+        run("index", "search", "wiki-index", *(question.text for question in held), "-k", 10, "--json")
+    )
+    ranked = [[hit["id"] for hit in row["hits"]] for row in found]
+    own = [supporting_ids(question) for question in held]
+    recall = {
+        k: sum(recall_at_k(ids, wanted, k) for ids, wanted in zip(ranked, own, strict=True)) / len(held)
+        for k in (1, 3, 5, 10)
+    }
+    assert recall[1] > 0.6
+    assert recall[3] > 0.8
+    assert recall[10] > 0.9
+
+
+def test_page_tells_every_command_from_files_to_log() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert dict(files_of(page)).keys() == {"real.yaml", "demonstrations.py"}
+    words = [tuple(command.split()[1:3]) for command in commands_of(page) if command.startswith("srl ")]
+    wanted = {("data", "prepare"), ("data", "tokenizer"), ("index", "build"), ("train", "init"),
+              ("eval", "run"), ("inspect", "show"), ("inspect", "verdicts")}  # fmt: skip
+    assert wanted <= set(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Where everything lies once a small model went the whole way, and what its evaluation said."""
+
+    place: Path
+    start: Path
+    """The fine-tuned model that reinforcement learning started from."""
+    run: Path
+    report: dict[str, Any]
+
+    def records(self, where: str = "true") -> list[Record]:
+        with srl.store.open(self.run) as log:
+            return read_records(log, where)
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        with srl.store.open(self.run) as log:
+            return srl.store.rows(log, query)
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> Trained:
+    """A tokenizer, a model from scratch, fine-tuning, two steps of GRPO, and an evaluation."""
+    open_sets = f"hotpotqa:test={shared_data(HOTPOT)}", f"nq:test={shared_data(NQ)}"
+    run("data", "prepare", *open_sets, "--limit", 30, "--out", "open")
+    run("data", "tokenizer", "--corpus", "wiki/corpus.jsonl", "--questions", "wiki/train.parquet",
+        "--vocab-size", 1024, "--out", "tokenizer")  # fmt: skip
+    run("train", "init", "--tokenizer", "tokenizer", "--out", "scratch", "--layers", 2, "--width", 64,
+        "--heads", 2, "--ffn", 128, "--max-length", 1024)  # fmt: skip
+    write_page(place)
+    small = [part for setting in SMALL for part in ("--set", setting)]
+    run("train", "--algo", "sft", "--model", "scratch", "--config", "real.yaml", *small)
+    [tuning] = Workspace.resolve().all_runs()
+    [start] = (tuning / "checkpoints").iterdir()
+    run("train", "--config", "real.yaml", "--model", start, *small)
+    report = run("eval", "run", "last", "--data", "open/test.parquet", "--index", "wiki-index",
+                 "--limit", 8, "--json")  # fmt: skip
+    return Trained(place, start, Workspace.resolve().find_run("last"), json.loads(report))
+
+
+def write_page(place: Path) -> None:
+    """The page's settings, and the first 320 of the demonstrations that its script makes."""
+    for name, text in files_of(PAGE.read_text(encoding="utf-8")):
+        (place / name).write_text(text, encoding="utf-8")
+    runpy.run_path("demonstrations.py")
+    lines = (place / "demonstrations.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (place / "demonstrations.jsonl").write_text("".join(lines[:320]), encoding="utf-8")
+    (place / "prompt.txt").write_text(TEMPLATE, encoding="utf-8")
+
+
+def whole_path(test: Any) -> Any:
+    """Marks of the tests that need the trained model: about half a minute on one core, once for all."""
+    return pytest.mark.slow(pytest.mark.must_run(test))
+
+
+@whole_path
+def test_run_is_complete(trained: Trained) -> None:
+    with srl.store.open(trained.run) as log:
+        steps = log.execute("SELECT phase, step, trajectories FROM steps ORDER BY phase, step").fetchall()
+        [(status,)] = log.execute("SELECT status FROM runs").fetchall()
+    assert status == "finished"
+    assert steps == [
+        ("test", 0, 8), ("test", 2, 8), ("train", 1, 16), ("train", 2, 16), ("val", 0, 4), ("val", 2, 4),
+    ]  # fmt: skip
+    assert model_digest(trained.run / "checkpoints" / "step-000002") != model_digest(trained.start)
+
+
+@whole_path
+def test_test_questions_are_those_of_hotpotqa_and_nq_and_none_is_trained_on(trained: Trained) -> None:
+    asked = {(row["phase"], row["data_source"]) for row in trained.rows("SELECT * FROM trajectories")}
+    assert asked == {("train", "squad"), ("val", "squad"), ("test", "hotpotqa"), ("test", "nq")}
+    assert trained.report["questions"] == 8
+    assert {"em/hotpotqa", "em/nq"} <= trained.report["search"]["metrics"].keys()
+
+
+@whole_path
+def test_policy_searches_and_no_search_fails(trained: Trained) -> None:
+    searches = trained.rows("SELECT phase, status, index_digest, hits FROM searches")
+    digest = open_index(trained.place / "wiki-index").digest
+    assert {"train", "test"} <= {row["phase"] for row in searches}
+    assert not {row["status"] for row in searches} & FAULTS
+    assert {row["index_digest"] for row in searches} == {digest}
+    assert {row["index_digest"] for row in trained.rows("SELECT * FROM trajectories WHERE searches > 0")} == {
+        digest
+    }
+    assert (trained.report["index_digest"], trained.report["trained_with"]) == (digest, digest)
+    assert trained.report["search"]["metrics"]["failed_share"] == 0
+
+
+@whole_path
+def test_what_was_found_is_in_the_corpus_word_for_word(trained: Trained) -> None:
+    corpus = {
+        passage.id: passage.contents for passage in read_corpus(trained.place / "wiki" / "corpus.jsonl")
+    }
+    hits = trained.rows("SELECT passage_id, contents FROM hits")
+    assert hits
+    assert all(corpus[hit["passage_id"]] == hit["contents"] for hit in hits)
+
+
+@whole_path
+def test_tokens_in_the_log_are_those_that_were_sampled(trained: Trained) -> None:
+    """The model of step 1, read from its directory, gives each logged id the log-prob it was sampled with."""
+    model = load_model(trained.start, device="cpu")
+    for record in trained.records("phase = 'train' AND step = 1"):
+        trajectory = record.trajectory
+        ids = torch.tensor([trajectory.token_ids])
+        with torch.no_grad():
+            logprobs = model(input_ids=ids[:, :-1]).logits.log_softmax(-1)  # (1, T − 1, V)
+        own = logprobs[0].gather(-1, ids[0, 1:, None])[:, 0]  # (T − 1)
+        chosen = torch.tensor(trajectory.response_mask[1:], dtype=torch.bool)
+        torch.testing.assert_close(
+            own[chosen], torch.tensor(trajectory.logprobs[1:])[chosen], rtol=1e-4, atol=1e-4
+        )
+
+
+@whole_path
+def test_mask_is_1_where_the_policy_wrote_and_nowhere_else(trained: Trained) -> None:
+    codec = Codec(load_tokenizer(trained.start)[0])
+    seen = set()
+    for record in trained.records():
+        trajectory = record.trajectory
+        check_segments(trajectory, codec)
+        seen |= {segment.kind for segment in trajectory.segments}
+        assert sum(trajectory.response_mask) == trajectory.policy_tokens > 0
+        if record.advantages is not None:
+            pairs = zip(record.advantages, trajectory.response_mask, strict=True)
+            assert all(value == 0 for value, mask in pairs if not mask)
+    assert seen == {"prompt", "policy", "observation", "feedback"}
+
+
+def check_segments(trajectory: Trajectory, codec: Codec) -> None:
+    """Each segment's ids say its text; those that we encoded are its encoding; the last is the policy's."""
+    assert trajectory.segments[-1].is_policy
+    for segment in trajectory.segments:
+        assert codec.decode(segment.token_ids) == segment.text
+        if segment.is_policy:
+            assert len(segment.logprobs) == len(segment.token_ids)
+            assert all(value <= 0 for value in segment.logprobs)
+        else:
+            assert not segment.logprobs
+            assert codec.encode_text(segment.text) == list(segment.token_ids)
+
+
+@whole_path
+def test_advantages_compare_the_answers_to_one_question(trained: Trained) -> None:
+    groups: dict[tuple[int, str], list[Record]] = {}
+    for record in trained.records("phase = 'train'"):
+        groups.setdefault((record.trajectory.step, record.trajectory.question.id), []).append(record)
+    assert [len(group) for group in groups.values()] == [4] * 8
+    told_apart = 0
+    for group in groups.values():
+        scores = [record.score.value for record in group if record.score is not None]
+        heights = [max(record.advantages or (), key=abs) for record in group]
+        mean = sum(scores) / 4
+        assert sum(heights) == pytest.approx(0, abs=1e-4)
+        assert all(
+            (height > 0) == (score > mean + 1e-6) for height, score in zip(heights, scores, strict=True)
+        )
+        told_apart += any(heights)
+    assert told_apart
+
+
+@whole_path
+def test_log_is_honest_about_answers(trained: Trained) -> None:
+    """EM and verdict follow from what the policy itself answered; nothing else is ever counted."""
+    rows = trained.rows("SELECT * FROM trajectories")
+    assert all(row["em"] == exact_match(row["answer"], row["golden_answers"]) for row in rows)
+    assert all((row["verdict"] == "correct") == (row["em"] == 1) for row in rows)
+    assert "failed search" not in {row["verdict"] for row in rows}
+    for record in trained.records("answer IS NOT NULL"):
+        last = parse_action(record.trajectory.segments[-1].text)
+        assert last is not None
+        assert (last.kind, last.content) == ("answer", record.trajectory.answer)
+
+
+@whole_path
+def test_run_can_be_looked_into(trained: Trained) -> None:
+    def inspect(*arguments: object) -> str:
+        return run("--workspace", trained.place / "workspace", "inspect", *arguments)
+
+    lines = [json.loads(line) for line in inspect("trajectories", "--limit", 0, "--json").splitlines()]
+    assert len(lines) == 32 + 8 + 16
+    searched = next(line for line in lines if line["searches"])
+    shown = inspect("show", searched["id"])
+    assert "── search 1: " in shown
+    assert searched["question"] in shown
+    counted = [json.loads(line) for line in inspect("verdicts", "--json").splitlines()]
+    assert {row["phase"]: row["total"] for row in counted} == {"train": 32, "val": 8, "test": 16}
