@@ -90,9 +90,7 @@ async def measure(
     finally:
         if isinstance(search, HttpSearch):
             await search.aclose()
-    found = Evaluation(trajectories, summarise(trajectories, prefix=phase), em_interval(trajectories))
-    await asyncio.sleep(0)  # a Ctrl-C since the last episode reaches a coroutine only where it waits
-    return found
+    return Evaluation(trajectories, summarise(trajectories, prefix=phase), em_interval(trajectories))
 
 
 def evaluate_model(
