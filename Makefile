@@ -28,6 +28,8 @@ bench: .venv/.ready-dev
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/rollout.py
 	$(BIN)/python bench/retrieval_quality.py
+	$(BIN)/python bench/resume.py
+	$(BIN)/python bench/real_data.py
 	$(BIN)/python bench/learning.py
 
 setup: .venv/.ready
