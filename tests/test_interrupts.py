@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from tests.mistakes import Shell, lines, place, shell, train
 
+from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.store import reading
+from srl.train.materials import made_once
 
 __all__ = ["place", "shell"]
 
@@ -169,3 +171,18 @@ def _named(where: str) -> tuple[object, str]:
 def _interrupted(*arguments: object, **named: object) -> None:
     """What happens when Ctrl-C comes here."""
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_two_runs_that_begin_at_once_share_what_they_make(tmp_path: Path) -> None:
+    made = tmp_path / "index"
+
+    def lose_the_race(path: Path) -> None:
+        path.mkdir()
+        raise UserError(f"{path} exists already")
+
+    def fail(path: Path) -> None:
+        raise UserError("the corpus has no passages")
+
+    assert made_once(made, lose_the_race) == made_once(made, fail) == made
+    with pytest.raises(UserError, match="no passages"):
+        made_once(tmp_path / "other", fail)

@@ -15,7 +15,7 @@ from srl.model import model_digest, save_model
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, Searcher
-from srl.train.materials import BASE_MODEL, Note, template_name, world
+from srl.train.materials import BASE_MODEL, Note, made_once, template_name, world
 from srl.train.setup import Policy, episode_options, load_policy, load_search, load_template
 from srl.train.sft import batches, demonstrate, fine_tune
 from srl.trajectory import Trajectory
@@ -40,18 +40,18 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         model_digest(start), digest_file(file), config.sft.model_dump_json(), template_name(config),
         str(config.rollout.search),
     )  # fmt: skip
-    path = workspace.models / f"cold-start-{key[:8]}"
-    if path.is_dir():
-        return path
-    note(f"cold start: {config.sft.steps} steps on {file.name} → {path}")
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
-    policy = load_policy(config, lambda text: None)
-    trajectories = demonstrated(config, workspace, policy.codec, file, note)
-    train(config, policy, trajectories, lambda step, metrics: None)
-    with atomic_directory(path) as folder:
-        save_model(policy.model, policy.codec.tokenizer, folder, overwrite=True)
-        write_json(folder / "srl.json", {"format": 1, **about(config)})
-    return path
+    from_start = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
+
+    def fine_tuned(path: Path) -> None:
+        note(f"cold start: {config.sft.steps} steps on {file.name} → {path}")
+        policy = load_policy(from_start, lambda text: None)
+        trajectories = demonstrated(from_start, workspace, policy.codec, file, note)
+        train(from_start, policy, trajectories, lambda step, metrics: None)
+        with atomic_directory(path) as folder:
+            save_model(policy.model, policy.codec.tokenizer, folder, overwrite=True)
+            write_json(folder / "srl.json", {"format": 1, **about(config)})
+
+    return made_once(workspace.models / f"cold-start-{key[:8]}", fine_tuned)
 
 
 def about(config: Config) -> dict[str, Any]:

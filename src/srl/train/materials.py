@@ -31,10 +31,22 @@ def world(workspace: Workspace, note: Note) -> Path:
     """The embedded world's directory, written first where it is not there."""
     from srl.data.world import write_world
 
-    path = workspace.worlds / f"world-s{WORLD_SEED}"
-    if not path.is_dir():
+    def write(path: Path) -> None:
         note(f"writing the world to {path}")
         write_world(path, WORLD_SEED)
+
+    return made_once(workspace.worlds / f"world-s{WORLD_SEED}", write)
+
+
+def made_once(path: Path, make: Callable[[Path], object]) -> Path:
+    """`path`, made where it is not there; another run that began at the same time may be the first."""
+    if path.is_dir():
+        return path
+    try:
+        make(path)
+    except UserError:
+        if not path.is_dir():
+            raise
     return path
 
 
@@ -83,11 +95,12 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
         raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
     options = config.retriever.options(name)
     key = digest_text(digest_file(corpus), name, repr(sorted(options.items())))[:8]
-    path = workspace.indexes / f"{corpus.parent.name}-{name}-{key}"
-    if not path.is_dir():
+
+    def build(path: Path) -> None:
         note(f"building the index {path}")
         build_index(corpus, path, name, options)
-    return path
+
+    return made_once(workspace.indexes / f"{corpus.resolve().parent.name}-{name}-{key}", build)
 
 
 def load_questions(
