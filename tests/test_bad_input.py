@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pyarrow as pa
@@ -280,3 +281,11 @@ def test_what_is_there_is_not_written_over_and_a_file_is_no_folder(shell: Shell,
     (shell.folder / "taken" / "mine.txt").write_text("keep me")
     assert "taken exists" in shell.refused(*command, "taken")
     assert "q.jsonl/in" in shell.refused(*command, "q.jsonl/in")
+
+
+def test_letters_that_the_terminal_lacks_are_written_as_their_numbers(shell: Shell, monkeypatch) -> None:
+    lines(shell.folder / "c.jsonl", [{"id": "a", "contents": "\u00c6lfric\n\u2192 \u2713"}])
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr("sys.stdout", screen)
+    assert shell.typed("data", "show", "c.jsonl")[0] == 0
+    assert screen.buffer.getvalue() == b"a\n\\xc6lfric\n\\u2192 \\u2713\n"

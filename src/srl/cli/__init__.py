@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `srl` with `arguments` (the process's own by default) and return its exit code."""
     for name, value in _LIBRARIES.items():
         os.environ.setdefault(name, value)
+    _escape_what_stdout_lacks()
     try:
         with _sigterm_as_exit():
             code = _guarded(sys.argv[1:] if arguments is None else list(arguments))
@@ -126,6 +127,12 @@ def _on_sigterm(*_: object) -> None:
     if not callable(signal.getsignal(signal.SIGINT)):
         sys.exit(EXIT_SIGTERM)
     signal.raise_signal(signal.SIGINT)
+
+
+def _escape_what_stdout_lacks() -> None:
+    """A letter that the terminal's encoding does not have is written as its escape, and ends no command."""
+    if getattr(sys.stdout, "errors", None) == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def _flush() -> int:
