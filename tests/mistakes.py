@@ -41,14 +41,14 @@ class Shell:
         return err.removeprefix("srl: ").rstrip("\n")
 
     def left(self) -> dict[str, tuple[int, int]]:
-        """Size and time of everything in the directory, hidden files too."""
+        """Size and time of everything in the directory, hidden files too, but not Python's own cache."""
         return {
             path.relative_to(self.folder).as_posix(): (
                 path.stat().st_size * path.is_file(),
                 path.stat().st_mtime_ns,
             )
             for path in self.folder.rglob("*")
-            if path.is_file() or not any(path.iterdir())
+            if "__pycache__" not in path.parts and (path.is_file() or not any(path.iterdir()))
         }
 
     def hidden(self) -> list[str]:

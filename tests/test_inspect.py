@@ -146,7 +146,8 @@ def test_show_of_an_id_that_is_none_or_several(srl, logs):
     code, _, err = srl("show", "xyz")
     assert (code, err) == (
         2,
-        "srl: no trajectory 'xyz' in this run; `srl inspect trajectories` lists them\n",
+        "srl: no trajectory 'xyz' in this run; `srl inspect trajectories` lists them, and "
+        "--run NAME looks in another run\n",
     )
     code, _, err = srl("show", "")
     assert code == 2
