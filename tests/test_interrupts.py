@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.mistakes import Shell, lines, place, shell, train
+from tests.store_builder import run_info
 
 from srl.errors import UserError
 from srl.evaluate import summarise
-from srl.store import reading
+from srl.store import LogWriter, reading
 from srl.train.materials import made_once
 
 __all__ = ["place", "shell"]
@@ -171,6 +172,14 @@ def _named(where: str) -> tuple[object, str]:
 def _interrupted(*arguments: object, **named: object) -> None:
     """What happens when Ctrl-C comes here."""
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_query_that_takes_forever_is_interrupted(shell: Shell, workspace: Path, monkeypatch) -> None:
+    with LogWriter(workspace / "runs" / run_info().run_id / "log", run_info()):
+        pass
+    monkeypatch.setattr("srl.browse.sql._check", _interrupted)
+    forever = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
+    assert shell.refused("inspect", "sql", forever, "--run", "all", code=130) == "interrupted"
 
 
 def test_two_runs_that_begin_at_once_share_what_they_make(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ writes: a running log is Parquet parts that never change, a finished one a datab
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 import duckdb
@@ -52,12 +54,36 @@ def reading(paths: Sequence[Path | str], read: Callable[[duckdb.DuckDBPyConnecti
 
     def once() -> T:
         with open_logs(*paths) as connection:
-            return read(connection)
+            return _interruptible(connection, read)
 
     try:
         return _retry(once)
     except duckdb.IOException as error:
         raise UserError(in_one_line(error)) from error
+
+
+def _interruptible(
+    connection: duckdb.DuckDBPyConnection, read: Callable[[duckdb.DuckDBPyConnection], T]
+) -> T:
+    """`read(connection)` in a thread, so that Ctrl-C ends a long query: DuckDB may not look for signals."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            answer.set_result(read(connection))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    try:
+        Thread(target=work, daemon=True).start()
+        return answer.result()
+    except KeyboardInterrupt:
+        while not (answer.cancel() or answer.done()):
+            connection.interrupt()
+            wait([answer], timeout=0.05)
+        raise
 
 
 def in_one_line(error: duckdb.Error) -> str:
