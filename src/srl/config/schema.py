@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from srl.config.acting import Data, Model, Retriever, Reward, Rollout, Search
 from srl.config.base import PluginSection, Section, one_or_many
+from srl.config.cluster import Cluster
 from srl.config.learning import Actor, Algorithm, Critic, Eval, Ref, Sft, Trainer
 
 Path = tuple[str, ...]
@@ -40,8 +41,9 @@ class Config(Section):
     sft: Sft = Sft()
     trainer: Trainer = Trainer()
     eval: Eval = Eval()
+    cluster: Cluster = Cluster()
     verl: dict[str, Any] = Field(default={})
-    """Overrides for verl's own configuration, in verl's names; read only where verl trains."""
+    """Any key of verl's own configuration, in verl's names; read only with `--engine verl`."""
 
 
 @dataclass(frozen=True, slots=True)
