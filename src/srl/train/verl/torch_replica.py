@@ -1,0 +1,133 @@
+"""The two ends of verl's rollout: a replica that launches servers, an adapter that brings them weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from srl.errors import SrlError, UserError
+from srl.train.verl.torch_rollout import NAME
+from srl.train.verl.torch_server import ServerOptions, TorchServer
+
+
+def server_name(rank: int) -> str:
+    """The name of a replica's actor, by which the trainer's worker finds it."""
+    return f"{NAME}_server_{rank}"
+
+
+class TorchServerActor(TorchServer):
+    """The server as verl's client calls it."""
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **media: Any
+    ) -> TokenOutput:
+        """One turn; `stop_reason` in verl's words, ours (`stop`, `eos`, `length`) as `srl_stop`."""
+        if any(value is not None for value in media.values()):
+            raise SrlError(f"the torch rollout reads text only, and was given {', '.join(media)}")
+        completion, step = await self.turn(request_id, [int(token) for token in prompt_ids], sampling_params)
+        if completion is None:
+            return TokenOutput(
+                token_ids=[], log_probs=[], stop_reason="aborted", extra_fields={"global_steps": step}
+            )
+        return TokenOutput(
+            token_ids=list(completion.token_ids),
+            log_probs=list(completion.logprobs),
+            stop_reason="completed",
+            extra_fields={"global_steps": step, "srl_stop": completion.stop_reason},
+        )
+
+
+class TorchReplica(RolloutReplica):
+    """One worker's server: a process beside it, on the same node, without a GPU."""
+
+    def __init__(self, replica_rank: int, *args: Any, **options: Any) -> None:
+        super().__init__(replica_rank, *args, **options)
+        if self.world_size != 1:
+            raise UserError(
+                f"cluster.rollout=torch keeps each copy of the model whole, and {self.world_size} workers "
+                "were to share one: set cluster.tensor_model_parallel_size=1"
+            )
+        if self.is_reward_model or self.is_teacher_model:
+            raise UserError("cluster.rollout=torch generates for the policy only, not for another model")
+
+    async def launch_servers(self) -> None:
+        """Start the server and load it."""
+        node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+        server = (
+            ray.remote(TorchServerActor)
+            .options(
+                num_cpus=0,  # it works while the trainer's worker waits
+                name=server_name(self.replica_rank),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+                max_concurrency=self.max_concurrency,
+            )
+            .remote(server_options(self.config, self.model_config))
+        )
+        await server.launch.remote()
+        self.servers = [server]
+        self._server_handle, self._server_address = server, server_name(self.replica_rank)
+
+
+def server_options(rollout: Any, model: Any) -> ServerOptions:
+    """From verl's sections `rollout` and `model`; threads are `rollout.engine_kwargs.srl_torch.threads`."""
+    longest = rollout.max_model_len or rollout.prompt_length + rollout.response_length
+    return ServerOptions(
+        model=model.path,
+        tokenizer=model.get("tokenizer_path") or model.path,
+        max_num_seqs=rollout.max_num_seqs,
+        max_model_len=longest,
+        dtype=rollout.dtype,
+        threads=(rollout.engine_kwargs.get(NAME) or {}).get("threads"),
+        trust_remote_code=bool(model.get("trust_remote_code")),
+        seed=rollout.seed,
+    )
+
+
+class ServerAdapter(BaseRollout):
+    """What the trainer's worker has of the rollout: it hands on the weights."""
+
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, *args: Any, replica_rank: int = -1
+    ) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = replica_rank if replica_rank >= 0 else int(os.environ["RANK"])
+        self._server: Any = None
+
+    @property
+    def server(self) -> Any:
+        """The actor; it starts after this worker, so it is looked up when it is needed."""
+        if self._server is None:
+            self._server = ray.get_actor(server_name(self.replica_rank))
+        return self._server
+
+    async def resume(self, tags: list[str]) -> None:
+        await self.server.wake_up.remote(tags=tags)
+
+    async def release(self) -> None:
+        await self.server.sleep.remote()
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        peft_config: Any = None,
+        **options: Any,
+    ) -> None:
+        """Send the server all weights. Every rank must call this: making a whole tensor of a sharded
+        one takes all of them."""
+        if wire_format != "named_tensors" or peft_config is not None:
+            what = "an adapter beside the weights" if peft_config is not None else wire_format
+            raise UserError(
+                f"cluster.rollout=torch takes whole weights, not {what}; "
+                "for LoRA set verl.actor_rollout_ref.model.lora.merge=true"
+            )
+        state = {name: tensor.detach().cpu() for name, tensor in weights}
+        await self.server.update_weights.remote(state, global_steps)

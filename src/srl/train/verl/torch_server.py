@@ -1,0 +1,219 @@
+"""The torch engine as a server of verl's protocol: turns in, tokens out, new weights each step.
+
+A plain class: a Ray actor is made of it elsewhere, and it runs without Ray and verl just as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from srl.errors import SrlError
+from srl.rollout.policy import Completion, Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from srl.rollout.engine import TorchEngine
+
+_READ = ("temperature", "top_p", "max_tokens", "stop", "srl_key")
+"""What a turn's sampling parameters may say …"""
+_IMPLIED = {
+    "include_stop_str_in_output": (True,), "logprobs": (True, 0, 1), "top_k": (-1, 0), "n": (1,),
+    "repetition_penalty": (1, None), "ignore_eos": (False,), "seed": None, "srl_request": None,
+    "srl_finish": None,
+}  # fmt: skip
+"""… and what it is anyway: any other value is refused, None here takes all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What a server loads and how much of it runs at once; `threads` None leaves torch's number."""
+
+    model: str
+    tokenizer: str
+    max_num_seqs: int
+    max_model_len: int
+    dtype: str = "float32"
+    threads: int | None = None
+    trust_remote_code: bool = False
+    seed: int = 0
+
+
+class TorchServer:
+    """One copy of the policy on the CPU, generating for whoever asks.
+
+    `launch` loads it. Each turn is a request of its own to the engine. What is still being
+    generated when the weights change or the server goes to sleep is aborted: its asker gets None.
+    """
+
+    model: PreTrainedModel  # from launch on
+    engine: TorchEngine
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.global_steps: int | None = None
+        self._numbers = count()
+        self._open: dict[str, asyncio.Task[Completion]] = {}
+        self._admits = asyncio.Event()
+        self._admits.set()
+        self._rejects = False
+
+    def launch(self) -> None:
+        """Load model and tokenizer. Raises UserError."""
+        from srl.model import load_model, load_tokenizer
+        from srl.rollout.codec import Codec
+        from srl.rollout.engine import TorchEngine
+
+        options = self.options
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        remote = options.trust_remote_code
+        model = load_model(options.model, dtype=options.dtype, device="cpu", trust_remote_code=remote)
+        tokenizer, _ = load_tokenizer(options.tokenizer, remote)
+        eos = getattr(model.generation_config, "eos_token_id", None)
+        codec = Codec(tokenizer, [eos] if isinstance(eos, int) else eos or [])
+        self.model = model.requires_grad_(False)
+        self.engine = TorchEngine(
+            model, codec, max_num_seqs=options.max_num_seqs, max_model_len=options.max_model_len
+        )
+
+    async def turn(
+        self, request_id: str, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any]
+    ) -> tuple[Completion | None, int | None]:
+        """One turn and the step whose weights generated it; None in place of one that was aborted."""
+        if not await self._is_admitted():
+            return None, self.global_steps
+        step, name = self.global_steps, f"{request_id}/{next(self._numbers)}"
+        sampling = self._sampling(request_id, prompt_ids, sampling_params)
+        task = asyncio.ensure_future(self.engine.generate(name, prompt_ids, sampling))
+        task.add_done_callback(lambda _: self._ended(name))
+        self._open[name] = task
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()  # where the asker was cancelled itself
+        return (None if task.cancelled() else task.result()), step
+
+    async def _is_admitted(self) -> bool:
+        """Wait while generation is paused; False where the pause is to turn requests away."""
+        while not self._admits.is_set() and not self._rejects:
+            await self._admits.wait()
+        return self._admits.is_set()
+
+    def _ended(self, name: str) -> None:
+        del self._open[name]
+        self.engine.finish(name)
+
+    def _sampling(self, request_id: str, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> Sampling:
+        check_params(params)
+        key = params.get("srl_key") or (self.options.seed, request_id)
+        stop = params.get("stop") or ()
+        return Sampling(
+            max_tokens=params.get("max_tokens", self.options.max_model_len - len(prompt_ids)),
+            temperature=params.get("temperature", 1.0),
+            top_p=params.get("top_p", 1.0),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            key=tuple(key),
+        )
+
+    async def update_weights(self, state: Mapping[str, Tensor], global_steps: int | None = None) -> None:
+        """Generate from `state` from now on, which is of the step `global_steps`. Raises SrlError."""
+        await self._abort()
+        load_state(self.model, state)
+        self.engine.reset()
+        self.global_steps = self.global_steps if global_steps is None else global_steps
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        """Abort what is being generated; what comes waits for `resume_generation`, or is refused."""
+        self._rejects = reject_request
+        self._admits.clear()
+        names = await self._abort()
+        return {"aborted_count": len(names), "request_ids": [name.rpartition("/")[0] for name in names]}
+
+    async def resume_generation(self) -> None:
+        self._rejects = False
+        self._admits.set()
+
+    async def sleep(self, **options: Any) -> None:
+        """Drop keys and values; the weights stay, they are the only copy between two updates."""
+        await self._abort()
+        self.engine.reset()
+
+    async def clear_kv_cache(self) -> None:
+        await self.sleep()
+
+    async def release_kv_cache(self) -> None:
+        await self.sleep()
+
+    async def wake_up(self, **options: Any) -> None:
+        """Nothing: memory is taken as it is needed."""
+
+    async def resume_kv_cache(self) -> None:
+        """Nothing, as `wake_up`."""
+
+    async def start_profile(self, **options: Any) -> None:
+        """Nothing: this server has no profiler."""
+
+    async def stop_profile(self) -> None:
+        """Nothing, as `start_profile`."""
+
+    async def describe(self) -> dict[str, Any]:
+        """Where this server runs and on what, for a report."""
+        return {
+            "pid": os.getpid(),
+            "threads": torch.get_num_threads(),
+            "global_steps": self.global_steps,
+            "open": len(self._open),
+        }
+
+    async def _abort(self) -> list[str]:
+        """End every open turn; their names."""
+        tasks = dict(self._open)
+        for task in tasks.values():
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks.values())
+        return list(tasks)
+
+
+def check_params(params: Mapping[str, Any]) -> None:
+    """Raises SrlError where these sampling parameters ask for what the torch engine does not do."""
+    for name, value in params.items():
+        allowed = () if name not in _READ and name not in _IMPLIED else _IMPLIED.get(name)
+        if allowed is not None and value not in allowed:
+            raise SrlError(
+                f"the torch rollout knows no sampling with {name}={value!r}; leave it out, or generate "
+                "with cluster.rollout=vllm"
+            )
+
+
+@torch.no_grad()
+def load_state(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy `state` into `model`. Raises SrlError, the model as it was, unless names and shapes are its
+    own, every weight is there (a tied one under any of its names) and those that are tied agree."""
+    own = model.state_dict()
+    _refuse("weights that the model has not", [name for name in state if name not in own])
+    _refuse("weights of another shape", [name for name in state if state[name].shape != own[name].shape])
+    given: dict[int, Tensor] = {}
+    for name, tensor in state.items():
+        first = given.setdefault(own[name].data_ptr(), tensor)
+        agree = first is tensor or torch.equal(first, tensor)
+        _refuse("two values for a weight that the model ties", [] if agree else [name])
+    _refuse("no value for", [name for name, tensor in own.items() if tensor.data_ptr() not in given])
+    for name, tensor in state.items():
+        own[name].copy_(tensor)
+
+
+def _refuse(what: str, names: Iterable[str]) -> None:
+    found = sorted(names)
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise SrlError(f"the trainer's weights do not fit the rollout: {what} {', '.join(found[:3])}{more}")

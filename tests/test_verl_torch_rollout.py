@@ -1,0 +1,211 @@
+"""The torch engine as verl's rollout: the same tokens as without verl, and new weights whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.tiny_models import byte_level_tokenizer, tiny_model
+
+from srl.errors import SrlError, UserError
+from srl.model import load_model, save_model
+from srl.rollout.codec import Codec
+from srl.rollout.engine import TorchEngine
+from srl.rollout.policy import Completion, Sampling
+from srl.train.verl.torch_server import ServerOptions, TorchServer, load_state
+
+KEY = [7, "train", 3, "question", 1, 0, 0]
+PARAMS = {
+    "temperature": 0.7, "top_p": 0.9, "max_tokens": 12, "stop": ["</search>", "</answer>"], "srl_key": KEY,
+    "include_stop_str_in_output": True, "logprobs": True, "seed": 4,
+}  # fmt: skip
+PROMPT = [30, 40, 50]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    save_model(tiny_model(), byte_level_tokenizer(), folder)
+    return folder
+
+
+@pytest.fixture
+def server(directory):
+    made = TorchServer(options(directory))
+    made.launch()
+    return made
+
+
+def options(directory, **changes) -> ServerOptions:
+    given = {"model": str(directory), "tokenizer": str(directory), "max_num_seqs": 4, "max_model_len": 64}
+    return ServerOptions(**{**given, **changes})
+
+
+def direct(model) -> Completion:
+    """The turn of PARAMS, asked of a TorchEngine that knows nothing of verl."""
+    engine = TorchEngine(model, Codec(byte_level_tokenizer()), max_num_seqs=4, max_model_len=64)
+    sampling = Sampling(12, 0.7, 0.9, ("</search>", "</answer>"), tuple(KEY))
+    return asyncio.run(engine.generate("direct", PROMPT, sampling))
+
+
+def turn(server: TorchServer, params=PARAMS) -> Completion:
+    completion, _ = asyncio.run(server.turn("one", PROMPT, params))
+    return completion
+
+
+def changed(directory) -> dict[str, torch.Tensor]:
+    """The state of the model in `directory` with every weight another."""
+    state = load_model(directory, device="cpu").state_dict()
+    generator = torch.Generator().manual_seed(1)
+    for tensor in {tensor.data_ptr(): tensor for tensor in state.values()}.values():
+        tensor.add_(torch.randn(tensor.shape, generator=generator))
+    return state
+
+
+def test_server_generates_what_the_engine_does(server, directory):
+    assert turn(server) == direct(load_model(directory, device="cpu"))
+
+
+def test_turns_of_one_episode_are_requests_of_their_own(server):
+    async def twice():
+        first, _ = await server.turn("one", PROMPT, PARAMS)
+        return first, *(await asyncio.gather(*(server.turn("one", PROMPT, PARAMS) for _ in range(3))))
+
+    first, *others = asyncio.run(twice())
+    assert [completion.token_ids for completion, _ in others] == [first.token_ids] * 3
+
+
+def test_turn_without_a_key_of_ours_still_differs_from_the_next(server):
+    params = {**PARAMS, "srl_key": None, "temperature": 1.0}
+    one, _ = asyncio.run(server.turn("one", PROMPT, params))
+    other, _ = asyncio.run(server.turn("other", PROMPT, params))
+    assert one.token_ids != other.token_ids
+
+
+def test_turn_without_a_cap_takes_what_room_there_is(server):
+    params = {name: value for name, value in PARAMS.items() if name not in ("max_tokens", "stop")}
+    completion = turn(server, params)
+    assert completion.stop_reason == "eos" or len(completion.token_ids) == 64 - len(PROMPT)
+
+
+def test_parameter_that_the_engine_does_not_have_is_refused(server):
+    with pytest.raises(SrlError, match=r"top_k=20.*cluster\.rollout=vllm"):
+        turn(server, {**PARAMS, "top_k": 20})
+    with pytest.raises(SrlError, match="min_p"):
+        turn(server, {**PARAMS, "min_p": 0.1})
+
+
+def test_turn_longer_than_the_room_is_refused(server):
+    with pytest.raises(UserError, match="max_model_len=64"):
+        turn(server, {**PARAMS, "max_tokens": 62})
+
+
+def test_new_weights_are_generated_from_at_once(server, directory):
+    before, state = turn(server), changed(directory)
+
+    async def update():
+        await server.update_weights(state, 5)
+        return await server.turn("one", PROMPT, PARAMS)
+
+    after, step = asyncio.run(update())
+    model = load_model(directory, device="cpu")
+    model.load_state_dict(state)
+    assert after == direct(model) != before
+    assert step == 5
+
+
+def test_weights_without_a_step_keep_the_last_one(server, directory):
+    state = changed(directory)
+    asyncio.run(server.update_weights(state, 5))
+    asyncio.run(server.update_weights(state))
+    assert server.global_steps == 5
+
+
+def test_tied_weight_may_come_under_one_of_its_names(server, directory):
+    state = changed(directory)
+    del state["lm_head.weight"]
+    load_state(server.model, state)
+    assert torch.equal(server.model.lm_head.weight, state["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda state: state.pop("model.norm.weight"), r"no value for model\.norm\.weight"),
+        (lambda state: state.update(other=torch.ones(1)), "the model has not other"),
+        (lambda state: state.update({"model.norm.weight": torch.ones(3)}), r"another shape model\.norm"),
+        (
+            lambda state: state.update({"lm_head.weight": state["lm_head.weight"] + 1}),
+            r"ties (lm_head|model\.embed_tokens)\.weight",
+        ),
+    ],
+    ids=["missing", "unknown", "shape", "untied"],
+)
+def test_weights_that_do_not_fit_change_nothing(server, directory, spoil, message):
+    state = changed(directory)
+    spoil(state)
+    before = turn(server)
+    with pytest.raises(SrlError, match=message):
+        asyncio.run(server.update_weights(state, 9))
+    assert turn(server) == before
+    assert server.global_steps is None
+
+
+def test_abort_ends_what_is_generated_and_holds_what_comes(server):
+    async def story():
+        open_turn = asyncio.ensure_future(server.turn("open", PROMPT, {**PARAMS, "stop": []}))
+        while not (await server.describe())["open"]:
+            await asyncio.sleep(0)
+        told = await server.abort_all_requests()
+        held = asyncio.ensure_future(server.turn("held", PROMPT, PARAMS))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        waited = not held.done()
+        await server.resume_generation()
+        return told, await open_turn, waited, await held
+
+    told, aborted, waited, held = asyncio.run(story())
+    assert told == {"aborted_count": 1, "request_ids": ["open"]}
+    assert aborted == (None, None)
+    assert waited and held[0] is not None
+
+
+def test_abort_may_turn_away_what_comes(server):
+    async def story():
+        await server.abort_all_requests(reject_request=True)
+        rejected = await server.turn("late", PROMPT, PARAMS)
+        await server.resume_generation()
+        return rejected, await server.turn("later", PROMPT, PARAMS)
+
+    rejected, served = asyncio.run(story())
+    assert rejected == (None, None)
+    assert served[0] is not None
+
+
+def test_asker_that_goes_away_leaves_no_slot_taken(server):
+    async def story():
+        for number in range(6):  # more than there are slots
+            asker = asyncio.ensure_future(server.turn(f"gone {number}", PROMPT, {**PARAMS, "stop": []}))
+            while not (await server.describe())["open"]:
+                await asyncio.sleep(0)
+            asker.cancel()
+            await asyncio.wait([asker])
+        return await server.turn("one", PROMPT, PARAMS)
+
+    completion, _ = asyncio.run(story())
+    assert completion == turn(server)
+
+
+def test_sleeping_server_generates_the_same_after(server):
+    before = turn(server)
+    asyncio.run(server.sleep())
+    asyncio.run(server.wake_up(tags=["kv_cache"]))
+    assert turn(server) == before
+
+
+def test_directory_without_a_model_is_told(tmp_path):
+    with pytest.raises(UserError, match="no model directory"):
+        TorchServer(options(tmp_path / "none")).launch()
