@@ -1,0 +1,63 @@
+"""Our configuration as verl's: verl's own defaults, what our keys say, and the section `verl` on top."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from srl.config import Config
+from srl.config.schema import flat, plain
+from srl.errors import UserError
+from srl.train.verl.job import Job
+from srl.train.verl.setting import Setting, is_megatron
+from srl.train.verl.translate_acting import acting
+from srl.train.verl.translate_learning import learning
+from srl.train.verl.translate_machines import machines
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["Setting", "compose", "defaults", "settings"]
+
+INSTALL = "verl is not installed: pip install 'srl-search[verl]'"
+
+
+def settings(config: Config, job: Job) -> dict[str, Setting]:
+    """What our configuration says in verl's keys, without what verl leaves at its defaults."""
+    found: dict[str, Setting] = {}
+    for part in (acting, learning, machines):
+        for key, value, ours in part(config, job):
+            found[key] = Setting(value, ours)
+    return found
+
+
+def compose(config: Config, job: Job) -> DictConfig:
+    """verl's configuration of a run: its defaults, then `settings`, then the section `verl`."""
+    from omegaconf import OmegaConf
+
+    composed = defaults(config)
+    for key, setting in settings(config, job).items():
+        OmegaConf.update(composed, key, setting.value, merge=False, force_add=True)
+    for path, value in flat(config.verl):
+        OmegaConf.update(composed, ".".join(path), plain(value), merge=False, force_add=True)
+    return composed
+
+
+def defaults(config: Config) -> DictConfig:
+    """verl's configuration as it comes, read from its files: the library itself is not imported."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    overrides = ["model_engine=megatron"] if is_megatron(config) else []
+    with initialize_config_dir(str(config_directory()), version_base=None):
+        return hydra_compose("ppo_trainer", overrides)
+
+
+def config_directory() -> Path:
+    """Where the installed verl keeps its configuration. Raises UserError where there is none."""
+    spec = find_spec("verl")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if not places or find_spec("hydra") is None:
+        raise UserError(INSTALL)
+    return Path(places[0]) / "trainer" / "config"

@@ -1,0 +1,137 @@
+"""Our sections model, data, rollout and eval in verl's keys."""
+
+from __future__ import annotations
+
+from srl.config import Config
+from srl.config.checks import algorithm_plugin
+from srl.train.verl.job import Job
+from srl.train.verl.setting import MODEL, ROLLOUT, Rows, is_megatron, longest, precision, rollout_name
+
+VLLM_TOKENS = 8192
+"""verl's own limit of tokens in one of vLLM's passes, which must not be less than its sequences."""
+
+
+def acting(config: Config, job: Job) -> Rows:
+    yield from _model(config, job, MODEL)
+    if algorithm_plugin(config.algorithm.name).needs_critic:
+        yield from _model(config, job, "critic.model")
+    yield from _lora(config, job)
+    yield from _data(config)
+    yield from _sampling(config)
+    yield from _validation(config)
+    yield from _engine(config, job)
+    yield from _sampler_correction(config)
+
+
+def _model(config: Config, job: Job, verl: str) -> Rows:
+    """The policy, and the critic, which starts as a copy of it with a head of zeros.
+
+    Padding is taken out only with flash attention: others would see one long row with a mask of
+    its square.
+    """
+    model = config.model
+    attention = model.attn_implementation
+    yield f"{verl}.path", model.path, "model.path"
+    yield f"{verl}.tokenizer_path", str(job.tokenizer), "model.tokenizer"
+    yield f"{verl}.trust_remote_code", model.trust_remote_code, "model.trust_remote_code"
+    yield (
+        f"{verl}.enable_gradient_checkpointing",
+        model.gradient_checkpointing,
+        "model.gradient_checkpointing",
+    )
+    yield f"{verl}.override_config", {"attn_implementation": attention}, "model.attn_implementation"
+    yield (
+        f"{verl}.use_remove_padding",
+        is_megatron(config) or "flash" in attention,
+        "model.attn_implementation",
+    )
+
+
+def _lora(config: Config, job: Job) -> Rows:
+    """Adapters of the policy. The torch rollout takes whole weights, so they are merged for it."""
+    model = config.model
+    if model.lora_rank == 0:
+        return
+    if is_megatron(config):
+        yield f"{MODEL}.lora.rank", model.lora_rank, "model.lora_rank"
+        yield f"{MODEL}.lora.alpha", model.lora_alpha, "model.lora_alpha"
+        return
+    targets = model.lora_target_modules
+    yield f"{MODEL}.lora_rank", model.lora_rank, "model.lora_rank"
+    yield f"{MODEL}.lora_alpha", model.lora_alpha, "model.lora_alpha"
+    yield (
+        f"{MODEL}.target_modules",
+        targets if isinstance(targets, str) else list(targets),
+        "model.lora_target_modules",
+    )
+    if rollout_name(config, job) == "srl_torch":
+        yield f"{MODEL}.lora.merge", True, "cluster.rollout"
+    else:
+        yield f"{ROLLOUT}.load_format", "safetensors", "model.lora_rank"
+
+
+def _data(config: Config) -> Rows:
+    """Our data set yields the questions in the order of the local engine; verl reads no file of it."""
+    yield "data.custom_cls.path", "pkg://srl.train.verl.dataset", ""
+    yield "data.custom_cls.name", "Questions", ""
+    yield "data.train_files", ["train"], "data.train_files"
+    yield "data.val_files", ["val"], "data.val_files"
+    yield "data.train_batch_size", config.data.train_batch_size, "data.train_batch_size"
+    yield "data.max_prompt_length", config.data.max_prompt_length, "data.max_prompt_length"
+    yield "data.max_response_length", config.data.max_response_length, "data.max_response_length"
+    yield "data.trust_remote_code", config.model.trust_remote_code, "model.trust_remote_code"
+    yield "data.shuffle", False, "data.shuffle"
+    yield "data.validation_shuffle", False, ""
+    yield "data.seed", config.trainer.seed, "trainer.seed"
+    yield "data.dataloader_num_workers", 0, ""
+
+
+def _sampling(config: Config) -> Rows:
+    rollout = config.rollout
+    yield f"{ROLLOUT}.n", rollout.n, "rollout.n"
+    yield f"{ROLLOUT}.do_sample", True, ""
+    yield f"{ROLLOUT}.temperature", rollout.temperature, "rollout.temperature"
+    yield f"{ROLLOUT}.top_p", rollout.top_p, "rollout.top_p"
+    yield f"{ROLLOUT}.top_k", -1, ""
+    yield f"{ROLLOUT}.seed", config.trainer.seed, "trainer.seed"
+    yield f"{ROLLOUT}.calculate_log_probs", True, ""
+    yield f"{ROLLOUT}.agent.default_agent_loop", "srl_search", ""
+    yield f"{ROLLOUT}.agent.agent_loop_manager_class", "srl.train.verl.loop.Manager", ""
+
+
+def _validation(config: Config) -> Rows:
+    temperature = config.eval.temperature
+    yield f"{ROLLOUT}.val_kwargs.do_sample", temperature > 0, "eval.temperature"
+    yield f"{ROLLOUT}.val_kwargs.temperature", temperature, "eval.temperature"
+    yield f"{ROLLOUT}.val_kwargs.top_p", 1.0, ""
+    yield f"{ROLLOUT}.val_kwargs.top_k", -1, ""
+    yield f"{ROLLOUT}.val_kwargs.n", 1, ""
+
+
+def _engine(config: Config, job: Job) -> Rows:
+    """What generates, and how much of it at once on each copy of the model."""
+    cluster, seqs = config.cluster, config.rollout.max_num_seqs
+    yield f"{ROLLOUT}.name", rollout_name(config, job), "cluster.rollout"
+    yield (
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        cluster.tensor_model_parallel_size,
+        ("cluster.tensor_model_parallel_size"),
+    )
+    yield (
+        f"{ROLLOUT}.gpu_memory_utilization",
+        cluster.gpu_memory_utilization,
+        ("cluster.gpu_memory_utilization"),
+    )
+    yield f"{ROLLOUT}.dtype", precision(config, job), "model.dtype"
+    yield f"{ROLLOUT}.max_model_len", longest(config), "data.max_response_length"
+    yield f"{ROLLOUT}.max_num_seqs", seqs, "rollout.max_num_seqs"
+    yield f"{ROLLOUT}.max_num_batched_tokens", max(VLLM_TOKENS, seqs), "rollout.max_num_seqs"
+
+
+def _sampler_correction(config: Config) -> Rows:
+    """Truncated importance weights for each token, or none; old log-probs are the trainer's either way."""
+    weighs = config.rollout.logprobs == "sampler"
+    verl = "algorithm.rollout_correction"
+    yield f"{verl}.rollout_is", "token" if weighs else None, "rollout.logprobs"
+    yield f"{verl}.rollout_is_threshold", config.rollout.sampler_is_cap, "rollout.sampler_is_cap"
+    yield f"{verl}.bypass_mode", False, ""
