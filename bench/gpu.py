@@ -47,7 +47,8 @@ from srl.rollout.episode import EpisodeOptions  # noqa: E402
 from srl.train.experience import Learner, make_experience  # noqa: E402
 from srl.train.fitting import with_settings  # noqa: E402
 from srl.train.footprint import footprint, longest_episode  # noqa: E402
-from srl.train.shape import PUBLISHED, Shape, shape_of  # noqa: E402
+from srl.train.published import PUBLISHED  # noqa: E402
+from srl.train.shape import Shape, shape_of  # noqa: E402
 from srl.train.speed import Lengths, measure, times  # noqa: E402
 from srl.trajectory import Question, Score, Search, Trajectory  # noqa: E402
 from srl.update.actor import ActorLoss, update_actor  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
     filled in, and `data.corpus` alone is an error.
     """
     check_data(config)
+    for complaint in absent_questions(config):
+        raise UserError(complaint)
     if config.data.train_files is not None:
         return config
     if config.search.index is not None or config.search.url is not None:
@@ -83,6 +85,18 @@ def check_data(config: Config) -> None:
     named = (data.corpus, search.index, search.url)
     if data.train_files is not None and config.rollout.search and not any(named) and not search.replays:
         raise UserError(NOTHING_TO_SEARCH)
+
+
+def absent_questions(config: Config) -> Iterator[str]:
+    """A line for each file of questions that is named and is not there, with what makes one."""
+    for key in ("train_files", "val_files", "test_files"):
+        for file in getattr(config.data, key) or ():
+            if not Path(file).exists():
+                yield (
+                    f"{file}: no such file (data.{key}); `srl data prepare SOURCE --val 512 --out "
+                    f"{Path(file).parent}` writes train.parquet and validation.parquet there; "
+                    "`srl data list` names the sources"
+                )
 
 
 def index_of(config: Config, workspace: Workspace, note: Note) -> Path:

@@ -17,7 +17,7 @@ from srl.config.checks import algorithm_plugin
 from srl.model import pick_device, pick_dtype
 from srl.train.fitting import Phase, remedy
 from srl.train.footprint import Footprint, footprint, longest_episode, millions
-from srl.train.materials import BASE_MODEL, check_data
+from srl.train.materials import BASE_MODEL, absent_questions, check_data
 from srl.train.shape import Shape, shape_of
 from srl.train.speed import Lengths, Speed, Times, half_of_the_budgets, measure, times
 from srl.train.threads import fastest_threads
@@ -189,6 +189,7 @@ def _warnings(config: Config, shape: Shape, path: str | Path, device: Device) ->
     """What would keep the run from starting or from fitting, each with the key to turn."""
     if not Path(path).is_dir():
         yield f"there are no weights at {path}; give --model DIRECTORY to train"
+    yield from absent_questions(config)
     longest = longest_episode(config)
     if shape.context is not None and longest > shape.context:
         yield (

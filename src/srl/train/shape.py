@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from srl.config import Config
 from srl.errors import UserError
 from srl.model import add_lora, count_parameters, pick_device, pick_dtype
+from srl.train.published import PUBLISHED
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": {
-        "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
-        "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936,
-        "max_position_embeddings": 32768, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-"""Shapes of models that a preset names, as their makers publish them in `config.json`."""
 
 
 @dataclass(frozen=True, slots=True)
