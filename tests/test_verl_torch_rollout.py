@@ -184,18 +184,45 @@ def test_abort_may_turn_away_what_comes(server):
     assert served[0] is not None
 
 
-def test_asker_that_goes_away_leaves_no_slot_taken(server):
+def test_asker_that_goes_away_ends_its_turn(server):
     async def story():
-        for number in range(6):  # more than there are slots
-            asker = asyncio.ensure_future(server.turn(f"gone {number}", PROMPT, {**PARAMS, "stop": []}))
-            while not (await server.describe())["open"]:
-                await asyncio.sleep(0)
-            asker.cancel()
-            await asyncio.wait([asker])
-        return await server.turn("one", PROMPT, PARAMS)
+        asker = asyncio.ensure_future(server.turn("gone", PROMPT, {**PARAMS, "max_tokens": 60, "stop": []}))
+        while not (await server.describe())["open"]:
+            await asyncio.sleep(0)
+        asker.cancel()
+        await asyncio.wait([asker])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return (await server.describe())["open"], await server.turn("one", PROMPT, PARAMS)
 
-    completion, _ = asyncio.run(story())
+    still_open, (completion, _) = asyncio.run(story())
+    assert still_open == 0
     assert completion == turn(server)
+
+
+def test_ended_turn_leaves_its_slot(directory):
+    server = TorchServer(options(directory, max_num_seqs=1))
+    server.launch()
+
+    async def story():
+        turns = [server.turn(f"turn {number}", PROMPT, PARAMS) for number in range(3)]
+        return await asyncio.wait_for(asyncio.gather(*turns), timeout=60)
+
+    assert len({completion.token_ids for completion, _ in asyncio.run(story())}) == 1
+
+
+@pytest.mark.parametrize("what", ["update_weights", "sleep"])
+def test_turn_does_not_outlive_its_weights(server, directory, what):
+    arguments = [changed(directory)] if what == "update_weights" else []
+
+    async def story():
+        asker = asyncio.ensure_future(server.turn("open", PROMPT, {**PARAMS, "stop": []}))
+        while not (await server.describe())["open"]:
+            await asyncio.sleep(0)
+        await getattr(server, what)(*arguments)
+        return await asker
+
+    assert asyncio.run(story()) == (None, None)
 
 
 def test_sleeping_server_generates_the_same_after(server):
