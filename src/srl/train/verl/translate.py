@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srl.config import Config
-from srl.config.schema import flat, plain
 from srl.errors import UserError
+from srl.train.verl.decisions import check_supported
 from srl.train.verl.job import Job
+from srl.train.verl.overrides import lay_on_top
 from srl.train.verl.setting import Setting, is_megatron
 from srl.train.verl.translate_acting import acting
 from srl.train.verl.translate_learning import learning
@@ -33,14 +34,20 @@ def settings(config: Config, job: Job) -> dict[str, Setting]:
 
 
 def compose(config: Config, job: Job) -> DictConfig:
-    """verl's configuration of a run: its defaults, then `settings`, then the section `verl`."""
+    """verl's configuration of a run: its defaults, then `settings`, then the section `verl`.
+
+    Raises UserError for what this engine cannot keep, and for a key that verl does not have.
+    """
+    from copy import deepcopy
+
     from omegaconf import OmegaConf
 
-    composed = defaults(config)
+    check_supported(config, job)
+    pristine = defaults(config)
+    composed = deepcopy(pristine)
     for key, setting in settings(config, job).items():
         OmegaConf.update(composed, key, setting.value, merge=False, force_add=True)
-    for path, value in flat(config.verl):
-        OmegaConf.update(composed, ".".join(path), plain(value), merge=False, force_add=True)
+    lay_on_top(composed, pristine, config)
     return composed
 
 

@@ -8,7 +8,7 @@ from srl.config import Config
 from srl.config.checks import algorithm_plugin
 from srl.config.learning import Actor, Critic
 from srl.train.verl.job import Job
-from srl.train.verl.setting import ACTOR, REF, ROLLOUT, Rows, at_least_one_episode, is_megatron
+from srl.train.verl.setting import ACTOR, Rows, at_least_one_episode, is_megatron
 
 NO_DUAL_CLIP = 1e9
 """A bound that no ratio reaches, for verl asks for one: it clamps log-ratios to 20, and e^20 is 4.9e8."""
@@ -22,9 +22,8 @@ def learning(config: Config, job: Job) -> Rows:
     yield from _actor(config)
     if algorithm_plugin(config.algorithm.name).needs_critic:
         yield from _critic(config)
-    yield from _log_probs(config)
-    for who, section in (("actor", config.actor), ("critic", config.critic)):
-        yield from _optimiser(config, who, section)
+        yield from _optimiser(config, "critic", config.critic)
+    yield from _optimiser(config, "actor", config.actor)
 
 
 def _algorithm(config: Config) -> Rows:
@@ -73,7 +72,8 @@ def _passes(config: Config, verl: str, ours: str, section: Actor | Critic) -> Ro
     mode = section.loss_agg_mode
     horizon = config.actor.loss_agg_constant or config.data.max_response_length
     source = "actor.loss_agg_constant" if config.actor.loss_agg_constant else "data.max_response_length"
-    yield f"{verl}.ppo_mini_batch_size", section.ppo_mini_batch_size, f"{ours}.ppo_mini_batch_size"
+    mini = min(section.ppo_mini_batch_size, config.data.train_batch_size)
+    yield f"{verl}.ppo_mini_batch_size", mini, f"{ours}.ppo_mini_batch_size"
     yield f"{verl}.ppo_epochs", section.ppo_epochs, f"{ours}.ppo_epochs"
     yield f"{verl}.use_dynamic_bsz", True, f"{ours}.ppo_max_token_len"
     yield f"{verl}.shuffle", False, ""
@@ -84,13 +84,6 @@ def _passes(config: Config, verl: str, ours: str, section: Actor | Critic) -> Ro
 
 def _tokens(config: Config, ours: str, section: Actor | Critic) -> tuple[int, str]:
     return at_least_one_episode(section.ppo_max_token_len, config), f"{ours}.ppo_max_token_len"
-
-
-def _log_probs(config: Config) -> Rows:
-    """Log-probs of the policy and of the reference, in passes as large as the actor's."""
-    for verl in (REF, ROLLOUT):
-        yield f"{verl}.log_prob_use_dynamic_bsz", True, "actor.ppo_max_token_len"
-        yield f"{verl}.log_prob_max_token_len_per_gpu", *_tokens(config, "actor", config.actor)
 
 
 def _optimiser(config: Config, who: str, section: Actor | Critic) -> Rows:
@@ -115,10 +108,12 @@ def _warmup(config: Config, who: str, section: Actor | Critic) -> tuple[int, str
 
 
 def _schedule(config: Config, verl: str, who: str, optim: Any) -> Rows:
-    """The schedule's kind and ε, for which Megatron and FSDP have different names."""
+    """The schedule's kind, and ε. Under Megatron verl passes the moments' decay on nowhere but here."""
     if is_megatron(config):
+        first, second = optim.betas
+        adam = {"adam_beta1": first, "adam_beta2": second, "adam_eps": optim.eps}
         yield f"{verl}.lr_decay_style", optim.lr_scheduler_type, f"{who}.optim.lr_scheduler_type"
-        yield f"{verl}.override_optimizer_config", {"adam_eps": optim.eps}, f"{who}.optim.eps"
+        yield f"{verl}.override_optimizer_config", adam, f"{who}.optim.eps"
         return
     yield f"{verl}.lr_scheduler_type", optim.lr_scheduler_type, f"{who}.optim.lr_scheduler_type"
     yield f"{verl}.override_optimizer_config", {"eps": optim.eps}, f"{who}.optim.eps"

@@ -1,0 +1,124 @@
+"""The section `verl` of our configuration: any key of verl's own, laid on top of what is translated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from srl.config import Config
+from srl.config.schema import flat, plain
+from srl.errors import UserError, nearest
+from srl.train.verl.setting import Setting
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+OUR_OWN = (
+    "algorithm.adv_estimator",
+    "critic.enable",
+    "data.custom_cls.path",
+    "data.custom_cls.name",
+    "data.train_files",
+    "data.val_files",
+    "actor_rollout_ref.rollout.agent.default_agent_loop",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    "actor_rollout_ref.rollout.calculate_log_probs",
+    "trainer.default_local_dir",
+    "trainer.resume_mode",
+    "trainer.use_v1",
+    "trainer.v1.trainer_mode",
+)
+"""Keys by which our code is in verl at all; another value would leave it out."""
+OPEN = ("ray_kwargs.ray_init",)
+"""Mappings that verl hands on as they are, to `ray.init`."""
+ADD = "+"
+"""Before the first word of a key that verl does not have, as with Hydra."""
+
+
+def given(config: Config) -> Iterator[tuple[str, Any]]:
+    """`(verl's dotted key, value)` of the section `verl`."""
+    for path, value in flat(config.verl):
+        yield ".".join(path), plain(value)
+
+
+def lay_on_top(composed: DictConfig, pristine: DictConfig, config: Config) -> None:
+    """Set every key of the section `verl` in `composed`; `pristine` is verl's configuration as it comes.
+
+    Raises UserError for a key that verl does not have, and for one by which our code is in verl.
+    """
+    from omegaconf import OmegaConf
+
+    for key, value in given(config):
+        if key in OUR_OWN:
+            raise UserError(f"verl.{key} is set by srl and cannot be changed; leave it out")
+        if not key.startswith(ADD):
+            _check_known(composed if _has(composed, key) else pristine, key, value)
+        OmegaConf.update(composed, key.removeprefix(ADD), value, merge=False, force_add=True)
+
+
+def replaced(config: Config, settings: Mapping[str, Setting]) -> Iterator[str]:
+    """A line for each key of the section `verl` that takes the place of a key of ours."""
+    for key, value in given(config):
+        setting = settings.get(key.removeprefix(ADD))
+        if setting is not None and setting.value != value:
+            source = f"{setting.ours}, which says" if setting.ours else "what srl sets,"
+            yield f"verl.{key} = {value} takes the place of {source} {setting.value}"
+
+
+def _check_known(composed: DictConfig, key: str, value: Any) -> None:
+    from omegaconf import DictConfig, OmegaConf
+
+    if any(key.startswith(f"{mapping}.") for mapping in OPEN):
+        return
+    parent, _, name = key.rpartition(".")
+    there = OmegaConf.select(composed, key, throw_on_missing=False) if _has(composed, key) else None
+    if isinstance(there, DictConfig) and len(there) and not isinstance(value, Mapping):
+        inside = ", ".join(map(str, list(there)[:4]))
+        raise UserError(f"verl.{key} is a section of verl's, not a value: set a key of it ({inside} …)")
+    if not _has(composed, key) and not _is_open(composed, parent, name):
+        hint = nearest(key, known_keys(composed))
+        raise UserError(f"verl.{key}: verl has no key {key}{hint}; to add one of your own: verl.{ADD}{key}")
+
+
+def _has(composed: DictConfig, key: str) -> bool:
+    """Whether `key` is there, its value missing or null included; an interpolation is not followed."""
+    from omegaconf import DictConfig
+
+    node: Any = composed
+    for name in key.split("."):
+        if not isinstance(node, DictConfig) or name not in list(node):
+            return False
+        node = node._get_node(name)
+    return True
+
+
+def _is_open(composed: DictConfig, parent: str, name: str) -> bool:
+    """Whether a key `name` may be added to `parent`: verl's class has it, or it is an empty mapping."""
+    from omegaconf import DictConfig, OmegaConf
+
+    if not _has(composed, parent):
+        above, _, last = parent.rpartition(".")
+        return bool(above) and _is_open(composed, above, last)
+    node = OmegaConf.select(composed, parent, throw_on_missing=False)
+    if node is None:
+        return True
+    return isinstance(node, DictConfig) and (len(node) == 0 or name in _fields(node))
+
+
+def _fields(node: DictConfig) -> tuple[str, ...]:
+    """The fields of the class that verl makes of a section."""
+    from dataclasses import fields, is_dataclass
+
+    from hydra.utils import get_class
+
+    target = node.get("_target_")
+    made = get_class(target) if target else None
+    return tuple(field.name for field in fields(made)) if made and is_dataclass(made) else ()
+
+
+def known_keys(composed: DictConfig) -> list[str]:
+    """Every dotted key of verl's configuration."""
+    from omegaconf import OmegaConf
+
+    tree = OmegaConf.to_container(composed, resolve=False)
+    return [".".join(map(str, path)) for path, _ in flat(tree)]  # type: ignore[arg-type]
