@@ -52,8 +52,8 @@ def _notes(config: Config) -> Iterator[str]:
                 f"{who}.ppo_max_token_len = {section.ppo_max_token_len:,} is less than an episode may have: "
                 f"{longest(config):,} is used, for verl ends a run at an episode above its limit"
             )
-        if section.optim.lr_warmup_steps or section.optim.lr_warmup_steps_ratio:
-            yield f"{who}.optim: verl begins a warm-up with a learning rate of 0, so step 1 changes nothing"
+        if is_megatron(config) and (section.optim.lr_warmup_steps or section.optim.lr_warmup_steps_ratio):
+            yield f"{who}.optim: Megatron begins a warm-up with a learning rate of 0, so step 1 changes nothing"
     if not is_megatron(config):
         yield "the trained weights are float32 and sharded, the passes in model.dtype"
 
@@ -140,7 +140,7 @@ def _model(composed: DictConfig, config: Config) -> Iterator[str]:
             f"reads {context:,}: lower one of them"
         )
     if heads is not None and heads % size:
-        yield f"cluster.tensor_model_parallel_size = {size} does not divide the model's {heads} attention heads"
+        yield f"cluster.tensor_model_parallel_size = {size} does not divide the model's {heads} heads"
 
 
 def _check_with_verl(composed: DictConfig, config: Config, known: dict[str, Setting]) -> None:

@@ -28,6 +28,8 @@ READ_BY_US: dict[str, str] = {
     "rollout.min_answer_tokens": "the episode keeps room for an answer",
     "rollout.search": "the episode searches or not",
     "rollout.stop_at_answer": "the episode ends or goes on",
+    "rollout.logprobs": "our trainer weighs the tokens",
+    "rollout.sampler_is_cap": "our trainer weighs the tokens",
     "reward.": "an episode is scored in the process that ran it",
     "sft.": "the fine-tuning before RL runs on the machine that starts the run",
     "trainer.logger": "metrics go through our own writer",
@@ -92,12 +94,6 @@ def _learning(config: Config) -> Iterator[str]:
     """What verl's optimisers and loop do not know."""
     if config.trainer.total_training_steps == 0:
         yield "trainer.total_training_steps = 0: with --engine verl there is at least one step"
-    for who, section in (("actor", config.actor), ("critic", config.critic)):
-        if section.optim.lr_scheduler_type == "linear" and not is_megatron(config):
-            yield (
-                f"{who}.optim.lr_scheduler_type = linear: verl's FSDP knows constant and cosine; set one of "
-                "them, or cluster.strategy=megatron"
-            )
     adapters = config.model.lora_rank > 0 and config.model.lora_target_modules != "all-linear"
     if adapters and is_megatron(config):
         yield (
@@ -127,8 +123,8 @@ def _device(config: Config, job: Job) -> Iterator[str]:
     device = config.model.device
     if device == "mps" or ":" in device:
         yield (
-            f"model.device = {device}: with --engine verl the workers take GPUs 0, 1, … of those they see; set "
-            "auto, and CUDA_VISIBLE_DEVICES to choose"
+            f"model.device = {device}: with --engine verl the workers take the GPUs that they see; set auto, and "
+            "CUDA_VISIBLE_DEVICES to choose"
         )
     if device == "cuda" and job.cpu:
         yield "model.device = cuda, and this machine has no GPU; set auto"

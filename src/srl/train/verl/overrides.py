@@ -21,7 +21,6 @@ OUR_OWN = (
     "data.train_files",
     "data.val_files",
     "actor_rollout_ref.rollout.agent.default_agent_loop",
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
     "actor_rollout_ref.rollout.calculate_log_probs",
     "trainer.default_local_dir",
     "trainer.resume_mode",

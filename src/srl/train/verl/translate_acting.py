@@ -20,7 +20,6 @@ def acting(config: Config, job: Job) -> Rows:
     yield from _sampling(config)
     yield from _validation(config)
     yield from _engine(config, job)
-    yield from _sampler_correction(config)
 
 
 def _model(config: Config, job: Job, verl: str) -> Rows:
@@ -96,7 +95,6 @@ def _sampling(config: Config) -> Rows:
     yield f"{ROLLOUT}.seed", config.trainer.seed, "trainer.seed"
     yield f"{ROLLOUT}.calculate_log_probs", True, ""
     yield f"{ROLLOUT}.agent.default_agent_loop", "srl_search", ""
-    yield f"{ROLLOUT}.agent.agent_loop_manager_class", "srl.train.verl.loop.Manager", ""
 
 
 def _validation(config: Config) -> Rows:
@@ -126,12 +124,3 @@ def _engine(config: Config, job: Job) -> Rows:
     yield f"{ROLLOUT}.max_model_len", longest(config), "data.max_response_length"
     yield f"{ROLLOUT}.max_num_seqs", seqs, "rollout.max_num_seqs"
     yield f"{ROLLOUT}.max_num_batched_tokens", max(VLLM_TOKENS, seqs), "rollout.max_num_seqs"
-
-
-def _sampler_correction(config: Config) -> Rows:
-    """Truncated importance weights for each token, or none; old log-probs are the trainer's either way."""
-    weighs = config.rollout.logprobs == "sampler"
-    verl = "algorithm.rollout_correction"
-    yield f"{verl}.rollout_is", "token" if weighs else None, "rollout.logprobs"
-    yield f"{verl}.rollout_is_threshold", config.rollout.sampler_is_cap, "rollout.sampler_is_cap"
-    yield f"{verl}.bypass_mode", False, ""

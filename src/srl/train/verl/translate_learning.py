@@ -108,12 +108,16 @@ def _warmup(config: Config, who: str, section: Actor | Critic) -> tuple[int, str
 
 
 def _schedule(config: Config, verl: str, who: str, optim: Any) -> Rows:
-    """The schedule's kind, and ε. Under Megatron verl passes the moments' decay on nowhere but here."""
+    """The schedule's kind, and ε. Under Megatron verl passes the moments' decay on nowhere but here.
+
+    Under FSDP the schedule is our own, put in the place of verl's, which has no name for `linear`.
+    """
     if is_megatron(config):
         first, second = optim.betas
         adam = {"adam_beta1": first, "adam_beta2": second, "adam_eps": optim.eps}
         yield f"{verl}.lr_decay_style", optim.lr_scheduler_type, f"{who}.optim.lr_scheduler_type"
         yield f"{verl}.override_optimizer_config", adam, f"{who}.optim.eps"
         return
-    yield f"{verl}.lr_scheduler_type", optim.lr_scheduler_type, f"{who}.optim.lr_scheduler_type"
+    kind = "constant" if optim.lr_scheduler_type == "linear" else optim.lr_scheduler_type
+    yield f"{verl}.lr_scheduler_type", kind, f"{who}.optim.lr_scheduler_type"
     yield f"{verl}.override_optimizer_config", {"eps": optim.eps}, f"{who}.optim.eps"
