@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +30,30 @@ class Clock:
         self.slept.append(seconds)
         self.now += 0.0 if self.stands else seconds
         await asyncio.sleep(0)
+
+
+class Later(Clock):
+    """Time that passes for all sleepers at once: on to the next to wake, whenever nothing else happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asleep: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    async def sleep(self, seconds: float) -> None:
+        awake = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._asleep, (self.now + seconds, len(self.slept), awake))
+        self.slept.append(seconds)
+        await awake
+
+    async def gather(self, *calls: Awaitable[Search]) -> list[Search]:
+        together = asyncio.gather(*calls)
+        while not together.done():
+            for _ in range(60):
+                await asyncio.sleep(0)
+            if self._asleep and not together.done():
+                self.now, _, awake = heapq.heappop(self._asleep)
+                awake.set_result(None)
+        return await together
 
 
 class Site:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 
 import httpx
@@ -47,17 +48,29 @@ def connect(handler: Handler, *urls: str) -> str:
     return asyncio.run(once())
 
 
-def test_connecting_learns_the_index_from_health():
-    def health(request: httpx.Request) -> httpx.Response:
-        assert request.url == "http://127.0.0.1:8000/health"
-        return httpx.Response(200, json={"index_digest": "d7"})
+def test_connecting_learns_the_index_from_health_and_asks_for_an_answer_without_a_search():
+    seen = []
 
-    assert connect(health) == "d7"
+    def server(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        if request.method == "GET":
+            return httpx.Response(200, json={"index_digest": "d7"})
+        assert json.loads(request.content)["queries"] == []
+        return httpx.Response(200, json={"result": []})
+
+    assert connect(server) == "d7"
+    assert seen == ["http://127.0.0.1:8000/health", URL]
 
 
-@pytest.mark.parametrize("answer", [status(404), status(200, "<html>"), status(200, "[]"), status(200, "{}")])
-def test_a_server_without_health_has_no_digest(answer):
-    assert connect(answer) == ""
+@pytest.mark.parametrize("health", [status(404), status(200, "<html>"), status(200, "[]"), status(200, "{}")])
+def test_a_server_without_health_is_asked_a_query_and_may_have_no_digest(health):
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return health(request)
+        assert len(json.loads(request.content)["queries"]) == 1
+        return httpx.Response(200, json={"result": [[]]})
+
+    assert connect(server) == ""
 
 
 def test_connecting_to_nobody_says_what_to_type():
@@ -71,14 +84,6 @@ def test_whatever_a_library_raises_while_connecting_is_one_line():
 
     with pytest.raises(UserError, match=r"no search server answers at .* \(UnicodeError: label too long\)"):
         connect(fail)
-
-
-def test_servers_with_different_indexes_are_refused():
-    def different(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={"index_digest": f"digest-{request.url.host}"})
-
-    with pytest.raises(UserError, match="different indexes"):
-        connect(different, "http://one", "http://two")
 
 
 @pytest.mark.parametrize(

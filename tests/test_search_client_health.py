@@ -7,7 +7,7 @@ import json
 
 import httpx
 import pytest
-from tests.search_sites import ONE, TWO, Clock, Site, ask, client, run
+from tests.search_sites import ONE, TWO, Clock, Later, Site, ask, client, run
 
 from srl.errors import UserError
 from srl.serve import HttpSearch
@@ -53,8 +53,15 @@ def test_another_server_answers_at_once_for_one_that_does_not(broken):
     assert (found.status, found.attempts, site.asked, clock.slept) == ("ok", 2, ["one", "two"], [])
 
 
-def test_a_server_that_keeps_failing_is_skipped():
+def test_a_server_that_cannot_be_reached_is_skipped_at_once():
     site = Site(one=httpx.ConnectError, two=200)
+    found = ask(client(site), *map(str, range(20)))
+    assert {search.status for search in found} == {"ok"}
+    assert site.asked == ["one"] + ["two"] * 20
+
+
+def test_a_server_whose_answers_fail_is_skipped_after_some_of_them():
+    site = Site(one=500, two=200)
     found = ask(client(site), *map(str, range(20)))
     assert {search.status for search in found} == {"ok"}
     assert site.asked.count("one") == THRESHOLD
@@ -91,18 +98,44 @@ def test_a_server_whose_page_answers_but_whose_search_does_not_costs_no_query():
     assert [one.attempts for one in found[-3:]] == [1, 2, 1]
 
 
-def test_with_no_healthy_server_a_query_is_refused_at_once_and_told_for_how_long():
+def test_with_no_healthy_server_a_query_waits_for_the_end_of_the_rest_as_often_as_it_may():
     clock, site = Clock(stands=True), Site(one=httpx.ConnectError)
-    search = client(site, ONE, clock=clock, retries=3)
-    ask(search, *"ab")
-    assert len(site.asked) == THRESHOLD
-    clock.slept.clear()
-    (found,) = ask(search, "c")
-    assert (found.status, found.attempts, len(site.asked), clock.slept) == ("refused", 0, THRESHOLD, [])
+    search = client(site, ONE, clock=clock, retries=2, backoff_s=0)
+    ask(search, "a")
+    assert (site.asked, clock.slept) == (["one"], [FIRST_REST_S] * 2)
+    (found,) = ask(search, "b")
+    assert (found.status, found.attempts, len(site.asked), len(clock.slept)) == ("refused", 0, 1, 4)
     assert found.error.startswith(
         "no search server is asked for another 1.0 s, as requests kept failing; the last"
     )
     assert "http://one/retrieve: no connection" in found.error
+
+
+def test_a_rest_that_will_not_help_is_not_waited_for():
+    clock, site = Clock(), Site(one=401)
+    search = client(site, ONE, clock=clock, retries=3)
+    ask(search, *"abcde")
+    (found,) = ask(search, "f")
+    assert (found.status, found.attempts, clock.slept) == ("refused", 0, [])
+    assert "HTTP 401" in found.error
+
+
+@pytest.mark.parametrize(("retries", "away_s"), [(3, 7), (5, 15), (8, 30)])
+def test_no_search_is_lost_while_the_only_server_is_started_again(retries, away_s):
+    clock = Later()
+    back = clock.now + away_s
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        return Site(one=200 if clock.now >= back else httpx.ConnectError)(request)
+
+    search = client(serve, ONE, clock=clock, retries=retries, max_batch=1)
+
+    async def later(number: int) -> Search:
+        await clock.sleep(number * away_s / 40)
+        return await search.search(str(number))
+
+    found = asyncio.run(clock.gather(*map(later, range(40))))
+    assert {one.status for one in found} == {"ok"}
 
 
 def test_a_rest_over_one_query_tries_and_the_others_of_its_time_wait_for_it():
@@ -114,7 +147,7 @@ def test_a_rest_over_one_query_tries_and_the_others_of_its_time_wait_for_it():
             if asked[-1] == ["tries"]:
                 arrived.set()
                 await gate.wait()
-            return Site(one=200 if len(asked) > THRESHOLD else httpx.ConnectError)(request)
+            return Site(one=200 if len(asked) > 1 else httpx.ConnectError)(request)
 
         async def sleep(seconds: float) -> None:
             gate.set()
@@ -122,14 +155,13 @@ def test_a_rest_over_one_query_tries_and_the_others_of_its_time_wait_for_it():
 
         transport = httpx.MockTransport(serve)
         search = HttpSearch(ONE, transport=transport, clock=clock, sleep=sleep, retries=0)
-        for query in "abcde":
-            await search.search(query)
+        await search.search("fails")
         clock.now += FIRST_REST_S
         search._retries = 1
         first = asyncio.create_task(search.search("tries"))
         await arrived.wait()
         second = await search.search("waits")
-        assert asked[THRESHOLD:] == [["tries"], ["waits"]]
+        assert asked[1:] == [["tries"], ["waits"]]
         return [await first, second]
 
     assert [(found.status, found.attempts) for found in asyncio.run(try_again())] == [("ok", 1)] * 2
@@ -138,14 +170,14 @@ def test_a_rest_over_one_query_tries_and_the_others_of_its_time_wait_for_it():
 def test_a_dead_server_is_tried_less_and_less_often():
     clock, site = Clock(), Site(one=httpx.ConnectError)
     search = client(site, ONE, clock=clock, retries=0)
-    ask(search, *"abcde")
+    ask(search, "a")
     tries = []
-    for _ in range(100):
+    for _ in range(20):
         clock.now += 1.0
         site.asked.clear()
         ask(search, "f")
         tries.append(len(site.asked))
-    assert [second for second, tried in enumerate(tries, start=1) if tried] == [1, 3, 7, 15, 31, 61, 91]
+    assert [second for second, tried in enumerate(tries, start=1) if tried] == [1, 3, 7, 12, 17]
 
 
 def test_one_query_that_breaks_the_server_again_and_again_does_not_take_it_from_the_others():
@@ -155,24 +187,6 @@ def test_one_query_that_breaks_the_server_again_and_again_does_not_take_it_from_
     site = Site(one=200)
     found = ask(client(poisoned, ONE), "boom", "boom", "boom", "a")
     assert [search.status for search in found] == ["failed"] * 3 + ["ok"]
-
-
-def test_a_search_that_began_before_the_breaker_opened_keeps_its_patience():
-    """A server that is started again within the back-off costs no query, as without a breaker."""
-    clock, site = Clock(), Site(one=httpx.ConnectError)
-
-    def serve(request: httpx.Request) -> httpx.Response:
-        site.statuses["one"] = 200 if len(clock.slept) > 6 else httpx.ConnectError
-        return site(request)
-
-    search = client(serve, ONE, clock=clock, max_batch=1)
-
-    async def together() -> list[Search]:
-        return await asyncio.gather(*map(search.search, "abc"))
-
-    found = asyncio.run(together())
-    assert {one.status for one in found} == {"ok"}
-    assert site.asked == ["one"] * (THRESHOLD + 3)
 
 
 @pytest.mark.parametrize("retries", [0, 2])
@@ -201,13 +215,6 @@ def test_a_server_with_another_index_is_left_to_itself():
 
 def connect(site: Site, **options: object) -> str:
     return run(client(site, **options).connect)[0]
-
-
-def test_one_server_that_answers_is_enough_to_begin(caplog):
-    assert connect(Site(one=httpx.ConnectError, two=200)) == "d1"
-    assert "no search server answers at http://one/retrieve" in caplog.text
-    with pytest.raises(UserError, match="no search server answers at http://one/retrieve"):
-        connect(Site(one=httpx.ConnectError, two=httpx.ConnectTimeout))
 
 
 def test_connecting_to_another_index_than_the_runs_names_both():

@@ -14,15 +14,17 @@ State = Literal["closed", "open", "half-open"]
 
 THRESHOLD = 5
 FIRST_REST_S = 1.0
-LONGEST_REST_S = 30.0
+LONGEST_REST_S = 5.0
+"""Of a server that is back nobody knows for so long; a try costs one request, of which others are spared."""
 
 
 class Breaker:
     """Whether one server may be asked.
 
-    `closed`: it may. After `THRESHOLD` failures with no success between them it is `open`: it may not,
-    for one second at first. Then it is `half-open`: one request may try. If that succeeds the breaker
-    closes, else the server rests twice as long as the last time, up to 30 s.
+    `closed`: it may. After a failure that no request can cause, or `THRESHOLD` others with no success
+    between them, it is `open`: it may not, for one second at first. Then it is `half-open`: one request
+    may try. If that succeeds the breaker closes, else the server rests twice as long as the last time, up
+    to `LONGEST_REST_S`.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -66,11 +68,11 @@ class Breaker:
     def failed(self, request: Hashable | None = None) -> None:
         """A request failed. The same `request` counts once: it may be the request that is at fault.
 
-        None is for what no request can cause, such as a refused connection, and counts each time.
+        None is for what no request can cause, such as a refused connection: that needs no second one.
         """
         if self.state == "closed":
-            self._failures.add(object() if request is None else request)
-            if len(self._failures) >= THRESHOLD:
+            self._failures.add(request)
+            if request is None or len(self._failures) >= THRESHOLD:
                 self._open(FIRST_REST_S)
         elif self.state == "half-open":
             self._open(min(2 * self._rest_s, LONGEST_REST_S))

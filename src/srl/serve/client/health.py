@@ -9,7 +9,10 @@ from itertools import count
 from time import monotonic
 
 from srl.serve.client.breaker import Breaker
-from srl.serve.client.request import RequestFault
+from srl.serve.client.request import Cause, RequestFault
+
+TRIAL_S = 1.0
+"""How long others wait at a time while one request tries whether a server is back, which is slow at first."""
 
 
 class Server:
@@ -26,6 +29,8 @@ class Server:
         """Its health page answers again, since it failed."""
         self.error = ""
         """What went wrong last."""
+        self.hopeless = False
+        """What went wrong last does not pass by itself: it is set up for something else."""
 
 
 class Servers:
@@ -75,16 +80,20 @@ class Servers:
         finally:
             server.requests -= 1
 
+    @property
+    def rest_s(self) -> float:
+        """Seconds until a server may be asked again; 0 where one may now, or none ever will be of use."""
+        return min((one.breaker.wait_s for one in self._servers if not one.hopeless), default=0.0)
+
     def refusal(self) -> RequestFault:
-        """Why nobody is asked, and for how long."""
-        server = min(self._servers, key=lambda server: server.breaker.wait_s)
+        """Why nobody is asked."""
+        server = min(self._servers, key=lambda server: (server.hopeless, server.breaker.wait_s))
         if wait_s := server.breaker.wait_s:
-            when = f"no search server is asked for another {wait_s:.1f} s"
-            return RequestFault(
-                "refused", f"{when}, as requests kept failing; the last: {server.error}", "resting"
-            )
+            when = f"no search server is asked for another {wait_s:.1f} s, as requests kept failing"
+            cause: Cause = "resting" if server.hopeless else "waiting"
+            return RequestFault("refused", f"{when}; the last: {server.error}", cause)
         when = "no search server is asked while one request tries whether it is back"
-        return RequestFault("refused", f"{when}; the last error: {server.error}", "waiting")
+        return RequestFault("refused", f"{when}; the last error: {server.error}", "waiting", TRIAL_S)
 
     def stop(self) -> None:
         """Ask no more, in this event loop, whether servers are back."""
@@ -104,13 +113,15 @@ class Servers:
 
     def _note(self, server: Server, fault: RequestFault, request: int) -> None:
         server.error = str(fault)
+        server.hopeless = fault.cause == "setup"
         if fault.cause == "busy":
             server.busy_until = self._clock() + (fault.retry_after_s or 0.0)
         elif fault.cause == "request":
             server.breaker.succeeded()
         else:
             server.is_back = False
-            server.breaker.failed(request if fault.cause == "answer" else None)
+            key = {"link": None, "answer": request}.get(fault.cause, object())
+            server.breaker.failed(key)
 
     def _ask_whether_back(self, server: Server) -> None:
         running = self._probes.get(server)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from typing import Literal
@@ -22,8 +22,8 @@ MAX_ANSWER_BYTES = 64 << 20
 FaultStatus = Literal["timed_out", "refused", "failed", "rejected"]
 Cause = Literal["request", "setup", "answer", "link", "busy", "resting", "waiting"]
 """What a fault tells of the server: the request is at fault, the server is set up for something else,
-its answer is none or late, it cannot be reached, it has no time now. Or nothing was sent: all servers are
-left alone for a while, or until one request has tried."""
+its answer is none or late, it cannot be reached, it has no time now. Or nothing was sent: `waiting`, as all
+servers are left alone for a while, or until one request has tried; `resting`, where that will not help."""
 
 _BUSY = {408, 425, 429, 503}
 _SETUP = {401, 403, 404, 405, 407}
@@ -135,6 +135,26 @@ def token() -> str:
     if not all("!" <= letter <= "~" for letter in found):
         raise UserError(f"{TOKEN_VARIABLE} is no token: it holds characters that no HTTP header can carry")
     return found
+
+
+def without_token(line: str, client: httpx.AsyncClient) -> str:
+    """`line`, in which a server may have repeated the token, without it."""
+    _, _, sent = client.headers.get("Authorization", "").partition(" ")
+    return line.replace(sent, "[token]") if sent else line
+
+
+def connections(
+    urls: Sequence[str], token: str, transport: httpx.AsyncBaseTransport | None = None
+) -> httpx.AsyncClient:
+    """Connections to search servers, which carry the token; time-outs are the requests' own."""
+    return httpx.AsyncClient(
+        transport=transport,
+        headers={"Authorization": f"Bearer {token}"} if token else None,
+        timeout=None,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+        trust_env=not all(is_loopback(httpx.URL(url).host) for url in urls),
+        follow_redirects=True,
+    )
 
 
 def retrieve_url(url: str) -> str:

@@ -11,10 +11,19 @@ from time import monotonic, perf_counter
 
 import httpx
 
-from srl.errors import UserError
 from srl.serve.batching import MAX_QUERY_CHARS, TickBatcher, clean, rejection
 from srl.serve.client.health import Server, Servers
-from srl.serve.client.request import RequestFault, health_url, is_loopback, post, retrieve_url, shown, token
+from srl.serve.client.ready import agreed, look_at, other_index
+from srl.serve.client.request import (
+    RequestFault,
+    connections,
+    health_url,
+    post,
+    retrieve_url,
+    shown,
+    token,
+    without_token,
+)
 from srl.serve.wire import write_request
 from srl.trajectory import Hit, Search
 
@@ -33,7 +42,8 @@ class HttpSearch:
     Queries that arrive in one tick are one request (of at most `max_batch`). A request that fails goes
     to the other healthy servers at once; when all have failed they are tried again after `backoff_s`,
     twice that, and so on, `retries` times. When a batch still has no answer its queries are asked one
-    by one, so that one bad query fails alone. A server that keeps failing is left alone for a while.
+    by one, so that one bad query fails alone. A server that keeps failing is left alone for a while; while
+    all are, a search waits for the end of that instead of asking, which is one of its retries too.
 
     All answers must come from one index: the one whose digest begins with `digest`, or the first that a
     server names.
@@ -76,21 +86,11 @@ class HttpSearch:
     async def connect(self) -> str:
         """The index digest of the servers, which every answer must have from now on.
 
-        Raises UserError where none of them answers, where they have different indexes, and where the
-        index is not the one that this client was made for. Of some that do not answer it warns.
+        Raises UserError, naming the servers at fault, where one does not answer searches, where they have
+        different indexes, and where the index is not the one that this client was made for.
         """
-        answers = await asyncio.gather(*map(self._health, self.urls))
-        errors = [answer for answer in answers if isinstance(answer, UserError)]
-        if len(errors) == len(answers):
-            raise errors[0]
-        for error in errors:
-            log.warning("%s", error)
-        digests = {
-            shown(url): answer
-            for url, answer in zip(self.urls, answers, strict=True)
-            if isinstance(answer, str)
-        }
-        self._learn(digests)
+        looked = await look_at(self._client(), self.urls, self._topk, self._timeout_s)
+        self._digest = agreed(looked, self._digest)
         return self._digest
 
     async def search(self, query: str) -> Search:
@@ -135,7 +135,7 @@ class HttpSearch:
             sent += sum(fault.was_sent for fault in faults)
             if answer is not None:
                 return self._found(queries, sent + 1, *answer), None
-            if not any(fault.again for fault in faults) and not (number and faults[-1].cause == "resting"):
+            if not any(fault.again for fault in faults):
                 break
         return self._lost(queries, sent, faults[-1]), faults[-1]
 
@@ -166,20 +166,20 @@ class HttpSearch:
 
     def _say(self, fault: RequestFault) -> str:
         """The fault in one line; a token that a server repeats is not repeated again."""
-        line = " ".join(str(fault).split())
-        return line.replace(self._token, "[token]") if self._token else line
+        return without_token(" ".join(str(fault).split()), self._client())
 
     def wait_s(self, queries: Sequence[str], number: int, faults: Sequence[RequestFault]) -> float:
         """Seconds before round `number` (from 1): the back-off, and what the servers ask for, within limits.
 
-        Half of the back-off is jitter, so that clients do not return all at once. It follows from the
-        queries alone: a run that repeats waits the same.
+        Where all of them rest it is the end of the first rest, and the back-off. Half of the back-off is
+        jitter, so that clients do not return all at once. It follows from the queries alone: a run that
+        repeats waits the same.
         """
         key = blake2b("\0".join([str(number), *queries]).encode(), digest_size=4).digest()
         jitter = int.from_bytes(key) / 2**32
         backoff = min(self._backoff_s * 2 ** (number - 1), MAX_WAIT_S) * (0.5 + jitter / 2)
-        asked = min(fault.retry_after_s or 0.0 for fault in faults)
-        return min(asked, MAX_WAIT_S) + backoff
+        asked = min(fault.retry_after_s or 0.0 for fault in faults if fault.again)
+        return min(max(asked, self._servers.rest_s), MAX_WAIT_S) + backoff
 
     async def _post(self, server: Server, queries: list[str]) -> tuple[list[list[Hit]], str]:
         """The hits of each query and the digest of the index. Raises RequestFault."""
@@ -192,43 +192,11 @@ class HttpSearch:
 
     def _check_digest(self, url: str, digest: str) -> None:
         if self._is_other(digest):
-            raise RequestFault("failed", self._other_index(shown(url), digest), "setup")
+            raise RequestFault("failed", other_index(shown(url), digest, self._digest), "setup")
         self._digest = digest or self._digest
 
     def _is_other(self, digest: str) -> bool:
         return bool(digest) and not digest.startswith(self._digest)
-
-    def _other_index(self, name: str, digest: str) -> str:
-        return (
-            f"{name} has another index: {digest[:12]}, not {self._digest[:12]}, which this run searches; "
-            "serve that one again"
-        )
-
-    def _learn(self, digests: dict[str, str]) -> None:
-        named = {digest for digest in digests.values() if digest}
-        if len(named) > 1:
-            said = ", ".join(f"{name} {digest[:12] or '?'}" for name, digest in digests.items())
-            raise UserError(f"the search servers have different indexes: {said}; serve one index from all")
-        for name, digest in digests.items():
-            if self._is_other(digest):
-                raise UserError(self._other_index(name, digest))
-        self._digest = next(iter(named), self._digest)
-
-    async def _health(self, url: str) -> str | UserError:
-        """The digest in the server's /health; empty where it has no such page, or names none."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._client().get(health_url(url))
-        except Exception as error:  # whatever a library raises, the message is one line
-            return UserError(
-                f"no search server answers at {shown(url)} ({type(error).__name__}: {error}); "
-                "type: srl serve retriever --index DIR"
-            )
-        try:
-            found = response.json() if response.status_code == 200 else {}
-        except (ValueError, RecursionError):
-            found = {}
-        return str(found.get("index_digest") or "") if isinstance(found, dict) else ""
 
     async def _is_back(self, server: Server) -> bool:
         """Whether a server that failed answers anything again."""
@@ -246,12 +214,5 @@ class HttpSearch:
         loop = asyncio.get_running_loop()
         if self._opened is None or self._loop is not loop:
             self._loop = loop
-            self._opened = httpx.AsyncClient(
-                transport=self._transport,
-                headers={"Authorization": f"Bearer {self._token}"} if self._token else None,
-                timeout=None,
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
-                trust_env=not all(is_loopback(httpx.URL(url).host) for url in self.urls),
-                follow_redirects=True,
-            )
+            self._opened = connections(self.urls, self._token, self._transport)
         return self._opened
