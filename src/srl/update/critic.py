@@ -61,6 +61,7 @@ def update_critic(
     *,
     clip: float | None,
     normalise: LossAggMode = "token-mean",
+    horizon: int | None = None,
     mini_batch_rows: int,
     epochs: int = 1,
     max_tokens: int = 16384,
@@ -73,16 +74,25 @@ def update_critic(
             part = experience.rows(index)
             if not bool(part.mask.any()):
                 continue
-            metrics = accumulate_critic(critic, part, clip=clip, normalise=normalise, max_tokens=max_tokens)
+            metrics = accumulate_critic(
+                critic, part, clip=clip, normalise=normalise, horizon=horizon, max_tokens=max_tokens
+            )
             steps.append({**metrics, "critic/lr": optimiser.lr, "critic/grad_norm": optimiser.step()})
     return mean_metrics(steps)
 
 
 def accumulate_critic(
-    critic: Critic, part: Experience, *, clip: float | None, normalise: LossAggMode, max_tokens: int
+    critic: Critic,
+    part: Experience,
+    *,
+    clip: float | None,
+    normalise: LossAggMode,
+    max_tokens: int,
+    horizon: int | None = None,
 ) -> dict[str, float]:
-    """Backward of one mini-batch's value loss over its micro-batches."""
-    denominator, tokens = count_for(part.loss_mask, normalise), float(part.loss_mask.sum())
+    """Backward of one mini-batch's value loss over its micro-batches; `horizon` as in `count_for`."""
+    denominator = count_for(part.loss_mask, normalise, horizon)
+    tokens = float(part.loss_mask.sum())
     total: dict[str, float] = {}
     for index in micro_batches(part.batch.lengths, max_tokens):
         rows = part.rows(index)

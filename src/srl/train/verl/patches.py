@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from srl.errors import UserError
+from srl.train.verl.job import RUN_VARIABLE
+from srl.train.verl.schedule import Schedule, our_schedule
 from srl.update.forward import disable_dropout
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def load_critic(
 ) -> PreTrainedModel:
     """The trunk saved at `local_path` under a value head: zeros, unless a head is saved there too.
 
-    The head has no bias, as in `srl.update.critic.Critic`. The configuration's own attention
+    A new head has no bias, as in `srl.update.critic.Critic`. The configuration's own attention
     implementation stands.
     """
     from transformers import AutoModelForTokenClassification
@@ -83,9 +85,9 @@ def load_critic(
         ) from error
     name, head = value_head(critic)
     if f"{name}.weight" in report["missing_keys"]:
-        fresh = nn.Linear(head.in_features, 1, bias=False, device=head.weight.device, dtype=head.weight.dtype)
-        nn.init.zeros_(fresh.weight)
-        setattr(critic, name, fresh)
+        nn.init.zeros_(head.weight)
+    if f"{name}.bias" in report["missing_keys"]:
+        head.bias = None
     return critic
 
 
@@ -132,6 +134,30 @@ def networks_have_no_dropout() -> None:
 
     setattr(build_module, PATCHED, True)
     FSDPEngine._build_module = build_module
+
+
+def learning_rate_is_ours() -> None:
+    """verl/workers/engine/fsdp/transformer_impl.py, `FSDPEngine._build_lr_scheduler`: needed everywhere.
+
+    verl warms up from 0, so that the first training step learns nothing, moves the rate once a training
+    step and knows no linear decay. Outside a run of ours, nothing is changed.
+    """
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    build, step = FSDPEngine._build_lr_scheduler, FSDPEngine.lr_scheduler_step
+    if getattr(build, PATCHED, False):
+        return
+
+    def build_lr_scheduler(self: Any, optimizer: torch.optim.Optimizer) -> Any:
+        ours = our_schedule(self, optimizer) if RUN_VARIABLE in os.environ else None
+        return build(self, optimizer) if ours is None else ours
+
+    def lr_scheduler_step(self: Any) -> float:
+        return self.lr_scheduler.used if isinstance(self.lr_scheduler, Schedule) else step(self)
+
+    setattr(build_lr_scheduler, PATCHED, True)
+    FSDPEngine._build_lr_scheduler = build_lr_scheduler
+    FSDPEngine.lr_scheduler_step = lr_scheduler_step
 
 
 def sequence_means_count_rows_that_are_in() -> None:
@@ -242,6 +268,7 @@ EVERYWHERE: tuple[Callable[[], None], ...] = (
     critic_is_a_trunk_with_a_zero_head,
     trl_is_left_alone,
     networks_have_no_dropout,
+    learning_rate_is_ours,
     sequence_means_count_rows_that_are_in,
     mini_batch_without_tokens_teaches_nothing,
 )

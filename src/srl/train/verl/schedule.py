@@ -1,0 +1,61 @@
+"""The learning rate of the local engine, for verl's optimisers: every optimiser step moves it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from srl.config import Config, load_saved
+from srl.train.verl.job import RUN_VARIABLE
+from srl.update.optimiser import schedule
+
+VERLS_OWN = ("min_lr_ratio", "num_cycles")
+"""verl's settings of a schedule that ours has nothing for: one that is asked for stays verl's."""
+
+
+class Schedule(LambdaLR):
+    """Follows its optimiser: every step of that moves it, and nothing else does."""
+
+    def __init__(self, optimiser: Optimizer, factor: Any) -> None:
+        super().__init__(optimiser, factor)
+        self.used = float(self.get_last_lr()[0])
+        optimiser.register_step_post_hook(self._follow)
+
+    def _follow(self, *_: Any) -> None:
+        self.used = float(self.get_last_lr()[0])
+        self.step()
+
+
+def our_schedule(engine: Any, optimiser: Optimizer) -> Schedule | None:
+    """The schedule of the run in this environment for an engine of verl's; None where verl's own is wanted.
+
+    Warm-up and length are verl's, for the section `verl` may set them; both count training steps.
+    """
+    asked, standard = engine.optimizer_config, type(engine.optimizer_config)
+    if any(getattr(asked, name) != getattr(standard, name) for name in VERLS_OWN):
+        return None
+    config = load_saved(Path(os.environ[RUN_VARIABLE]))
+    critic = engine.model_config.model_type == "value_model"
+    section = config.critic if critic else config.actor
+    updates, kind = updates_of(config, section), section.optim.lr_scheduler_type
+    if asked.lr_scheduler_type != verls_name(kind):
+        kind = asked.lr_scheduler_type
+    warmup = max(0, asked.lr_warmup_steps or 0) or int(
+        asked.lr_warmup_steps_ratio * asked.total_training_steps
+    )
+    factor = schedule(kind, warmup * updates, asked.total_training_steps * updates)
+    return Schedule(optimiser, factor)
+
+
+def verls_name(kind: str) -> str:
+    """What verl is told of a schedule of ours: it refuses `linear`, and asks us for the factor anyway."""
+    return "constant" if kind == "linear" else kind
+
+
+def updates_of(config: Config, section: Any) -> int:
+    """Optimiser steps in a training step."""
+    return -(-config.data.train_batch_size // section.ppo_mini_batch_size) * section.ppo_epochs
