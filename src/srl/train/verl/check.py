@@ -53,7 +53,7 @@ def _notes(config: Config) -> Iterator[str]:
                 f"{longest(config):,} is used, for verl ends a run at an episode above its limit"
             )
         if is_megatron(config) and (section.optim.lr_warmup_steps or section.optim.lr_warmup_steps_ratio):
-            yield f"{who}.optim: Megatron begins a warm-up with a learning rate of 0, so step 1 changes nothing"
+            yield f"{who}.optim: Megatron's warm-up begins with a rate of 0, so step 1 changes nothing"
     if not is_megatron(config):
         yield "the trained weights are float32 and sharded, the passes in model.dtype"
 

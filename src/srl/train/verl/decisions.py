@@ -123,8 +123,8 @@ def _device(config: Config, job: Job) -> Iterator[str]:
     device = config.model.device
     if device == "mps" or ":" in device:
         yield (
-            f"model.device = {device}: with --engine verl the workers take the GPUs that they see; set auto, and "
-            "CUDA_VISIBLE_DEVICES to choose"
+            f"model.device = {device}: with --engine verl the workers take the GPUs that they see; set auto, "
+            "and CUDA_VISIBLE_DEVICES to choose"
         )
     if device == "cuda" and job.cpu:
         yield "model.device = cuda, and this machine has no GPU; set auto"
