@@ -174,6 +174,11 @@ def model_directory(name: str, workspace: Workspace) -> Path:
         raise UserError(f"no model directory {name}, and no runs in {workspace.runs} whose model it could be")
     run = path if is_run else workspace.find_run(name)
     checkpoints = all_checkpoints(run)
+    if not checkpoints and any((run / "checkpoints").glob("global_step_*")):
+        raise UserError(
+            f"{run.name} was trained on verl, which saves a model in parts; type "
+            f"`srl train export {run.name} --out DIR` and give DIR"
+        )
     if not checkpoints:
         raise UserError(f"the run {run.name} has no checkpoint yet; give a model directory")
     return checkpoints[-1]
