@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from srl.cli.train_export import export
 from srl.errors import UserError
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
+app.command()(export)
 
 SFT = "sft"
 
