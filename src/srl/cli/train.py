@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from srl.cli.train_export import export
+from srl.cli.train_import import import_config
 from srl.errors import UserError
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
 app.command()(export)
+app.command("import")(import_config)
 
 SFT = "sft"
 
@@ -23,6 +25,10 @@ def train(
     algo: Annotated[
         str | None, typer.Option(help="ppo, grpo, reinforce, rloo, reinforce_plus_plus, sft, or a plugin's.")
     ] = None,
+    engine: Annotated[
+        Literal["local", "verl"],
+        typer.Option(help="What trains: this process, or verl on Ray: many GPUs, many machines."),
+    ] = "local",
     preset: Annotated[str, typer.Option(help="Settings to start from: tiny, one-gpu, no-search …")] = "tiny",
     config: Annotated[Path | None, typer.Option(help="YAML file on top of the preset.")] = None,
     model: Annotated[Path | None, typer.Option(help="Hugging Face model directory to train.")] = None,
@@ -61,7 +67,7 @@ def train(
     elif dry_run:
         _dry_run(resolved, json)
     else:
-        _start(resolved, algo, json)
+        _start(resolved, algo, engine, json)
 
 
 @app.command()
@@ -150,12 +156,13 @@ def _dry_run(resolved: Any, json: bool) -> None:
         typer.echo(line)
 
 
-def _start(resolved: Any, algo: str | None, json: bool) -> None:
-    from srl.train.run import start
+def _start(resolved: Any, algo: str | None, engine: str, json: bool) -> None:
     from srl.workspace import Workspace
 
     name = SFT if algo == SFT else resolved.config.algorithm.name
-    summary = start(
+    if engine == "verl" and algo == SFT:
+        raise UserError("--algo sft trains in this process; leave out --engine verl")
+    summary = _engine(engine).start(
         resolved.config,
         preset=resolved.preset,
         algo=name,
@@ -166,11 +173,24 @@ def _start(resolved: Any, algo: str | None, json: bool) -> None:
 
 
 def _resume(run: str, json: bool) -> None:
-    from srl.train.run import resume
+    from srl.train.run import Identity
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
-    _tell(resume(workspace.find_run(run), workspace=workspace, terminal=_terminal()), json)
+    directory = workspace.find_run(run)
+    engine = _engine(Identity.read(directory).engine)
+    _tell(engine.resume(directory, workspace=workspace, terminal=_terminal()), json)
+
+
+def _engine(name: str) -> Any:
+    """The module that starts and resumes runs on this engine."""
+    if name == "verl":
+        from srl.train.verl import launch
+
+        return launch
+    from srl.train import run
+
+    return run
 
 
 def _terminal() -> Any:

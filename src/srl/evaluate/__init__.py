@@ -1,7 +1,7 @@
 """How good a policy is: pure functions from trajectories to named figures."""
 
 from srl.evaluate.estimators import Interval, clustered_interval, pass_at_k, wilson_interval
-from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, summarise
+from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, step_metrics, summarise
 from srl.evaluate.retrieval import recall_at_k, retrieval_recall, supporting_ids
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "pass_at_k",
     "recall_at_k",
     "retrieval_recall",
+    "step_metrics",
     "summarise",
     "supporting_ids",
     "wilson_interval",

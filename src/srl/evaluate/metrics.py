@@ -77,6 +77,20 @@ def env_metrics(
     return {f"{prefix}/{name}": float(value) for name, value in metrics.items()}
 
 
+def step_metrics(
+    trajectories: Sequence[Trajectory], scores: Sequence[Score] | None = None
+) -> dict[str, float]:
+    """Of a training step: `train/…` of the answers, `env/…`, and how long episodes were, in policy tokens."""
+    lengths = [item.policy_tokens for item in trajectories]
+    return {
+        **answer_metrics(trajectories, "train"),
+        **env_metrics(trajectories, scores),
+        "response_length/mean": fmean(lengths),
+        "response_length/max": float(max(lengths)),
+        "num_turns/mean": fmean(item.turns for item in trajectories),
+    }
+
+
 def em_interval(trajectories: Sequence[Trajectory], confidence: float = 0.95) -> Interval:
     """The interval of `em`. Samples of one question agree more than chance, so the questions are counted."""
     correct = [_exact(trajectory) for trajectory in trajectories]

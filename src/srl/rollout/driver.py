@@ -11,6 +11,33 @@ from srl.rollout.episode import EpisodeOptions, Searcher, run_episode
 from srl.rollout.policy import Policy
 from srl.trajectory import Phase, Question, Trajectory
 
+ATTEMPTS = 2
+"""How often an episode is sampled until its searches succeed."""
+
+
+async def sample_episode(
+    question: Question,
+    policy: Policy,
+    search: Searcher | None,
+    *,
+    codec: Codec,
+    template: Template,
+    options: EpisodeOptions,
+    seed: int = 0,
+    step: int = 0,
+    sample: int = 0,
+    phase: Phase = "train",
+) -> Trajectory:
+    """One episode; where a failed search ended it, it is sampled again once, and then stays `failed`."""
+    for attempt in range(ATTEMPTS):
+        trajectory = await run_episode(
+            question, policy, search, codec=codec, template=template, options=options,
+            seed=seed, step=step, sample=sample, phase=phase, attempt=attempt,
+        )  # fmt: skip
+        if trajectory.valid:
+            break
+    return trajectory
+
 
 async def rollout(
     questions: Sequence[Question],
@@ -28,18 +55,14 @@ async def rollout(
 ) -> list[Trajectory]:
     """`n` trajectories a question, in the questions' order, samples of a question side by side.
 
-    An episode that a failed search ended is sampled again once; if that fails too it stays `failed`.
     The first exception cancels the others, and is raised.
     """
 
     async def one(question: Question, sample: int) -> Trajectory:
-        for attempt in range(2):
-            trajectory = await run_episode(
-                question, policy, search, codec=codec, template=template, options=options,
-                seed=seed, step=step, sample=sample, phase=phase, attempt=attempt,
-            )  # fmt: skip
-            if trajectory.valid:
-                break
+        trajectory = await sample_episode(
+            question, policy, search, codec=codec, template=template, options=options,
+            seed=seed, step=step, sample=sample, phase=phase,
+        )  # fmt: skip
         if on_done is not None:
             on_done(trajectory)
         return trajectory

@@ -31,6 +31,11 @@ class Progress:
     val_em_best_step: int | None = None
     kl: dict[str, float] = field(default_factory=dict)
 
+    def note_validation(self, em: float, step: int) -> None:
+        """Keep the best figure so far and the step it is of; an equal one changes nothing."""
+        if self.val_em_best is None or em > self.val_em_best:
+            self.val_em_best, self.val_em_best_step = em, step
+
 
 def checkpoint_path(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:06d}"

@@ -172,12 +172,13 @@ def _reward_metrics(scores: Sequence[Score], rewards: Tensor, experience: Experi
         return {}
     raw = torch.tensor([score.value for score in scores], device=mask.device)[kept]
     return {
-        **_spread("critic/score", raw),
-        **_spread("critic/rewards", (rewards * mask).sum(1)[kept]),
-        **_spread("critic/advantages", experience.advantages[mask]),
+        **spread("critic/score", raw),
+        **spread("critic/rewards", (rewards * mask).sum(1)[kept]),
+        **spread("critic/advantages", experience.advantages[mask]),
     }
 
 
-def _spread(name: str, values: Tensor) -> dict[str, float]:
+def spread(name: str, values: Tensor) -> dict[str, float]:
+    """`<name>/mean`, `/max` and `/min` of `values`."""
     found: dict[str, Callable[[], Tensor]] = {"mean": values.mean, "max": values.max, "min": values.min}
     return {f"{name}/{what}": float(function()) for what, function in found.items()}

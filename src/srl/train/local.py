@@ -11,7 +11,7 @@ from typing import Any
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.evaluate import answer_metrics, env_metrics
+from srl.evaluate import step_metrics
 from srl.store import Record
 from srl.train.checkpoint import Progress, save_checkpoint
 from srl.train.experience import Learner, make_experience
@@ -64,7 +64,7 @@ class LocalTrainer:
             metrics |= self._update(step, experience)
         self.progress.step = step
         self.progress.seconds += self._timings["step"]
-        metrics |= _step_metrics(trajectories, scores)
+        metrics |= step_metrics(trajectories, scores)
         metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
         self.stage.record(step, "train", _records(trajectories, scores, experience), metrics)
         self.stage.terminal.step(step, self.config.trainer.total_training_steps, metrics)
@@ -97,7 +97,7 @@ class LocalTrainer:
         lost = [item for item in trajectories if not item.valid]
         limit = self.config.search.max_failed
         if len(lost) > limit * len(trajectories):
-            self.stage.record(step, "train", list(map(Record, trajectories)), _step_metrics(trajectories))
+            self.stage.record(step, "train", list(map(Record, trajectories)), step_metrics(trajectories))
             fault = lost[0].searches[-1]
             raise UserError(
                 f"search failed in {len(lost)} of {len(trajectories)} episodes, more than "
@@ -112,6 +112,7 @@ class LocalTrainer:
                 metrics |= update_critic(
                     self.learner.critic, self.optimisers["critic"], experience,
                     clip=config.critic.cliprange_value, normalise=config.critic.loss_agg_mode,
+                    horizon=config.actor.loss_agg_constant or config.data.max_response_length,
                     mini_batch_rows=config.critic.ppo_mini_batch_size * config.rollout.n,
                     epochs=config.critic.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
                 )  # fmt: skip
@@ -145,19 +146,6 @@ def actor_loss(config: Config) -> ActorLoss:
         kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_loss_type=actor.kl_loss_type,
     )
-
-
-def _step_metrics(
-    trajectories: Sequence[Trajectory], scores: Sequence[Score] | None = None
-) -> dict[str, float]:
-    lengths = [item.policy_tokens for item in trajectories]
-    return {
-        **answer_metrics(trajectories, "train"),
-        **env_metrics(trajectories, scores),
-        "response_length/mean": sum(lengths) / len(lengths),
-        "response_length/max": float(max(lengths)),
-        "num_turns/mean": sum(item.turns for item in trajectories) / len(trajectories),
-    }
 
 
 def _records(

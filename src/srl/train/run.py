@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,6 +19,7 @@ from srl.errors import UserError
 from srl.files import FORMAT, atomic_directory, read_json, write_json
 from srl.model import save_model
 from srl.rollout.engine import TorchEngine
+from srl.rollout.episode import Searcher
 from srl.serve.engines import digest_of
 from srl.store import LogWriter, RunInfo
 from srl.train.checkpoint import Progress, all_checkpoints, checkpoint_path, load_checkpoint
@@ -42,6 +43,8 @@ from srl.train.stage import Environment, Stage
 from srl.train.threads import set_threads
 from srl.workspace import Workspace
 
+Engine = Literal["local", "verl"]
+"""What trains: this process, or verl on a cluster."""
 SFT = "sft"
 LOG = "log"
 IDENTITY = "run.json"
@@ -69,9 +72,25 @@ class Identity:
     preset: str
     algo: str
     started: str
+    engine: Engine = "local"
     reference_digest: str = ""
     index_digest: str = ""
     engine_digests: dict[str, str] = field(default_factory=dict)
+
+    def save(self, run: Path) -> None:
+        write_json(run / IDENTITY, {"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def read(cls, run: Path) -> Identity:
+        """As it was saved in the directory `run`. Raises UserError where that is no run."""
+        path = run / IDENTITY
+        if not path.is_file():
+            raise UserError(f"{run} is no run: there is no {IDENTITY} in it")
+        return read_json(path, cls)
+
+
+def started_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def start(config: Config, *, preset: str, algo: str, workspace: Workspace, terminal: Terminal) -> Summary:
@@ -82,13 +101,13 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
         config = ready(config, algo, workspace, terminal)
         prepared = _prepare(config, algo, workspace, terminal)
     run = workspace.new_run(preset, algo, config.trainer.seed)
-    with _removed_unless_begun(run):
+    with removed_unless_begun(run):
         save_config(run, config)
         identity = Identity(
-            preset, algo, datetime.now(UTC).isoformat(timespec="seconds"), prepared.reference,
+            preset, algo, started_now(), reference_digest=prepared.reference,
             **Searched.of(prepared.environment.search).as_fields(),
         )  # fmt: skip
-        write_json(run / IDENTITY, {"format": FORMAT, **asdict(identity)})
+        identity.save(run)
         terminal.note(
             f"run {run.name}: {len(prepared.environment.splits.train):,} questions, {threads} threads, "
             f"set up in {time.perf_counter() - began:.1f} s"
@@ -97,7 +116,7 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
 
 
 @contextmanager
-def _removed_unless_begun(run: Path) -> Iterator[None]:
+def removed_unless_begun(run: Path) -> Iterator[None]:
     """Nothing is left of a run that ends, ctrl-C included, before it has a log."""
     try:
         yield
@@ -109,7 +128,7 @@ def _removed_unless_begun(run: Path) -> Iterator[None]:
 
 def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
     """Go on with `run` from its newest checkpoint, or from the start where it has none."""
-    identity, config = _identity(run), load_saved(run)
+    identity, config = Identity.read(run), load_saved(run)
     if identity.algo == SFT:
         raise UserError(f"{run.name} is a fine-tuning, which is not resumed; start it again")
     set_threads(config.trainer.threads, config.rollout.deterministic)
@@ -119,12 +138,12 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
             f"the reference of {run.name} has changed: {config.ref.path or config.model.path} is not the "
             f"model that the run started with (digest {identity.reference_digest})"
         )
-    _say_other_indexes(run, Searched.of(prepared.environment.search), identity, terminal)
+    say_other_indexes(run, Searched.of(prepared.environment.search), identity, terminal)
     terminal.note(f"resuming {run.name}")
     return _go(run, config, identity, prepared, terminal, resumed=True)
 
 
-def _say_other_indexes(run: Path, now: Searched, identity: Identity, terminal: Terminal) -> None:
+def say_other_indexes(run: Path, now: Searched, identity: Identity, terminal: Terminal) -> None:
     """Every search engine that has another index than when the run began, or that no longer says which."""
     before = Searched(identity.index_digest, identity.engine_digests)
     if now.index_digest != before.index_digest:
@@ -241,6 +260,15 @@ def _about(config: Config, environment: Environment) -> dict[str, Any]:
     return {**about(config), **Searched.of(environment.search).as_fields()}
 
 
+def run_info(run: Path, config: Config, identity: Identity, search: Searcher | None) -> RunInfo:
+    """What the log says of the run."""
+    return RunInfo(
+        run_id=run.name, preset=identity.preset, algo=identity.algo, seed=config.trainer.seed,
+        model=config.model.path or "", config=config.model_dump(), index_digest=digest_of(search),
+        srl_version=__version__, started=identity.started,
+    )  # fmt: skip
+
+
 def _go(
     run: Path, config: Config, identity: Identity, prepared: _Prepared, terminal: Terminal,
     resumed: bool = False,
@@ -249,12 +277,7 @@ def _go(
     names = config.trainer.logger
     known = loggers(names, run, config.trainer.project_name, config.trainer.experiment_name or run.name,
                     config.model_dump())  # fmt: skip
-    info = RunInfo(
-        run_id=run.name, preset=identity.preset, algo=identity.algo, seed=config.trainer.seed,
-        model=config.model.path or "", config=config.model_dump(),
-        index_digest=digest_of(prepared.environment.search), srl_version=__version__,
-        started=identity.started,
-    )  # fmt: skip
+    info = run_info(run, config, identity, prepared.environment.search)
     with LogWriter(run / LOG, info) as log:
         stage = Stage(config, prepared.environment, prepared.engine, log, terminal, known)
         try:
@@ -267,10 +290,3 @@ def _go(
         progress.test_em_start, progress.test_em_end, progress.val_em_best,
         str(checkpoints[-1]) if checkpoints else None,
     )  # fmt: skip
-
-
-def _identity(run: Path) -> Identity:
-    path = run / IDENTITY
-    if not path.is_file():
-        raise UserError(f"{run} is no run: there is no {IDENTITY} in it")
-    return read_json(path, Identity)

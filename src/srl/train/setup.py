@@ -50,14 +50,17 @@ def load_policy(config: Config, note: Note) -> Policy:
     assert config.model.path is not None, "the model's path is filled in before it is loaded"
     model = load_model(config.model.path, **model_options(config))
     disable_dropout(model)
-    tokenizer, notes = load_tokenizer(
-        config.model.tokenizer or config.model.path, config.model.trust_remote_code
-    )
+    return Policy(model, load_codec(config, getattr(model.generation_config, "eos_token_id", None), note))
+
+
+def load_codec(config: Config, eos: int | list[int] | None, note: Note) -> Codec:
+    """What turns text into the policy's ids; `eos` are those that end a text besides the tokenizer's own."""
+    directory = config.model.tokenizer or config.model.path
+    assert directory is not None, "the model's path is filled in before it is loaded"
+    tokenizer, notes = load_tokenizer(directory, config.model.trust_remote_code)
     for text in notes:
         note(text)
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    codec = Codec(tokenizer, [eos] if isinstance(eos, int) else eos or [])
-    return Policy(model, codec)
+    return Codec(tokenizer, [eos] if isinstance(eos, int) else eos or [])
 
 
 def load_algorithm(config: Config) -> Algorithm:
@@ -96,6 +99,11 @@ def episode_options(config: Config) -> EpisodeOptions:
 
 def load_environment(config: Config, workspace: Workspace, codec: Codec, note: Note) -> Environment:
     """Questions, search, reward and template of a run."""
+    return load_scene(config, workspace, codec, note, load_splits(config, codec, note))
+
+
+def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
+    """The questions of a run. Raises UserError where none is left to train on."""
     data, limits = config.data, config.eval
     splits = Splits(
         load_questions(data.train_files, config, codec, note),
@@ -105,10 +113,18 @@ def load_environment(config: Config, workspace: Workspace, codec: Codec, note: N
     if not splits.train:
         raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
     say_untold(splits.train, config, note)
+    return splits
+
+
+def load_scene(
+    config: Config, workspace: Workspace, codec: Codec, note: Note, splits: Splits | None = None
+) -> Environment:
+    """What an episode happens in: search, reward and template; with no questions where none are given."""
     search = load_search(config, workspace, note)
     rewards = {name: config.reward.options(name) for name in config.reward.weights}
     mix = RewardMix(config.reward.weights, rewards)
-    return Environment(codec, load_template(config), episode_options(config), search, mix, splits)
+    known = splits or Splits([])
+    return Environment(codec, load_template(config), episode_options(config), search, mix, known)
 
 
 def load_engine(config: Config, policy: Policy) -> TorchEngine:

@@ -83,10 +83,8 @@ class Stage:
     def validate(self, progress: Progress) -> None:
         """Evaluate the validation split; the best figure so far is kept in `progress`."""
         metrics = self._evaluate("val", self.environment.splits.val, progress.step)
-        if metrics is not None and metrics["val/em"] > (
-            -1.0 if progress.val_em_best is None else progress.val_em_best
-        ):
-            progress.val_em_best, progress.val_em_best_step = metrics["val/em"], progress.step
+        if metrics is not None:
+            progress.note_validation(metrics["val/em"], progress.step)
 
     def test(self, step: int) -> float | None:
         """Exact match on the test split; never used to choose anything."""

@@ -8,6 +8,9 @@ from pathlib import Path
 RUN_VARIABLE = "SRL_VERL_RUN"
 """The environment variable that names the run's directory; without it the plugin does nothing."""
 
+TORCH = "srl_torch"
+"""The name of our own rollout replica in verl's registry."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

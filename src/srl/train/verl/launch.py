@@ -1,0 +1,231 @@
+"""A run on verl from this process: everything checked first, then Ray, then watching until it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from srl.config import Config, load_saved, save_config
+from srl.errors import UserError
+from srl.files import FORMAT, write_json
+from srl.model import model_digest
+from srl.rollout.codec import Codec
+from srl.rollout.episode import Searcher
+from srl.train.checkpoint import Progress
+from srl.train.cold_start import about
+from srl.train.report import Terminal, check_loggers, loggers
+from srl.train.run import (
+    Identity,
+    Summary,
+    ready,
+    removed_unless_begun,
+    run_info,
+    say_other_indexes,
+    started_now,
+)
+from srl.train.search import Searched, new_tape
+from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits
+from srl.train.stage import Splits
+from srl.train.verl.check import notes, validated
+from srl.train.verl.job import RUN_VARIABLE, Job
+from srl.train.verl.watch import watch
+from srl.workspace import Workspace
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+ABOUT = "about.json"
+"""In the run's directory: what its checkpoints say of how the model was trained to talk."""
+WORKERS_WITHOUT_GPU = 2
+NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray's switch for a cluster that no other machine may join: every process of it binds to 127.0.0.1."""
+
+
+def start(config: Config, *, preset: str, algo: str, workspace: Workspace, terminal: Terminal) -> Summary:
+    """A new run on verl. Nothing is left of one that cannot start."""
+    check_installed()
+    with new_tape(config):
+        config = ready(config, algo, workspace, terminal)
+        splits, search = _checked(config, workspace, terminal)
+    run = workspace.new_run(preset, algo, config.trainer.seed)
+    with removed_unless_begun(run):
+        searched = Searched.of(search)
+        identity = Identity(
+            preset,
+            algo,
+            started_now(),
+            engine="verl",
+            reference_digest=_reference(config),
+            **searched.as_fields(),
+        )
+        save_config(run, config)
+        identity.save(run)
+        write_json(run / ABOUT, {"format": FORMAT, **about(config), **searched.as_fields()})
+        terminal.note(f"run {run.name}: {len(splits.train):,} questions, on verl")
+        return _go(run, config, identity, search, workspace, terminal, resumed=False)
+
+
+def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
+    """Go on with `run` from verl's newest checkpoint, or from the start where it has none."""
+    check_installed()
+    identity, config = Identity.read(run), load_saved(run)
+    _, search = _checked(config, workspace, terminal)
+    if _reference(config) != identity.reference_digest:
+        raise UserError(
+            f"the reference of {run.name} has changed: {config.ref.path or config.model.path} is not the "
+            f"model that the run started with (digest {identity.reference_digest})"
+        )
+    say_other_indexes(run, Searched.of(search), identity, terminal)
+    terminal.note(f"resuming {run.name}")
+    return _go(run, config, identity, search, workspace, terminal, resumed=True)
+
+
+def check_installed() -> None:
+    """Raises UserError where verl, or a part of it that its base package leaves out, is missing."""
+    from importlib.util import find_spec
+
+    needed = ("verl", "ray", "transfer_queue", "cachetools", "msgspec", "zmq")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise UserError(f"--engine verl needs {missing[0]}: pip install 'srl-search[verl]'")
+
+
+def job_of(config: Config, run: Path, *, resumed: bool = False) -> Job:
+    """What this run runs on: the GPUs of this machine, or workers on its processors where there are none."""
+    import torch
+
+    cpu = config.model.device == "cpu" or not torch.cuda.is_available()
+    if config.cluster.address is not None and config.model.device != "cpu":
+        cpu = False
+    here = WORKERS_WITHOUT_GPU if cpu else torch.cuda.device_count()
+    return Job(run, resumed, cpu, config.cluster.n_gpus_per_node or here or 1)
+
+
+def _checked(config: Config, workspace: Workspace, terminal: Terminal) -> tuple[Splits, Searcher | None]:
+    """Everything that can be wrong before a process is started: questions, search, rewards, plugins."""
+    check_loggers(config.trainer.logger)
+    load_algorithm(config)
+    codec: Codec = load_codec(config, None, terminal.note)
+    splits = load_splits(config, codec, terminal.note)
+    if len(splits.train) < config.data.train_batch_size:
+        raise UserError(
+            f"data.train_batch_size={config.data.train_batch_size} is more than the {len(splits.train)} "
+            "training questions, and verl takes whole batches only: lower it"
+        )
+    scene = load_scene(config, workspace, codec, terminal.note)
+    if config.rollout.search and config.search.url is None and config.cluster.nnodes > 1:
+        terminal.note(
+            "warning: search.url is not set, so each of the processes in which episodes run opens the index "
+            "for itself; `srl serve retriever` answers all of them"
+        )
+    return splits, scene.search
+
+
+def _reference(config: Config) -> str:
+    if not (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss):
+        return ""
+    path = config.ref.path or config.model.path
+    assert path is not None
+    return model_digest(path)
+
+
+def _go(
+    run: Path, config: Config, identity: Identity, search: Searcher | None, workspace: Workspace,
+    terminal: Terminal, resumed: bool,
+) -> Summary:  # fmt: skip
+    """Start the processes, tell what they tell, and sum up."""
+    job = job_of(config, run, resumed=resumed)
+    load_codec(config, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
+    _set_environment(job, workspace, config.cluster.address is not None)
+    composed = validated(config, job)
+    for line in notes(config, job):
+        terminal.note(line)
+    names = config.trainer.logger
+    known = loggers(names, run, config.trainer.project_name, config.trainer.experiment_name or run.name,
+                    config.model_dump())  # fmt: skip
+    info = run_info(run, config, identity, search)
+    try:
+        with _ray(composed, run, terminal):
+            progress = watch(run, config, composed, info, terminal, known, resumed=resumed)
+    finally:
+        for reporter in known:
+            reporter.close()
+    return summary(run, config, identity, progress)
+
+
+def summary(run: Path, config: Config, identity: Identity, progress: Progress) -> Summary:
+    """What the run came to; its checkpoint is verl's own, to be exported."""
+    folder = run / "checkpoints" / f"global_step_{progress.step}"
+    return Summary(
+        run.name, identity.algo, config.trainer.seed, progress.step, round(progress.seconds, 3),
+        progress.test_em_start, progress.test_em_end, progress.val_em_best,
+        str(folder) if folder.is_dir() else None,
+    )  # fmt: skip
+
+
+def _set_environment(job: Job, workspace: Workspace, shared: bool) -> None:
+    """What every process of the run finds in its environment, from here on this one too.
+
+    Before Ray is imported, which reads it then.
+    """
+    os.environ.update(environment(job, workspace, shared))
+
+
+def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[str, str]:
+    """The variables by which a process knows its run; nothing in them is secret.
+
+    A cluster that is not `shared`, of this machine alone, listens on its loopback only.
+    """
+    known = {
+        **({} if shared else LOOPBACK_ONLY),
+        RUN_VARIABLE: str(job.run.resolve()),
+        "SRL_WORKSPACE": str(workspace.root.resolve()),
+        **NO_TELEMETRY,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HYDRA_FULL_ERROR": "1",
+    }
+    return {**known, "VERL_PLATFORM": "cpu"} if job.cpu else known
+
+
+@contextmanager
+def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
+    """A Ray cluster for the run: one that is there, or one of this machine's own on its loopback."""
+    import logging
+
+    import ray
+    from omegaconf import OmegaConf
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    options: dict[str, Any] = OmegaConf.to_container(composed.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
+    runtime: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(composed)))  # type: ignore[assignment]
+    given = options.pop("runtime_env", None) or {}
+    variables = {**runtime.get("env_vars", {}), **_ours(), **(given.get("env_vars") or {})}
+    if options.get("address") is None:
+        options["_node_ip_address"] = "127.0.0.1"
+    else:
+        options = {"address": options["address"]}
+    ray.init(
+        **options, runtime_env={**runtime, **given, "env_vars": variables}, namespace=run.name,
+        log_to_driver=not terminal.quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
+        logging_level=logging.ERROR,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            ray.shutdown()
+
+
+def _ours() -> dict[str, str]:
+    names = (
+        RUN_VARIABLE,
+        "SRL_WORKSPACE",
+        "VERL_PLATFORM",
+        "TOKENIZERS_PARALLELISM",
+        "RAY_USAGE_STATS_ENABLED",
+    )
+    return {name: os.environ[name] for name in names if name in os.environ}

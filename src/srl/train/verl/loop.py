@@ -1,0 +1,186 @@
+"""Our agent loop: the episode of the local engine, over whatever generates for verl."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from srl.config import Config, load_saved
+from srl.errors import UserError
+from srl.rollout.codec import Codec
+from srl.rollout.driver import sample_episode
+from srl.rollout.policy import Completion, Sampling
+from srl.store import Record
+from srl.train.setup import load_codec, load_scene
+from srl.train.stage import Environment
+from srl.train.verl.dataset import TRAIN, read_row
+from srl.train.verl.job import RUN_VARIABLE
+from srl.train.verl.sampling import reason_of, server_params
+from srl.train.verl.station import station_of
+from srl.trajectory import Score, Trajectory
+from srl.workspace import Workspace
+
+
+@dataclass(slots=True)
+class Scene:
+    """What all episodes of a process share; loaded with the first of them."""
+
+    config: Config
+    environment: Environment
+    station: Any
+
+
+_scene: Scene | None = None
+_loading = asyncio.Lock()
+
+
+async def scene() -> Scene:
+    """The process's scene. Loading connects to the search servers, so an unreachable one is named here."""
+    global _scene
+    async with _loading:
+        if _scene is None:
+            _scene = await asyncio.to_thread(_load_scene)
+    return _scene
+
+
+def _load_scene() -> Scene:
+    run = Path(os.environ[RUN_VARIABLE])
+    config = load_saved(run)
+    codec = load_codec(config, eos_ids(config), lambda text: None)
+    environment = load_scene(config, Workspace.resolve(), codec, lambda text: None)
+    return Scene(config, environment, station_of(run))
+
+
+def eos_ids(config: Config) -> list[int]:
+    """The ids that end a text by the model's generation settings."""
+    from transformers import GenerationConfig
+
+    assert config.model.path is not None
+    try:
+        eos = GenerationConfig.from_pretrained(config.model.path).eos_token_id
+    except OSError:
+        return []
+    return [eos] if isinstance(eos, int) else list(eos or [])
+
+
+@dataclass(slots=True)
+class ServerPolicy:
+    """A Policy that asks verl's servers; `steps` are the versions of the weights that answered."""
+
+    generate_on: Callable[..., Awaitable[Any]]
+    codec: Codec
+    backend: str
+    steps: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """One turn; the ids are kept whole through the token that completes the stop string."""
+        began = time.perf_counter()
+        output = await self.generate_on(
+            request_id=request_id,
+            prompt_ids=list(token_ids),
+            sampling_params=server_params(request_id, sampling, self.backend),
+        )
+        self.seconds += time.perf_counter() - began
+        ids = tuple(output.token_ids)
+        if not ids or output.stop_reason in ("abort", "aborted"):
+            raise RuntimeError(f"episode {request_id}: the server gave up the turn ({output.stop_reason})")
+        self.steps.append(int(output.extra_fields.get("global_steps") or 0))
+        reason = output.extra_fields.get("srl_stop") or reason_of(ids, sampling, self.codec)
+        return Completion(ids, tuple(output.log_probs or [0.0] * len(ids)), reason)
+
+    def finish(self, request_id: str) -> None:
+        """Nothing to free: a server keeps no turn."""
+
+
+class SearchLoop(AgentLoopBase):
+    """One question of a batch, one sample: sampled, scored, handed to the log's writer, given to verl.
+
+    verl's own set-up, which renders messages by a model's chat template, is left out: the episode encodes
+    for itself, and needs the servers only.
+    """
+
+    def __init__(self, trainer_config: Any, server_manager: Any, **ignored: Any) -> None:
+        self.server_manager = server_manager
+        self.backend: str = trainer_config.config.actor_rollout_ref.rollout.name
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """The episode as verl takes it. What goes wrong is told to the writer, which stops the run by it."""
+        try:
+            return await self._run(sampling_params, row)
+        except Exception as error:
+            from srl.train.verl.job import named_station
+
+            station = named_station()
+            if station is not None:
+                await station.fail.remote(explain(error))
+            raise
+
+    async def _run(self, sampling_params: dict[str, Any], row: dict[str, Any]) -> AgentLoopOutput:
+        known = await scene()
+        question, phase = read_row(row["srl"])
+        environment, step = known.environment, int(row["global_steps"])
+        options = environment.options
+        if phase != TRAIN:
+            options = replace(options, temperature=known.config.eval.temperature, top_p=1.0)
+        policy = ServerPolicy(self.server_manager.generate, environment.codec, self.backend)
+        trajectory = await sample_episode(
+            question, policy, environment.search, codec=environment.codec, template=environment.template,
+            options=options, seed=known.config.trainer.seed, step=step, sample=int(row["session_id"]),
+            phase=phase,
+        )  # fmt: skip
+        began = time.perf_counter()
+        (score,) = await environment.reward.score([trajectory])
+        scoring = time.perf_counter() - began
+        await known.station.add.remote(step, phase, Record(trajectory, score))
+        return to_output(trajectory, score, policy, scoring)
+
+
+def to_output(
+    trajectory: Trajectory, score: Score, policy: ServerPolicy, scoring: float = 0.0
+) -> AgentLoopOutput:
+    """A trajectory in verl's terms: everything after the prompt is the response, with our mask.
+
+    A failed episode keeps its tokens and has a mask of zeros, so no loss and no mean sees it.
+    """
+    start = len(trajectory.segments[0].token_ids)
+    mask = trajectory.response_mask[start:]
+    searching = sum(search.latency_s for search in trajectory.searches)
+    versions = policy.steps or [trajectory.step]
+    return AgentLoopOutput(
+        prompt_ids=trajectory.token_ids[:start],
+        response_ids=trajectory.token_ids[start:],
+        response_mask=mask if trajectory.valid else [0] * len(mask),
+        response_logprobs=trajectory.logprobs[start:],
+        reward_score=score.value if trajectory.valid else 0.0,
+        num_turns=trajectory.turns,
+        metrics=AgentLoopMetrics(
+            generate_sequences=policy.seconds, tool_calls=searching, compute_score=scoring
+        ),
+        extra_fields={
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+            "reward_extra_info": {},
+            "srl_id": trajectory.id,
+            "srl_group": trajectory.question.id,
+            "srl_valid": trajectory.valid,
+            "srl_per_turn": list(score.per_turn) if score.per_turn and trajectory.valid else None,
+        },
+    )
+
+
+def explain(error: BaseException) -> str:
+    """One line for the user about what broke an episode."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ray.exceptions.RayActorError):
+        return f"a rollout worker died: {str(error).splitlines()[0]}"
+    return f"an episode broke: {type(error).__name__}: {error}"

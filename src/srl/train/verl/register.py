@@ -1,0 +1,175 @@
+"""What one process of a run tells verl, and what it reports of itself.
+
+verl swallows the errors of its plugins, and a worker on another machine may have other packages: so each
+process keeps a report, the trainer asks all of them for it, and one that is missing or different ends the
+run before it begins.
+"""
+
+from __future__ import annotations
+
+import os
+import platform as machine
+import socket
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from srl.config import Config, load_saved
+from srl.errors import UserError
+from srl.plugins import manager
+from srl.train.verl.job import RUN_VARIABLE
+
+PREFIX = "srl_"
+"""Before the name of an algorithm where it is registered with verl."""
+LOOP = "srl_search"
+"""The name of our agent loop in verl's registry."""
+PACKAGES = ("srl-search", "verl", "torch", "transformers", "ray", "tensordict", "TransferQueue")
+"""The packages whose versions must be the same in every process."""
+
+
+@dataclass(slots=True)
+class Report:
+    """One process: where it is, what is installed there and what was registered; `error` if that failed."""
+
+    host: str
+    pid: int
+    python: str
+    versions: dict[str, str]
+    algorithms: dict[str, str] = field(default_factory=dict)
+    patches: tuple[str, ...] = ()
+    error: str = ""
+
+    def difference(self, expected: Report) -> str:
+        """What is not as in `expected`, in words; empty where nothing is."""
+        if self.error:
+            return f"it failed to register: {self.error}"
+        mine, theirs = asdict(self), asdict(expected)
+        for what in ("versions", "algorithms"):
+            for name in sorted({*mine[what], *theirs[what]}):
+                here, there = mine[what].get(name, "nothing"), theirs[what].get(name, "nothing")
+                if here != there:
+                    return f"it has {name} {here}, and the trainer {there}"
+        if self.python != expected.python:
+            return f"it runs Python {self.python}, and the trainer {expected.python}"
+        if self.patches != expected.patches:
+            return f"it patched {self.patches}, and the trainer {expected.patches}"
+        return ""
+
+
+_report: Report | None = None
+
+
+def register() -> None:
+    """Register loop, algorithms, patches and, without a GPU, platform and replica; once a process."""
+    global _report
+    if _report is not None:
+        return
+    _report = _new_report()
+    try:
+        _register(_report)
+    except Exception as error:
+        _report.error = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+
+
+def report(actor: object = None) -> Report | None:
+    """This process's report, None where nothing was registered; `actor` is whom Ray calls it on."""
+    return _report
+
+
+def on_cpu() -> bool:
+    """Whether this run has no accelerator: the launcher says so in the environment."""
+    return os.environ.get("VERL_PLATFORM") == "cpu"
+
+
+def _new_report() -> Report:
+    versions = {name: _version(name) for name in PACKAGES}
+    return Report(socket.gethostname(), os.getpid(), machine.python_version(), versions)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "nothing"
+
+
+def _register(report: Report) -> None:
+    from srl.train.verl import patches
+
+    config = load_saved(Path(os.environ[RUN_VARIABLE]))
+    if on_cpu():
+        from srl.train.verl import platform, torch_rollout
+
+        platform.install()
+        torch_rollout.install()
+    report.patches = tuple(patches.apply(on_cpu()))
+    report.algorithms = _register_algorithms(config)
+    _register_loop()
+
+
+def _register_algorithms(config: Config) -> dict[str, str]:
+    """Every installed algorithm plugin as `srl_<name>`; the version of the package that each is from."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    found: dict[str, str] = {}
+    for entry in manager.entries("algorithm"):
+        if entry.error and entry.name != config.algorithm.name:
+            continue
+        algorithm: Any = manager.load("algorithm", entry.name, config.algorithm.options(entry.name))
+        ADV_ESTIMATOR_REGISTRY.setdefault(f"{PREFIX}{entry.name}", _for_verl(algorithm))
+        found[f"{PREFIX}{entry.name}"] = f"{entry.package} {entry.version}"
+    return found
+
+
+def _for_verl(algorithm: Any) -> Callable[..., tuple[Any, Any]]:
+    """An algorithm's estimator under the keywords that verl calls one with, and those of our trainer."""
+
+    def estimate(
+        token_level_rewards: Any, response_mask: Any, config: Any = None, index: Any = None, *,
+        values: Any = None, valid: Any = None, group_size: int = 1, **ignored: Any,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        if algorithm.needs_critic and values is None:
+            raise UserError(
+                f"the algorithm {algorithm.name!r} needs values: train with `srl train --engine verl`"
+            )
+        from srl.train.verl.batch import group_numbers
+
+        known = config or {}
+        return algorithm.estimator(
+            token_level_rewards=token_level_rewards, response_mask=response_mask,
+            group_ids=group_numbers(index), valid=response_mask.bool().any(-1) if valid is None else valid,
+            values=values, group_size=group_size, gamma=known.get("gamma", 1.0), lam=known.get("lam", 1.0),
+        )  # fmt: skip
+
+    estimate.__name__ = f"{PREFIX}{algorithm.name}"
+    return estimate
+
+
+def _register_loop() -> None:
+    """Name our agent loop; it is imported where the first episode runs, and only there."""
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    _agent_loop_registry[LOOP] = {"_target_": "srl.train.verl.loop.SearchLoop"}
+
+
+def check_reports(reports: Mapping[str, Report | BaseException | None], expected: Report) -> None:
+    """Raises UserError naming the first worker whose report is missing, or not as the trainer's own."""
+    for name, found in reports.items():
+        if isinstance(found, BaseException):
+            raise UserError(
+                f"the worker {name} does not report: {_line(found)}; is srl-search installed there?"
+            )
+        if found is None:
+            raise UserError(f"the worker {name} has not loaded srl's plugin; is srl-search installed there?")
+        if different := found.difference(expected):
+            where = f"the worker {name} on {found.host}"
+            raise UserError(f"{where} is not as the trainer on {expected.host}: {different}")
+
+
+def _line(error: BaseException) -> str:
+    lines: Sequence[str] = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,189 @@
+"""The one writer of a run's log: workers hand it whole trajectories, the trainer what was made of them.
+
+It lives in a process of its own, so that what a rollout worker has handed over is there when that worker
+dies, and it knows when anything last went forward, which the watchdog of the launcher asks for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from srl.evaluate import step_metrics, summarise
+from srl.store import LogWriter, Record, RunInfo
+from srl.train.checkpoint import Progress
+from srl.train.run import LOG
+from srl.trajectory import Phase
+
+Tokens = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Advantages and returns of each trajectory by its id, of the tokens after the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One finished step or evaluation, for whoever tells the user."""
+
+    step: int
+    phase: Phase
+    metrics: Mapping[str, float]
+    samples: tuple[Record, ...] = ()
+
+
+@dataclass(slots=True)
+class News:
+    """What happened since the last time somebody asked, and how long nothing has."""
+
+    events: list[Event]
+    failure: str
+    idle_s: float
+    where: str
+
+
+@dataclass(slots=True)
+class Station:
+    """The writer in a plain class; `start_station` makes a Ray actor of it."""
+
+    directory: Path
+    info: RunInfo
+    sample_freq: int = 0
+    sample_count: int = 0
+    progress: Progress = field(default_factory=Progress)
+    _log: LogWriter = field(init=False)
+    _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
+    _events: list[Event] = field(default_factory=list)
+    _failure: str = ""
+    _where: str = "starting"
+    _last: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._log = LogWriter(self.directory, self.info)
+
+    def ready(self) -> bool:
+        """Whether the log could be opened; asking makes the actor's own errors come out."""
+        return True
+
+    def add(self, step: int, phase: Phase, record: Record) -> None:
+        """A finished episode, scored; one that is sent twice counts once."""
+        self._open[step, phase][record.trajectory.id] = record
+        self._last = time.monotonic()
+
+    def fail(self, why: str) -> None:
+        """An episode broke in a way that is nobody's answer; the first reason is kept."""
+        self._failure = self._failure or why
+
+    def failure(self) -> str:
+        return self._failure
+
+    def mark(self, where: str, step: int) -> None:
+        """Something goes forward: what the trainer does now."""
+        self._where, self._last = f"{where} of step {step}", time.monotonic()
+
+    def news(self) -> News:
+        """What the launcher tells and watches."""
+        events, self._events = self._events, []
+        return News(events, self._failure, time.monotonic() - self._last, self._where)
+
+    def lost(self, step: int, phase: Phase) -> tuple[int, int, str]:
+        """How many episodes infrastructure broke, of how many, and the first fault."""
+        trajectories = [record.trajectory for record in self._open[step, phase].values()]
+        broken = [item for item in trajectories if not item.valid]
+        fault = broken[0].searches[-1] if broken else None
+        return len(broken), len(trajectories), f"{fault.status}: {fault.error}" if fault else ""
+
+    def finish(
+        self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None
+    ) -> dict[str, float]:
+        """Write a finished step or evaluation; the metrics with those of its trajectories added."""
+        records = self._records(step, phase)
+        for record in records:
+            self._add_tokens(record, tokens or {})
+        known = {**metrics, **measured(records, phase)}
+        self._log.write(step, phase, records, known)
+        del self._open[step, phase]
+        self._note_progress(step, phase, known)
+        self._last = time.monotonic()
+        self._events.append(Event(step, phase, known, self._samples(step, phase, records)))
+        return known
+
+    def supersede(self, step: int) -> None:
+        """Drop what a run that was stopped wrote after `step`."""
+        self._log.supersede(step)
+
+    def resume(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def state(self) -> Progress:
+        return self.progress
+
+    def close(self, status: str) -> Progress:
+        """End the log: whole, or with what the step that was not finished had so far."""
+        if status == "finished":
+            self._log.finish()
+            return self.progress
+        for step, phase in list(self._open):
+            records = self._records(step, phase)
+            if records:
+                self._log.write(step, phase, records, measured(records, phase))
+        self._log.close(status)
+        return self.progress
+
+    def _records(self, step: int, phase: Phase) -> list[Record]:
+        found = self._open[step, phase].values()
+        return sorted(found, key=lambda record: (record.trajectory.question.id, record.trajectory.sample))
+
+    def _add_tokens(self, record: Record, tokens: Tokens) -> None:
+        given = tokens.get(record.trajectory.id)
+        if given is None:
+            return
+        before = [0.0] * len(record.trajectory.segments[0].token_ids)
+        record.advantages, record.returns = ([*before, *values] for values in given)
+
+    def _samples(self, step: int, phase: Phase, records: list[Record]) -> tuple[Record, ...]:
+        due = phase == "train" and self.sample_freq and step % self.sample_freq == 0
+        return tuple(records[: self.sample_count]) if due else ()
+
+    def _note_progress(self, step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
+        progress = self.progress
+        if phase == "train":
+            progress.step = step
+            progress.seconds += metrics.get("timing_s/step", 0.0)
+        elif phase == "val":
+            progress.note_validation(metrics["val/em"], step)
+        elif phase == "test" and step == 0:
+            progress.test_em_start = metrics["test/em"]
+        elif phase == "test":
+            progress.test_em_end = metrics["test/em"]
+
+
+def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
+    """What the local engine measures of a step's or an evaluation's trajectories, under the same names."""
+    if not records:
+        return {}
+    trajectories = [record.trajectory for record in records]
+    scores = [record.score for record in records if record.score is not None]
+    if phase != "train":
+        return summarise(trajectories, scores, phase)
+    return step_metrics(trajectories, scores)
+
+
+def start_station(run: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0) -> Any:
+    """The writer as a Ray actor that the run's other processes find by name."""
+    import ray
+
+    actor = ray.remote(num_cpus=0)(Station).options(name=_name(run))
+    return actor.remote(run / LOG, info, sample_freq, sample_count)
+
+
+def station_of(run: Path) -> Any:
+    """The writer of the run, from any of its processes."""
+    import ray
+
+    return ray.get_actor(_name(run))
+
+
+def _name(run: Path) -> str:
+    return f"srl_station_{run.name}"

@@ -1,0 +1,294 @@
+"""verl's trainer with our estimators, our log and our checks; everything else is verl's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+from torch import Tensor
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.dataset.rl_dataset import collate_fn
+from verl.workers.utils.padding import response_to_nested
+
+from srl.config import load_saved
+from srl.errors import UserError
+from srl.files import FORMAT, read_json, write_json
+from srl.train.checkpoint import Progress
+from srl.train.verl.batch import Learned, StepBatch, learn_from
+from srl.train.verl.dataset import Questions
+from srl.train.verl.job import RUN_VARIABLE
+from srl.train.verl.register import PREFIX, check_reports, report
+from srl.train.verl.station import station_of
+from srl.trajectory import Phase
+from srl.update.kl import kl_controller
+
+STATE = "srl.json"
+"""What we keep beside verl's own parts of a checkpoint."""
+POLL_S = 0.2
+"""Seconds between two looks at whether the episodes of a batch are done."""
+FIELDS = ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
+
+
+class SearchTrainer(PPOTrainerSync):
+    """PPO over search episodes. The differences to verl's are each one override:
+
+    advantages come from our algorithm plugins with values and validity, a penalty from our KL; metrics
+    and token numbers go to the log's writer; an episode that broke, or a rollout worker that died, ends
+    the wait for the batch; validation and test measure what the local engine measures.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self.run = Path(os.environ[RUN_VARIABLE])
+        self.srl = load_saved(self.run)
+        self.station = station_of(self.run)
+        control = self.srl.algorithm.kl_ctrl
+        self.kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
+        self.learned: Learned | None = None
+        self.tokens: dict[str, tuple[list[float], list[float]]] = {}
+        super().__init__(config)
+
+    # What verl calls.
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = POLL_S
+        wait = buffer._wait_for_next_poll
+
+        def watched(*args: Any) -> Any:
+            self._stop_if_broken()
+            return wait(*args)
+
+        buffer._wait_for_next_poll = watched
+        return buffer
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Check every worker, train, and test what came out."""
+        self.agent_loop_manager = agent_loop_manager
+        self._mark("checking the workers")
+        self._check_workers()
+        super().fit(agent_loop_manager)
+        if self._asks("test"):
+            self._evaluate("test")
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        self._mark("rollout")
+        return super().step(metrics, timing_raw)
+
+    def on_sample_end(self) -> None:
+        self._stop_if_broken()
+        self._stop_on_failures()
+        self._mark("putting the rollout to sleep")
+        super().on_sample_end()
+
+    def on_step_end(self) -> None:
+        self._mark("sending the weights")
+        super().on_step_end()
+        self._mark("logging")
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._mark("log-probs")
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._mark("reference")
+        return super()._compute_ref_log_prob(batch, metrics)
+
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._mark("values")
+        return super()._compute_values(batch, metrics)
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._mark("update of the critic")
+        return super()._update_critic(batch, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._mark("update of the policy")
+        return super()._update_actor(batch, metrics)
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Advantages and returns by our estimator, written back for verl's update."""
+        self._mark("advantages")
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=[*FIELDS, "extra_fields"]
+        )
+        extra = data.pop("extra_fields").tolist()
+        mask = data["response_mask"]
+        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+        step = StepBatch.of(DataProto(batch=data.to_padded_tensor()).batch, extra, padding)
+        estimate = get_adv_estimator_fn(f"{PREFIX}{self.srl.algorithm.name}")
+        self.learned = learn_from(step, self.srl, estimate, self.kl)
+        self._keep_tokens(step, self.learned, mask.offsets().diff().tolist())
+        fields = _to_write(self.learned, step)
+        nested = {name: response_to_nested(value, mask) for name, value in fields.items()}
+        return tq.kv_batch_put(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=TensorDict(nested, batch_size=len(batch)),
+        )
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
+        """verl's metrics, ours over them where both have a name, and the step into the log."""
+        super()._compute_metrics(batch, metrics, *args, **named)
+        assert self.learned is not None
+        metrics.update(self.learned.metrics)
+        known = self._finish("train", _numbers(metrics), self.tokens)
+        metrics.update(known)
+        self.learned, self.tokens = None, {}
+
+    def _validate(self) -> dict[str, float]:
+        metrics = self._evaluate("val") if self._asks("val") else {}
+        if self.global_steps == 0 and self._asks("test"):
+            metrics |= self._evaluate("test")
+        return metrics or {"val/questions": 0.0}
+
+    def _load_checkpoint(self) -> None:
+        """verl's checkpoint and ours beside it; a run that goes on has validated before."""
+        super()._load_checkpoint()
+        if not self.global_steps:
+            return
+        state = json.loads((self._folder(self.global_steps) / STATE).read_text(encoding="utf-8"))
+        self.kl.load_state_dict(state["progress"]["kl"])
+        ray.get(self.station.resume.remote(Progress(**state["progress"])))
+        with open_dict(self.config):
+            self.config.trainer.val_before_train = False
+
+    def _save_checkpoint(self) -> None:
+        """Ours first: verl names a checkpoint the latest once its own parts are written."""
+        self._mark("saving a checkpoint")
+        progress = ray.get(self.station.state.remote())
+        progress.step, progress.kl = self.global_steps, self.kl.state_dict()
+        folder = self._folder(self.global_steps)
+        folder.mkdir(parents=True, exist_ok=True)
+        about = read_json(self.run / "about.json", dict)
+        write_json(
+            folder / STATE,
+            {"format": FORMAT, "step": self.global_steps, "progress": asdict(progress), **about},
+        )
+        super()._save_checkpoint()
+        self._drop_old()
+
+    # What is ours.
+
+    def _asks(self, phase: Phase) -> bool:
+        return bool(getattr(self.srl.data, f"{phase}_files"))
+
+    def _evaluate(self, phase: Phase) -> dict[str, float]:
+        """Episodes on a fixed split, as verl validates; the figures of the local engine."""
+        self._mark(f"{phase} questions")
+        validation = self.val_dataloader
+        try:
+            self.val_dataloader = _loader(phase)
+            metrics = super()._validate()
+        finally:
+            self.val_dataloader = validation
+        self._stop_if_broken()
+        return self._finish(phase, _numbers(metrics))
+
+    def _finish(self, phase: Phase, metrics: Mapping[str, float], tokens: Any = None) -> dict[str, float]:
+        return ray.get(self.station.finish.remote(self.global_steps, phase, metrics, tokens))
+
+    def _mark(self, where: str) -> None:
+        self.station.mark.remote(where, getattr(self, "global_steps", 0))
+
+    def _stop_if_broken(self) -> None:
+        """Raises UserError when an episode broke, or a process in which episodes run is gone."""
+        failure = ray.get(self.station.failure.remote())
+        if failure:
+            raise UserError(f"{failure}; go on with `srl train --resume --run {self.run.name}`")
+        workers = getattr(getattr(self, "agent_loop_manager", None), "agent_loop_workers", [])
+        gone = [index for index, worker in enumerate(workers) if _is_gone(worker)]
+        if gone:
+            raise UserError(
+                f"rollout worker {gone[0]} died; go on with `srl train --resume --run {self.run.name}`"
+            )
+
+    def _stop_on_failures(self) -> None:
+        """Raises UserError when search broke more episodes than is allowed."""
+        lost, all_of_them, fault = ray.get(self.station.lost.remote(self.global_steps, "train"))
+        limit = self.srl.search.max_failed
+        if lost > limit * all_of_them:
+            raise UserError(
+                f"search failed in {lost} of {all_of_them} episodes, more than search.max_failed={limit:g} "
+                f"({fault}); mend the search and go on with `srl train --resume --run {self.run.name}`"
+            )
+
+    def _check_workers(self) -> None:
+        """Raises UserError naming a worker that is not as this process."""
+        named = {
+            f"rollout {n}": worker for n, worker in enumerate(self.agent_loop_manager.agent_loop_workers)
+        }
+        named |= {f"training {n}": worker for n, worker in enumerate(self.actor_rollout_wg.workers)}
+        replicas = self.llm_server_manager.get_replicas()
+        named |= {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
+        asked = {name: worker.__ray_call__.remote(report) for name, worker in named.items()}
+        expected = report()
+        assert expected is not None
+        check_reports({name: _got(answer) for name, answer in asked.items()}, expected)
+
+    def _keep_tokens(self, step: StepBatch, learned: Learned, lengths: list[int]) -> None:
+        """Advantages and returns by trajectory, for the log."""
+        rows = zip(step.ids, learned.advantages.tolist(), learned.returns.tolist(), lengths, strict=True)
+        self.tokens = {name: (adv[:length], back[:length]) for name, adv, back, length in rows if name}
+
+    def _folder(self, step: int) -> Path:
+        return Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
+
+    def _drop_old(self) -> None:
+        """Remove what is left of checkpoints whose weights verl has dropped."""
+        for folder in self._folder(0).parent.glob("global_step_*"):
+            if not (folder / "actor").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _to_write(learned: Learned, step: StepBatch) -> dict[str, Tensor]:
+    """The fields (B, T) that verl's update reads; the mask without the rows that are out."""
+    fields = {
+        "advantages": learned.advantages,
+        "returns": learned.returns,
+        "token_level_rewards": learned.rewards,
+        "response_mask": step.mask,
+    }
+    return fields if learned.weights is None else {**fields, "rollout_is_weights": learned.weights}
+
+
+def _loader(phase: Phase) -> StatefulDataLoader:
+    questions = Questions(phase)
+    return StatefulDataLoader(questions, batch_size=len(questions), shuffle=False, collate_fn=collate_fn)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            continue
+    return found
+
+
+def _got(answer: Any) -> Any:
+    try:
+        return ray.get(answer, timeout=300)
+    except Exception as error:
+        return error
+
+
+def _is_gone(actor: Any) -> bool:
+    """Whether Ray knows the actor to be dead; one that is merely busy is not."""
+    from ray._private.worker import global_worker
+
+    state = ray._private.state.actors(actor._actor_id.hex()) if global_worker.connected else {}
+    return state.get("State") == "DEAD"
