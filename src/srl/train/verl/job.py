@@ -8,6 +8,8 @@ from pathlib import Path
 RUN_VARIABLE = "SRL_VERL_RUN"
 """The environment variable that names the run's directory; without it the plugin does nothing."""
 
+ABOUT = "about.json"
+"""In the run's directory: what its checkpoints say of how the model was trained to talk."""
 TORCH = "srl_torch"
 """The name of our own rollout replica in verl's registry."""
 

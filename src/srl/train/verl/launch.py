@@ -30,15 +30,13 @@ from srl.train.search import Searched, new_tape
 from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits
 from srl.train.stage import Splits
 from srl.train.verl.check import notes, validated
-from srl.train.verl.job import RUN_VARIABLE, Job
+from srl.train.verl.job import ABOUT, RUN_VARIABLE, Job
 from srl.train.verl.watch import watch
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-ABOUT = "about.json"
-"""In the run's directory: what its checkpoints say of how the model was trained to talk."""
 WORKERS_WITHOUT_GPU = 2
 NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

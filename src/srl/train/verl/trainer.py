@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,9 +27,10 @@ from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.train.checkpoint import Progress
+from srl.train.verl.balance import block_of, dealt
 from srl.train.verl.batch import Learned, StepBatch, learn_from
 from srl.train.verl.dataset import Questions
-from srl.train.verl.job import RUN_VARIABLE
+from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.register import PREFIX, check_reports, report
 from srl.train.verl.station import station_of
 from srl.trajectory import Phase
@@ -97,6 +99,16 @@ class SearchTrainer(PPOTrainerSync):
         super().on_step_end()
         self._mark("logging")
 
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
+        """Filled up by verl; dealt out so that mini-batches hold the questions of the local engine's."""
+        batch = super()._balance_batch(batch, metrics, *args, **named)
+        workers = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        n, critic = self.srl.rollout.n, self.srl.critic.ppo_mini_batch_size if self.use_critic else None
+        block = block_of(self.srl.actor.ppo_mini_batch_size * n, critic and critic * n, workers)
+        lengths = [int(tag["seq_len"]) for tag in batch.tags]
+        batch.reorder(dealt(_places(batch), lengths, workers=workers, block=block))
+        return batch
+
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._mark("log-probs")
         return super()._compute_old_log_prob(batch, metrics)
@@ -146,6 +158,8 @@ class SearchTrainer(PPOTrainerSync):
         known = self._finish("train", _numbers(metrics), self.tokens)
         metrics.update(known)
         self.learned, self.tokens = None, {}
+        if self._folder(self.global_steps).is_dir():
+            self._save_state()
 
     def _validate(self) -> dict[str, float]:
         metrics = self._evaluate("val") if self._asks("val") else {}
@@ -167,15 +181,7 @@ class SearchTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         """Ours first: verl names a checkpoint the latest once its own parts are written."""
         self._mark("saving a checkpoint")
-        progress = ray.get(self.station.state.remote())
-        progress.step, progress.kl = self.global_steps, self.kl.state_dict()
-        folder = self._folder(self.global_steps)
-        folder.mkdir(parents=True, exist_ok=True)
-        about = read_json(self.run / "about.json", dict)
-        write_json(
-            folder / STATE,
-            {"format": FORMAT, "step": self.global_steps, "progress": asdict(progress), **about},
-        )
+        self._save_state()
         super()._save_checkpoint()
         self._drop_old()
 
@@ -237,6 +243,18 @@ class SearchTrainer(PPOTrainerSync):
         assert expected is not None
         check_reports({name: _got(answer) for name, answer in asked.items()}, expected)
 
+    def _save_state(self) -> None:
+        """Progress, KL controller and what the model was taught, beside verl's parts of the checkpoint.
+
+        Written again once the step's validation is known.
+        """
+        progress = ray.get(self.station.state.remote())
+        progress.step, progress.kl = self.global_steps, self.kl.state_dict()
+        folder = self._folder(self.global_steps)
+        folder.mkdir(parents=True, exist_ok=True)
+        known = {"format": FORMAT, "step": self.global_steps, "progress": asdict(progress)}
+        write_json(folder / STATE, {**known, **read_json(self.run / ABOUT, dict)})
+
     def _keep_tokens(self, step: StepBatch, learned: Learned, lengths: list[int]) -> None:
         """Advantages and returns by trajectory, for the log."""
         rows = zip(step.ids, learned.advantages.tolist(), learned.returns.tolist(), lengths, strict=True)
@@ -261,6 +279,19 @@ def _to_write(learned: Learned, step: StepBatch) -> dict[str, Tensor]:
         "response_mask": step.mask,
     }
     return fields if learned.weights is None else {**fields, "rollout_is_weights": learned.weights}
+
+
+def _places(batch: Any) -> list[tuple[int, int]]:
+    """Each row's question, by its position, and its sample; rows that fill the batch up come last."""
+    data = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["index", "session_id"]
+    )
+    asked, samples = (data.pop(name).tolist() for name in ("index", "session_id"))
+    padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+    return [
+        (sys.maxsize, row) if fill else (int(question), int(sample))
+        for row, (question, sample, fill) in enumerate(zip(asked, samples, padding, strict=True))
+    ]
 
 
 def _loader(phase: Phase) -> StatefulDataLoader:

@@ -1,0 +1,125 @@
+"""Whole runs on verl: Ray, FSDP2 over gloo, two workers, real searches, no GPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tests.training import config as local_config
+from tests.training import train
+from tests.verl_runs import (
+    checkpointed,
+    finished,
+    identity,
+    kill,
+    only_run,
+    processes_of,
+    said,
+    srl,
+    wait_for,
+    write_config,
+)
+
+import srl.store
+from srl.store.records import read_records
+
+pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
+pytest.importorskip("verl")
+pytest.importorskip("transfer_queue")
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def towns(tmp_path_factory):
+    return tmp_path_factory.mktemp("towns")
+
+
+def settings(**more):
+    return {"trainer.total_training_steps": STEPS, "trainer.sample_freq": 0, **more}
+
+
+def rows(run, query):
+    with srl.store.open(run) as log:
+        return log.execute(query).fetchall()
+
+
+def steps(run):
+    """Every entry of the log, `(phase, step)`; a step that was written twice shows twice."""
+    return sorted(rows(run, "SELECT phase, step FROM steps"))
+
+
+def metric(run, name, phase="train"):
+    return dict(rows(run, f"SELECT step, value FROM metrics WHERE phase = '{phase}' AND name = '{name}'"))
+
+
+def records(run, step):
+    with srl.store.open(run) as log:
+        found = read_records(log, "phase = 'train' AND step = ?", [step])
+    return {record.trajectory.id: record for record in found}
+
+
+def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
+    file = write_config(towns, "ppo", **settings(**{"algorithm.use_kl_in_reward": True}))
+    workspace = tmp_path / "ws"
+    process = srl("train", "--engine", "verl", "--algo", "ppo", "--config", str(file), workspace=workspace)
+    wait_for(lambda: checkpointed(workspace, 1), process, workspace)
+    kill(process)
+    run = only_run(workspace)
+    assert identity(run)["engine"] == "verl"
+    finished("train", "--resume", workspace=workspace)
+
+    assert processes_of(run) == []
+    assert "resuming" in said(workspace)
+    whole = [("test", 0), ("test", STEPS), ("train", 1), ("train", 2), ("train", 3)]
+    assert [item for item in steps(run) if item[0] != "val"] == whole
+    assert [step for phase, step in steps(run) if phase == "val"] == [0, 1, 2, 3]
+    assert max(metric(run, "rollout/logprob_diff/max").values()) < 1e-4
+    assert set(metric(run, "critic/vf_explained_var")) == {1, 2, 3}
+    assert set(metric(run, "critic/kl")) == {1, 2, 3}
+
+    searches = rows(run, "SELECT status, latency_s FROM searches WHERE phase = 'train'")
+    assert searches
+    assert {status for status, _ in searches} <= {"ok", "empty"}
+    finished("train", "export", "--out", str(tmp_path / "model"), workspace=workspace)
+    out = finished(
+        "eval", "run", str(tmp_path / "model"), "--data", str(towns / "test.parquet"),
+        "--index", str(index_of(towns)), "--json", workspace=workspace,
+    )  # fmt: skip
+    measured = json.loads(out.splitlines()[-1])
+    assert measured
+
+
+def index_of(towns):
+    from srl.index import build_index
+
+    if not (towns / "index").is_dir():
+        build_index(towns / "corpus.jsonl", towns / "index", "bm25", {})
+    return towns / "index"
+
+
+def test_grpo_samples_what_the_local_engine_samples(towns, tmp_path):
+    """Same seed, same weights: the first step's ids, masks and rewards are those of the local engine."""
+    more = settings(**{"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001})
+    file = write_config(towns, "grpo", **more)
+    workspace = tmp_path / "ws"
+    finished("train", "--engine", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
+    train(local_config(towns, "grpo", **more), tmp_path / "local", "grpo")
+    theirs, ours = only_run(workspace), only_run(tmp_path / "local")
+
+    there, here = records(theirs, 1), records(ours, 1)
+    assert there.keys() == here.keys()
+    assert len(here) == 8
+    for name, record in here.items():
+        other = there[name]
+        assert other.trajectory.token_ids == record.trajectory.token_ids
+        assert other.trajectory.response_mask == record.trajectory.response_mask
+        assert other.trajectory.searches[:1] == [] or other.trajectory.searches[0].hits
+        assert other.score.value == record.score.value
+        torch.testing.assert_close(
+            torch.tensor(other.advantages), torch.tensor(record.advantages), rtol=1e-4, atol=1e-5
+        )
+    assert metric(theirs, "env/number_of_valid_search")[1] == metric(ours, "env/number_of_valid_search")[1]
+    for name in ("actor/grad_norm", "actor/pg_loss"):
+        assert metric(theirs, name)[1] == pytest.approx(metric(ours, name)[1], rel=1e-3, abs=1e-6), name

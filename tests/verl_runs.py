@@ -1,0 +1,97 @@
+"""Runs on verl from the command line, for the slow tests: the small world of towns, Ray on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from tests import training
+from tests.training import write_setting
+
+from srl.config.schema import plain
+from srl.workspace import Workspace
+
+LIMIT_S = 280
+VARIABLE = "SRL_VERL_RUN"
+
+
+def write_config(folder: Path, algo: str, **settings: object) -> Path:
+    """A configuration file of a small run on the towns, which `srl train --config` reads."""
+    if not (folder / "model").is_dir():
+        write_setting(folder)
+    found = training.config(folder, algo, **settings)
+    path = folder / f"{algo}.yaml"
+    path.write_text(yaml.safe_dump({"extends": None, **plain(found.model_dump())}), encoding="utf-8")
+    return path
+
+
+def srl(*arguments: str, workspace: Path) -> subprocess.Popen[str]:
+    """`srl` in a process of its own, its output to files beside the workspace."""
+    environment = {**os.environ, "SRL_WORKSPACE": str(workspace), "OMP_NUM_THREADS": "1"}
+    environment.pop(VARIABLE, None)
+    out = (workspace.parent / f"{workspace.name}.out").open("a")
+    return subprocess.Popen(
+        [str(Path(sys.executable).parent / "srl"), *arguments], stdout=out, stderr=subprocess.STDOUT, text=True,
+        env=environment, cwd=workspace.parent,
+    )  # fmt: skip
+
+
+def said(workspace: Path) -> str:
+    return (workspace.parent / f"{workspace.name}.out").read_text(encoding="utf-8")
+
+
+def finished(*arguments: str, workspace: Path) -> str:
+    """What `srl` said, once it ended well."""
+    process = srl(*arguments, workspace=workspace)
+    assert process.wait(LIMIT_S) == 0, said(workspace)[-4000:]
+    return said(workspace)
+
+
+def only_run(workspace: Path) -> Path:
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], workspace: Path) -> None:
+    """Until `condition` holds; fails where the process ends before."""
+    while not condition():
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(f"it ended too early: {said(workspace)[-4000:]}")
+
+
+def checkpointed(workspace: Path, step: int) -> bool:
+    """Whether verl has named a checkpoint of `step` or later the latest."""
+    markers = list(workspace.glob("runs/*/checkpoints/latest_checkpointed_iteration.txt"))
+    return bool(markers) and int(markers[0].read_text() or 0) >= step
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+
+
+def processes_of(run: Path) -> list[int]:
+    """The processes that belong to a run: those with its directory in their environment."""
+    mark = f"{VARIABLE}={run.resolve()}".encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in place.read_bytes().split(b"\0"):
+                found.append(int(place.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def identity(run: Path) -> dict[str, object]:
+    known: dict[str, object] = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    return known
