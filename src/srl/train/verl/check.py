@@ -165,7 +165,8 @@ def _without_files(composed: DictConfig) -> DictConfig:
     copy = deepcopy(composed)
     OmegaConf.update(copy, "critic.model", None, merge=False)
     if find_spec("vllm") is None:
-        OmegaConf.update(copy, f"{MODEL}.lora_rank", 0, merge=False)
+        for rank in ("lora_rank", "lora.rank"):
+            OmegaConf.update(copy, f"{MODEL}.{rank}", 0, merge=False)
     return copy
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,13 +40,12 @@ def compose(config: Config, job: Job) -> DictConfig:
 
     Raises UserError for what this engine cannot keep, and for a key that verl does not have.
     """
-    from copy import deepcopy
-
-    from omegaconf import OmegaConf
-
     check_supported(config, job)
     pristine = defaults(config)
     composed = deepcopy(pristine)
+
+    from omegaconf import OmegaConf
+
     for key, setting in settings(config, job).items():
         OmegaConf.update(composed, key, setting.value, merge=False, force_add=True)
     lay_on_top(composed, pristine, config)
@@ -53,12 +54,18 @@ def compose(config: Config, job: Job) -> DictConfig:
 
 def defaults(config: Config) -> DictConfig:
     """verl's configuration as it comes, read from its files: the library itself is not imported."""
+    return deepcopy(_as_it_comes(is_megatron(config)))
+
+
+@cache
+def _as_it_comes(megatron: bool) -> DictConfig:
+    directory = str(config_directory())
+
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    overrides = ["model_engine=megatron"] if is_megatron(config) else []
-    with initialize_config_dir(str(config_directory()), version_base=None):
-        return hydra_compose("ppo_trainer", overrides)
+    with initialize_config_dir(directory, version_base=None):
+        return hydra_compose("ppo_trainer", ["model_engine=megatron"] if megatron else [])
 
 
 def config_directory() -> Path:
