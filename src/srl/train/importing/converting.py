@@ -1,0 +1,212 @@
+"""From a source's settings to a configuration of ours, and to what is said about it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from srl.config import load_config
+from srl.config.schema import Config, flat, keys, plain
+from srl.config.yamltext import dump, parse
+from srl.errors import UserError
+from srl.files import FORMAT
+from srl.train.importing.changes import adjust
+from srl.train.importing.meaning import Meaning
+from srl.train.importing.names import ESTIMATORS, NAMES, UNSAID, Name, names_of
+from srl.train.importing.others import verl_knows, why_replaced
+from srl.train.importing.reading import Source, read_source
+from srl.train.importing.references import resolved
+
+_PATHS = ("model.path", "model.tokenizer", "data.train_files", "data.val_files")
+_OWN = {"extends": None, "sft.steps": 0}
+"""What every imported file says: it stands on no preset, and starts from the model without fine-tuning."""
+
+_NAMED = 12
+"""As many keys that say nothing new are named; more are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The configuration as YAML, and the report, one sentence a line."""
+
+    text: str
+    report: tuple[str, ...]
+
+
+def import_file(path: Path | str, given: Mapping[str, str] | None = None) -> Imported:
+    """Read verl's or Search-R1's file and make our configuration of it, which is known to load.
+
+    `given` are values of shell variables. Raises UserError in one line for what cannot be carried at all.
+    """
+    source = read_source(Path(path), given or {})
+    meaning = Meaning(source, _mapped(source))
+    adjust(meaning)
+    report = (*meaning.changes, *_about_defaults(meaning), *_sort_others(meaning))
+    text = _header(source, report) + dump(_nested(_in_order(_OWN | _written_keys(meaning))))
+    _check(text, source, path)
+    return Imported(text, report)
+
+
+def _mapped(source: Source) -> dict[str, Any]:
+    """Our keys with the values that the source gives or has by default."""
+    ours: dict[str, Any] = {}
+    for name in names_of(source.dialect):
+        value = source.settings.get(name.theirs)
+        if value is None:
+            value = name.defaults[source.dialect]
+        if value is not UNSAID:
+            ours[name.ours] = _converted(name, value, source)
+    return ours
+
+
+def _converted(name: Name, value: Any, source: Source) -> Any:
+    if name.ours in _PATHS:
+        return [_at_home(item) for item in value] if isinstance(value, list) else _at_home(value)
+    if name.values is ESTIMATORS and isinstance(value, str) and value.startswith("srl_"):
+        return value.removeprefix("srl_")
+    if isinstance(value, list | dict) or value not in name.values:
+        if all(isinstance(known, str) for known in name.values) and name.values:
+            raise UserError(f"{source.name}: {_no_such(name, value)}")
+        return value
+    return name.values[value]
+
+
+def _no_such(name: Name, value: Any) -> str:
+    """What is said of a value that srl has nothing for."""
+    if name.values is ESTIMATORS:
+        return (
+            f"{name.theirs}={value}: srl has no such estimator; it has {', '.join(_estimators())}; "
+            "another is a plugin: srl plugins new algorithm NAME"
+        )
+    known = ", ".join(map(str, name.values))
+    return f"{name.theirs}={value}: srl has nothing like it; it has what verl calls {known}"
+
+
+def _estimators() -> list[str]:
+    from srl.plugins import manager
+
+    return sorted({entry.name for entry in manager.entries("algorithm")})
+
+
+def _at_home(value: Any) -> Any:
+    """A path with the `~` that verl puts the home directory for."""
+    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
+
+
+def _written_keys(meaning: Meaning) -> dict[str, Any]:
+    """Our keys, those of a critic only where the algorithm has one."""
+    return {
+        key: value
+        for key, value in meaning.ours.items()
+        if meaning.has_critic or not key.startswith("critic.")
+    }
+
+
+def _about_defaults(meaning: Meaning) -> list[str]:
+    """One line with the defaults that now stand in the file."""
+    source, written = meaning.source, _written_keys(meaning)
+    taken = [
+        f"{name.theirs}={_written(name.defaults[source.dialect])}"
+        for name in names_of(source.dialect)
+        if name.theirs not in source.settings and name.defaults[source.dialect] is not UNSAID
+        if name.ours in written
+    ]
+    return [f"defaults of {source.dialect} written out: {', '.join(taken)}"] if taken else []
+
+
+def _sort_others(meaning: Meaning) -> list[str]:
+    """Put what only verl has below `verl:`, and say what became of each key that has none of ours."""
+    source = meaning.source
+    named = {name.theirs for name in names_of(source.dialect)} | meaning.used
+    others = {key: value for key, value in source.settings.items() if key not in named}
+    why: dict[str, list[str]] = {}
+    kept, same, unknown, usual = [], [], [], _verl_defaults(meaning)
+    for key, value in others.items():
+        if key in usual and usual[key] == value:
+            same.append(key)
+        elif reason := why_replaced(key):
+            why.setdefault(reason, []).append(key)
+        elif verl_knows(key) or key in source.added:
+            kept.append(key)
+            meaning.ours[f"verl.{key}" if verl_knows(key) else f"verl.+{key}"] = value
+        else:
+            unknown.append(key)
+    lines = [f"dropped, {reason}: {', '.join(dropped)}" for reason, dropped in why.items()]
+    if kept:
+        lines.append(f"kept below verl:, read only with --engine verl: {', '.join(kept)}")
+    if same:
+        named = ", ".join(same) if len(same) <= _NAMED else f"{len(same)} keys"
+        lines.append(f"left out, for verl has the same by default: {named}")
+    if unknown:
+        lines.append(f"ignored, known neither to srl nor to verl 0.9.1: {', '.join(unknown)}")
+    lines += [f"ignored, {wanted} stands nowhere: {key}" for key, wanted in source.dangling.items()]
+    return lines
+
+
+def _verl_defaults(meaning: Meaning) -> dict[str, Any]:
+    """verl's own defaults beside these settings, where verl is installed: what equals them is not kept."""
+    engine = "_megatron" if meaning.ours["cluster.strategy"] == "megatron" else ""
+    try:
+        file = distribution("verl").locate_file(f"verl/trainer/config/_generated_ppo{engine}_trainer.yaml")
+        tree = parse(Path(str(file)).read_text(encoding="utf-8"), "verl")
+    except (PackageNotFoundError, OSError, UserError):
+        return {}
+    found = {".".join(path): value for path, value in flat(tree)}
+    return resolved(found, {**found, **meaning.source.settings}, {})[0]
+
+
+def _in_order(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys as the documentation has them, what belongs to plugins and to verl behind."""
+    places = {key.name: place for place, key in enumerate(keys())}
+    sections = list(Config.model_fields)
+
+    def place(key: str) -> tuple[int, int]:
+        section = key.partition(".")[0]
+        return sections.index(section) if section in sections else -1, places.get(key, len(places))
+
+    return {key: flat_keys[key] for key in sorted(flat_keys, key=place)}
+
+
+def _nested(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {"format": FORMAT}
+    for key, value in flat_keys.items():
+        *outer, last = key.split(".")
+        node = tree
+        for part in outer:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{key}: {part} has the value {node!r} already and holds no keys")
+        node[last] = plain(value)
+    return tree
+
+
+def _header(source: Source, report: tuple[str, ...]) -> str:
+    lines = [f"From {source.name}, a configuration of {source.dialect}'s.", *report]
+    return "".join(f"# {line}\n" for line in lines) + "\n"
+
+
+def _written(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check(text: str, source: Source, path: Path | str) -> None:
+    """The file loads as it stands; what does not fit is said with their key beside ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "imported.yaml"
+        file.write_text(text, encoding="utf-8")
+        try:
+            load_config(file=file)
+        except UserError as error:
+            message = re.sub(rf"{re.escape(str(file))}(:\d+)?:? ?", "", str(error)).replace(" ()", "")
+            theirs = [
+                f"{name.theirs}={_written(source.settings[name.theirs])}"
+                for name in NAMES
+                if source.dialect in name.defaults and name.ours in message and name.theirs in source.settings
+            ]
+            said = f" ({', '.join(theirs)})" if theirs else ""
+            raise UserError(f"{path}: {message}{said}") from error

@@ -1,0 +1,206 @@
+"""A file of verl's or Search-R1's as flat settings: YAML, a list of overrides, or a training script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from srl.config.yamltext import parse
+from srl.errors import UserError
+from srl.train.importing.names import SEARCH_R1, SEARCH_R1_ONLY, VERL, defaults_of
+from srl.train.importing.overrides import read_override
+from srl.train.importing.references import resolved
+from srl.train.importing.shell import Training, read_script
+
+LARGEST = 2**20
+"""Bytes of the largest file that is read."""
+_MOST = 20_000
+"""Settings; a YAML file whose aliases multiply holds more."""
+_BARE = frozenset(key for key in SEARCH_R1_ONLY if "." not in key)
+_YAML = {".yaml", ".yml"}
+_KEY_AND_COLON = re.compile(r"^[A-Za-z_][\w.]*\s*:(?:\s|$)", re.MULTILINE)
+_HYDRA = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a file says: its settings by their dotted names there, all references replaced.
+
+    `dialect` is whose it is, `program` the one that its command runs (`""` without a command). `added` are
+    keys that a `+` adds to verl's own. `notes` are sentences about what this reader leaves unread,
+    `dangling` the keys left out because what they refer to stands nowhere.
+    """
+
+    name: str
+    dialect: str
+    settings: Mapping[str, Any]
+    added: frozenset[str] = frozenset()
+    program: str = ""
+    notes: tuple[str, ...] = ()
+    dangling: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Found:
+    """The settings of a file before references are replaced, and what else is known of it."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    added: set[str] = field(default_factory=set)
+    bases: list[str] = field(default_factory=list)
+    program: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def dialect(self) -> str:
+        is_search_r1 = self.program == "main_ppo_format" or self.settings.keys() & SEARCH_R1_ONLY
+        return SEARCH_R1 if is_search_r1 else VERL
+
+    def suppose_megatron(self) -> None:
+        """Where nothing names the engine, keys of Megatron's or a base of that name do."""
+        keys = any(".megatron." in key for key in self.settings)
+        if keys or any("megatron" in base for base in self.bases):
+            self.settings.setdefault("actor_rollout_ref.actor.strategy", "megatron")
+
+
+def read_source(path: Path, given: Mapping[str, str]) -> Source:
+    """Read the file at `path`; `given` are the values of `--define`. Raises UserError in one line."""
+    text = _text(path)
+    try:
+        found = _found(path, text, given)
+    except RecursionError as error:
+        raise UserError(f"{path}: brackets are nested deeper than any configuration needs") from error
+    found.suppose_megatron()
+    known = {**defaults_of(found.dialect), **found.settings}
+    settings, dangling = resolved(found.settings, known, given)
+    return Source(
+        path.name,
+        found.dialect,
+        settings,
+        frozenset(found.added),
+        found.program,
+        tuple(found.notes),
+        dangling,
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise UserError(
+                f"{path} has {size / 2**20:.1f} MiB; expected a configuration or a script of at most 1 MiB"
+            )
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: expected text in UTF-8: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if "\0" in text:
+        raise UserError(f"{path}: expected text in UTF-8, found bytes of 0")
+    if not text.strip():
+        raise UserError(f"{path} is empty; expected verl's configuration, or a script that runs it")
+    return text
+
+
+def _found(path: Path, text: str, given: Mapping[str, str]) -> _Found:
+    if path.suffix.lower() in _YAML or _looks_like_yaml(text):
+        tree = parse(text, str(path))
+        if isinstance(tree, list):
+            return _of_words([(str(item), 0) for item in tree], str(path), _not_a_list(path))
+        if not isinstance(tree, Mapping):
+            found = type(tree).__name__
+            raise UserError(f"{path}: expected sections with keys under them, found {found}")
+        if given:
+            raise UserError(f"--define {next(iter(given))}: {path} is YAML and has no shell variables")
+        return _of_tree(tree, path)
+    training = read_script(text, str(path), given, _BARE)
+    words, options = _options_apart(training.words)
+    found = _of_words(words, str(path))
+    found.program = training.program
+    found.bases = [option for option in options if option.startswith(_HYDRA)]
+    found.notes = _notes_of_command(training, found.bases)
+    return found
+
+
+def _options_apart(words: Iterable[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[str]]:
+    """The settings among the words of a command, and Hydra's own options with their values."""
+    settings: list[tuple[str, int]] = []
+    options: list[str] = []
+    takes_next = False
+    for word, line in words:
+        if takes_next:
+            options[-1] += f" {word}"
+        elif word.startswith("-"):
+            options.append(word)
+        else:
+            settings.append((word, line))
+        takes_next = not takes_next and word in _HYDRA
+    return settings, options
+
+
+def _looks_like_yaml(text: str) -> bool:
+    """Whether a file without the ending is YAML all the same: keys with colons, and no settings with `=`."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return bool(_KEY_AND_COLON.match(lines[0] if lines else "")) and "main_ppo" not in text
+
+
+def _not_a_list(path: Path) -> str:
+    return f"{path}: expected sections with keys under them, or a list of overrides such as a.b=c"
+
+
+def _of_words(words: list[tuple[str, int]], name: str, wrong: str = "") -> _Found:
+    found = _Found()
+    for word, line in words:
+        override = read_override(word)
+        if override is None:
+            raise UserError(wrong or f"{name}:{line}: expected KEY=VALUE, found {word[:60]!r}")
+        key, value, adds = override
+        flat = _flat({key: value}, name)
+        found.settings.update(flat)
+        found.added.update(flat if adds else ())
+    return found
+
+
+def _of_tree(tree: Mapping[str, Any], path: Path) -> _Found:
+    kept = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
+    settings = _flat(kept, str(path))
+    if not settings:
+        raise UserError(f"{path}: expected settings such as data.train_batch_size, found none")
+    named = tree.get("defaults")
+    bases = [str(item) for item in named if item != "_self_"] if isinstance(named, list) else []
+    unread = ", ".join(base for base in bases if "trainer" not in base)
+    notes = [f"what the file stands on is not read: {unread}"] if unread else []
+    return _Found(settings, bases=bases, notes=notes)
+
+
+def _flat(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Settings by dotted name; `???` is Hydra's for a value that is still missing, and is left out."""
+    found: dict[str, Any] = {}
+    left = list(tree.items())
+    while left:
+        key, value = left.pop(0)
+        if isinstance(value, Mapping) and value:
+            left[:0] = [(f"{key}.{name}", item) for name, item in value.items()]
+        elif value != "???" and not key.endswith("_target_"):
+            found[key] = value
+        if len(found) + len(left) > _MOST:
+            raise UserError(f"{name}: more than {_MOST:,} settings; expected the configuration of one run")
+    return found
+
+
+def _notes_of_command(training: Training, bases: list[str]) -> list[str]:
+    notes = []
+    if bases:
+        notes.append(
+            f"the configuration that the command stands on is not read ({' '.join(bases)}): "
+            "what it sets and the command does not is verl's default here"
+        )
+    if training.left_behind:
+        notes.append(
+            f"settings below the training command are not part of it, and a shell does not pass them on: "
+            f"{'; '.join(training.left_behind)}"
+        )
+    return notes
