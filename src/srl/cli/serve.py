@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +15,11 @@ from srl.cli import output
 from srl.errors import EXIT_CHECK_FAILED, UserError
 
 if TYPE_CHECKING:
-    from srl.index import Index
+    import socket
+
     from srl.serve.check import Report
+    from srl.serve.server.replicas import Facts
+    from srl.serve.server.serving import Serving, Source
 
 TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"
 
@@ -46,6 +49,9 @@ def retriever(
             help="An option of the retriever, such as n_threads=4; of one index where its name is given.",
         ),
     ] = None,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=256, help="Server processes that answer at this port.")
+    ] = 1,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -58,7 +64,7 @@ def retriever(
         float, typer.Option(min=0, max=1000, help="How long a query waits for company at an idle index.")
     ] = 0.0,
     cache_mb: Annotated[
-        int, typer.Option(min=0, help="Memory for the answers asked for last; 0 keeps none.")
+        int, typer.Option(min=0, help="Memory, in each process, for the answers asked for last; 0 none.")
     ] = 128,
     max_queries: Annotated[int, typer.Option(min=1, help="Queries in one request, at most.")] = 1024,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Size of one request, at most.")] = 4,
@@ -87,12 +93,11 @@ def retriever(
     Example:
       srl serve retriever --index my-index --port 8000
     """
-    from srl.serve.server import bind, create_app, run_server
-    from srl.serve.server.requestlog import RequestLog
+    from srl.serve.server import bind
+    from srl.serve.server.serving import Serving
     from srl.serve.wire import Limits
 
     token = _token(token_env)
-    directories = _named(index)
     limits = Limits(
         queries=max_queries,
         body_bytes=max_body_mb << 20,
@@ -101,21 +106,46 @@ def retriever(
         topk=max(topk, Limits().topk),
         hits=max(topk * max_queries, Limits().hits),
     )
+    directories = _named(index)
     with bind(host, port) as listener:
-        opened = {name: _open(name, path, settings or [], directories) for name, path in directories.items()}
-        served = create_app(
-            opened,
-            topk,
-            limits,
+        serving = Serving(
+            indexes={name: _source(name, directories, settings or []) for name in directories},
+            topk=topk,
+            limits=limits,
             threads=threads,
             max_batch=max_batch,
             batch_wait_s=batch_wait_ms / 1000,
             cache_bytes=cache_mb << 20,
             token=token,
-            log=RequestLog(queries=log_queries) if log_json or log_queries else None,
+            log_requests=log_json,
+            log_queries=log_queries,
         )
         _warn(host, listener.getsockname()[0], token)
-        run_server(served, listener, lambda url: print(url, flush=True))
+        _run(serving, replicas, listener)
+
+
+def _run(serving: Serving, replicas: int, listener: socket.socket) -> None:
+    """Serve from this process, or from as many others as are wanted."""
+    from srl.serve.server import run_replicas, run_server
+    from srl.serve.server.serving import facts_of
+
+    if replicas == 1:
+        opened = {}
+        for name in serving.indexes:
+            opened[name] = serving.open(name)
+            _say(serving, name, facts_of(opened[name]))
+        run_server(serving.app(opened), listener, lambda url: print(url, flush=True))
+        return
+
+    def ready(url: str, facts: Facts) -> None:
+        for name, index in facts.items():
+            _say(serving, name, index, replicas)
+        print(url, flush=True)
+
+    cores = len(os.sched_getaffinity(0))
+    if replicas > cores:
+        output.note(f"{replicas} replicas share {cores} cores: more of them than cores answer no faster")
+    run_replicas(serving, replicas, listener, ready, output.note)
 
 
 def _token(variable: str) -> str:
@@ -141,17 +171,23 @@ def _named(given: list[str]) -> dict[str, Path]:
     return named
 
 
-def _open(name: str, directory: Path, settings: list[str], names: Mapping[str, Path]) -> Index:
-    """The index, with the settings that are for all or for it."""
-    from srl.cli.index.shared import open_with
+def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> Source:
+    """An index with the settings that are for all or for it. Raises UserError where there is none."""
+    from srl.cli.settings import read_settings
+    from srl.index import read_index_manifest
+    from srl.serve.server.serving import Source
 
     of_others = tuple(f"{other}." for other in names if other != name)
     mine = [one.removeprefix(f"{name}.") for one in settings if not one.startswith(of_others)]
-    opened = open_with(directory, mine)
-    what = "a live search" if opened.live else f"{len(opened):,} passages"
-    called = f" as {name}" if len(names) > 1 else ""
-    output.note(f"serving {what} by {opened.manifest.retriever}{called}, index {opened.digest[:12]}")
-    return opened
+    retriever = read_index_manifest(names[name]).retriever
+    return Source(str(names[name]), read_settings(retriever, mine))
+
+
+def _say(serving: Serving, name: str, index: Mapping[str, Any], replicas: int = 1) -> None:
+    what = "a live search" if index["live"] else f"{index['passages']:,} passages"
+    called = f" as {name}" if len(serving.indexes) > 1 else ""
+    many = f", {replicas} replicas" if replicas > 1 else ""
+    output.note(f"serving {what} by {index['retriever']}{called}, index {index['digest'][:12]}{many}")
 
 
 def _warn(host: str, address: str, token: str) -> None:

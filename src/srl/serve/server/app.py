@@ -28,6 +28,7 @@ from srl.serve.server.metrics import Metrics
 from srl.serve.server.pages import read_urls, write_pages
 from srl.serve.server.queue import SearchQueue
 from srl.serve.server.requestlog import RequestLog
+from srl.serve.server.siblings import OWN, Siblings, whole_health, whole_metrics
 from srl.serve.wire import DIGEST_HEADER, Limits, RequestError
 
 CACHE_BYTES = 128 << 20
@@ -75,13 +76,15 @@ def create_app(
     cache_bytes: int = CACHE_BYTES,
     token: str = "",
     log: RequestLog | None = None,
-) -> FastAPI:
+    siblings: Siblings | None = None,
+) -> SearchApp:
     """The server of one index, or of several by name, the first of which answers where none is named.
 
     `topk` stands in where a request names none. `threads` search at a time for each index, as
     `default_threads` says where none are given. Batches have at most `max_batch` queries; a query that
     finds the index idle waits `batch_wait_s` for company. `cache_bytes` bounds the answers kept, 0 keeps
     none; those of a live index never are. With a `token` all but health asks for `Authorization: Bearer`.
+    With `siblings` it is one of several processes that answer at one port, and tells of all of them.
     What is wrong with a request is answered with a 4xx and `{"detail": one line}`. Raises UserError for a
     name that no address can hold.
     """
@@ -94,7 +97,7 @@ def create_app(
             index,
             SearchQueue(
                 index,
-                threads=threads or default_threads(index),
+                threads=threads or default_threads(index, siblings.count if siblings else 1),
                 max_batch=max_batch,
                 batch_wait_s=batch_wait_s,
                 max_waiting=limits.waiting,
@@ -110,15 +113,18 @@ def create_app(
     app = _app(served)
     app.token, app.desk = token, Desk(served, topk, limits, metrics, log)
     _add_searches(app, app.desk, limits)
-    _add_views(app, served, metrics)
+    _add_views(app, served, metrics, siblings)
     return app
 
 
-def default_threads(index: Index) -> int:
-    """1, since two encoders at a time are no faster; up to 4 cores' where searches need no common one."""
+def default_threads(index: Index, replicas: int = 1) -> int:
+    """1, since two encoders at a time are no faster; up to 4 cores' where searches need no common one.
+
+    Replicas share the cores.
+    """
     if index.live:
         return LIVE_THREADS
-    return min(MOST_THREADS, len(os.sched_getaffinity(0))) if index.parallel else 1
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // replicas)) if index.parallel else 1
 
 
 def _check_names(named: Mapping[str, Index]) -> None:
@@ -188,14 +194,22 @@ def _add_searches(app: FastAPI, desk: Desk, limits: Limits) -> None:
         return _health(describe(served), served)
 
 
-def _add_views(app: FastAPI, served: Mapping[str, Served], metrics: Metrics) -> None:
+def _add_views(
+    app: FastAPI, served: Mapping[str, Served], metrics: Metrics, siblings: Siblings | None
+) -> None:
     first = next(iter(served.values()))
+
+    def others(request: Request) -> Siblings | None:
+        """Whom to ask too; nobody where a sibling asks."""
+        return None if request.url.query == OWN else siblings
 
     @app.get("/healthz", summary="The same.", response_model=schema.Health)
     @app.get("/health", summary="The indexes that are served.", response_model=schema.Health)
-    async def health() -> Response:
-        indexes = {name: describe_index(one) for name, one in served.items()}
-        return _health({**describe(first), "indexes": indexes}, first)
+    async def health(request: Request) -> Response:
+        own = {**describe(first), "indexes": {name: describe_index(one) for name, one in served.items()}}
+        if (all_of := others(request)) is not None:
+            own = whole_health(all_of.number, own, *await all_of.get("/health"))
+        return _health(own, first)
 
     @app.get(
         "/metrics",
@@ -203,8 +217,11 @@ def _add_views(app: FastAPI, served: Mapping[str, Served], metrics: Metrics) -> 
         response_class=PlainTextResponse,
         responses=schema.problems(401),
     )
-    async def prometheus() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+    async def prometheus(request: Request) -> Response:
+        text = metrics.text()
+        if (all_of := others(request)) is not None:
+            text = whole_metrics(all_of.number, text, *await all_of.get("/metrics"))
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:

@@ -49,17 +49,22 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/retrieve"
 
 
+def listen(listener: socket.socket) -> None:
+    """Let a bound socket take connections. Raises UserError where another one got there first."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _taken(host, port, error) from error
+
+
 def run_server(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; requests that are being answered get up to ten seconds to finish.
 
     `ready` is given the URL as soon as requests are taken. At the end KeyboardInterrupt is raised, or
     what the caller's handler of SIGTERM does happens.
     """
-    try:
-        listener.listen(BACKLOG)
-    except OSError as error:
-        host, port = listener.getsockname()[:2]
-        raise _taken(host, port, error) from error
+    listen(listener)
     allow_connections()
     sys.setswitchinterval(SWITCH_S)
     server = server_of(app)
@@ -74,9 +79,16 @@ def server_of(app: Any, http: type[BoundedConnection] | None = None) -> uvicorn.
     """
     import uvicorn
 
+    return uvicorn.Server(config_of(app, http))
+
+
+def config_of(app: Any, http: type[BoundedConnection] | None = None) -> uvicorn.Config:
+    """How uvicorn serves an app."""
+    import uvicorn
+
     from srl.serve.server.connection import BoundedConnection
 
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         http=http or BoundedConnection,
         ws="none",
@@ -87,7 +99,6 @@ def server_of(app: Any, http: type[BoundedConnection] | None = None) -> uvicorn.
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=10,
     )
-    return uvicorn.Server(config)
 
 
 def allow_connections() -> None:

@@ -12,11 +12,17 @@ from srl.serve.server.queue import Answered
 
 
 class RequestLog:
-    """Writes to `stream`, by default stderr; the texts of the queries only with `queries`."""
+    """Writes to `stream`, by default stderr; the texts of the queries only with `queries`.
 
-    def __init__(self, stream: TextIO | None = None, queries: bool = False) -> None:
+    `replica` is its number, where the server is one of several.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, queries: bool = False, replica: int | None = None
+    ) -> None:
         self._stream = stream
         self._queries = queries
+        self._replica = replica
 
     def write(
         self,
@@ -45,6 +51,8 @@ class RequestLog:
             "search_ms": _ms(answered.search_s) if answered else None,
             "total_ms": _ms(seconds),
         }
+        if self._replica is not None:
+            line["replica"] = self._replica
         if detail:
             line["detail"] = detail
         if self._queries:

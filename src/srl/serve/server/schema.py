@@ -93,10 +93,25 @@ class NamedHealth(IndexHealth):
     version: str
 
 
+class ReplicaHealth(BaseModel):
+    """One process of several: `ok`, `starting`, or `silent` where it does not answer the others."""
+
+    replica: int
+    status: str
+    pid: int
+    starts: int
+    ready: bool
+    waiting: int
+
+
 class Health(NamedHealth):
-    """The default index, and all of them by name."""
+    """The default index, and all of them by name; and of several processes each.
+
+    The status is `degraded` where one of several processes does not answer.
+    """
 
     indexes: dict[str, IndexHealth]
+    replicas: list[ReplicaHealth] | None = None
 
 
 class Problem(BaseModel):

@@ -1,0 +1,79 @@
+"""Which indexes are served, and how: all that a server process has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from srl.index import Index, open_index
+from srl.serve.server.app import CACHE_BYTES, SearchApp, create_app
+from srl.serve.server.requestlog import RequestLog
+from srl.serve.wire import Limits
+
+if TYPE_CHECKING:
+    from srl.serve.server.siblings import Siblings
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An index on disk, and the options of its retriever that belong to this machine."""
+
+    directory: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Indexes by name, and what `create_app` takes; with `log_requests` a line is logged for each request."""
+
+    indexes: Mapping[str, Source]
+    topk: int = 3
+    limits: Limits = field(default_factory=Limits)
+    threads: int | None = None
+    max_batch: int = 256
+    batch_wait_s: float = 0.0
+    cache_bytes: int = CACHE_BYTES
+    token: str = ""
+    log_requests: bool = False
+    log_queries: bool = False
+
+    def open(self, name: str) -> Index:
+        """Raises UserError."""
+        return open_index(self.indexes[name].directory, self.indexes[name].options)
+
+    def app(self, opened: Mapping[str, Index], siblings: Siblings | None = None) -> SearchApp:
+        """The server of these indexes; one of several where it has siblings."""
+        replica = siblings.number if siblings else None
+        wanted = self.log_requests or self.log_queries
+        return create_app(
+            opened,
+            self.topk,
+            self.limits,
+            threads=self.threads,
+            max_batch=self.max_batch,
+            batch_wait_s=self.batch_wait_s,
+            cache_bytes=self.cache_bytes,
+            token=self.token,
+            log=RequestLog(queries=self.log_queries, replica=replica) if wanted else None,
+            siblings=siblings,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For another process, which reads it with `read`."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, known: Mapping[str, Any]) -> Serving:
+        indexes = {name: Source(**source) for name, source in known["indexes"].items()}
+        return cls(**{**known, "indexes": indexes, "limits": Limits(**known["limits"])})
+
+
+def facts_of(index: Index) -> dict[str, Any]:
+    """What is said of an index when it is served."""
+    return {
+        "passages": len(index),
+        "live": index.live,
+        "retriever": index.manifest.retriever,
+        "digest": index.digest,
+    }

@@ -1,0 +1,140 @@
+"""The replicas of a server as one of them sees them: it asks the others, and answers for all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from srl.serve.server.link import Link
+
+OWN = "replica=own"
+"""In the query of a request: what this replica says for itself."""
+
+WITHIN_S = 2.0
+"""A replica that does not answer its siblings for so long is `silent`."""
+
+
+class Siblings:
+    """The way from a replica (`number`, from 1) to the others: through the process that started them.
+
+    That process answers `{"doors"}` with its view of all replicas, and with a connection to each of the
+    others that is ready.
+    """
+
+    def __init__(self, link: Link, number: int, count: int, token: str = "") -> None:
+        self.number, self.count = number, count
+        self._link, self._token = link, token
+        self._asked: deque[asyncio.Future[tuple[dict[str, Any], list[socket.socket]]]] = deque()
+
+    def answered(self, message: dict[str, Any], doors: list[socket.socket]) -> None:
+        """What the process that started the replicas answered."""
+        waiting = self._asked.popleft() if self._asked else None
+        if waiting is not None and not waiting.done():
+            waiting.set_result((message, doors))
+        else:
+            for door in doors:
+                door.close()
+
+    async def get(self, page: str) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
+        """All replicas as they are seen by who started them, and what the others answer for themselves."""
+        answer: asyncio.Future[tuple[dict[str, Any], list[socket.socket]]]
+        answer = asyncio.get_running_loop().create_future()
+        if not self._link.send({"doors": True}):
+            return [], {}
+        self._asked.append(answer)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                message, doors = await answer
+        except TimeoutError:
+            return [], {}
+        texts = await asyncio.gather(*(self._read(door, page) for door in doors))
+        found = zip(message["doors"], texts, strict=True)
+        return message["replicas"], {number: text for number, text in found if text is not None}
+
+    async def _read(self, door: socket.socket, page: str) -> bytes | None:
+        """The page through a connection; None where there is no answer in time."""
+        ask = f"GET {page}?{OWN} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n"
+        ask += f"Authorization: Bearer {self._token}\r\n\r\n" if self._token else "\r\n"
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                reader, writer = await asyncio.open_unix_connection(sock=door)
+                writer.write(ask.encode())
+                head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+                writer.close()
+        except (OSError, TimeoutError):
+            door.close()
+            return None
+        return body if head.startswith(b"HTTP/1.1 200") else None
+
+
+def whole_health(
+    number: int, own: dict[str, Any], replicas: Sequence[Mapping[str, Any]], others: Mapping[int, bytes]
+) -> dict[str, Any]:
+    """/health of all: what is in line together, and how each replica is."""
+    told = {number: own} | {other: json.loads(text) for other, text in others.items()}
+    listed = [
+        {
+            **one,
+            "status": _status(one, told),
+            "waiting": told[one["replica"]]["waiting"] if one["replica"] in told else 0,
+        }
+        for one in replicas
+    ]
+    indexes = {
+        name: {**index, "waiting": sum(each["indexes"][name]["waiting"] for each in told.values())}
+        for name, index in own["indexes"].items()
+    }
+    return {
+        **own,
+        "status": "ok" if listed and all(one["status"] == "ok" for one in listed) else "degraded",
+        "waiting": sum(each["waiting"] for each in told.values()),
+        "indexes": indexes,
+        "replicas": listed,
+    }
+
+
+def _status(one: Mapping[str, Any], told: Mapping[int, Any]) -> str:
+    if one["replica"] in told:
+        return "ok"
+    return "silent" if one["ready"] else "starting"
+
+
+def whole_metrics(
+    number: int, own: bytes, replicas: Sequence[Mapping[str, Any]], others: Mapping[int, bytes]
+) -> bytes:
+    """/metrics of all: each series has the label `replica`, and one replica's restart resets only its own."""
+    heads: dict[str, list[str]] = {}
+    series: dict[str, list[str]] = {}
+    for replica, text in sorted({number: own, **others}.items()):
+        family = ""
+        for line in text.decode().splitlines():
+            if line.startswith("#"):
+                family = line.split(" ", 3)[2]
+                if line not in heads.setdefault(family, []):
+                    heads[family].append(line)
+            elif line:
+                series.setdefault(family, []).append(_labelled(line, replica))
+    lines = [line for family, head in heads.items() for line in (*head, *series.get(family, ()))]
+    return "\n".join([*lines, *_of_replicas(replicas, {number, *others}), ""]).encode()
+
+
+def _labelled(line: str, replica: int) -> str:
+    """`name{index="a"} 1` or `name 1`, with one label more."""
+    end = next(place for place, letter in enumerate(line) if letter in "{ ")
+    more = "," if line[end] == "{" else "}"
+    return f'{line[:end]}{{replica="{replica}"{more}{line[end + (line[end] == "{") :]}'
+
+
+def _of_replicas(replicas: Sequence[Mapping[str, Any]], answered: set[int]) -> Iterator[str]:
+    yield "# HELP srl_search_replica_up Whether a replica answers."
+    yield "# TYPE srl_search_replica_up gauge"
+    for one in replicas:
+        yield f'srl_search_replica_up{{replica="{one["replica"]}"}} {float(one["replica"] in answered)}'
+    yield "# HELP srl_search_replica_starts_total How often a replica was started."
+    yield "# TYPE srl_search_replica_starts_total counter"
+    for one in replicas:
+        yield f'srl_search_replica_starts_total{{replica="{one["replica"]}"}} {float(one["starts"])}'
