@@ -23,7 +23,7 @@ from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.policy import Completion, Sampling
 from srl.serve.server import bind
-from srl.train.checkpoint import Progress
+from srl.train.progress import Progress
 from srl.train.stage import Environment, Splits, Stage
 from srl.trajectory import Question
 

@@ -17,7 +17,7 @@ from tests.training import write_setting
 from srl.config.schema import plain
 from srl.workspace import Workspace
 
-LIMIT_S = 280
+LIMIT_S = 400
 VARIABLE = "SRL_VERL_RUN"
 
 
@@ -36,10 +36,10 @@ def srl(*arguments: str, workspace: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "SRL_WORKSPACE": str(workspace), "OMP_NUM_THREADS": "1"}
     environment.pop(VARIABLE, None)
     out = (workspace.parent / f"{workspace.name}.out").open("a")
+    command = [str(Path(sys.executable).parent / "srl"), *arguments]
     return subprocess.Popen(
-        [str(Path(sys.executable).parent / "srl"), *arguments], stdout=out, stderr=subprocess.STDOUT, text=True,
-        env=environment, cwd=workspace.parent,
-    )  # fmt: skip
+        command, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment, cwd=workspace.parent
+    )
 
 
 def said(workspace: Path) -> str:
@@ -49,7 +49,10 @@ def said(workspace: Path) -> str:
 def finished(*arguments: str, workspace: Path) -> str:
     """What `srl` said, once it ended well."""
     process = srl(*arguments, workspace=workspace)
-    assert process.wait(LIMIT_S) == 0, said(workspace)[-4000:]
+    try:
+        assert process.wait(LIMIT_S) == 0, said(workspace)[-4000:]
+    finally:
+        kill(process)
     return said(workspace)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +14,10 @@ from srl.errors import UserError
 from srl.files import atomic_directory, read_json, write_json
 from srl.model import save_model
 from srl.train.experience import Learner
+from srl.train.progress import Progress
 from srl.update.optimiser import Optimiser
 
 _NAME = re.compile(r"^step-(\d{6})$")
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands, and the figures its summary needs."""
-
-    step: int = 0
-    seconds: float = 0.0
-    test_em_start: float | None = None
-    test_em_end: float | None = None
-    val_em_best: float | None = None
-    val_em_best_step: int | None = None
-    kl: dict[str, float] = field(default_factory=dict)
-
-    def note_validation(self, em: float, step: int) -> None:
-        """Keep the best figure so far and the step it is of; an equal one changes nothing."""
-        if self.val_em_best is None or em > self.val_em_best:
-            self.val_em_best, self.val_em_best_step = em, step
 
 
 def checkpoint_path(run: Path, step: int) -> Path:

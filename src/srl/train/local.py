@@ -13,9 +13,10 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.store import Record
-from srl.train.checkpoint import Progress, save_checkpoint
+from srl.train.checkpoint import save_checkpoint
 from srl.train.experience import Learner, make_experience
 from srl.train.order import QuestionOrder
+from srl.train.progress import Progress
 from srl.train.stage import Stage
 from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, update_actor

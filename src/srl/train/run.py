@@ -22,12 +22,13 @@ from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import Searcher
 from srl.serve.engines import digest_of
 from srl.store import LogWriter, RunInfo
-from srl.train.checkpoint import Progress, all_checkpoints, checkpoint_path, load_checkpoint
+from srl.train.checkpoint import all_checkpoints, checkpoint_path, load_checkpoint
 from srl.train.cold_start import about, cold_started, demonstrated, demonstration_file
 from srl.train.cold_start import train as fine_tune
 from srl.train.experience import Learner
 from srl.train.local import LocalTrainer
 from srl.train.materials import BASE_MODEL, Note, with_data
+from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
 from srl.train.search import Searched, new_tape
 from srl.train.setup import (

@@ -17,7 +17,7 @@ from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions, Searcher
 from srl.serve.engines import aclose
 from srl.store import LogWriter, Record
-from srl.train.checkpoint import Progress
+from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal
 from srl.trajectory import Phase, Question, Score, Trajectory
 

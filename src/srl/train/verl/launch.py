@@ -14,8 +14,8 @@ from srl.files import FORMAT, write_json
 from srl.model import model_digest
 from srl.rollout.codec import Codec
 from srl.rollout.episode import Searcher
-from srl.train.checkpoint import Progress
 from srl.train.cold_start import about
+from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
 from srl.train.run import (
     Identity,

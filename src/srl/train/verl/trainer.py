@@ -26,7 +26,7 @@ from verl.workers.utils.padding import response_to_nested
 from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
-from srl.train.checkpoint import Progress
+from srl.train.progress import Progress
 from srl.train.verl.balance import block_of, dealt
 from srl.train.verl.batch import Learned, StepBatch, learn_from
 from srl.train.verl.dataset import Questions
