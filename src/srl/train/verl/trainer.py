@@ -30,6 +30,7 @@ from srl.train.progress import Progress
 from srl.train.verl.balance import block_of, dealt
 from srl.train.verl.batch import Learned, StepBatch, learn_from
 from srl.train.verl.dataset import Questions
+from srl.train.verl.faults import Pulse, go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.register import PREFIX, check_reports, report
 from srl.train.verl.station import station_of
@@ -59,6 +60,7 @@ class SearchTrainer(PPOTrainerSync):
         self.kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
         self.learned: Learned | None = None
         self.tokens: dict[str, tuple[list[float], list[float]]] = {}
+        self.pulse = Pulse({})
         super().__init__(config)
 
     # What verl calls.
@@ -81,6 +83,7 @@ class SearchTrainer(PPOTrainerSync):
         self._mark("checking the workers")
         self._check_workers()
         super().fit(agent_loop_manager)
+        self.global_steps -= 1  # verl has counted on to a step that it does not make
         if self._asks("test"):
             self._evaluate("test")
 
@@ -209,16 +212,15 @@ class SearchTrainer(PPOTrainerSync):
         self.station.mark.remote(where, getattr(self, "global_steps", 0))
 
     def _stop_if_broken(self) -> None:
-        """Raises UserError when an episode broke, or a process in which episodes run is gone."""
-        failure = ray.get(self.station.failure.remote())
-        if failure:
-            raise UserError(f"{failure}; go on with `srl train --resume --run {self.run.name}`")
-        workers = getattr(getattr(self, "agent_loop_manager", None), "agent_loop_workers", [])
-        gone = [index for index, worker in enumerate(workers) if _is_gone(worker)]
-        if gone:
-            raise UserError(
-                f"rollout worker {gone[0]} died; go on with `srl train --resume --run {self.run.name}`"
-            )
+        """Raises UserError when an episode broke, or a process of the run is gone."""
+        broken = ray.get(self.station.failure.remote()) or self.pulse.dead() or self._given_up()
+        if broken:
+            raise UserError(f"{broken}; {go_on(self.run)}")
+
+    def _given_up(self) -> str:
+        """verl only logs the errors of what is around an episode, and goes on without its question."""
+        lost = sum(map(len, self.replay_buffer.failure_keys.values()))
+        return f"verl gave up {lost} questions: why is in the logs of Ray's workers" if lost else ""
 
     def _stop_on_failures(self) -> None:
         """Raises UserError when search broke more episodes than is allowed."""
@@ -227,17 +229,18 @@ class SearchTrainer(PPOTrainerSync):
         if lost > limit * all_of_them:
             raise UserError(
                 f"search failed in {lost} of {all_of_them} episodes, more than search.max_failed={limit:g} "
-                f"({fault}); mend the search and go on with `srl train --resume --run {self.run.name}`"
+                f"({fault}); mend the search and {go_on(self.run)}"
             )
 
     def _check_workers(self) -> None:
-        """Raises UserError naming a worker that is not as this process."""
+        """Raises UserError naming a worker that is not as this process; all are watched from here on."""
         named = {
             f"rollout {n}": worker for n, worker in enumerate(self.agent_loop_manager.agent_loop_workers)
         }
         named |= {f"training {n}": worker for n, worker in enumerate(self.actor_rollout_wg.workers)}
         replicas = self.llm_server_manager.get_replicas()
         named |= {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
+        self.pulse = Pulse(named)
         asked = {name: worker.__ray_call__.remote(report) for name, worker in named.items()}
         expected = report()
         assert expected is not None
@@ -315,11 +318,3 @@ def _got(answer: Any) -> Any:
         return ray.get(answer, timeout=300)
     except Exception as error:
         return error
-
-
-def _is_gone(actor: Any) -> bool:
-    """Whether Ray knows the actor to be dead; one that is merely busy is not."""
-    from ray._private.worker import global_worker
-
-    state = ray._private.state.actors(actor._actor_id.hex()) if global_worker.connected else {}
-    return state.get("State") == "DEAD"
