@@ -14,7 +14,7 @@ from tests.training import SETTINGS, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from srl.cli import main
-from srl.config import load_config, save_config
+from srl.config import Config, load_config, save_config
 from srl.errors import UserError
 from srl.files import write_json
 from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
@@ -23,6 +23,7 @@ from srl.train.evaluation import model_directory, settings_of
 from srl.train.export import export, whole_checkpoints
 from srl.train.export_tokenizer import readable_by_all
 from srl.train.materials import BASE_MODEL
+from srl.train.shape import shape_of
 from srl.train.shards import merged, shard_files
 from srl.train.weights import cast, write_weights
 from srl.workspace import Workspace
@@ -338,3 +339,5 @@ def test_run_on_verl_given_as_a_model_says_to_export_it(verl_run: Path) -> None:
     for given in (verl_run, actor, actor / "huggingface"):
         with pytest.raises(UserError, match=f"`srl train export {verl_run} --out DIR`"):
             load_model(given)
+    with pytest.raises(UserError, match=f"`srl train export {verl_run} --out DIR`"):
+        shape_of(Config(), verl_run, needs_critic=False)

@@ -140,7 +140,7 @@ def check_directory(
     files = list(path.glob("*.safetensors"))
     if not files:
         raise UserError(
-            f"{path} holds no *.safetensors file; other formats can run code and are not read{_of_run(path)}"
+            f"{path} holds no *.safetensors file; other formats can run code and are not read{of_run(path)}"
         )
     for file in files:
         _header(file)
@@ -151,11 +151,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         return json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path} is not a model directory: expected a config.json in it, {_line(error)}{_of_run(path)}"
+            f"{path} is not a model directory: expected a config.json in it, {_line(error)}{of_run(path)}"
         ) from error
 
 
-def _of_run(path: Path) -> str:
+def of_run(path: Path) -> str:
     """What to type where `path` is a run, or in one."""
     run = next((str(folder) for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
     return f"; `srl train export {run} --out DIR` writes the model of that run" if run else ""

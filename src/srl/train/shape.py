@@ -10,7 +10,7 @@ import torch
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.model import add_lora, count_parameters, pick_device, pick_dtype
+from srl.model import add_lora, count_parameters, of_run, pick_device, pick_dtype
 from srl.train.published import PUBLISHED
 from srl.update.critic import Critic
 
@@ -123,4 +123,5 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
     raise UserError(
         f"no model directory {path}: expected one with a config.json; fetch a model into one first, "
         "for example with `hf download ORG/NAME --local-dir DIRECTORY`, and give it with --model"
+        f"{of_run(Path(path))}"
     )
