@@ -14,7 +14,7 @@ import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from srl.config import Config, load_saved
-from srl.errors import UserError
+from srl.errors import SrlError
 from srl.rollout.codec import Codec
 from srl.rollout.driver import sample_episode
 from srl.rollout.policy import Completion, Sampling
@@ -22,6 +22,7 @@ from srl.store import Record
 from srl.train.setup import load_codec, load_scene
 from srl.train.stage import Environment
 from srl.train.verl.dataset import TRAIN, read_row
+from srl.train.verl.faults import reason, root
 from srl.train.verl.job import RUN_VARIABLE
 from srl.train.verl.sampling import reason_of, server_params
 from srl.train.verl.station import station_of
@@ -117,11 +118,7 @@ class SearchLoop(AgentLoopBase):
         try:
             return await self._run(sampling_params, row)
         except Exception as error:
-            from srl.train.verl.job import named_station
-
-            station = named_station()
-            if station is not None:
-                await station.fail.remote(explain(error))
+            await station_of(Path(os.environ[RUN_VARIABLE])).fail.remote(explain(error))
             raise
 
     async def _run(self, sampling_params: dict[str, Any], row: dict[str, Any]) -> AgentLoopOutput:
@@ -179,8 +176,6 @@ def to_output(
 
 def explain(error: BaseException) -> str:
     """One line for the user about what broke an episode."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, ray.exceptions.RayActorError):
-        return f"a rollout worker died: {str(error).splitlines()[0]}"
-    return f"an episode broke: {type(error).__name__}: {error}"
+    first = root(error)
+    known = isinstance(first, SrlError | ray.exceptions.RayError)
+    return reason(first) if known else f"an episode broke: {reason(first)}"

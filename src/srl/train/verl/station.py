@@ -9,15 +9,20 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
-from srl.store import LogWriter, Record, RunInfo
-from srl.train.checkpoint import Progress
-from srl.train.run import LOG
+from srl.store import LogWriter, Record, RunInfo, reading
+from srl.train.progress import Progress
 from srl.trajectory import Phase
+
+_ENTRIES = "SELECT count(*) FROM steps WHERE step = ? AND phase = ?"
+_FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN
+    (('train', 'timing_s/step'), ('val', 'val/em'), ('test', 'test/em')) ORDER BY step"""
 
 Tokens = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Advantages and returns of each trajectory by its id, of the tokens after the prompt."""
@@ -43,6 +48,14 @@ class News:
     where: str
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What of a step is in the log before it is finished."""
+
+    records: list[Record]
+    metrics: Mapping[str, float]
+
+
 @dataclass(slots=True)
 class Station:
     """The writer in a plain class; `start_station` makes a Ray actor of it."""
@@ -54,6 +67,8 @@ class Station:
     progress: Progress = field(default_factory=Progress)
     _log: LogWriter = field(init=False)
     _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
+    _kept: dict[tuple[int, Phase], Kept] = field(default_factory=dict)
+    _done: set[tuple[int, Phase]] = field(default_factory=set)
     _events: list[Event] = field(default_factory=list)
     _failure: str = ""
     _where: str = "starting"
@@ -67,9 +82,10 @@ class Station:
         return True
 
     def add(self, step: int, phase: Phase, record: Record) -> None:
-        """A finished episode, scored; one that is sent twice counts once."""
-        self._open[step, phase][record.trajectory.id] = record
+        """A finished episode, scored; one that is sent twice counts once, one that comes too late never."""
         self._last = time.monotonic()
+        if (step, phase) not in self._done:
+            self._open[step, phase][record.trajectory.id] = record
 
     def fail(self, why: str) -> None:
         """An episode broke in a way that is nobody's answer; the first reason is kept."""
@@ -89,21 +105,35 @@ class Station:
 
     def lost(self, step: int, phase: Phase) -> tuple[int, int, str]:
         """How many episodes infrastructure broke, of how many, and the first fault."""
-        trajectories = [record.trajectory for record in self._open[step, phase].values()]
+        trajectories = [record.trajectory for record in self._records(step, phase)]
         broken = [item for item in trajectories if not item.valid]
-        fault = broken[0].searches[-1] if broken else None
-        return len(broken), len(trajectories), f"{fault.status}: {fault.error}" if fault else ""
+        faults = [item.searches[-1] for item in broken if item.searches]
+        return len(broken), len(trajectories), f"{faults[0].status}: {faults[0].error}" if faults else ""
+
+    def keep(self, step: int, phase: Phase, tokens: Tokens | None = None) -> None:
+        """Write a step's episodes, its metrics to follow with `finish`.
+
+        A checkpoint that counts the step as done comes after it, so that no kill leaves a gap in the log.
+        """
+        records = self._taken(step, phase, tokens)
+        kept = Kept(records, measured(records, phase))
+        self._log.write(step, phase, records, kept.metrics)
+        self._kept[step, phase] = kept
+        self._last = time.monotonic()
 
     def finish(
         self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None
     ) -> dict[str, float]:
         """Write a finished step or evaluation; the metrics with those of its trajectories added."""
-        records = self._records(step, phase)
-        for record in records:
-            self._add_tokens(record, tokens or {})
-        known = {**metrics, **measured(records, phase)}
-        self._log.write(step, phase, records, known)
-        del self._open[step, phase]
+        kept = self._kept.pop((step, phase), None)
+        if kept is None:
+            records = self._taken(step, phase, tokens)
+            known = {**metrics, **measured(records, phase)}
+            self._log.write(step, phase, records, known)
+        else:
+            records, known = kept.records, {**metrics, **kept.metrics}
+            rest = {name: value for name, value in metrics.items() if name not in kept.metrics}
+            self._log.write(step, phase, [], rest)
         self._note_progress(step, phase, known)
         self._last = time.monotonic()
         self._events.append(Event(step, phase, known, self._samples(step, phase, records)))
@@ -113,8 +143,21 @@ class Station:
         """Drop what a run that was stopped wrote after `step`."""
         self._log.supersede(step)
 
+    def lacks(self, step: int, phase: Phase) -> bool:
+        """Whether the log has nothing of this step and phase."""
+        found = reading([self.directory], lambda log: log.execute(_ENTRIES, [step, phase]).fetchone())
+        return not found or not found[0]
+
     def resume(self, progress: Progress) -> None:
-        self.progress = progress
+        """Go on from a checkpoint's progress, with the figures that the log has up to there.
+
+        Some of them are younger than the checkpoint: of its own step, after it was written.
+        """
+        self.progress, step = progress, progress.step
+        progress.seconds = 0.0
+        for at, phase, name, value in reading([self.directory], lambda log: log.execute(_FIGURES).fetchall()):
+            self._note_progress(at, phase, {name: value})
+        progress.step = step
 
     def state(self) -> Progress:
         return self.progress
@@ -124,15 +167,25 @@ class Station:
         if status == "finished":
             self._log.finish()
             return self.progress
-        for step, phase in list(self._open):
-            records = self._records(step, phase)
-            if records:
-                self._log.write(step, phase, records, measured(records, phase))
+        with suppress(UserError):  # no room for it: how the run ended is worth more
+            for step, phase in list(self._open):
+                records = self._taken(step, phase, None)
+                if records:
+                    self._log.write(step, phase, records, measured(records, phase))
         self._log.close(status)
         return self.progress
 
+    def _taken(self, step: int, phase: Phase, tokens: Tokens | None) -> list[Record]:
+        """The records of a step that is written now: nothing is added to it any more."""
+        records = self._records(step, phase)
+        for record in records:
+            self._add_tokens(record, tokens or {})
+        self._open.pop((step, phase), None)
+        self._done.add((step, phase))
+        return records
+
     def _records(self, step: int, phase: Phase) -> list[Record]:
-        found = self._open[step, phase].values()
+        found = self._open.get((step, phase), {}).values()
         return sorted(found, key=lambda record: (record.trajectory.question.id, record.trajectory.sample))
 
     def _add_tokens(self, record: Record, tokens: Tokens) -> None:
@@ -170,12 +223,12 @@ def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
     return step_metrics(trajectories, scores)
 
 
-def start_station(run: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0) -> Any:
-    """The writer as a Ray actor that the run's other processes find by name."""
+def start_station(run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0) -> Any:
+    """The writer of `log` as a Ray actor that the run's other processes find by name."""
     import ray
 
     actor = ray.remote(num_cpus=0)(Station).options(name=_name(run))
-    return actor.remote(run / LOG, info, sample_freq, sample_count)
+    return actor.remote(log, info, sample_freq, sample_count)
 
 
 def station_of(run: Path) -> Any:

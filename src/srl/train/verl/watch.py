@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from srl.config import Config
 from srl.errors import UserError
+from srl.files import atomic_file
 from srl.store import RunInfo
-from srl.train.checkpoint import Progress
+from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal
+from srl.train.run import LOG
+from srl.train.verl.faults import ending, go_on
 from srl.train.verl.station import Event, News, start_station
 
 if TYPE_CHECKING:
@@ -19,7 +23,29 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 """Seconds between two looks at a run."""
 PATIENCE_S = 60.0
-"""Seconds that the log's writer may take to answer."""
+"""Seconds that the log's writer may take to answer, at least."""
+MARKER = "latest_checkpointed_iteration.txt"
+"""verl's note of its newest whole checkpoint, beside the checkpoints."""
+
+
+class Training(Protocol):
+    """verl's trainer, at work in a process of its own."""
+
+    def done(self, timeout_s: float) -> bool:
+        """Whether it has ended, after waiting for that so long."""
+        ...
+
+    def outcome(self) -> None:
+        """Raises what it ended with."""
+        ...
+
+
+class Writer(Protocol):
+    """The log's writer, as `Station` is one."""
+
+    def news(self) -> News: ...
+
+    def close(self, status: str) -> Progress: ...
 
 
 def watch(
@@ -31,34 +57,64 @@ def watch(
     Raises UserError where the run cannot go on: what broke, and how to go on with it. The log is closed
     whole either way.
     """
-    import ray
-
     from srl.train.verl.runner import Runner
 
     trainer = config.trainer
-    station = start_station(run, info, trainer.sample_freq, trainer.sample_count)
-    _ask(station.ready, run)
+    station = RayWriter(
+        start_station(run, run / LOG, info, trainer.sample_freq, trainer.sample_count),
+        run, max(PATIENCE_S, config.cluster.watchdog_s),
+    )  # fmt: skip
+    station.ready()
+    if resumed:
+        station.supersede(latest_step(run))
+
+    def begin() -> Training:
+        import ray
+
+        return RayTraining(ray.remote(num_cpus=1)(Runner).remote().run.remote(composed))
+
+    return followed(begin, station, run, config, terminal, reporters)
+
+
+def followed(
+    begin: Any, station: Writer, run: Path, config: Config, terminal: Terminal, reporters: Sequence[Reporter]
+) -> Progress:
+    """What `begin` starts, followed to its end; the run's progress, with the log closed.
+
+    Nothing hides the reason for which a run ended: not a log that cannot be closed either.
+    """
     status = "failed"
     try:
-        if resumed:
-            _ask(station.supersede, run, latest_step(run))
-        working = ray.remote(num_cpus=1)(Runner).remote().run.remote(composed)
-        while True:
-            done, _ = ray.wait([working], timeout=EVERY_S)
-            news: News = _ask(station.news, run)
-            for event in news.events:
-                tell(event, config, terminal, reporters)
-            if done:
-                _outcome(working, run)
-                break
-            _stop_if_stuck(news, config, run)
+        training: Training = begin()
+        while not _over(training, station, run, config, terminal, reporters):
+            pass
         status = "finished"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         status = "interrupted"
         raise
     finally:
-        progress = _closed(station, status, run)
+        progress = _closed(station, status)
     return progress
+
+
+def _over(
+    training: Training, station: Writer, run: Path, config: Config, terminal: Terminal,
+    reporters: Sequence[Reporter],
+) -> bool:  # fmt: skip
+    """Whether the training is over, once what happened meanwhile is told."""
+    done = training.done(EVERY_S)
+    news = station.news()
+    for event in news.events:
+        tell(event, config, terminal, reporters)
+    if not done:
+        _stop_if_stuck(news, config.cluster.watchdog_s, run)
+        return False
+    try:
+        training.outcome()
+    except Exception as error:
+        end = ending(error, run, news.failure)
+        raise end from end.__cause__
+    return True
 
 
 def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[Reporter]) -> None:
@@ -75,67 +131,102 @@ def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[R
 
 
 def latest_step(run: Path) -> int:
-    """The step of verl's newest whole checkpoint, −1 where there is none."""
-    marker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
-    return int(marker.read_text(encoding="utf-8")) if marker.is_file() else -1
+    """The step of verl's newest whole checkpoint, −1 where there is none.
+
+    verl writes its note of it in place: where that is empty, or names what is not there, as after a
+    disk was full, it is written anew, since verl itself stumbles over it.
+    """
+    marker = run / "checkpoints" / MARKER
+    if not marker.is_file():
+        return -1
+    text = marker.read_text(encoding="utf-8", errors="replace").strip()
+    whole = [int(folder.name.rpartition("_")[2]) for folder in _whole(marker.parent)]
+    if text.isdecimal() and int(text) in whole:
+        return int(text)
+    if not whole:
+        marker.unlink()
+        return -1
+    with atomic_file(marker) as file:
+        file.write(str(max(whole)))
+    return max(whole)
 
 
-def _stop_if_stuck(news: News, config: Config, run: Path) -> None:
-    limit = config.cluster.watchdog_s
+def _whole(checkpoints: Path) -> list[Path]:
+    """The checkpoints that have all their parts; verl writes the dataloader's state last."""
+    parts = ("actor", "srl.json", "data.pt")
+    return [
+        folder
+        for folder in checkpoints.glob("global_step_[0-9]*")
+        if all((folder / part).exists() for part in parts)
+    ]
+
+
+def _stop_if_stuck(news: News, limit: float, run: Path) -> None:
     if news.idle_s > limit:
+        why = f" ({news.failure})" if news.failure else ""
         raise UserError(
-            f"nothing has gone forward for {news.idle_s:.0f} s, more than cluster.watchdog_s={limit:g}; it "
-            f"stood at {news.where}. {_go_on(run)}"
+            f"nothing has gone forward for {news.idle_s:.0f} s, more than cluster.watchdog_s={limit:g}: it "
+            f"stood at {news.where}{why}; {go_on(run)}"
         )
 
 
-def _outcome(working: Any, run: Path) -> None:
-    """Raises what the trainer's process raised, as the user can read it."""
-    import ray
-
+def _closed(station: Writer, status: str) -> Progress:
     try:
-        ray.get(working)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        while isinstance(cause, ray.exceptions.RayTaskError):
-            cause = cause.cause
-        if isinstance(cause, UserError):
-            raise UserError(str(cause)) from None
-        if isinstance(cause, ray.exceptions.RayActorError):
-            raise UserError(f"a worker of the run died: {_first(cause)}. {_go_on(run)}") from error
-        raise
-    except ray.exceptions.RayActorError as error:
-        raise UserError(f"the trainer's process died: {_first(error)}. {_go_on(run)}") from error
-
-
-def _ask(method: Any, run: Path, *arguments: Any) -> Any:
-    """What the log's writer answers. Raises UserError where it cannot write, or is gone."""
-    import ray
-
-    try:
-        return ray.get(method.remote(*arguments), timeout=PATIENCE_S)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            raise UserError(str(error.cause)) from None
-        raise
-    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-        raise UserError(f"the log's writer does not answer: {_first(error)}. {_go_on(run)}") from error
-
-
-def _closed(station: Any, status: str, run: Path) -> Progress:
-    """The run's progress, with the log closed; nothing hides the reason for which a run ended."""
-    try:
-        return _ask(station.close, run, status)
+        return station.close(status)
     except Exception:
         if status == "finished":
             raise
         return Progress()
 
 
-def _first(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+@dataclass(frozen=True, slots=True)
+class RayTraining:
+    """`Training` as a call of a Ray actor."""
+
+    working: Any
+
+    def done(self, timeout_s: float) -> bool:
+        import ray
+
+        return bool(ray.wait([self.working], timeout=timeout_s)[0])
+
+    def outcome(self) -> None:
+        import ray
+
+        ray.get(self.working)
 
 
-def _go_on(run: Path) -> str:
-    return f"Go on with `srl train --resume --run {run.name}`"
+@dataclass(frozen=True, slots=True)
+class RayWriter:
+    """A `Station` in another process. Raises UserError where it cannot write, is gone or does not answer."""
+
+    actor: Any
+    run: Path
+    patience_s: float = PATIENCE_S
+
+    def ready(self) -> None:
+        self._ask("ready")
+
+    def supersede(self, step: int) -> None:
+        self._ask("supersede", step)
+
+    def news(self) -> News:
+        found: News = self._ask("news")
+        return found
+
+    def close(self, status: str) -> Progress:
+        found: Progress = self._ask("close", status)
+        return found
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        import ray
+
+        try:
+            return ray.get(getattr(self.actor, name).remote(*arguments), timeout=self.patience_s)
+        except ray.exceptions.GetTimeoutError:
+            raise UserError(
+                f"the log's writer has not answered for {self.patience_s:.0f} s; {go_on(self.run)}"
+            ) from None
+        except ray.exceptions.RayError as error:
+            end = ending(error, self.run)
+            raise end from end.__cause__

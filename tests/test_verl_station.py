@@ -1,0 +1,279 @@
+"""The one writer of a run on verl: what it is handed is in the log once, whatever happens next."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.store_builder import episode, record, run_info, search
+
+import srl.store
+from srl import files
+from srl.errors import UserError
+from srl.store import read_records
+from srl.train.progress import Progress
+from srl.train.verl.station import Station
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / run_info().run_id / "log"
+
+
+def station(log: Path) -> Station:
+    return Station(log, run_info(), sample_freq=1, sample_count=1)
+
+
+def rows(log: Path, query: str) -> list[tuple]:
+    with srl.store.open(log) as connection:
+        return connection.execute(query).fetchall()
+
+
+def entries(log: Path) -> list[tuple]:
+    """Every entry of the log with the number of episodes it says it has."""
+    return rows(log, "SELECT phase, step, trajectories FROM steps ORDER BY step, phase")
+
+
+def counts(log: Path) -> list[tuple]:
+    """How many episodes there are of each step."""
+    return rows(log, "SELECT phase, step, count(*) FROM trajectories GROUP BY ALL ORDER BY step, phase")
+
+
+def twice(log: Path) -> list[tuple]:
+    """The metrics that a step has more than once."""
+    query = "SELECT step, phase, name FROM metrics GROUP BY ALL HAVING count(*) > 1 ORDER BY name"
+    return rows(log, query)
+
+
+def add(to: Station, step: int, phase: str = "train", count: int = 2, **given) -> None:
+    for number in range(count):
+        to.add(step, phase, record(episode(number, step=step, phase=phase, **given), advantage=None))
+
+
+def test_what_is_handed_over_twice_counts_once(log):
+    writer = station(log)
+    add(writer, 1)
+    add(writer, 1)
+    writer.finish(1, "train", {"timing_s/step": 2.0})
+    assert entries(log) == [("train", 1, 2)]
+    assert counts(log) == [("train", 1, 2)]
+
+
+def test_what_comes_after_its_step_is_finished_is_in_no_log(log):
+    writer = station(log)
+    add(writer, 1)
+    writer.finish(1, "train", {})
+    add(writer, 1, count=3)
+    writer.close("failed")
+    assert (entries(log), counts(log)) == ([("train", 1, 2)], [("train", 1, 2)])
+
+
+def test_episodes_are_in_the_order_of_question_and_sample_however_they_ended(log):
+    writer = station(log)
+    for number, sample in ((1, 1), (0, 1), (1, 0), (0, 0)):
+        writer.add(1, "train", record(episode(number, sample=sample)))
+    writer.finish(1, "train", {})
+    found = rows(log, "SELECT question_id, sample FROM trajectories ORDER BY position")
+    assert found == [("nq-0", 0), ("nq-0", 1), ("nq-1", 0), ("nq-1", 1)]
+
+
+def test_the_numbers_of_tokens_end_up_at_their_tokens(log):
+    writer = station(log)
+    trajectory = episode(0)
+    writer.add(1, "train", record(trajectory, advantage=None))
+    prompt = len(trajectory.segments[0].token_ids)
+    response = [float(number) for number in range(1, len(trajectory.token_ids) - prompt + 1)]
+    writer.finish(1, "train", {}, {trajectory.id: (response, [-value for value in response])})
+    with srl.store.open(log) as connection:
+        (found,) = read_records(connection)
+    policy = trajectory.response_mask[prompt:]
+    assert sum(policy) not in (0, len(policy)), "there are tokens of both kinds after the prompt"
+    expected = [value * bit for value, bit in zip(response, policy, strict=True)]
+    assert list(found.advantages) == [0.0] * prompt + expected
+    assert list(found.returns) == [0.0] * prompt + [-value for value in expected]
+
+
+def test_an_episode_without_numbers_has_none(log):
+    writer = station(log)
+    add(writer, 1, count=1)
+    writer.finish(1, "train", {}, {"another": ([1.0], [1.0])})
+    assert rows(log, "SELECT DISTINCT advantages IS NULL FROM segments") == [(True,)]
+
+
+def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
+    writer = station(log)
+    add(writer, 1)
+    writer.finish(1, "train", {"actor/lr": 1.0})
+    add(writer, 2, count=1)
+    add(writer, 1, "val", count=3)
+    writer.close("failed")
+    assert entries(log) == [("train", 1, 2), ("val", 1, 3), ("train", 2, 1)]
+    assert rows(log, "SELECT status FROM runs") == [("failed",)]
+
+
+def test_a_kept_step_is_there_before_it_is_finished_and_once_afterwards(log):
+    writer = station(log)
+    add(writer, 1)
+    writer.keep(1, "train")
+    assert (entries(log), counts(log)) == ([("train", 1, 2)], [("train", 1, 2)])
+    known = writer.finish(1, "train", {"actor/lr": 0.5, "train/em": 9.0})
+    assert (entries(log), counts(log), twice(log)) == ([("train", 1, 2)], [("train", 1, 2)], [])
+    told = dict(rows(log, "SELECT name, value FROM metrics"))
+    assert told == known
+    assert told["actor/lr"] == 0.5
+    assert told["train/em"] == 0.0, "what the episodes say comes before what verl says of them"
+    (event,) = writer.news().events
+    assert (event.metrics, len(event.samples)) == (known, 1)
+
+
+def test_a_kept_step_keeps_its_tokens_numbers(log):
+    writer = station(log)
+    trajectory = episode(0)
+    writer.add(1, "train", record(trajectory, advantage=None))
+    response = [2.0] * (len(trajectory.token_ids) - len(trajectory.segments[0].token_ids))
+    writer.keep(1, "train", {trajectory.id: (response, response)})
+    writer.finish(1, "train", {})
+    with srl.store.open(log) as connection:
+        (found,) = read_records(connection)
+    assert sum(found.advantages) == 2.0 * sum(trajectory.response_mask)
+
+
+def test_a_run_killed_after_a_checkpoint_goes_on_without_a_gap(log):
+    killed = station(log)
+    add(killed, 0, "val")
+    killed.finish(0, "val", {})
+    add(killed, 1)
+    killed.keep(1, "train")
+    add(killed, 1, "val")  # and then it is killed
+
+    resumed = station(log)
+    resumed.supersede(1)
+    assert resumed.lacks(1, "val")
+    assert not resumed.lacks(1, "train")
+    resumed.resume(Progress(step=1))
+    for step, phase in ((1, "val"), (2, "train"), (2, "val")):
+        add(resumed, step, phase)
+        resumed.finish(step, phase, {})
+    resumed.close("finished")
+    whole = [("val", 0, 2), ("train", 1, 2), ("val", 1, 2), ("train", 2, 2), ("val", 2, 2)]
+    assert entries(log) == counts(log) == whole
+
+
+def test_what_a_stopped_run_wrote_after_its_checkpoint_is_dropped(log):
+    stopped = station(log)
+    for step in (1, 2):
+        add(stopped, step)
+        stopped.finish(step, "train", {"timing_s/step": 1.0})
+    add(stopped, 3, count=1)
+    stopped.close("failed")
+    resumed = station(log)
+    resumed.supersede(1)
+    assert entries(log) == [("train", 1, 2)]
+    resumed.resume(Progress(step=1, seconds=99.0))
+    assert resumed.state().seconds == 1.0
+
+
+def test_a_resumed_runs_figures_are_those_of_its_log(log):
+    stopped = station(log)
+    for step, phase, answer in ((0, "val", "x"), (0, "test", "x"), (1, "train", "x"), (1, "val", None)):
+        told = episode(0, step=step, phase=phase, answer=answer and "Münchenbuchsee")
+        stopped.add(step, phase, record(told, advantage=None))
+        stopped.finish(step, phase, {"timing_s/step": 3.0} if phase == "train" else {})
+    resumed = station(log)
+    resumed.resume(Progress(step=1, kl={"coef": 0.1}))
+    expected = Progress(1, 3.0, test_em_start=1.0, val_em_best=1.0, val_em_best_step=0, kl={"coef": 0.1})
+    assert resumed.state() == stopped.state().__class__(**vars_of(expected))
+
+
+def vars_of(progress: Progress) -> dict[str, object]:
+    return {name: getattr(progress, name) for name in Progress.__slots__}
+
+
+def test_lost_episodes_are_counted_with_the_first_fault(log):
+    writer = station(log)
+    add(writer, 1, count=2)
+    broken = episode(7, end="failed", answer=None)
+    broken.searches[-1] = search("query", status="refused", error="nobody listens")
+    writer.add(1, "train", record(broken, advantage=None))
+    assert writer.lost(1, "train") == (1, 3, "refused: nobody listens")
+    assert writer.lost(2, "train") == (0, 0, "")
+    writer.close("failed")
+    assert entries(log) == [("train", 1, 3)], "asking for another step has not made one"
+
+
+def test_the_first_reason_is_kept_and_the_place_is_told(log):
+    writer = station(log)
+    writer.fail("the rollout server died")
+    writer.fail("an episode broke")
+    writer.mark("sending the weights", 4)
+    news = writer.news()
+    assert (news.failure, news.where) == ("the rollout server died", "sending the weights of step 4")
+
+
+def test_only_news_is_told(log):
+    writer = station(log)
+    add(writer, 1)
+    writer.finish(1, "train", {})
+    assert [event.step for event in writer.news().events] == [1]
+    assert writer.news().events == []
+
+
+def test_episodes_marks_and_steps_are_progress_and_questions_are_not(log, monkeypatch):
+    moments = iter(range(1000))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(moments)))
+    writer = station(log)
+    writer.mark("rollout", 1)
+    for forward in (lambda: add(writer, 1, count=1), lambda: writer.mark("rollout", 1),
+                    lambda: writer.keep(1, "train"), lambda: writer.finish(1, "train", {})):  # fmt: skip
+        waited = [writer.news().idle_s for _ in range(5)][-1]
+        writer.failure()
+        writer.lost(1, "train")
+        assert writer.news().idle_s > waited
+        forward()
+        assert writer.news().idle_s < waited
+
+
+def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
+    writer = station(log)
+    add(writer, 1)
+    writer.finish(1, "train", {})
+    add(writer, 2)
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        with pytest.raises(UserError, match="was not written: the disk is full") as error:
+            writer.finish(2, "train", {})
+        assert "\n" not in str(error.value)
+        with pytest.raises(UserError, match="disk is full"):
+            writer.close("failed")
+    resumed = station(log)
+    resumed.supersede(1)
+    add(resumed, 2)
+    resumed.finish(2, "train", {})
+    resumed.close("finished")
+    assert entries(log) == counts(log) == [("train", 1, 2), ("train", 2, 2)]
+
+
+def test_a_log_that_cannot_hold_the_last_episodes_still_says_how_its_run_ended(log, monkeypatch):
+    writer = station(log)
+    add(writer, 1)
+
+    def full(*arguments: object) -> None:
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(srl.store.LogWriter, "write", full)
+    writer.close("failed")
+    assert rows(log, "SELECT status FROM runs") == [("failed",)]
+
+
+def test_the_writers_process_needs_neither_torch_nor_verl():
+    code = "import sys, srl.train.verl.station; print(sys.modules.keys() & {'torch', 'transformers', 'verl'})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
