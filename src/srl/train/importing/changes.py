@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import get_args
 
+from srl.config.acting import Rollout
 from srl.config.learning import Trainer
 from srl.train.importing.changes_search_r1 import SEARCH_R1_PARTS
 from srl.train.importing.changes_verl import VERL_PARTS
@@ -97,6 +98,13 @@ def _offloads(meaning: Meaning) -> None:
                 meaning.say(f"{section}.{kind}={value} differs from the actor's, which holds for both here")
 
 
+def _shortest_answer(meaning: Meaning) -> None:
+    """Room for an answer is no more than a turn may have."""
+    turn = meaning.ours.get("rollout.max_turn_tokens")
+    if isinstance(turn, int) and turn < Rollout().min_answer_tokens:
+        meaning.ours["rollout.min_answer_tokens"] = turn
+
+
 def _lacking(meaning: Meaning) -> None:
     for key in ("model.path", "data.train_files", "data.val_files"):
         if not meaning.ours.get(key):
@@ -112,5 +120,6 @@ def _lacking(meaning: Meaning) -> None:
 
 
 _PARTS: tuple[Callable[[Meaning], None], ...] = (
-    _test_files, _length_of_run, _warm_ups, _loggers, _critic, _offloads, _lacking,
+    _test_files, _length_of_run, _warm_ups, _loggers, _critic, _offloads,
+    _shortest_answer, _lacking,
 )  # fmt: skip

@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,12 @@ def _written_keys(meaning: Meaning) -> dict[str, Any]:
 def _about_defaults(meaning: Meaning) -> list[str]:
     """One line with the defaults that now stand in the file."""
     source, written = meaning.source, _written_keys(meaning)
+    given = {name.ours for name in names_of(source.dialect) if name.theirs in source.settings}
     taken = [
         f"{name.theirs}={_written(name.defaults[source.dialect])}"
         for name in names_of(source.dialect)
-        if name.theirs not in source.settings and name.defaults[source.dialect] is not UNSAID
-        if name.ours in written
+        if name.defaults[source.dialect] is not UNSAID
+        if name.ours in written and name.ours not in given
     ]
     return [f"defaults of {source.dialect} written out: {', '.join(taken)}"] if taken else []
 
@@ -150,14 +152,19 @@ def _sort_others(meaning: Meaning) -> list[str]:
 
 def _verl_defaults(meaning: Meaning) -> dict[str, Any]:
     """verl's own defaults beside these settings, where verl is installed: what equals them is not kept."""
-    engine = "_megatron" if meaning.ours["cluster.strategy"] == "megatron" else ""
+    found = _shipped("_megatron" if meaning.ours["cluster.strategy"] == "megatron" else "")
+    return resolved(found, {**found, **meaning.source.settings}, {})[0]
+
+
+@cache
+def _shipped(engine: str) -> dict[str, Any]:
+    """The configuration that comes with verl for one engine, references and all; empty without verl."""
     try:
         file = distribution("verl").locate_file(f"verl/trainer/config/_generated_ppo{engine}_trainer.yaml")
         tree = parse(Path(str(file)).read_text(encoding="utf-8"), "verl")
     except (PackageNotFoundError, OSError, UserError):
         return {}
-    found = {".".join(path): value for path, value in flat(tree)}
-    return resolved(found, {**found, **meaning.source.settings}, {})[0]
+    return {".".join(path): value for path, value in flat(tree)}
 
 
 def _in_order(flat_keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,15 +161,19 @@ _CLUSTER = [
 
 
 def _optim(theirs: str, ours: str, lr: float) -> list[Name]:
-    """The rows of one optimiser; Search-R1 and older verl call the schedule `warmup_style`."""
+    """The rows of one optimiser; its schedule has another name under Megatron, and one in older verl.
+
+    Of two rows for one key of ours the later counts, where it is given.
+    """
     return [
         _both(f"{theirs}.lr", f"{ours}.lr", lr),
         _verl(f"{theirs}.betas", f"{ours}.betas", [0.9, 0.999]),
         _both(f"{theirs}.weight_decay", f"{ours}.weight_decay", 0.01),
         _verl(f"{theirs}.lr_warmup_steps", f"{ours}.lr_warmup_steps", -1, {-1: 0, None: 0}),
         _both(f"{theirs}.lr_warmup_steps_ratio", f"{ours}.lr_warmup_steps_ratio", 0.0),
-        _both(f"{theirs}.warmup_style", f"{ours}.lr_scheduler_type", UNSAID, SCHEDULES),
         _verl(f"{theirs}.lr_scheduler_type", f"{ours}.lr_scheduler_type", "constant", SCHEDULES),
+        _verl(f"{theirs}.lr_decay_style", f"{ours}.lr_scheduler_type", UNSAID, SCHEDULES),
+        _both(f"{theirs}.warmup_style", f"{ours}.lr_scheduler_type", UNSAID, SCHEDULES),
     ]
 
 

@@ -117,7 +117,7 @@ def why_replaced(key: str) -> str | None:
 
 
 def verl_knows(key: str) -> bool:
-    """Whether verl 0.9.1 has the key and srl leaves it alone."""
+    """Whether verl 0.9.1 has the key, for one that is neither in the table nor dropped."""
     return _matches(key, _KNOWN)
 
 
