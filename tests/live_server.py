@@ -12,9 +12,9 @@ from srl.serve.server.listen import bind, server_of, url_of
 
 
 @contextmanager
-def running(app: Any, http: type[BoundedConnection] | None = None) -> Iterator[str]:
+def running(app: Any, http: type[BoundedConnection] | None = None, port: int = 0) -> Iterator[str]:
     """The URL of /retrieve, while the server runs in a thread."""
-    with bind(port=0) as listener:
+    with bind(port=port) as listener:
         server = server_of(app, http)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         listener.listen(2048)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
+from tests.live_server import running as live
 from tests.search_handlers import ask
+from tests.search_sites import Clock
 
 from srl.index import Index, build_index, open_index
 from srl.serve import HttpSearch, LocalSearch
+from srl.serve.client.breaker import FIRST_REST_S
 from srl.serve.server import bind, create_app, url_of
 from srl.trajectory import Passage
 
@@ -80,6 +85,44 @@ async def connected(search: HttpSearch) -> str:
         return await search.connect()
     finally:
         await search.aclose()
+
+
+class Counted(httpx.AsyncHTTPTransport):
+    """The network, and how many searches went to each server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            self.asked[str(request.url)] += 1
+        return await super().handle_async_request(request)
+
+
+def test_a_server_that_stops_costs_no_search_and_is_used_again_when_it_is_back(index):
+    clock, network = Clock(), Counted()
+
+    async def asked_for(search: HttpSearch, queries: int) -> dict[str, int]:
+        network.asked.clear()
+        assert {(await search.search("red")).status for _ in range(queries)} == {"ok"}
+        return dict(network.asked)
+
+    async def lives() -> None:
+        with live(create_app(index)) as first:
+            with live(create_app(index)) as second:
+                search = HttpSearch([first, second], transport=network, clock=clock)
+                assert await asked_for(search, 6) == {first: 3, second: 3}
+            await asked_for(search, 2)
+            assert await asked_for(search, 6) == {first: 6}
+            with live(create_app(index), port=httpx.URL(second).port or 0):
+                clock.now += FIRST_REST_S
+                while second not in await asked_for(search, 1):
+                    pass
+                assert await asked_for(search, 6) == {first: 3, second: 3}
+            await search.aclose()
+
+    asyncio.run(lives())
 
 
 def test_nobody_listening_is_a_refusal():
