@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/retrieval.md from `bench/results/*.json`, between their markers.
+"""Write the tables of README.md and of docs from `bench/results/*.json`, between their markers.
 
     python bench/readme.py [--check]
 
@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import scale_tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -156,7 +158,7 @@ def _with_range(row: dict[str, Any], name: str) -> str:
     return f"{_share(row[name])} ({_share(low)} to {_share(high)})"
 
 
-PAGES = ("README.md", "docs/retrieval.md")
+PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md")
 TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "recall": recall,
@@ -165,6 +167,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lexical_memory": lexical_memory,
     "server": server,
     "quality": quality,
+    **scale_tables.TABLES,
 }
 
 

@@ -40,6 +40,7 @@ SHARED: dict[str, tuple[Any, str, str]] = {
     "data.max_response_length": (4096, V2, "data.max_prompt_length"),
     "search.url": (["http://127.0.0.1:8000/retrieve"], V2, "retriever.url"),
     "search.topk": (3, V2, "retriever.topk"),
+    "search.retries": (8, OURS, "theirs is none"),
     "rollout.temperature": (1.0, V2, f"{_ROLLOUT}.temperature"),
     "rollout.top_p": (1.0, V2, f"{_ROLLOUT}.top_p of PPO; GRPO's script leaves it at 0.95"),
     "rollout.max_turns": (4, V2, "max_turns"),
