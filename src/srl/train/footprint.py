@@ -110,9 +110,9 @@ def micro_batch_tokens(config: Config) -> int:
 def _passing(shape: Shape, config: Config) -> list[Part]:
     """What comes and goes in an update: activations and gradients, or the optimiser's step if larger."""
     tokens = micro_batch_tokens(config)
-    kept, how = _kept_bytes(shape, config)
+    kept, how = kept_bytes(shape, config)
     whole = 0 if shape.adapter else shape.width * shape.itemsize  # a weight's gradient, before it is added
-    layer = tokens * _one_layer_bytes(shape, config) + whole * shape.ffn
+    layer = tokens * one_layer_bytes(shape, config) + whole * shape.ffn
     logits = _logits_bytes(shape, config, tokens) + whole * shape.vocabulary
     own = f"logits, up to {CHUNK:,} tokens at once" if logits > layer else "one layer and its gradients"
     step = STEP * max(shape.trainable, shape.critic)
@@ -124,7 +124,7 @@ def _passing(shape: Shape, config: Config) -> list[Part]:
     ]
 
 
-def _kept_bytes(shape: Shape, config: Config) -> tuple[int, str]:
+def kept_bytes(shape: Shape, config: Config) -> tuple[int, str]:
     """Bytes for one token that stay until the backward pass: of the layers, the last norm, the mask."""
     size, longest = shape.itemsize, longest_episode(config)
     around = shape.width * (4 + 2 * size) + longest * (1 + size)
@@ -149,7 +149,7 @@ def layer_bytes(shape: Shape, config: Config) -> int:
     return norms + attention + (4 * shape.ffn + 7 * config.model.lora_rank) * size
 
 
-def _one_layer_bytes(shape: Shape, config: Config) -> int:
+def one_layer_bytes(shape: Shape, config: Config) -> int:
     """Bytes for one token while one layer's backward pass runs, its forward pass repeated first where
     activations are not kept."""
     again = layer_bytes(shape, config) if config.model.gradient_checkpointing else 0

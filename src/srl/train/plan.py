@@ -63,7 +63,7 @@ def plan(config: Config) -> Plan:
     speed = _measured(config, shape, target)
     assumed = half_of_the_budgets(config)
     return Plan(
-        dict(_facts(config, shape, path)), shape, device, memory, memory.rollout, memory.update, speed,
+        dict(facts(config, shape, path)), shape, device, memory, memory.rollout, memory.update, speed,
         assumed, times(shape, config, speed, assumed), tuple(_warnings(config, shape, path, device)),
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def _available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
     return int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else None
 
 
-def _facts(config: Config, shape: Shape, path: str | Path) -> Iterator[tuple[str, str]]:
+def facts(config: Config, shape: Shape, path: str | Path) -> Iterator[tuple[str, str]]:
     """What is trained, how, on what, against what, for how long, and what it leaves behind."""
     rollout, data, actor, trainer = config.rollout, config.data, config.actor, config.trainer
     yield "model", _model(config, shape, path)
