@@ -120,12 +120,12 @@ def _register_algorithms(config: Config) -> dict[str, str]:
         if entry.error and entry.name != config.algorithm.name:
             continue
         algorithm: Any = manager.load("algorithm", entry.name, config.algorithm.options(entry.name))
-        ADV_ESTIMATOR_REGISTRY.setdefault(f"{PREFIX}{entry.name}", _for_verl(algorithm))
+        ADV_ESTIMATOR_REGISTRY.setdefault(f"{PREFIX}{entry.name}", for_verl(algorithm))
         found[f"{PREFIX}{entry.name}"] = f"{entry.package} {entry.version}"
     return found
 
 
-def _for_verl(algorithm: Any) -> Callable[..., tuple[Any, Any]]:
+def for_verl(algorithm: Any) -> Callable[..., tuple[Any, Any]]:
     """An algorithm's estimator under the keywords that verl calls one with, and those of our trainer."""
 
     def estimate(

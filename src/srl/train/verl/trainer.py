@@ -29,6 +29,7 @@ from srl.files import FORMAT, read_json, write_json
 from srl.train.progress import Progress
 from srl.train.verl.balance import block_of, dealt
 from srl.train.verl.batch import Learned, StepBatch, learn_from
+from srl.train.verl.checkpoints import STATE, folder_of, name_latest, unnamed
 from srl.train.verl.dataset import Questions
 from srl.train.verl.faults import Pulse, go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
@@ -37,8 +38,6 @@ from srl.train.verl.station import station_of
 from srl.trajectory import Phase
 from srl.update.kl import kl_controller
 
-STATE = "srl.json"
-"""What we keep beside verl's own parts of a checkpoint."""
 POLL_S = 0.2
 """Seconds between two looks at whether the episodes of a batch are done."""
 FIELDS = ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
@@ -162,7 +161,7 @@ class SearchTrainer(PPOTrainerSync):
         metrics.update(known)
         self.learned, self.tokens = None, {}
         if self._folder(self.global_steps).is_dir():
-            self._save_state()
+            self._settle_checkpoint()
 
     def _validate(self) -> dict[str, float]:
         metrics = self._evaluate("val") if self._asks("val") else {}
@@ -182,11 +181,11 @@ class SearchTrainer(PPOTrainerSync):
             self.config.trainer.val_before_train = False
 
     def _save_checkpoint(self) -> None:
-        """Ours first: verl names a checkpoint the latest once its own parts are written."""
+        """verl's parts and ours; it becomes the latest once its step is in the log."""
         self._mark("saving a checkpoint")
         self._save_state()
-        super()._save_checkpoint()
-        self._drop_old()
+        with unnamed(self.config):
+            super()._save_checkpoint()
 
     # What is ours.
 
@@ -246,6 +245,13 @@ class SearchTrainer(PPOTrainerSync):
         assert expected is not None
         check_reports({name: _got(answer) for name, answer in asked.items()}, expected)
 
+    def _settle_checkpoint(self) -> None:
+        """The step's checkpoint is the latest from here on; older ones that verl has dropped go."""
+        ray.get(self.station.flush.remote())
+        self._save_state()
+        name_latest(self._folder(0).parent, self.global_steps)
+        self._drop_old()
+
     def _save_state(self) -> None:
         """Progress, KL controller and what the model was taught, beside verl's parts of the checkpoint.
 
@@ -264,12 +270,12 @@ class SearchTrainer(PPOTrainerSync):
         self.tokens = {name: (adv[:length], back[:length]) for name, adv, back, length in rows if name}
 
     def _folder(self, step: int) -> Path:
-        return Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
+        return folder_of(Path(self.config.trainer.default_local_dir), step)
 
     def _drop_old(self) -> None:
         """Remove what is left of checkpoints whose weights verl has dropped."""
         for folder in self._folder(0).parent.glob("global_step_*"):
-            if not (folder / "actor").exists():
+            if folder != self._folder(self.global_steps) and not (folder / "actor").exists():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
