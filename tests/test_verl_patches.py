@@ -1,0 +1,143 @@
+"""Every patch of verl: what goes wrong without it, which is why it is there, and that it is gone with it.
+
+A test that fails on the first of its lines says that verl has caught up: the patch can go.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.tiny_models import byte_level_tokenizer, tiny_model
+from tests.training import config
+from tests.verl_rows import free_port
+
+from srl.config import save_config
+from srl.errors import UserError
+from srl.model import save_model
+from srl.train.verl import patches
+
+slow = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """name → what the probe of that patch found before and after it."""
+    pytest.importorskip("verl")
+    folder = tmp_path_factory.mktemp("probe")
+    model = tiny_model(max_length=128)
+    model.config.attention_dropout = 0.1
+    save_model(model, byte_level_tokenizer(), folder / "model")
+    warm = {"actor__optim__lr_warmup_steps": 2, "actor__optim__lr_scheduler_type": "linear"}
+    save_config(folder, config(folder, **warm, data__train_batch_size=4, actor__ppo_mini_batch_size=4))
+    stub = folder / "site" / "trl"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").write_text("")
+    names = {
+        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_PLUGINS": "none", "SRL_VERL_RUN": str(folder),
+        "PYTHONPATH": str(stub.parent),
+    }  # fmt: skip
+    program = Path(__file__).with_name("verl_probe.py")
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", program, folder], env=os.environ | names, cwd=folder,
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stdout + said.stderr
+    return json.loads((folder / "answer.json").read_text())
+
+
+def slowly(test):
+    for mark in slow:
+        test = mark(test)
+    return test
+
+
+@slowly
+def test_every_patch_is_probed(found):
+    known = {patch.__name__ for patch in (*patches.EVERYWHERE, *patches.WITHOUT_ACCELERATOR)}
+    assert set(found) == known | {"platform", "again"}
+
+
+@slowly
+def test_verl_has_no_platform_for_a_cpu(found):
+    before, after = found["platform"]
+    assert "Unknown platform 'cpu'" in before
+    assert after == ["cpu", "FSDPEngineWithLMHead", "FSDPEngineWithValueHead"]
+
+
+@slowly
+def test_verl_joins_one_device_twice(found):
+    before, after = found["process_group_names_a_device_once"]
+    assert "uplicate device type cpu" in before
+    assert after == "cpu:gloo"
+
+
+@slowly
+def test_verl_pins_the_reference(found):
+    before, after = found["reference_stays_in_ordinary_memory"]
+    assert "Cannot access accelerator device" in before
+    assert after == 0
+
+
+@slowly
+def test_verl_finds_no_value_head_or_a_random_one(found):
+    """Without flash-attention there is no critic; with it, the head starts at random numbers."""
+    before, after = found["critic_is_a_trunk_with_a_zero_head"]
+    assert "not a value head model" in str(before) or before > 0
+    assert after == 0
+
+
+@slowly
+def test_verl_stumbles_over_trl(found):
+    before, after = found["trl_is_left_alone"]
+    assert "cannot import name 'AutoModelForCausalLMWithValueHead'" in before
+    assert after.endswith("Qwen2ForCausalLM")
+
+
+@slowly
+def test_verl_trains_with_dropout(found):
+    assert found["networks_have_no_dropout"] == [pytest.approx(0.1), 0]
+
+
+@slowly
+def test_verl_learns_nothing_in_the_first_step_of_a_warm_up(found):
+    """Ours rises to the full rate in two steps, and falls along a line from there."""
+    before, after = found["learning_rate_is_ours"]
+    assert before == pytest.approx([0, 0.5, 1, 1])
+    assert after == pytest.approx([1 / 3, 2 / 3, 1, 7 / 8])
+
+
+@slowly
+def test_verl_counts_rows_that_are_out(found):
+    assert found["sequence_means_count_rows_that_are_in"] == pytest.approx([3 / 4, 1])
+
+
+@slowly
+def test_verl_learns_from_a_mini_batch_in_which_every_search_failed(found):
+    before, after = found["mini_batch_without_tokens_teaches_nothing"]
+    assert before == {"token-mean": True, "seq-mean-token-mean": True}
+    assert after == {"token-mean": False, "seq-mean-token-mean": False}
+
+
+@slowly
+def test_patches_may_be_applied_twice(found):
+    assert found["again"] is True
+
+
+def test_a_verl_that_was_not_tested_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(__version__="0.10.0"))
+    with pytest.raises(UserError, match=r"verl 0\.10\.0 .* 0\.9\.1.*SRL_VERL_UNTESTED=1") as error:
+        patches.apply(cpu=True)
+    assert "\n" not in str(error.value)
+
+
+def test_a_verl_that_was_not_tested_may_be_tried(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(__version__="0.10.0"))
+    monkeypatch.setenv("SRL_VERL_UNTESTED", "1")
+    patches.check_version()
