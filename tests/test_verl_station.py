@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,17 @@ def add(to: Station, step: int, phase: str = "train", count: int = 2, **given) -
         to.add(step, phase, record(episode(number, step=step, phase=phase, **given), advantage=None))
 
 
+def finish(to: Station, *given: object) -> None:
+    """A step finished, and in the log."""
+    to.finish(*given)
+    to.flush()
+
+
 def test_what_is_handed_over_twice_counts_once(log):
     writer = station(log)
     add(writer, 1)
     add(writer, 1)
-    writer.finish(1, "train", {"timing_s/step": 2.0})
+    finish(writer, 1, "train", {"timing_s/step": 2.0})
     assert entries(log) == [("train", 1, 2)]
     assert counts(log) == [("train", 1, 2)]
 
@@ -66,7 +73,7 @@ def test_what_is_handed_over_twice_counts_once(log):
 def test_what_comes_after_its_step_is_finished_is_in_no_log(log):
     writer = station(log)
     add(writer, 1)
-    writer.finish(1, "train", {})
+    finish(writer, 1, "train", {})
     add(writer, 1, count=3)
     writer.close("failed")
     assert (entries(log), counts(log)) == ([("train", 1, 2)], [("train", 1, 2)])
@@ -76,7 +83,7 @@ def test_episodes_are_in_the_order_of_question_and_sample_however_they_ended(log
     writer = station(log)
     for number, sample in ((1, 1), (0, 1), (1, 0), (0, 0)):
         writer.add(1, "train", record(episode(number, sample=sample)))
-    writer.finish(1, "train", {})
+    finish(writer, 1, "train", {})
     found = rows(log, "SELECT question_id, sample FROM trajectories ORDER BY position")
     assert found == [("nq-0", 0), ("nq-0", 1), ("nq-1", 0), ("nq-1", 1)]
 
@@ -87,7 +94,7 @@ def test_the_numbers_of_tokens_end_up_at_their_tokens(log):
     writer.add(1, "train", record(trajectory, advantage=None))
     prompt = len(trajectory.segments[0].token_ids)
     response = [float(number) for number in range(1, len(trajectory.token_ids) - prompt + 1)]
-    writer.finish(1, "train", {}, {trajectory.id: (response, [-value for value in response])})
+    finish(writer, 1, "train", {}, {trajectory.id: (response, [-value for value in response])})
     with srl.store.open(log) as connection:
         (found,) = read_records(connection)
     policy = trajectory.response_mask[prompt:]
@@ -100,14 +107,14 @@ def test_the_numbers_of_tokens_end_up_at_their_tokens(log):
 def test_an_episode_without_numbers_has_none(log):
     writer = station(log)
     add(writer, 1, count=1)
-    writer.finish(1, "train", {}, {"another": ([1.0], [1.0])})
+    finish(writer, 1, "train", {}, {"another": ([1.0], [1.0])})
     assert rows(log, "SELECT DISTINCT advantages IS NULL FROM segments") == [(True,)]
 
 
 def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
     writer = station(log)
     add(writer, 1)
-    writer.finish(1, "train", {"actor/lr": 1.0})
+    finish(writer, 1, "train", {"actor/lr": 1.0})
     add(writer, 2, count=1)
     add(writer, 1, "val", count=3)
     writer.close("failed")
@@ -115,59 +122,43 @@ def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
     assert rows(log, "SELECT status FROM runs") == [("failed",)]
 
 
-def test_a_kept_step_is_there_before_it_is_finished_and_once_afterwards(log):
+def test_a_finished_step_is_told_with_what_its_episodes_say_of_it(log):
     writer = station(log)
     add(writer, 1)
-    writer.keep(1, "train")
-    assert (entries(log), counts(log)) == ([("train", 1, 2)], [("train", 1, 2)])
     known = writer.finish(1, "train", {"actor/lr": 0.5, "train/em": 9.0})
-    assert (entries(log), counts(log), twice(log)) == ([("train", 1, 2)], [("train", 1, 2)], [])
-    told = dict(rows(log, "SELECT name, value FROM metrics"))
-    assert told == known
-    assert told["actor/lr"] == 0.5
-    assert told["train/em"] == 0.0, "what the episodes say comes before what verl says of them"
+    assert known["actor/lr"] == 0.5
+    assert known["train/em"] == 0.0, "what the episodes say comes before what verl says of them"
     (event,) = writer.news().events
     assert (event.metrics, len(event.samples)) == (known, 1)
+    writer.flush()
+    assert dict(rows(log, "SELECT name, value FROM metrics")) == known
 
 
-def test_a_kept_step_keeps_its_tokens_numbers(log):
+def test_steps_are_written_behind_in_their_order(log, monkeypatch):
+    """The trainer goes on while a step is written; a flush waits for all of them."""
+    write, gate, written = srl.store.LogWriter.write, threading.Event(), []
+
+    def slow(self, step, *rest):
+        assert gate.wait(30)
+        write(self, step, *rest)
+        written.append(step)
+
+    monkeypatch.setattr(srl.store.LogWriter, "write", slow)
     writer = station(log)
-    trajectory = episode(0)
-    writer.add(1, "train", record(trajectory, advantage=None))
-    response = [2.0] * (len(trajectory.token_ids) - len(trajectory.segments[0].token_ids))
-    writer.keep(1, "train", {trajectory.id: (response, response)})
-    writer.finish(1, "train", {})
-    with srl.store.open(log) as connection:
-        (found,) = read_records(connection)
-    assert sum(found.advantages) == 2.0 * sum(trajectory.response_mask)
-
-
-def test_a_run_killed_after_a_checkpoint_goes_on_without_a_gap(log):
-    killed = station(log)
-    add(killed, 0, "val")
-    killed.finish(0, "val", {})
-    add(killed, 1)
-    killed.keep(1, "train")
-    add(killed, 1, "val")  # and then it is killed
-
-    resumed = station(log)
-    resumed.supersede(1)
-    assert resumed.lacks(1, "val")
-    assert not resumed.lacks(1, "train")
-    resumed.resume(Progress(step=1))
-    for step, phase in ((1, "val"), (2, "train"), (2, "val")):
-        add(resumed, step, phase)
-        resumed.finish(step, phase, {})
-    resumed.close("finished")
-    whole = [("val", 0, 2), ("train", 1, 2), ("val", 1, 2), ("train", 2, 2), ("val", 2, 2)]
-    assert entries(log) == counts(log) == whole
+    for step in (1, 2, 3):
+        add(writer, step)
+        writer.finish(step, "train", {})
+    assert written == []
+    gate.set()
+    writer.flush()
+    assert written == [1, 2, 3]
 
 
 def test_what_a_stopped_run_wrote_after_its_checkpoint_is_dropped(log):
     stopped = station(log)
     for step in (1, 2):
         add(stopped, step)
-        stopped.finish(step, "train", {"timing_s/step": 1.0})
+        finish(stopped, step, "train", {"timing_s/step": 1.0})
     add(stopped, 3, count=1)
     stopped.close("failed")
     resumed = station(log)
@@ -182,7 +173,7 @@ def test_a_resumed_runs_figures_are_those_of_its_log(log):
     for step, phase, answer in ((0, "val", "x"), (0, "test", "x"), (1, "train", "x"), (1, "val", None)):
         told = episode(0, step=step, phase=phase, answer=answer and "Münchenbuchsee")
         stopped.add(step, phase, record(told, advantage=None))
-        stopped.finish(step, phase, {"timing_s/step": 3.0} if phase == "train" else {})
+        finish(stopped, step, phase, {"timing_s/step": 3.0} if phase == "train" else {})
     resumed = station(log)
     resumed.resume(Progress(step=1, kl={"coef": 0.1}))
     expected = Progress(1, 3.0, test_em_start=1.0, val_em_best=1.0, val_em_best_step=0, kl={"coef": 0.1})
@@ -228,7 +219,7 @@ def test_episodes_marks_and_steps_are_progress_and_questions_are_not(log, monkey
     writer = station(log)
     writer.mark("rollout", 1)
     for forward in (lambda: add(writer, 1, count=1), lambda: writer.mark("rollout", 1),
-                    lambda: writer.keep(1, "train"), lambda: writer.finish(1, "train", {})):  # fmt: skip
+                    lambda: writer.finish(1, "train", {})):  # fmt: skip
         waited = [writer.news().idle_s for _ in range(5)][-1]
         writer.failure()
         writer.lost(1, "train")
@@ -240,7 +231,7 @@ def test_episodes_marks_and_steps_are_progress_and_questions_are_not(log, monkey
 def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
     writer = station(log)
     add(writer, 1)
-    writer.finish(1, "train", {})
+    finish(writer, 1, "train", {})
     add(writer, 2)
 
     def full(*arguments: object) -> None:
@@ -249,14 +240,17 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full)
         with pytest.raises(UserError, match="was not written: the disk is full") as error:
-            writer.finish(2, "train", {})
+            finish(writer, 2, "train", {})
         assert "\n" not in str(error.value)
+        for ask in (writer.news, writer.failure, writer.flush, lambda: writer.finish(3, "train", {})):
+            with pytest.raises(UserError, match="disk is full"):
+                ask()
         with pytest.raises(UserError, match="disk is full"):
             writer.close("failed")
     resumed = station(log)
     resumed.supersede(1)
     add(resumed, 2)
-    resumed.finish(2, "train", {})
+    finish(resumed, 2, "train", {})
     resumed.close("finished")
     assert entries(log) == counts(log) == [("train", 1, 2), ("train", 2, 2)]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,6 @@ from srl.store import LogWriter, Record, RunInfo, reading
 from srl.train.progress import Progress
 from srl.trajectory import Phase
 
-_ENTRIES = "SELECT count(*) FROM steps WHERE step = ? AND phase = ?"
 _FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN
     (('train', 'timing_s/step'), ('val', 'val/em'), ('test', 'test/em')) ORDER BY step"""
 
@@ -48,12 +48,38 @@ class News:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What of a step is in the log before it is finished."""
+class Behind:
+    """Calls made one after the other in a thread of their own.
 
-    records: list[Record]
-    metrics: Mapping[str, float]
+    The first that fails is the last that is made; its error comes out of whatever asks next.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._error: Exception | None = None
+
+    def do(self, call: Callable[..., object], *arguments: object) -> None:
+        """Make this call too; returns at once."""
+        self.check()
+        self._thread.submit(self._make, call, arguments)
+
+    def check(self) -> None:
+        """Raises the error of the call that failed."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Until all calls are made. Raises the error of the one that failed."""
+        self._thread.submit(lambda: None).result()
+        self.check()
+
+    def _make(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        if self._error is not None:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._error = error
 
 
 @dataclass(slots=True)
@@ -67,8 +93,8 @@ class Station:
     progress: Progress = field(default_factory=Progress)
     _log: LogWriter = field(init=False)
     _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
-    _kept: dict[tuple[int, Phase], Kept] = field(default_factory=dict)
     _done: set[tuple[int, Phase]] = field(default_factory=set)
+    _writes: Behind = field(default_factory=Behind)
     _events: list[Event] = field(default_factory=list)
     _failure: str = ""
     _where: str = "starting"
@@ -92,6 +118,8 @@ class Station:
         self._failure = self._failure or why
 
     def failure(self) -> str:
+        """The reason that was given first. Raises what kept a step from being written, as `news` does."""
+        self._writes.check()
         return self._failure
 
     def mark(self, where: str, step: int) -> None:
@@ -100,6 +128,7 @@ class Station:
 
     def news(self) -> News:
         """What the launcher tells and watches."""
+        self._writes.check()
         events, self._events = self._events, []
         return News(events, self._failure, time.monotonic() - self._last, self._where)
 
@@ -110,49 +139,32 @@ class Station:
         faults = [item.searches[-1] for item in broken if item.searches]
         return len(broken), len(trajectories), f"{faults[0].status}: {faults[0].error}" if faults else ""
 
-    def keep(self, step: int, phase: Phase, tokens: Tokens | None = None) -> None:
-        """Write a step's episodes, its metrics to follow with `finish`.
-
-        A checkpoint that counts the step as done comes after it, so that no kill leaves a gap in the log.
-        """
-        records = self._taken(step, phase, tokens)
-        kept = Kept(records, measured(records, phase))
-        self._log.write(step, phase, records, kept.metrics)
-        self._kept[step, phase] = kept
-        self._last = time.monotonic()
-
     def finish(
         self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None
     ) -> dict[str, float]:
-        """Write a finished step or evaluation; the metrics with those of its trajectories added."""
-        kept = self._kept.pop((step, phase), None)
-        if kept is None:
-            records = self._taken(step, phase, tokens)
-            known = {**metrics, **measured(records, phase)}
-            self._log.write(step, phase, records, known)
-        else:
-            records, known = kept.records, {**metrics, **kept.metrics}
-            rest = {name: value for name, value in metrics.items() if name not in kept.metrics}
-            self._log.write(step, phase, [], rest)
+        """Have a finished step or evaluation written; the metrics with those of its trajectories added.
+
+        It is in the log once `flush` has returned.
+        """
+        records = self._taken(step, phase, tokens)
+        known = {**metrics, **measured(records, phase)}
+        self._writes.do(self._log.write, step, phase, records, known)
         self._note_progress(step, phase, known)
         self._last = time.monotonic()
         self._events.append(Event(step, phase, known, self._samples(step, phase, records)))
         return known
 
+    def flush(self) -> None:
+        """Until everything that was finished is in the log."""
+        self._writes.wait()
+
     def supersede(self, step: int) -> None:
         """Drop what a run that was stopped wrote after `step`."""
+        self._writes.wait()
         self._log.supersede(step)
 
-    def lacks(self, step: int, phase: Phase) -> bool:
-        """Whether the log has nothing of this step and phase."""
-        found = reading([self.directory], lambda log: log.execute(_ENTRIES, [step, phase]).fetchone())
-        return not found or not found[0]
-
     def resume(self, progress: Progress) -> None:
-        """Go on from a checkpoint's progress, with the figures that the log has up to there.
-
-        Some of them are younger than the checkpoint: of its own step, after it was written.
-        """
+        """Go on from a checkpoint's progress, with the figures that the log has up to there."""
         self.progress, step = progress, progress.step
         progress.seconds = 0.0
         for at, phase, name, value in reading([self.directory], lambda log: log.execute(_FIGURES).fetchall()):
@@ -165,9 +177,11 @@ class Station:
     def close(self, status: str) -> Progress:
         """End the log: whole, or with what the step that was not finished had so far."""
         if status == "finished":
+            self._writes.wait()
             self._log.finish()
             return self.progress
         with suppress(UserError):  # no room for it: how the run ended is worth more
+            self._writes.wait()
             for step, phase in list(self._open):
                 records = self._taken(step, phase, None)
                 if records:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.files import atomic_file
 from srl.store import RunInfo
 from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal
 from srl.train.run import LOG
+from srl.train.verl.checkpoints import settled
 from srl.train.verl.faults import ending, go_on
 from srl.train.verl.station import Event, News, start_station
 
@@ -24,8 +24,6 @@ EVERY_S = 1.0
 """Seconds between two looks at a run."""
 PATIENCE_S = 60.0
 """Seconds that the log's writer may take to answer, at least."""
-MARKER = "latest_checkpointed_iteration.txt"
-"""verl's note of its newest whole checkpoint, beside the checkpoints."""
 
 
 class Training(Protocol):
@@ -66,7 +64,7 @@ def watch(
     )  # fmt: skip
     station.ready()
     if resumed:
-        station.supersede(latest_step(run))
+        station.supersede(settled(run / "checkpoints"))
 
     def begin() -> Training:
         import ray
@@ -128,37 +126,6 @@ def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[R
     scored = [(one.trajectory, one.score) for one in event.samples if one.score is not None]
     if scored:
         terminal.samples([one for one, _ in scored], [score for _, score in scored], len(scored))
-
-
-def latest_step(run: Path) -> int:
-    """The step of verl's newest whole checkpoint, −1 where there is none.
-
-    verl writes its note of it in place: where that is empty, or names what is not there, as after a
-    disk was full, it is written anew, since verl itself stumbles over it.
-    """
-    marker = run / "checkpoints" / MARKER
-    if not marker.is_file():
-        return -1
-    text = marker.read_text(encoding="utf-8", errors="replace").strip()
-    whole = [int(folder.name.rpartition("_")[2]) for folder in _whole(marker.parent)]
-    if text.isdecimal() and int(text) in whole:
-        return int(text)
-    if not whole:
-        marker.unlink()
-        return -1
-    with atomic_file(marker) as file:
-        file.write(str(max(whole)))
-    return max(whole)
-
-
-def _whole(checkpoints: Path) -> list[Path]:
-    """The checkpoints that have all their parts; verl writes the dataloader's state last."""
-    parts = ("actor", "srl.json", "data.pt")
-    return [
-        folder
-        for folder in checkpoints.glob("global_step_[0-9]*")
-        if all((folder / part).exists() for part in parts)
-    ]
 
 
 def _stop_if_stuck(news: News, limit: float, run: Path) -> None:
