@@ -75,7 +75,7 @@ def test_a_server_that_is_busy_is_one():
     assert run(client(busy, ONE).connect) == ["d1"]
 
 
-def test_the_server_with_another_index_than_the_others_is_named():
+def test_servers_with_different_indexes_are_refused():
     site = Site(one=200, two=200, three=200)
     site.digests["two"] = "d2"
     assert refused(site, ONE, TWO, THREE) == (
