@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.training import SETTINGS, tokenizer
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from srl.cli import main
@@ -24,7 +26,7 @@ from srl.train.export import export, whole_checkpoints
 from srl.train.export_tokenizer import readable_by_all
 from srl.train.materials import BASE_MODEL
 from srl.train.shape import shape_of
-from srl.train.shards import merged, shard_files
+from srl.train.shards import division, merged, shard_files
 from srl.train.weights import cast, write_weights
 from srl.workspace import Workspace
 
@@ -209,6 +211,54 @@ def test_adapter_of_megatron_is_refused(workspace: Path, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
+def test_parts_of_megatrons_own_are_said(verl_run: Path, tmp_path: Path) -> None:
+    actor = verl_run / "checkpoints" / "global_step_3" / "actor"
+    shutil.rmtree(actor)
+    (actor / "model" / "dist_ckpt").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"verl\.model_merger merge --backend megatron"):
+        export(verl_run, tmp_path / "out")
+
+
+# --- adapters ---
+
+LINEAR = "base_model.model.layer"
+
+
+def adapted(folder: Path, **more: torch.Tensor) -> Path:
+    """A checkpoint of one linear layer with an adapter of rank 1 and alpha 3, and of `more`."""
+    state = {
+        f"{LINEAR}.base_layer.weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        f"{LINEAR}.base_layer.bias": torch.tensor([5.0, 6.0]),
+        f"{LINEAR}.lora_A.default.weight": torch.tensor([[10.0, 20.0]]),
+        f"{LINEAR}.lora_B.default.weight": torch.tensor([[1.0], [-1.0]]),
+    }
+    folder.mkdir()
+    torch.save({**state, **more}, folder / "model_world_size_1_rank_0.pt")
+    write_json(folder / "fsdp_config.json", {"FSDP_version": 2, "world_size": 1})
+    write_json(folder / "lora_train_meta.json", {"r": 1, "lora_alpha": 3})
+    return folder
+
+
+def test_adapter_is_added_to_its_weight(tmp_path: Path) -> None:
+    found = merged(adapted(tmp_path / "a", **{"base_model.model.norm.weight": torch.ones(2)}))
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        "layer.weight": [[31.0, 62.0], [-27.0, -56.0]],
+        "layer.bias": [5.0, 6.0],
+        "norm.weight": [1.0, 1.0],
+    }
+
+
+def test_adapter_that_is_not_read_is_refused(tmp_path: Path) -> None:
+    dora = {f"{LINEAR}.lora_magnitude_vector.default.weight": torch.ones(2)}
+    with pytest.raises(UserError, match="adapter of a kind that is not read"):
+        merged(adapted(tmp_path / "a", **dora))
+    folder = adapted(tmp_path / "b")
+    (file,) = shard_files(folder)
+    torch.save({name: tensor for name, tensor in torch.load(file).items() if "lora" in name}, file)
+    with pytest.raises(UserError, match="the adapter without the weights it is for"):
+        merged(folder)
+
+
 # --- weights that do not fit ---
 
 
@@ -241,6 +291,22 @@ def test_undivided_weight_that_differs_between_processes_is_an_error(tmp_path: P
         )
     with pytest.raises(UserError, match="b is not divided and yet differs"):
         merged(tmp_path)
+
+
+def placed(*placements: Placement) -> SimpleNamespace:
+    """What `division` looks at of a tensor that four processes hold, two by two."""
+    return SimpleNamespace(
+        placements=placements, device_mesh=SimpleNamespace(mesh=torch.tensor([[0, 1], [2, 3]]))
+    )
+
+
+def test_parts_of_a_weight_are_those_of_one_group_of_copies() -> None:
+    assert division("w", placed(Replicate(), Shard(1))) == ([0, 1], 1)
+    assert division("w", placed(Shard(0), Replicate())) == ([0, 2], 0)
+    assert division("w", placed(Replicate(), Replicate())) == ([0], None)
+    for odd in ((Shard(0), Shard(1)), (Replicate(), Partial())):
+        with pytest.raises(UserError, match="w is divided in a way that is not read"):
+            division("w", placed(*odd))
 
 
 @pytest.mark.parametrize(

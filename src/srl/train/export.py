@@ -31,6 +31,8 @@ _VERL_NAME = re.compile(r"^global_step_(\d+)$")
 _TRAINER = "trainer"
 _MEGATRON = Path("model", "huggingface")
 """Where verl puts the whole model when it trains with Megatron."""
+_PARTS = Path("model", "dist_ckpt")
+"""And Megatron's own parts of it, where it was told to save these instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def export(
         if identity.get("engine") == VERL:
             _of_verl(run, chosen, checkpoint, folder, dtype)
         else:
-            _model(checkpoint, folder, dtype)
+            _model(checkpoint, folder, dtype, bool(dtype) and load_saved(run).model.trust_remote_code)
         if not readable_by_all(folder):
             note(f"warning: AutoTokenizer reads {out} in another way; use PreTrainedTokenizerFast")
         kept = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
@@ -101,7 +103,7 @@ def _latest(file: Path) -> int:
 
 
 def _has_model(actor: Path) -> bool:
-    return bool(shard_files(actor)) or any((actor / _MEGATRON).glob("*.safetensors"))
+    return bool(shard_files(actor)) or (actor / _MEGATRON).is_dir() or (actor / _PARTS).is_dir()
 
 
 def _chosen(run: Path, step: int | None) -> tuple[int, Path]:
@@ -127,7 +129,7 @@ def _refuse_loss(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out} exists already; choose another --out, or replace it with --overwrite")
 
 
-def _model(source: Path, folder: Path, dtype: str | None, trust_remote_code: bool = False) -> None:
+def _model(source: Path, folder: Path, dtype: str | None, trust_remote_code: bool) -> None:
     """The files of a model directory without trainer state; large ones are links where they can be."""
     for file in source.iterdir():
         if file.is_file() and not (dtype and ".safetensors" in file.name):
@@ -136,7 +138,8 @@ def _model(source: Path, folder: Path, dtype: str | None, trust_remote_code: boo
             link_or_copy(file, folder / file.name)
     if dtype:
         model = load_model(source, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
-        write_weights(folder, cast(model.state_dict(), DTYPES[dtype]), source)
+        state = cast(model.state_dict(), DTYPES[dtype])
+        write_weights(folder, state, source, trust_remote_code=trust_remote_code)
 
 
 def _of_verl(run: Path, step: int, checkpoint: Path, folder: Path, dtype: str | None) -> None:
@@ -159,6 +162,11 @@ def _of_megatron(actor: Path, folder: Path, dtype: str | None, config: Config) -
         raise UserError(
             "adapters that were trained with Megatron are not merged; cluster.strategy=fsdp2 saves them so "
             "that they are"
+        )
+    if not any((actor / _MEGATRON).glob("*.safetensors")):
+        raise UserError(
+            f"{actor} holds Megatron's own parts of the model; where megatron-core is installed type "
+            f"`python -m verl.model_merger merge --backend megatron --local_dir {actor} --target_dir DIR`"
         )
     _model(actor / _MEGATRON, folder, dtype, config.model.trust_remote_code)
     file = folder / GENERATION

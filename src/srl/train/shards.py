@@ -76,7 +76,7 @@ def _whole(name: str, parts: list[Tensor]) -> Tensor:
         if any(not torch.equal(first, part) for part in parts[1:]):
             raise UserError(f"{name} is not divided and yet differs between the processes")
         return first
-    ranks, dimension = _division(name, first)
+    ranks, dimension = division(name, first)
     pieces = [parts[rank].to_local() for rank in ranks]  # type: ignore[attr-defined]
     whole = pieces[0] if dimension is None else torch.cat(pieces, dim=dimension)
     if whole.shape != first.shape:
@@ -84,7 +84,7 @@ def _whole(name: str, parts: list[Tensor]) -> Tensor:
     return whole
 
 
-def _division(name: str, tensor: DTensor) -> tuple[list[int], int | None]:
+def division(name: str, tensor: DTensor) -> tuple[list[int], int | None]:
     """The processes that hold the parts in order, and along which dimension; None: each holds it all.
 
     Where groups of processes hold copies, it is the first group.
