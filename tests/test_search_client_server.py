@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,7 +20,7 @@ from srl.index import Index, build_index, open_index
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.client.breaker import FIRST_REST_S
 from srl.serve.server import bind, create_app, url_of
-from srl.trajectory import Passage
+from srl.trajectory import Passage, Search
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,29 @@ def test_a_server_that_stops_costs_no_search_and_is_used_again_when_it_is_back(i
             await search.aclose()
 
     asyncio.run(lives())
+
+
+def test_a_search_outlasts_a_restart_of_its_only_server(index):
+    clock = Clock()
+
+    async def lives(again: ExitStack) -> list[Search]:
+        async def start_again(seconds: float) -> None:
+            clock.now += seconds
+            if len(clock.slept) == 2:
+                again.enter_context(live(create_app(index), port=httpx.URL(url).port or 0))
+            clock.slept.append(seconds)
+
+        with live(create_app(index)) as url:
+            search = HttpSearch(url, clock=clock, sleep=start_again)
+            found = [await search.search("red")]
+        found.append(await search.search("fox"))
+        await search.aclose()
+        return found
+
+    with ExitStack() as again:
+        before, during = asyncio.run(lives(again))
+    assert (before.status, before.attempts) == ("ok", 1)
+    assert (during.status, len(clock.slept)) == ("ok", 3)
 
 
 def test_nobody_listening_is_a_refusal():
