@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import TorchEngine
 from srl.rollout.policy import Completion, Sampling
-from srl.train.verl.torch_server import ServerOptions, TorchServer, load_state
+from srl.train.verl.torch_server import ServerOptions, TorchServer, as_array, load_state
 
 KEY = [7, "train", 3, "question", 1, 0, 0]
 PARAMS = {
@@ -297,9 +298,10 @@ def test_replica_and_adapter_serve_a_trainer(cluster, directory):
         aborted = await generate(replica.server_handle)
         await replica.resume_generation()
         report = await replica.server_handle.describe.remote()
-        return first, second, aborted, report
+        modules = await replica.server_handle.__ray_call__.remote(lambda _: list(sys.modules))
+        return first, second, aborted, report, modules
 
-    first, second, aborted, report = asyncio.run(story())
+    first, second, aborted, report, modules = asyncio.run(story())
     unchanged = load_model(directory, device="cpu")
     other = load_model(directory, device="cpu")
     other.load_state_dict(changed(directory))
@@ -312,6 +314,7 @@ def test_replica_and_adapter_serve_a_trainer(cluster, directory):
     assert first.token_ids != second.token_ids
     assert (aborted.token_ids, aborted.stop_reason) == ([], "aborted")
     assert (report["threads"], report["global_steps"], report["open"]) == (1, 2, 0)
+    assert "verl" not in modules
 
 
 @pytest.mark.slow
@@ -337,11 +340,6 @@ def test_adapter_refuses_a_lora_that_is_not_merged(directory, monkeypatch):
         asyncio.run(adapter.update_weights(iter(()), peft_config=object()))
 
 
-@pytest.mark.slow
-@pytest.mark.must_run
 def test_weights_in_bfloat16_arrive_as_they_are():
-    pytest.importorskip("verl")
-    from srl.train.verl.torch_replica import as_array
-
     tensor = torch.randn(5, 3).bfloat16()
     assert torch.equal(torch.from_numpy(as_array(tensor)), tensor.float())

@@ -3,59 +3,23 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import ray
 import torch
-from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.replica import RolloutReplica
 
-from srl.errors import SrlError, UserError
+from srl.errors import UserError
 from srl.train.verl.torch_rollout import NAME
-from srl.train.verl.torch_server import ServerOptions, TorchServer
+from srl.train.verl.torch_server import ServerOptions, TorchServer, as_array
 
 
 def server_name(rank: int) -> str:
     """The name of a replica's actor, by which the trainer's worker finds it."""
     return f"{NAME}_server_{rank}"
-
-
-class TorchServerActor(TorchServer):
-    """The server as verl's client calls it."""
-
-    async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **media: Any
-    ) -> TokenOutput:
-        """One turn; `stop_reason` in verl's words, ours (`stop`, `eos`, `length`) as `srl_stop`."""
-        if any(value is not None for value in media.values()):
-            raise SrlError(f"the torch rollout reads text only, and was given {', '.join(media)}")
-        completion, step = await self.turn(request_id, [int(token) for token in prompt_ids], sampling_params)
-        if completion is None:
-            return TokenOutput(
-                token_ids=[], log_probs=[], stop_reason="aborted", extra_fields={"global_steps": step}
-            )
-        return TokenOutput(
-            token_ids=list(completion.token_ids),
-            log_probs=list(completion.logprobs),
-            stop_reason="completed",
-            extra_fields={"global_steps": step, "srl_stop": completion.stop_reason},
-        )
-
-    async def update_arrays(self, state: dict[str, Any], global_steps: int | None) -> None:
-        """`update_weights` from what `as_array` makes of tensors."""
-        with warnings.catch_warnings(action="ignore"):  # they lie in shared memory, to be read only
-            tensors = {name: torch.from_numpy(array) for name, array in state.items()}
-        await self.update_weights(tensors, global_steps)
-
-
-def as_array(tensor: torch.Tensor) -> NDArray[Any]:
-    """An array of the same numbers: Ray hands on arrays without a copy, and tensors 40 times slower."""
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 class TorchReplica(RolloutReplica):
@@ -75,7 +39,7 @@ class TorchReplica(RolloutReplica):
         """Start the server and load it."""
         node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
         server = (
-            ray.remote(TorchServerActor)
+            ray.remote(TorchServer)
             .options(
                 num_cpus=0,  # it works while the trainer's worker waits
                 name=server_name(self.replica_rank),

