@@ -38,7 +38,13 @@ def srl(*arguments: str, workspace: Path) -> subprocess.Popen[str]:
     out = (workspace.parent / f"{workspace.name}.out").open("a")
     command = [str(Path(sys.executable).parent / "srl"), *arguments]
     return subprocess.Popen(
-        command, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment, cwd=workspace.parent
+        command,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=workspace.parent,
+        process_group=0,
     )
 
 
