@@ -29,7 +29,7 @@ from srl.train.verl.setting import at_least_one_episode, longest
 from srl.train.verl.translate_acting import VLLM_TOKENS
 
 GIB = 2**30
-LOGIT = {2: 12, 4: 24}
+LOGIT = {2: 12, 4: 20}
 LOGIT_WITH_ENTROPY = {2: 26, 4: 28}
 """Bytes a logit in a pass of verl's, by the bytes of a number of the pass: logits, their copy without
 padding, softmax and log-softmax in float32, gradients; more where the entropy has one too."""

@@ -91,7 +91,7 @@ def planned_job(config: Config) -> Job:
     """The job of a plan: on GPUs where the configuration counts or names some, or this machine has them."""
     cluster, here = config.cluster, torch.cuda.device_count()
     asked = cluster.n_gpus_per_node is not None or cluster.address is not None
-    cpu = config.model.device == "cpu" or not (asked or here)
+    cpu = config.model.device == "cpu" or cluster.rollout == "torch" or not (asked or here)
     workers = cluster.n_gpus_per_node or (WORKERS_WITHOUT_GPU if cpu else here or 1)
     return Job(Workspace.resolve().runs / "RUN", cpu=cpu, gpus_per_node=workers)
 

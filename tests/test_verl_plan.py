@@ -1,0 +1,351 @@
+"""The plan of a run on verl: what it counts, what it says, and that it starts nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import weakref
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.verl_configs import GPU, job, made
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from srl.config import Config, load_config
+from srl.errors import UserError
+from srl.train.fitting import with_settings
+from srl.train.footprint import Footprint, kept_bytes
+from srl.train.shape import Shape, shape_of
+from srl.train.verl.memory import (
+    LOGIT,
+    LOGIT_WITH_ENTROPY,
+    SERVER,
+    Generation,
+    Split,
+    checkpoint_bytes,
+    generation,
+    host,
+    logit_bytes,
+    pass_tokens,
+    training,
+    without_gpu,
+)
+from srl.train.verl.resource_lines import plan_lines
+from srl.train.verl.resources import Plan, plan, planned_job
+
+QWEN_7B = 7_615_616_512
+EIGHT = Split(workers=8, nodes=1, copy_gpus=1, itemsize=2)
+VOCABULARY = 20_000
+
+
+def seven_b(*given: str, critic: bool = True) -> tuple[Config, Shape]:
+    config = made("model.path=Qwen/Qwen2.5-7B", "model.dtype=bfloat16", "model.device=cpu", *given)
+    return config, shape_of(config, "Qwen/Qwen2.5-7B", needs_critic=critic)
+
+
+def bytes_of(memory: Footprint, name: str) -> tuple[int, int]:
+    found = [part for part in memory.parts if part.name == name]
+    return sum(part.rollout for part in found), sum(part.update for part in found)
+
+
+def test_training_state_is_shared_among_the_workers_in_float32():
+    config, shape = seven_b()
+    memory = training(shape, config, EIGHT)
+    assert shape.parameters == QWEN_7B
+    assert bytes_of(memory, "policy's weights") == (QWEN_7B * 4 // 8, QWEN_7B * 4 // 8)
+    assert bytes_of(memory, "policy's optimiser") == (QWEN_7B * 8 // 8, QWEN_7B * 8 // 8)
+    assert bytes_of(memory, "critic's weights")[1] == -(-shape.critic * 4 // 8)
+    assert bytes_of(memory, "gradients") == (0, QWEN_7B * 4 // 8)
+
+
+def test_twice_the_workers_hold_half_each():
+    config, shape = seven_b()
+    sixteen = Split(workers=16, nodes=2, copy_gpus=1, itemsize=2)
+    few, many = training(shape, config, EIGHT), training(shape, config, sixteen)
+    assert bytes_of(many, "policy's optimiser")[1] == bytes_of(few, "policy's optimiser")[1] // 2
+
+
+def test_offload_frees_the_gpu_while_the_policy_generates_and_only_then():
+    config, shape = seven_b("cluster.param_offload=true", "cluster.optimizer_offload=true")
+    freed = training(shape, config, EIGHT)
+    kept = training(shape, seven_b()[0], EIGHT)
+    assert freed.rollout == 0
+    assert freed.update == kept.update
+    machine = {part.name: part.update for part in host(shape, config, EIGHT, processes=0)}
+    assert machine["offloaded weights"] == (QWEN_7B + shape.critic) * 4
+    assert machine["offloaded optimiser"] == (QWEN_7B + shape.critic) * 8
+
+
+def test_adapter_alone_has_gradients_and_moments():
+    config, shape = seven_b("model.lora_rank=8", "algorithm.name=grpo", critic=False)
+    memory = training(shape, config, EIGHT)
+    assert bytes_of(memory, "policy's optimiser")[1] == -(-shape.adapter * 8 // 8)
+    assert bytes_of(memory, "policy's weights")[1] == -(-(QWEN_7B + shape.adapter) * 4 // 8)
+
+
+def test_reference_lies_in_the_machines_memory_not_on_the_gpus():
+    config, shape = seven_b("algorithm.use_kl_in_reward=true")
+    assert shape.reference == QWEN_7B
+    assert not [part for part in training(shape, config, EIGHT).parts if "reference" in part.name]
+    on_two = {part.name: part.update for part in host(shape, config, Split(16, 2, 1, 2), processes=0)}
+    assert on_two["reference"] == QWEN_7B * 4 // 2
+
+
+def test_all_workers_read_a_model_whose_head_is_its_embedding():
+    tied = made("model.path=Qwen/Qwen2.5-3B", "model.dtype=bfloat16", "model.device=cpu")
+    small = shape_of(tied, "Qwen/Qwen2.5-3B", needs_critic=False)
+    config, large = seven_b(critic=False)
+    read = {part.name: part.rollout for part in host(small, tied, EIGHT, processes=0)}["loading"]
+    assert read == 8 * small.parameters * 4
+    assert {part.name: part.rollout for part in host(large, config, EIGHT, processes=0)}[
+        "loading"
+    ] == QWEN_7B * 4
+
+
+def test_checkpoint_has_weights_and_moments_of_both_networks():
+    _, shape = seven_b()
+    assert checkpoint_bytes(shape) == (QWEN_7B + shape.critic) * (4 + 8)
+
+
+def test_pass_has_no_more_tokens_than_a_workers_rows():
+    lengths = ("data.max_prompt_length=100", "data.max_response_length=100")
+    small = made("actor.ppo_mini_batch_size=16", "rollout.n=2", "actor.ppo_max_token_len=9000", *lengths)
+    assert pass_tokens(small, EIGHT, small.actor) == 16 * 2 // 8 * 200
+    limited = made("actor.ppo_mini_batch_size=64", "rollout.n=8", "actor.ppo_max_token_len=9000", *lengths)
+    assert pass_tokens(limited, EIGHT, limited.actor) == 9000
+
+
+def test_update_counts_the_network_whose_pass_takes_more():
+    """A critic with a longer pass than the policy's, whose logits it lacks, may still take more."""
+    config, shape = seven_b("critic.ppo_max_token_len=900000", "model.gradient_checkpointing=true")
+    inside = kept_bytes(shape, config)[0]
+    found = bytes_of(training(shape, config, EIGHT), "activations")[1]
+    assert found == inside * pass_tokens(config, EIGHT, config.critic)
+
+
+def test_generation_holds_as_many_whole_episodes_as_its_keys_and_values_allow():
+    making = Generation(weights=100, token=2, own=50)
+    assert making.episodes(250, tokens=10) == 5
+    assert making.episodes(100, tokens=10) == 0
+    config, shape = seven_b(critic=False)
+    found = generation(shape, config, EIGHT)
+    assert found.weights == QWEN_7B * 2
+    assert found.token == 2 * 28 * 4 * 128 * 2
+    assert found.own >= SERVER
+
+
+def test_copy_on_several_gpus_has_its_part_on_each_and_a_key_head_at_least():
+    config, shape = seven_b(critic=False)
+    on_two = generation(shape, config, Split(8, 1, 2, 2))
+    assert (on_two.weights, on_two.token) == (QWEN_7B, 2 * 28 * 2 * 128 * 2)
+    assert generation(shape, config, Split(8, 1, 8, 2)).token == 2 * 28 * 1 * 128 * 2
+
+
+def test_machine_without_a_gpu_holds_every_workers_part_and_the_copies():
+    config, shape = seven_b("rollout.max_num_seqs=2", critic=False)
+    split = Split(workers=2, nodes=1, copy_gpus=1, itemsize=4, cpu=True)
+    memory = without_gpu(shape, config, split, processes=0)
+    assert bytes_of(memory, "policy's weights")[1] == QWEN_7B * 4
+    assert bytes_of(memory, "copies that generate") == (2 * QWEN_7B * 4, 2 * QWEN_7B * 4)
+
+
+class AsAutocast(TorchFunctionMode):
+    """Casts to float32 where CUDA's autocast does: softmax, log-softmax and sums of bfloat16."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in {"softmax", "log_softmax", "sum", "logsumexp"} and args[0].dtype == torch.bfloat16:
+            args = (args[0].float(), *args[1:])
+        return function(*args, **(kwargs or {}))
+
+
+class Live(TorchDispatchMode):
+    """The most bytes that tensors made inside lived on at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested:
+                self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self.sizes:
+            self.sizes[key] = storage.nbytes()
+            self.peak = max(self.peak, sum(self.sizes.values()))
+            weakref.finalize(storage, self.sizes.pop, key, None)
+
+
+def peak_of_logits(dtype: torch.dtype, packed: bool, entropy: bool, temperature: float) -> float:
+    """Bytes a logit that verl's own code lives on, from hidden states through the backward pass."""
+    import verl.utils.torch_functional as verl_functional
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    rows, length = 4, 60
+    ids = [torch.randint(0, VOCABULARY, (length,)) for _ in range(rows)]
+    nested = torch.nested.as_nested_tensor(ids, layout=torch.jagged)
+    batch = TensorDict({"input_ids": nested}, batch_size=rows)
+    tensordict_utils.assign_non_tensor(
+        batch, use_remove_padding=packed, calculate_entropy=entropy, use_fused_kernels=False
+    )
+    numbers = SimpleNamespace(
+        entropy_checkpointing=False, entropy_from_logits_with_chunking=False, ulysses_sequence_parallel_size=1
+    )
+    engine = SimpleNamespace(
+        engine_config=numbers, compute_entropy_from_logits=verl_functional.entropy_from_logits,
+        _gather_and_unpad_packed=lambda tensor, size: tensor,
+    )  # fmt: skip
+    given = {
+        "temperature_is_one": temperature == 1.0, "pad_size": 0,
+        "input_ids_rmpad_rolled": torch.roll(nested.values(), -1, 0),
+        "temperature_rmpad": torch.full((rows * length,), temperature),
+        "temperature": torch.full((rows,), temperature),
+    }  # fmt: skip
+    shape = (1, rows * length) if packed else (rows, length)
+    hidden = torch.randn(*shape, 4, dtype=dtype)
+    head = torch.randn(VOCABULARY, 4, dtype=dtype, requires_grad=True)
+    with Live() as live, AsAutocast():
+        output = SimpleNamespace(logits=hidden @ head.T)
+        found: Any = FSDPEngineWithLMHead.prepare_model_outputs(engine, output, given, batch, None)
+        del output
+        loss = found["log_probs"].values().sum()
+        if entropy:
+            loss = loss - 0.1 * found["entropy"].values().sum()
+        loss.backward()
+    return live.peak / (rows * length * VOCABULARY)
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("entropy", [True, False], ids=["entropy", "log-probs"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_of_verls_own_code_take_no_more_than_is_planned(dtype, entropy, packed):
+    pytest.importorskip("verl")
+    planned = (LOGIT_WITH_ENTROPY if entropy else LOGIT)[dtype.itemsize]
+    for temperature in (1.0, 0.7):
+        assert peak_of_logits(dtype, packed, entropy, temperature) <= 1.02 * planned
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.parametrize(("dtype", "entropy"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_bound_of_the_logits_is_tight_where_rows_are_padded(dtype, entropy):
+    pytest.importorskip("verl")
+    planned = (LOGIT_WITH_ENTROPY if entropy else LOGIT)[dtype.itemsize]
+    assert peak_of_logits(dtype, False, entropy, 0.7) > 0.9 * planned
+
+
+def test_fused_kernels_of_flash_attention_take_less():
+    config, shape = seven_b("actor.entropy_coeff=0.001")
+    fused = with_settings(config, {"model.attn_implementation": "flash_attention_2"})
+    assert logit_bytes(shape, fused) == 4 * 2 * shape.vocabulary < logit_bytes(shape, config)
+
+
+@pytest.fixture(scope="module")
+def published() -> Plan:
+    """The plan of Search-R1's PPO on eight GPUs, made without one."""
+    pytest.importorskip("hydra")
+    config = load_config("search-r1-v0.2", algo="ppo").config
+    return plan(config, planned_job(config))
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_plan_of_a_published_run_says_what_goes_where(published):
+    assert published.machines["machines"].startswith("1 × 8 GPUs")
+    assert "8 copies of the policy" in published.machines["generation"]
+    assert published.machines["each step"].startswith("512 episodes, 2 optimiser steps of 256; 14.19 GiB")
+    assert [fit.name for fit in published.fits] == ["24 GB", "48 GB", "80 GB", "141 GB"]
+    assert sorted(fit.episodes for fit in published.fits) == [fit.episodes for fit in published.fits]
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_plan_names_our_key_beside_each_of_verls(published):
+    found = {line.key: (line.value, line.ours) for line in published.settings}
+    assert found["data.train_batch_size"] == (512, "data.train_batch_size")
+    assert found["algorithm.adv_estimator"] == ("srl_ppo", "algorithm.name")
+    assert "actor_rollout_ref.actor.ppo_mini_batch_size" not in found, "verl's own default is 256 too"
+    text = "\n".join(plan_lines(published))
+    assert any(
+        line.split()[0] == "data.train_batch_size" and line.split()[-1] == "data.train_batch_size"
+        for line in text.splitlines()
+        if line
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_plan_is_json(published):
+    assert json.loads(json.dumps(asdict(published)))["memory"]["parts"]
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_plan_says_what_is_missing(published):
+    assert any("there are no weights at Qwen/Qwen2.5" in line for line in published.warnings)
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_plan_says_every_problem_that_would_end_the_run():
+    pytest.importorskip("hydra")
+    config = made("cluster.tensor_model_parallel_size=3", "data.train_batch_size=4")
+    warnings = "\n".join(plan(config, GPU).warnings)
+    assert "cluster.tensor_model_parallel_size = 3" in warnings
+    assert "actor.ppo_mini_batch_size = 4" in warnings
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_plan_without_a_gpu_is_of_the_whole_machine():
+    pytest.importorskip("hydra")
+    config = load_config("tiny", algo="grpo").config
+    found = plan(config, planned_job(config))
+    assert found.fits == ()
+    text = "\n".join(plan_lines(found))
+    assert "2 workers on processors" in text
+    assert "memory of this machine" in text
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_plan_imports_neither_verl_nor_ray():
+    pytest.importorskip("hydra")
+    code = (
+        "import sys; from srl.config import load_config; "
+        "from srl.train.verl.resources import plan, planned_job; config = load_config('tiny').config; "
+        "plan(config, planned_job(config)); sys.exit('verl' in sys.modules or 'ray' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_verl_one_line_says_what_to_install(monkeypatch):
+    from srl.train.verl import translate
+
+    monkeypatch.setattr(translate, "find_spec", lambda name: None)
+    translate._as_it_comes.cache_clear()
+    with pytest.raises(UserError, match=r"pip install 'srl-search\[verl\]'"):
+        plan(load_config("tiny").config, job())
+
+
+def test_plan_is_for_gpus_where_the_configuration_counts_them():
+    assert planned_job(made("cluster.n_gpus_per_node=8")).gpus_per_node == 8
+    assert planned_job(made("cluster.n_gpus_per_node=8")).cpu is False
+    assert planned_job(made("cluster.address=auto")).cpu is False
+    assert planned_job(made("cluster.n_gpus_per_node=3", "model.device=cpu")).cpu is True
