@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.import_inputs import GRPO, imported, said, search_r1, verl
 
 from srl.cli import main
@@ -14,7 +17,7 @@ from srl.config import load_config
 from srl.config.schema import place
 from srl.errors import UserError
 from srl.train.importing import Imported, import_file
-from srl.train.importing.names import NAMES, SEARCH_R1, UNSAID, VERL, Name
+from srl.train.importing.names import NAMES, SEARCH_R1, SEARCH_R1_ONLY, UNSAID, VERL, Name
 from srl.train.importing.others import why_replaced
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -456,3 +459,49 @@ def test_command_takes_values_of_variables(tmp_path, monkeypatch, capsys):
     for wrong in ("WHERE", "=x", "a b=x"):
         assert main(["train", "import", "train.sh", "--define", wrong]) == 2
         assert "expected NAME=VALUE" in capsys.readouterr().err
+
+
+# Whatever is in it
+
+ODD = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    3,
+    2.5,
+    1e300,
+    10**30,
+    "",
+    "x",
+    "x\ny: 1",
+    "\u2028x",
+    "~/x",
+    "${a.b}",
+    "${.a}",
+    [],
+    [1],
+    ["x", None],
+    {},
+    {"a": 1},
+]
+KEYS = [
+    *sorted({name.theirs for name in NAMES} | SEARCH_R1_ONLY),
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "trainer.logger", "trainer.total_epochs",
+    "critic.model.path", "actor_rollout_ref.actor.optim.clip_grad", "algorithm.rollout_correction.rollout_is",
+    "algorithm.norm_adv_by_std_in_grpo", "actor_rollout_ref.rollout.val_kwargs.temperature", "a.b", "a",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm", "actor_rollout_ref.rollout.engine_kwargs.vllm.x",
+]  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(ODD), min_size=1, max_size=6))
+def test_odd_values_are_imported_or_refused_in_one_line(tmp_path_factory, found):
+    file = tmp_path_factory.mktemp("odd") / "odd.yaml"
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in found.items()))
+    try:
+        text = import_file(file).text
+    except UserError as error:
+        text = f"# {error}"
+    assert all(line.startswith("#") for line in text.partition("\n\n")[0].splitlines())

@@ -24,8 +24,8 @@ def adjust(meaning: Meaning) -> None:
 
 
 def _test_files(meaning: Meaning) -> None:
-    files = meaning.ours.get("data.val_files") or []
-    every = [files] if isinstance(files, str) else files
+    files = meaning.ours.get("data.val_files")
+    every = files if isinstance(files, list) else [files]
     tests = [str(file) for file in every if "test" in PurePath(str(file)).name]
     if tests:
         meaning.say(

@@ -44,13 +44,26 @@ def import_file(path: Path | str, given: Mapping[str, str] | None = None) -> Imp
 
     `given` are values of shell variables. Raises UserError in one line for what cannot be carried at all.
     """
-    source = read_source(Path(path), given or {})
+    try:
+        return _imported(Path(path), given or {})
+    except UserError as error:
+        raise UserError(_one_line(str(error))) from error
+
+
+def _imported(path: Path, given: Mapping[str, str]) -> Imported:
+    source = read_source(path, given)
     meaning = Meaning(source, _mapped(source))
     adjust(meaning)
-    report = (*meaning.changes, *_about_defaults(meaning), *_sort_others(meaning))
+    said = [*meaning.changes, *_about_defaults(meaning), *_sort_others(meaning)]
+    report = tuple(_one_line(sentence) for sentence in said)
     text = _header(source, report) + dump(_nested(_in_order(_OWN | _written_keys(meaning))))
     _check(text, source, path)
     return Imported(text, report)
+
+
+def _one_line(text: str) -> str:
+    """The text with single spaces for whatever breaks a line, in YAML too."""
+    return " ".join(text.split())
 
 
 def _mapped(source: Source) -> dict[str, Any]:
@@ -193,7 +206,7 @@ def _nested(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _header(source: Source, report: tuple[str, ...]) -> str:
-    lines = [f"From {source.name}, a configuration of {source.dialect}'s.", *report]
+    lines = [_one_line(f"From {source.name}, a configuration of {source.dialect}'s."), *report]
     return "".join(f"# {line}\n" for line in lines) + "\n"
 
 

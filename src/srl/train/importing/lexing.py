@@ -16,7 +16,7 @@ _OPERATOR = re.compile(r"\d*(?:&>>?|>>|>&|>\||<<<|<<-?|<&|<>|<|>)|&&|\|\||\|&|;;
 _ENDS_WORD = " \t\n;|&()<>"
 _RUN = re.compile(r"[^ \t\n;|&()<>'\"\\$`]+")
 _QUOTED_RUN = re.compile(r"[^\"\\$`]+")
-_PARAMETER = re.compile(r"(\w+|[@*#?$!-])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
+_PARAMETER = re.compile(r"(\w+|[@*#?$!-])(?:\[[@*]\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
 _PLAIN = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _CLOSING = {"(": ")", "{": "}"}
@@ -26,7 +26,7 @@ _CLOSING = {"(": ")", "{": "}"}
 class Piece:
     """A part of a word. `text` is the text, the variable's name, the sum, or the source of what is closed.
 
-    `otherwise` is what stands after the operator of `${NAME:-otherwise}`.
+    `otherwise` is what stands after the operator, `:-`, of `${NAME:-otherwise}`.
     """
 
     kind: Kind
@@ -159,12 +159,12 @@ class Lexer:
     def _double(self) -> list[Piece]:
         line = self._line
         self._take('"')
-        found = [Piece("text", "", quoted=True)]
+        found: list[Piece] = []
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == '"':
                 self._take(char)
-                return found
+                return found or [Piece("text", "", quoted=True)]
             if char == "\\":
                 pair = self._take(self._text[self._at : self._at + 2])
                 kept = pair[1:] if pair[1:] in ('"', "\\", "$", "`") else pair.replace("\\\n", "")

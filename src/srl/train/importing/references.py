@@ -78,6 +78,22 @@ def _looked_up(
     bare = name.lstrip(".")
     up = len(name) - len(bare)
     wanted = ".".join([*key.split(".")[:-up], bare]) if up else name
-    if wanted not in known or rounds == 0:
+    below = [other for other in known if other == wanted or other.startswith(f"{wanted}.")]
+    if not below or rounds == 0:
         raise Dangling(f"${{{name}}}")
-    return _of(known[wanted], wanted, known, given, rounds - 1)
+    values = {other: _of(known[other], other, known, given, rounds - 1) for other in below}
+    return values[wanted] if wanted in values else _section(values, len(wanted) + 1)
+
+
+def _section(values: Mapping[str, Any], start: int) -> dict[str, Any]:
+    """The mapping that these dotted keys make, each from its character `start` on."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        node = tree
+        *outer, last = key[start:].split(".")
+        for part in outer:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise Dangling(f"${{{key}}}")
+        node[last] = value
+    return tree

@@ -44,7 +44,7 @@ class Variables:
         if doubt:
             self._values[name] = Unknown({name: doubt})
         else:
-            self._values[name] = self.value(name) + value if adds else value
+            self._values[name] = _added(self.value(name), value, word) if adds else value
 
     def forget(self, name: str, reason: str) -> None:
         """`name` has a value that only running the script would tell."""
@@ -115,18 +115,23 @@ class Variables:
         return self._or_otherwise(piece)
 
     def _or_otherwise(self, piece: Piece) -> list[str]:
-        """`${NAME:-x}` and `${NAME:=x}`: x where there is no value; `${NAME:+x}`: where there is one."""
+        """`${NAME-x}` and `${NAME=x}`: x where there is no value; `${NAME+x}`: where there is one.
+
+        With a colon an empty value counts as none.
+        """
+        operator, is_set = piece.operator[-1], True
+        value: list[str] = []
         try:
             value = self.value(piece.text)
         except Unknown as unknown:
-            if unknown.causes.get(piece.text) != "" or piece.operator == "?":
+            if unknown.causes.get(piece.text) != "" or operator == "?":
                 raise
-            value = []
-        if piece.operator == "?":
+            is_set = False
+        has_value = any(value) if piece.operator.startswith(":") else is_set
+        if operator == "?":
             return value
-        wanted = any(value) if piece.operator == "+" else not any(value)
-        if not wanted:
-            return [] if piece.operator == "+" else value
+        if has_value != (operator == "+"):
+            return [""] if operator == "+" else value
         return ["".join("".join(self._of(part)) for part in piece.otherwise)]
 
     def _sum(self, text: str) -> str:
@@ -172,6 +177,13 @@ def assigned(word: Word) -> tuple[str, bool] | None:
 def _without_name(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     rest = pieces[0].text.partition("=")[2]
     return (Piece("text", rest), *pieces[1:]) if rest else pieces[1:]
+
+
+def _added(old: list[str], new: list[str], word: Word) -> list[str]:
+    """What `NAME+=new` makes of `old`: more words of an array, or a longer text."""
+    if any(piece.kind == "array" for piece in word.pieces):
+        return old + new
+    return [old[0] + "".join(new), *old[1:]] if old else new
 
 
 def _applied(op: ast.operator, left: int, right: int) -> int:
