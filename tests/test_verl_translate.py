@@ -211,17 +211,9 @@ def test_run_lasts_its_steps_however_few_the_questions():
     assert found["trainer.total_epochs"] >= 7
 
 
-def test_validation_before_the_first_step_is_not_repeated_after_a_resume(tmp_path: Path):
-    fresh, resumed = job(run=tmp_path), job(run=tmp_path, resume=True)
-    assert verl(on=fresh)["trainer.val_before_train"] is True
-    assert verl(on=resumed)["trainer.val_before_train"] is True, "there is no checkpoint yet"
-    resumed.checkpoints.mkdir()
-    (resumed.checkpoints / "latest_checkpointed_iteration.txt").write_text("3")
-    assert verl(on=resumed)["trainer.val_before_train"] is False
-    assert (verl(on=fresh)["trainer.resume_mode"], verl(on=resumed)["trainer.resume_mode"]) == (
-        "disable",
-        "auto",
-    )
+def test_resume_goes_on_from_the_newest_checkpoint():
+    assert verl(on=job())["trainer.resume_mode"] == "disable"
+    assert verl(on=job(resume=True))["trainer.resume_mode"] == "auto"
 
 
 def test_training_samples_as_configured_and_greedy_validation_is_greedy():
@@ -287,6 +279,14 @@ def test_tokenizer_is_the_runs_own_directory():
 )
 def test_what_generates_depends_on_the_machine(given, on, name):
     assert verl(f"cluster.rollout={given}", on=on)[f"{ROLLOUT}.name"] == name
+
+
+def test_vllm_gets_the_runs_own_tokenizer_and_without_a_gpu_bounded_bytes():
+    key = f"{ROLLOUT}.engine_kwargs.vllm"
+    assert verl(on=GPU)[f"{key}.tokenizer"] == str(GPU.tokenizer)
+    assert f"{key}.kv_cache_memory_bytes" not in verl(on=GPU)
+    assert verl("cluster.rollout=vllm")[f"{key}.kv_cache_memory_bytes"] == 2**30
+    assert not [name for name in verl() if "engine_kwargs" in name]
 
 
 def test_cluster_that_is_there_is_not_told_what_it_has():

@@ -10,6 +10,9 @@ from srl.train.verl.setting import MODEL, ROLLOUT, Rows, is_megatron, longest, p
 VLLM_TOKENS = 8192
 """verl's own limit of tokens in one of vLLM's passes, which must not be less than its sequences."""
 
+VLLM_CPU_CACHE = 2**30
+"""Bytes of keys and values of a copy without a GPU."""
+
 
 def acting(config: Config, job: Job) -> Rows:
     yield from _model(config, job, MODEL)
@@ -124,3 +127,13 @@ def _engine(config: Config, job: Job) -> Rows:
     yield f"{ROLLOUT}.max_model_len", longest(config), "data.max_response_length"
     yield f"{ROLLOUT}.max_num_seqs", seqs, "rollout.max_num_seqs"
     yield f"{ROLLOUT}.max_num_batched_tokens", max(VLLM_TOKENS, seqs), "rollout.max_num_seqs"
+    if rollout_name(config, job) == "vllm":
+        yield from _vllm(job)
+
+
+def _vllm(job: Job) -> Rows:
+    """vLLM reads a tokenizer beside the model, unless it is given another; on processors it takes a share of
+    the machine's memory for each copy, unless it is given bytes."""
+    yield f"{ROLLOUT}.engine_kwargs.vllm.tokenizer", str(job.tokenizer), "model.tokenizer"
+    if job.cpu:
+        yield f"{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes", VLLM_CPU_CACHE, ""

@@ -41,8 +41,7 @@ def _trainer(config: Config, job: Job) -> Rows:
     yield "trainer.total_epochs", max(1, total), "trainer.total_training_steps"
     yield "trainer.save_freq", trainer.save_freq or max(1, total), "trainer.save_freq"
     yield "trainer.test_freq", trainer.test_freq, "trainer.test_freq"
-    first = not has_checkpoint(job)
-    yield "trainer.val_before_train", trainer.val_before_train and first, "trainer.val_before_train"
+    yield "trainer.val_before_train", trainer.val_before_train, "trainer.val_before_train"
     yield "trainer.critic_warmup", trainer.critic_warmup + 1, "trainer.critic_warmup"
     yield "trainer.max_actor_ckpt_to_keep", trainer.max_ckpt_to_keep, "trainer.max_ckpt_to_keep"
     yield "trainer.max_critic_ckpt_to_keep", trainer.max_ckpt_to_keep, "trainer.max_ckpt_to_keep"
@@ -52,12 +51,7 @@ def _trainer(config: Config, job: Job) -> Rows:
     yield "trainer.default_local_dir", str(job.checkpoints), ""
     yield "trainer.resume_mode", "auto" if job.resume else "disable", ""
     yield "trainer.v1.trainer_mode", "sync", ""
-    yield "reward.num_workers", 1, ""
-
-
-def has_checkpoint(job: Job) -> bool:
-    """Whether the run goes on from a checkpoint; verl keeps the newest one's step in this file."""
-    return job.resume and (job.checkpoints / "latest_checkpointed_iteration.txt").is_file()
+    yield "reward.num_workers", 0, ""
 
 
 def _cluster(config: Config, job: Job) -> Rows:
