@@ -50,7 +50,7 @@ def retriever(
         ),
     ] = None,
     replicas: Annotated[
-        int, typer.Option(min=1, max=256, help="Server processes that answer at this port.")
+        int, typer.Option(min=1, max=64, help="Server processes that answer at this port.")
     ] = 1,
     threads: Annotated[
         int | None,

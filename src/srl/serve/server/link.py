@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-CHUNK, MOST_SOCKETS = 1 << 16, 64
+CHUNK = 1 << 16
+MOST_SOCKETS = 64
+"""In one message: one for each other replica, of which there may be 64."""
 
 
 class Link:
