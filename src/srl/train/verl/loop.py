@@ -61,14 +61,15 @@ def _load_scene() -> Scene:
 
 
 def eos_ids(config: Config) -> list[int]:
-    """The ids that end a text by the model's generation settings."""
-    from transformers import GenerationConfig
+    """The ids that end a text by the model's generation settings, or its configuration where it has none."""
+    from transformers import AutoConfig, GenerationConfig
 
-    assert config.model.path is not None
+    path, trusted = config.model.path, config.model.trust_remote_code
+    assert path is not None, "the model's path is filled in before a run starts"
     try:
-        eos = GenerationConfig.from_pretrained(config.model.path).eos_token_id
+        eos = GenerationConfig.from_pretrained(path).eos_token_id
     except OSError:
-        return []
+        eos = AutoConfig.from_pretrained(path, trust_remote_code=trusted).get_text_config().eos_token_id
     return [eos] if isinstance(eos, int) else list(eos or [])
 
 
