@@ -371,10 +371,12 @@ def test_tokenizer_that_is_read_right_stays_as_it_is(tmp_path: Path) -> None:
 def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["train", "export", "--out", str(out), "--step", "10"]) == 0
-    assert capsys.readouterr().out == f"{out}  step 10 of {NAME}, float32\n"
+    said = capsys.readouterr()
+    assert said.out == f"{out}  step 10 of {NAME}, float32\n"
+    assert f"srl eval run {out} --config {run / 'config.yaml'} --data FILE" in said.err
     assert main(["train", "export", "00ff", "--out", str(out), "--overwrite", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == {"directory": str(out), "run": NAME, "engine": "local", "step": 20, "dtype": "float32"}
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"directory": str(out), "run": NAME, "engine": "local", "step": 20, "dtype": "float32"}
 
 
 def test_existing_directory_is_replaced_only_when_it_is_a_model_and_that_is_asked_for(

@@ -42,4 +42,4 @@ def export(
         print_json(asdict(made))
         return
     typer.echo(f"{made.directory}  step {made.step} of {made.run}, {made.dtype}")
-    note(f"measure it: srl eval run {made.directory}")
+    note(f"measure it: srl eval run {made.directory} --config {found / 'config.yaml'} --data FILE")
