@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -238,7 +239,7 @@ class Clock:
     """Seconds that pass with each look."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, each: float) -> None:
-        self.now, self.each = 0.0, each
+        self.now, self.each = time.monotonic(), each
         monkeypatch.setattr("srl.train.verl.station.time.monotonic", self)
 
     def __call__(self) -> float:
@@ -251,8 +252,8 @@ def test_a_transfer_of_weights_that_hangs_ends_the_run(setting, monkeypatch):
     setting.station.mark("sending the weights", 3)
     line = setting.ended(Standing())
     assert line == (
-        "nothing has gone forward for 6 s, more than cluster.watchdog_s=5: it stood at sending the weights "
-        f"of step 3; {GO_ON}"
+        "nothing has gone forward for 6 s (cluster.watchdog_s=5): the run stood at sending the weights of "
+        f"step 3; {GO_ON}"
     )
     assert setting.status() == "failed"
 
@@ -268,12 +269,27 @@ def test_a_run_that_goes_forward_slowly_is_left_alone(setting, monkeypatch):
     assert setting.status() == "finished"
 
 
+def test_a_start_may_take_longer_than_a_step(setting, monkeypatch):
+    clock = Clock(monkeypatch, 0.0)
+
+    def start() -> None:
+        clock.now += 800.0
+
+    setting.follow(Trainer(start, lambda: setting.station.mark("rollout", 1)))
+    assert setting.status() == "finished"
+
+
+def test_a_start_that_takes_forever_is_ended_too(setting, monkeypatch):
+    Clock(monkeypatch, 20.0)
+    assert "(cluster.watchdog_s=5): the run stood at its start; go on" in setting.ended(Standing())
+
+
 def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
     Clock(monkeypatch, 1.0)
     setting.station.mark("rollout", 2)
     setting.station.fail("an episode broke: ValueError: no")
     line = setting.ended(Standing())
-    assert "it stood at rollout of step 2 (an episode broke: ValueError: no); go on" in line
+    assert "the run stood at rollout of step 2 (an episode broke: ValueError: no); go on" in line
 
 
 class Gone:

@@ -21,6 +21,8 @@ from srl.store import LogWriter, Record, RunInfo, reading
 from srl.train.progress import Progress
 from srl.trajectory import Phase
 
+STARTING = "its start"
+"""Where a run stands before its first mark."""
 _FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN
     (('train', 'timing_s/step'), ('val', 'val/em'), ('test', 'test/em')) ORDER BY step"""
 
@@ -97,7 +99,7 @@ class Station:
     _writes: Behind = field(default_factory=Behind)
     _events: list[Event] = field(default_factory=list)
     _failure: str = ""
-    _where: str = "starting"
+    _where: str = STARTING
     _last: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:

@@ -15,13 +15,15 @@ from srl.train.report import Reporter, Terminal
 from srl.train.run import LOG
 from srl.train.verl.checkpoints import settled
 from srl.train.verl.faults import ending, go_on
-from srl.train.verl.station import Event, News, start_station
+from srl.train.verl.station import STARTING, Event, News, start_station
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 EVERY_S = 1.0
 """Seconds between two looks at a run."""
+START_S = 900.0
+"""Seconds that a run may take until its processes are there, whatever `cluster.watchdog_s` is."""
 PATIENCE_S = 60.0
 """Seconds that the log's writer may take to answer, at least."""
 
@@ -129,11 +131,11 @@ def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[R
 
 
 def _stop_if_stuck(news: News, limit: float, run: Path) -> None:
-    if news.idle_s > limit:
+    if news.idle_s > (max(limit, START_S) if news.where == STARTING else limit):
         why = f" ({news.failure})" if news.failure else ""
         raise UserError(
-            f"nothing has gone forward for {news.idle_s:.0f} s, more than cluster.watchdog_s={limit:g}: it "
-            f"stood at {news.where}{why}; {go_on(run)}"
+            f"nothing has gone forward for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g}): the run stood "
+            f"at {news.where}{why}; {go_on(run)}"
         )
 
 
