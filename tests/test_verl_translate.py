@@ -289,6 +289,12 @@ def test_vllm_gets_the_runs_own_tokenizer_and_without_a_gpu_bounded_bytes():
     assert not [name for name in verl() if "engine_kwargs" in name]
 
 
+def test_sglang_has_the_tokenizer_that_stop_strings_need():
+    found = verl("cluster.rollout=sglang", on=GPU)
+    assert found[f"{ROLLOUT}.skip_tokenizer_init"] is False
+    assert found[f"{ROLLOUT}.engine_kwargs.sglang.tokenizer_path"] == str(GPU.tokenizer)
+
+
 def test_cluster_that_is_there_is_not_told_what_it_has():
     found = verl("cluster.address=10.0.0.1:6379", "cluster.nnodes=3")
     assert found["ray_kwargs.ray_init.address"] == "10.0.0.1:6379"

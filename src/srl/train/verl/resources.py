@@ -184,8 +184,9 @@ def _changed(config: Config, job: Job) -> Iterator[Line]:
 
 def _fits(config: Config, memory: Footprint, making: Generation, device: Device) -> Iterator[Fit]:
     """The GPU that is here, or the usual sizes where none is."""
-    here = {device.name: device.memory} if device.memory is not None else None
-    for name, size in (here or {name: gigs * 2**30 for name, gigs in GPUS.items()}).items():
+    usual = {name: gigs * 2**30 for name, gigs in GPUS.items()}
+    sizes = usual if device.memory is None else {device.name: float(device.memory)}
+    for name, size in sizes.items():
         share = config.cluster.gpu_memory_utilization * size
         episodes = making.episodes(share, longest(config))
         beside = share + memory.rollout <= size

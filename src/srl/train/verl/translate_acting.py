@@ -129,6 +129,9 @@ def _engine(config: Config, job: Job) -> Rows:
     yield f"{ROLLOUT}.max_num_batched_tokens", max(VLLM_TOKENS, seqs), "rollout.max_num_seqs"
     if rollout_name(config, job) == "vllm":
         yield from _vllm(job)
+    if rollout_name(config, job) == "sglang":
+        yield f"{ROLLOUT}.skip_tokenizer_init", False, ""  # without a tokenizer it knows no stop strings
+        yield f"{ROLLOUT}.engine_kwargs.sglang.tokenizer_path", str(job.tokenizer), "model.tokenizer"
 
 
 def _vllm(job: Job) -> Rows:
