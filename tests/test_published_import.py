@@ -93,12 +93,14 @@ RUNS = {
     ("search-r1-32b", "grpo"): SHARED | GRPO | FOUR_MACHINES | GRPO_32B,
 }
 OTHERWISE = {
+    "actor.ppo_max_token_len": "what is computed does not depend on it",
     "cluster.rollout": "auto is vllm where there is a GPU",
     "cluster.strategy": "fsdp2 in place of fsdp",
     "critic.ppo_max_token_len": "what is computed does not depend on it",
     "data.template": "the questions have their prompts, which are the template's",
     "data.val_files": "not on test questions",
     "eval.val_questions": "512 of those set aside, not 51,713",
+    "model.attn_implementation": "use_remove_padding, which needs it, is verl's default",
     "search.retries": "theirs ends at the first failure",
 }
 ONLY_GRPO = {"actor.ppo_mini_batch_size": "64 questions, not 256 episodes", "rollout.top_p": "1, not 0.95"}
