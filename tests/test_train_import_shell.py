@@ -225,7 +225,8 @@ BAD_FILES = {
     "empty.sh": (b" \n", "is empty; expected verl's configuration"),
     "binary.sh": (b"\x7fELF\xff\xfe\x00", "expected text in UTF-8"),
     "zeros.sh": (b"a.b=1\x00", "found bytes of 0"),
-    "huge.sh": (b"# x\n" * 2**19, "has 2.0 MiB; expected a configuration or a script of at most 1 MiB"),
+    "huge.sh": (b"# x\n" * 2**19, "has 2,097,152 bytes; expected a configuration or a script of 262,144"),
+    "growing.sh": (("A=a\n" + "A=$A$A\n" * 40 + f"{COMMAND} a.b=$A").encode(), "longer than 2,097,152"),
     "nested.sh": (f"{COMMAND} a.b={'${A:-' * 20000}{'}' * 20000}".encode(), "nested deeper"),
     "list.yaml": (b"- 1\n- 2\n", "or a list of overrides"),
     "text.yaml": (b"hello\n", "expected sections with keys under them, found str"),
@@ -273,3 +274,13 @@ def test_home_directory_is_that_of_this_machine(tmp_path):
     config, _ = imported(tmp_path, f"{COMMAND} data.train_files=$HOME/a.parquet data.val_files=~/b.parquet")
     assert config.data.train_files == (f"{Path.home()}/a.parquet",)
     assert config.data.val_files == (f"{Path.home()}/b.parquet",)
+
+
+def test_variable_of_the_environment_in_yaml_is_given(tmp_path):
+    text = "data: {train_files: '${oc.env:WHERE}/a.parquet'}\n"
+    config, _ = imported(tmp_path, text, "verl.yaml", WHERE="my/data")
+    assert config.data.train_files == ("my/data/a.parquet",)
+    with pytest.raises(UserError, match=r"--define OTHER: .*verl.yaml has no \$\{oc.env:OTHER\}"):
+        import_file(tmp_path / "verl.yaml", {"OTHER": "x"})
+    _, made = imported(tmp_path, text, "verl.yaml")
+    said(made, "${oc.env:WHERE} stands nowhere: data.train_files")

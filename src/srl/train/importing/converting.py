@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -27,6 +27,9 @@ _PATHS = ("model.path", "model.tokenizer", "data.train_files", "data.val_files")
 _OWN = {"extends": None, "sft.steps": 0}
 """What every imported file says: it stands on no preset, and starts from the model without fine-tuning."""
 
+_KEPT = "kept below verl:, read only with --engine verl"
+_SAME = "left out, for verl has the same by default"
+_UNKNOWN = "ignored, known neither to srl nor to verl 0.9.1"
 _NAMED = 12
 """As many keys that say nothing new are named; more are counted."""
 
@@ -136,31 +139,30 @@ def _about_defaults(meaning: Meaning) -> list[str]:
 
 def _sort_others(meaning: Meaning) -> list[str]:
     """Put what only verl has below `verl:`, and say what became of each key that has none of ours."""
-    source = meaning.source
+    source, usual = meaning.source, _verl_defaults(meaning)
     named = {name.theirs for name in names_of(source.dialect)} | meaning.used
-    others = {key: value for key, value in source.settings.items() if key not in named}
-    why: dict[str, list[str]] = {}
-    kept, same, unknown, usual = [], [], [], _verl_defaults(meaning)
-    for key, value in others.items():
-        if key in usual and usual[key] == value:
-            same.append(key)
-        elif reason := why_replaced(key):
-            why.setdefault(reason, []).append(key)
-        elif verl_knows(key) or key in source.added:
-            kept.append(key)
-            meaning.ours[f"verl.{key}" if verl_knows(key) else f"verl.+{key}"] = value
-        else:
-            unknown.append(key)
-    lines = [f"dropped, {reason}: {', '.join(dropped)}" for reason, dropped in why.items()]
-    if kept:
-        lines.append(f"kept below verl:, read only with --engine verl: {', '.join(kept)}")
-    if same:
-        named = ", ".join(same) if len(same) <= _NAMED else f"{len(same)} keys"
-        lines.append(f"left out, for verl has the same by default: {named}")
-    if unknown:
-        lines.append(f"ignored, known neither to srl nor to verl 0.9.1: {', '.join(unknown)}")
-    lines += [f"ignored, {wanted} stands nowhere: {key}" for key, wanted in source.dangling.items()]
-    return lines
+    fates: dict[str, list[str]] = {}
+    for key, value in source.settings.items():
+        if key not in named:
+            fate = _fate(key, value, usual, source.added)
+            fates.setdefault(fate, []).append(key)
+            if fate == _KEPT:
+                meaning.ours[f"verl.{key}" if verl_knows(key) else f"verl.+{key}"] = value
+    lines = [f"{fate}: {_listed(found, fate)}" for fate, found in sorted(fates.items())]
+    return lines + [f"ignored, {wanted} stands nowhere: {key}" for key, wanted in source.dangling.items()]
+
+
+def _fate(key: str, value: Any, usual: Mapping[str, Any], added: Collection[str]) -> str:
+    """What becomes of a key of theirs that has none of ours."""
+    if key in usual and usual[key] == value:
+        return _SAME
+    if reason := why_replaced(key):
+        return f"dropped, {reason}"
+    return _KEPT if verl_knows(key) or key in added else _UNKNOWN
+
+
+def _listed(keys: Sequence[str], fate: str) -> str:
+    return f"{len(keys)} keys" if fate == _SAME and len(keys) > _NAMED else ", ".join(keys)
 
 
 def _verl_defaults(meaning: Meaning) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from srl.train.importing.overrides import read_override
 from srl.train.importing.references import resolved
 from srl.train.importing.shell import Training, read_script
 
-LARGEST = 2**20
+LARGEST = 2**18
 """Bytes of the largest file that is read."""
 _MOST = 20_000
 """Settings; a YAML file whose aliases multiply holds more."""
@@ -90,9 +90,7 @@ def _text(path: Path) -> str:
     try:
         size = path.stat().st_size
         if size > LARGEST:
-            raise UserError(
-                f"{path} has {size / 2**20:.1f} MiB; expected a configuration or a script of at most 1 MiB"
-            )
+            raise UserError(f"{path} has {size:,} bytes; expected a configuration or a script of {LARGEST:,}")
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: expected text in UTF-8: {error.reason} at byte {error.start}") from error
@@ -111,10 +109,11 @@ def _found(path: Path, text: str, given: Mapping[str, str]) -> _Found:
         if isinstance(tree, list):
             return _of_words([(str(item), 0) for item in tree], str(path), _not_a_list(path))
         if not isinstance(tree, Mapping):
-            found = type(tree).__name__
-            raise UserError(f"{path}: expected sections with keys under them, found {found}")
-        if given:
-            raise UserError(f"--define {next(iter(given))}: {path} is YAML and has no shell variables")
+            kind = type(tree).__name__
+            raise UserError(f"{path}: expected sections with keys under them, found {kind}")
+        for name in given:
+            if f"oc.env:{name}" not in text:
+                raise UserError(f"--define {name}: {path} has no ${{oc.env:{name}}}")
         return _of_tree(tree, path)
     training = read_script(text, str(path), given, _BARE)
     words, options = _options_apart(training.words)

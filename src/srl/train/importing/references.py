@@ -8,6 +8,7 @@ from typing import Any
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _ROUNDS = 10
+_LONGEST = 2**14
 
 
 class Dangling(Exception):  # noqa: N818 - a finding, not a failure of ours
@@ -46,6 +47,8 @@ def _of(
         if found[0] == value.strip():
             return held
         value = value[: found.start()] + ("" if held is None else str(held)) + value[found.end() :]
+        if len(value) > _LONGEST:
+            raise Dangling(found[0])
     return value
 
 

@@ -51,7 +51,7 @@ def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[
     Raises UserError with `name` and the line.
     """
     commands = list(_commands(Lexer(text, name).tokens()))
-    variables = Variables(given)
+    variables = Variables(given, name)
     training = [command for command in commands if _program(command)]
     if len(training) > 1:
         lines = ", ".join(str(command.line) for command in training)

@@ -7,11 +7,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from srl.errors import UserError
 from srl.train.importing.lexing import Piece, Word
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.DOTALL)
 _NAME_IN_SUM = re.compile(r"\$\{?(\w+)\}?")
 _LONGEST_SUM = 200
+_MOST = 2**21
+"""Characters that variables may stand for, all together: one that is put into itself grows without end."""
 
 
 class Unknown(Exception):  # noqa: N818 - a finding, not a failure of ours
@@ -23,11 +26,13 @@ class Unknown(Exception):  # noqa: N818 - a finding, not a failure of ours
 
 
 class Variables:
-    """Values by name. Those of `given` (`--define`) stand whatever the script assigns."""
+    """Values by name, in the script called `script`. Those of `given` stand whatever it assigns."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, str], script: str) -> None:
+        self._script = script
         self._given = {name: [value] for name, value in given.items()}
         self._values: dict[str, list[str] | Unknown] = {"HOME": [str(Path.home())]}
+        self._put_in = 0
         self.seen: set[str] = set()
         """Names that the script assigns or asks for."""
 
@@ -61,6 +66,11 @@ class Variables:
             raise Unknown({name: ""})
         if isinstance(found, Unknown):
             raise found
+        self._put_in += sum(map(len, found))
+        if self._put_in > _MOST:
+            raise UserError(
+                f"{self._script}: what its variables stand for is longer than {_MOST:,} characters"
+            )
         return found
 
     def expand(self, word: Word) -> list[str]:
