@@ -90,7 +90,7 @@ def test_composing_does_not_import_verl():
 
 @pytest.mark.parametrize("preset", ["search-r1-v0.2", "search-r1-v0.3", "search-r1-llama", "search-r1-32b"])
 def test_published_settings_run_on_eight_gpus(preset):
-    config = load_config(preset).config
+    config = load_config(preset, sets=["cluster.address=auto"]).config
     validated(config, GPU)
 
 
@@ -216,10 +216,12 @@ def test_verl_ends_a_run_at_an_episode_above_its_limit():
         ),
         (("cluster.tensor_model_parallel_size=3",), GPU, "does not divide the 8 GPUs"),
         (("cluster.tensor_model_parallel_size=8",), GPU, "does not divide the model's 4 heads"),
+        (("cluster.nnodes=2",), GPU, "cluster.nnodes = 2: several machines need a Ray cluster that is there"),
         (("data.max_response_length=4000",), GPU, "4,256 tokens, and this model reads 1,024"),
     ],
 )
-def test_what_a_worker_would_find_out_late_is_refused_first(given, on, words):
+def test_what_a_worker_would_find_out_late_is_refused_first(given, on, words, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UserError) as said:
         validated(made(*given), on)
     assert words in str(said.value)

@@ -14,6 +14,7 @@ from srl.errors import UserError
 from srl.train.verl.decisions import NOT_READ, READ_BY_US, REFUSED, check_supported
 from srl.train.verl.job import Job
 from srl.train.verl.translate import settings
+from srl.train.verl.translate_acting import without_dropout
 from srl.update.losses import MAX_LOG_RATIO
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -247,6 +248,18 @@ def test_padding_is_taken_out_only_where_attention_sees_the_seams(attention, pac
     found = verl(f"model.attn_implementation={attention}", on=GPU)
     assert found["actor_rollout_ref.model.use_remove_padding"] is packed
     assert found["actor_rollout_ref.model.override_config"] == {"attn_implementation": attention}
+
+
+def test_dropout_is_off_in_training_too():
+    sizes = {"attention_dropout": 0.1, "resid_pdrop": 0.0, "text_config": {"hidden_dropout": 0.2, "n": 3}}
+    assert without_dropout(sizes) == {"attention_dropout": 0.0, "text_config": {"hidden_dropout": 0.0}}
+
+
+def test_models_own_dropout_reaches_policy_and_critic(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"attention_dropout": 0.5}')
+    found = verl(f"model.path={tmp_path}")
+    for network in ("actor_rollout_ref.model", "critic.model"):
+        assert found[f"{network}.override_config"]["attention_dropout"] == 0.0
 
 
 def test_adapters_are_the_policys_alone_and_merged_for_the_torch_rollout():

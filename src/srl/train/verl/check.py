@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
+import os
 import traceback
 from collections.abc import Iterator
 from importlib.util import find_spec
 from math import gcd
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
@@ -21,7 +20,7 @@ from srl.config.checks import algorithm_plugin
 from srl.errors import UserError
 from srl.train.verl.job import Job
 from srl.train.verl.overrides import given, replaced
-from srl.train.verl.setting import MODEL, Setting, is_megatron, longest
+from srl.train.verl.setting import MODEL, Setting, is_megatron, longest, model_sizes, precision
 from srl.train.verl.translate import compose, settings
 
 if TYPE_CHECKING:
@@ -40,10 +39,10 @@ def validated(config: Config, job: Job) -> DictConfig:
 
 def notes(config: Config, job: Job) -> list[str]:
     """What a user may not expect of this engine, a line each."""
-    return [*_notes(config), *replaced(config, settings(config, job))]
+    return [*_notes(config, job), *replaced(config, settings(config, job))]
 
 
-def _notes(config: Config) -> Iterator[str]:
+def _notes(config: Config, job: Job) -> Iterator[str]:
     critic = algorithm_plugin(config.algorithm.name).needs_critic
     for who in ("actor", "critic") if critic else ("actor",):
         section = getattr(config, who)
@@ -54,13 +53,19 @@ def _notes(config: Config) -> Iterator[str]:
             )
         if is_megatron(config) and (section.optim.lr_warmup_steps or section.optim.lr_warmup_steps_ratio):
             yield f"{who}.optim: Megatron's warm-up begins with a rate of 0, so step 1 changes nothing"
-    if not is_megatron(config):
-        yield "the trained weights are float32 and sharded, the passes in model.dtype"
+    number = precision(config, job)
+    if number != "float32":
+        yield f"passes are in {number}; the weights that are trained are float32, as verl keeps them"
 
 
 def problems(composed: DictConfig, config: Config) -> Iterator[str]:
     """What a worker of verl would stumble over, each with the keys of ours that would have to change."""
     workers = composed.trainer.nnodes * composed.trainer.n_gpus_per_node
+    if composed.trainer.nnodes > 1 and config.cluster.address is None and "RAY_ADDRESS" not in os.environ:
+        yield (
+            f"cluster.nnodes = {composed.trainer.nnodes}: several machines need a Ray cluster that is there; "
+            "start one with `ray start` on each and set cluster.address=auto"
+        )
     yield from _batches(composed, config, workers)
     yield from _copies(composed, workers)
     yield from _model(composed, config)
@@ -128,10 +133,7 @@ def _copies(composed: DictConfig, workers: int) -> Iterator[str]:
 
 def _model(composed: DictConfig, config: Config) -> Iterator[str]:
     """What the model's own sizes forbid, where its `config.json` is here to be read."""
-    file = Path(composed.actor_rollout_ref.model.path or "") / "config.json"
-    if not file.is_file():
-        return
-    sizes: dict[str, Any] = json.loads(file.read_text())
+    sizes = model_sizes(composed.actor_rollout_ref.model.path)
     context, heads = sizes.get("max_position_embeddings"), sizes.get("num_attention_heads")
     size = composed.actor_rollout_ref.rollout.tensor_model_parallel_size
     if context is not None and longest(config) > context:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from srl.config import Config
@@ -52,3 +54,9 @@ def longest(config: Config) -> int:
 def at_least_one_episode(asked: int, config: Config) -> int:
     """Tokens of a pass on one GPU: verl ends a run whose limit is less than an episode that comes."""
     return max(asked, longest(config))
+
+
+def model_sizes(path: str | None) -> dict[str, Any]:
+    """The model's `config.json`, empty where it is not on this machine."""
+    file = Path(path or "") / "config.json"
+    return dict(json.loads(file.read_text())) if file.is_file() else {}

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from srl.config import Config
 from srl.config.checks import algorithm_plugin
 from srl.train.verl.job import Job
-from srl.train.verl.setting import MODEL, ROLLOUT, Rows, is_megatron, longest, precision, rollout_name
+from srl.train.verl.setting import (
+    MODEL,
+    ROLLOUT,
+    Rows,
+    is_megatron,
+    longest,
+    model_sizes,
+    precision,
+    rollout_name,
+)
 
 VLLM_TOKENS = 8192
 """verl's own limit of tokens in one of vLLM's passes, which must not be less than its sequences."""
@@ -29,10 +40,11 @@ def _model(config: Config, job: Job, verl: str) -> Rows:
     """The policy, and the critic, which starts as a copy of it with a head of zeros.
 
     Padding is taken out only with flash attention: others would see one long row with a mask of
-    its square.
+    its square. Dropout, which verl would leave on in its updates, is set to 0.
     """
     model = config.model
     attention = model.attn_implementation
+    changed = {"attn_implementation": attention, **without_dropout(model_sizes(model.path))}
     yield f"{verl}.path", model.path, "model.path"
     yield f"{verl}.tokenizer_path", str(job.tokenizer), "model.tokenizer"
     yield f"{verl}.trust_remote_code", model.trust_remote_code, "model.trust_remote_code"
@@ -41,12 +53,19 @@ def _model(config: Config, job: Job, verl: str) -> Rows:
         model.gradient_checkpointing,
         "model.gradient_checkpointing",
     )
-    yield f"{verl}.override_config", {"attn_implementation": attention}, "model.attn_implementation"
+    yield f"{verl}.override_config", changed, "model.attn_implementation"
     yield (
         f"{verl}.use_remove_padding",
         is_megatron(config) or "flash" in attention,
         "model.attn_implementation",
     )
+
+
+def without_dropout(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Every rate of dropout above 0 in a model's configuration, sections within it included, as 0."""
+    rates = {name for name, value in sizes.items() if "drop" in name and isinstance(value, int | float)}
+    inner = {name: without_dropout(value) for name, value in sizes.items() if isinstance(value, dict)}
+    return {name: 0.0 for name in sorted(rates) if sizes[name] > 0} | {k: v for k, v in inner.items() if v}
 
 
 def _lora(config: Config, job: Job) -> Rows:
