@@ -106,6 +106,22 @@ OTHERWISE = {
 ONLY_GRPO = {"actor.ppo_mini_batch_size": "64 questions, not 256 episodes", "rollout.top_p": "1, not 0.95"}
 
 
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.parametrize(("preset", "algo"), RUNS)
+def test_verl_accepts_the_preset_and_it_fits_the_gpus_it_was_published_for(preset, algo):
+    """Eight H100 of 80 GB, or four times eight; a tenth of them is for the libraries."""
+    pytest.importorskip("verl")
+    from srl.train.verl.check import validated
+    from srl.train.verl.resources import plan, planned_job
+
+    config = load_config(preset, algo=algo).config
+    job = planned_job(config)
+    assert validated(config, job).algorithm.adv_estimator == f"srl_{algo}"
+    assert not job.cpu
+    assert plan(config, job).update_peak <= 0.9 * 80e9
+
+
 def values(config: Any) -> dict[str, Any]:
     return {".".join(path): plain(value) for path, value in flat(config.model_dump())}
 
