@@ -73,3 +73,24 @@ def test_block_divides_both_mini_batches_or_is_the_actors():
     assert block_of(16, None, 2) == 16
     assert block_of(16, 24, 2) == 8
     assert block_of(6, 9, 2) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_verls_own_iterator_cuts_the_workers_parts_so():
+    pytest.importorskip("verl")
+    import torch
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils
+
+    places, lengths = a_batch()
+    order = dealt(places, lengths, workers=2, block=8)
+    rows = TensorDict({"row": torch.tensor(order)}, batch_size=len(order))
+    parts = [
+        [part["row"].tolist() for part in tensordict_utils.make_iterator(
+            share, mini_batch_size=4, epochs=1, seed=worker, dataloader_kwargs={"shuffle": False}
+        )]
+        for worker, share in enumerate(tensordict_utils.chunk_tensordict(rows, 2))
+    ]  # fmt: skip
+    together = [set(first) | set(second) for first, second in zip(*parts, strict=True)]
+    assert together == verls_mini_batches(order, 2, 8)

@@ -6,10 +6,12 @@ verl's platform and our patches belong to a process: `verl_rank.py` holds the cl
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.verl_rows import (
     fields_of,
     learner,
@@ -25,11 +27,11 @@ from tests.verl_rows import (
 )
 
 from srl.plugins import manager
-from srl.train.experience import make_experience, token_rewards
+from srl.train.experience import make_experience
 from srl.train.local import actor_loss
-from srl.trajectory import Score
 from srl.update.actor import accumulate_actor
 from srl.update.critic import accumulate_critic
+from srl.update.kl import kl_controller
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
 
@@ -70,6 +72,7 @@ def test_token_ids_masks_and_rewards_are_those_of_the_local_engine(folder, monke
     rows = verl_episodes(chosen, monkeypatch, backend)
     assert rows.trajectories == ours
     assert [item.valid for item in ours] == [True, True, True, False] * 2
+    assert {score.value for score in scores} == {0.0, 1.0}
     for row, item, score in zip(rows.fields, ours, scores, strict=True):
         assert (
             row["input_ids"].tolist()
@@ -86,11 +89,9 @@ def advantages(folder, monkeypatch, algo, sets=(), change=lambda scores: scores)
     """(ours, verl's, mask), a row each: advantages and returns from the same log-probs and values."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    from srl.train.setup import load_learner  # noqa: F401
     from srl.train.verl import batch, register
-    from srl.update.kl import kl_controller
 
-    chosen = settings(folder, algo, sets, **({} if algo != "ppo" else {"rollout.n": 2}))
+    chosen = settings(folder, algo, sets)
     trajectories, scores = local_episodes(chosen)
     scores = change(scores)
     ours, metrics = make_experience(learner(chosen, folder), trajectories, scores)
@@ -166,10 +167,6 @@ def experience(folder):
 
 def save_critic(critic, directory):
     """The critic's weights as a directory that verl may start from."""
-    import shutil
-
-    from safetensors.torch import save_file
-
     shutil.copytree(directory.parent / "model", directory, dirs_exist_ok=True)
     weights = {f"model.{name}": value for name, value in critic.decoder.state_dict().items()}
     save_file({**weights, "score.weight": critic.head.weight.detach()}, directory / "model.safetensors")
@@ -286,12 +283,3 @@ def test_one_step_of_gradient_descent_is_that_of_the_local_engine(workers, exper
     assert norm > 1
     (theirs,) = workers[0]["cases"][name]["metrics"]["grad_norm"]
     assert theirs == pytest.approx(float(norm), rel=1e-4)
-
-
-def test_scores_are_no_part_of_what_is_compared_by_chance(folder):
-    """The scripted rows have both rewards, so that an advantage of zeros would not pass."""
-    trajectories, scores = local_episodes(settings(folder))
-    assert {score.value for score in scores} == {0.0, 1.0}
-    assert isinstance(scores[0], Score)
-    mask = torch.zeros(len(trajectories), max(len(item.token_ids) for item in trajectories))
-    assert not token_rewards(trajectories, scores, mask).any()

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,8 +207,6 @@ def learner(chosen: Config, folder: Path) -> Learner:
 
 def moved(experience: Experience, seed: int = 0) -> Experience:
     """The experience of a policy that has moved since, so that ratios and values are clipped."""
-    from dataclasses import replace
-
     generator = torch.Generator().manual_seed(seed)
 
     def noise(tensor: Tensor | None, scale: float) -> Tensor | None:
