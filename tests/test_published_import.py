@@ -94,6 +94,7 @@ RUNS = {
 }
 OTHERWISE = {
     "actor.ppo_max_token_len": "what is computed does not depend on it",
+    "cluster.address": "theirs is that of ray job submit",
     "cluster.rollout": "auto is vllm where there is a GPU",
     "cluster.strategy": "fsdp2 in place of fsdp",
     "critic.ppo_max_token_len": "what is computed does not depend on it",

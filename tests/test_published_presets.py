@@ -120,6 +120,7 @@ OWN: dict[str, dict[str, dict[str, tuple[Any, str, str]]]] = {
             "model.path": ("Qwen/Qwen2.5-32B", BIG, "BASE_MODEL"),
             "actor.optim.lr": (2e-7, BIG, f"{_ACTOR}.optim.lr"),
             "cluster.nnodes": (4, BIG, "N_NODES"),
+            "cluster.address": ("auto", BIG, "ray job submit"),
             "cluster.tensor_model_parallel_size": (2, BIG, f"{_ROLLOUT}.tensor_model_parallel_size"),
             "cluster.gpu_memory_utilization": (0.5, BIG, f"{_ROLLOUT}.gpu_memory_utilization"),
             "cluster.param_offload": (False, BIG, f"{_ACTOR}.fsdp_config.param_offload"),
