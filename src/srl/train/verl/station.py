@@ -84,9 +84,9 @@ class Behind:
             self._error = error
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Station:
-    """The writer in a plain class; `start_station` makes a Ray actor of it."""
+    """The writer in a plain class; `start_station` makes a Ray actor of it, whose logs show no `repr`."""
 
     directory: Path
     info: RunInfo

@@ -1,0 +1,188 @@
+"""Real runs on verl whose parts are killed: each goes on, or ends in one line and goes on when resumed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from tests.verl_runs import kill, only_run, processes_of, said, srl, write_config
+
+import srl.store
+from srl.index import build_index
+
+pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
+pytest.importorskip("verl")
+pytest.importorskip("transfer_queue")
+
+STEPS = 5
+LIMIT_S = 300
+SMALL = {
+    "trainer.total_training_steps": STEPS, "trainer.sample_freq": 0, "trainer.test_freq": STEPS,
+    "search.timeout_s": 5.0, "search.retries": 6, "cluster.agent_workers": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def towns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("towns")
+    return folder
+
+
+class Search:
+    """`srl serve retriever` at one port, which comes and goes."""
+
+    def __init__(self, index: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.index, self.url = index, f"http://127.0.0.1:{self.port}/retrieve"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Returns once it answers: the URL is printed then."""
+        code = "import sys; from srl.cli import main; sys.exit(main())"
+        typed = ["serve", "retriever", "--index", str(self.index), "--port", str(self.port)]
+        command = [sys.executable, "-c", code, *typed]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == self.url
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def answers(self) -> bool:
+        try:
+            with urlopen(self.url.replace("/retrieve", "/health"), timeout=2):
+                return True
+        except OSError:
+            return False
+
+
+class Typed:
+    """`srl` as it is typed in a terminal, and what it has said so far."""
+
+    def __init__(self, workspace: Path, *arguments: str) -> None:
+        self.workspace = workspace
+        self.before = len(said(workspace)) if workspace.with_name(f"{workspace.name}.out").exists() else 0
+        self.process = srl(*arguments, workspace=workspace)
+
+    @property
+    def text(self) -> str:
+        return said(self.workspace)[self.before :]
+
+    def reaches(self, step: int) -> None:
+        self.until(lambda: f"\nstep {step}/" in self.text)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Until `condition` holds; fails where the process ends before."""
+        while not condition():
+            try:
+                self.process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"it ended too early: {self.text[-4000:]}")
+
+    def ends(self) -> tuple[int, list[str]]:
+        """Exit code and all that was said after the last figures."""
+        code = self.process.wait(LIMIT_S)
+        figures = ("step ", "val at ", "test at ")
+        lines = self.text.splitlines()
+        last = max(number for number, line in enumerate(lines) if line.startswith(figures))
+        return code, lines[last + 1 :]
+
+
+@contextmanager
+def typed(workspace: Path, *arguments: str) -> Iterator[Typed]:
+    found = Typed(workspace, *arguments)
+    try:
+        yield found
+    finally:
+        kill(found.process)
+
+
+def end(run: Path, title: str, sent: signal.Signals = signal.SIGKILL) -> int:
+    """Send a signal to the first of the run's processes whose title begins so; its number."""
+    titles = {pid: title_of(pid) for pid in sorted(processes_of(run))}
+    pid = next(pid for pid, found in titles.items() if found.startswith(title))
+    os.kill(pid, sent)
+    return pid
+
+
+def title_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def nobody_is_left(run: Path) -> bool:
+    """Whether all of the run's processes end; Ray's own take a moment."""
+    ends = [os.pidfd_open(pid) for pid in processes_of(run) if Path(f"/proc/{pid}").exists()]
+    try:
+        return all(select.select([one], [], [], 60)[0] for one in ends) and processes_of(run) == []
+    finally:
+        for one in ends:
+            os.close(one)
+
+
+def counts(run: Path) -> list[tuple[str, int, int, int]]:
+    """Of each step and evaluation: episodes, and those that were lost."""
+    query = (
+        "SELECT phase, step, count(*), sum((NOT valid)::INT) FROM trajectories GROUP BY 1, 2 ORDER BY 1, 2"
+    )
+    return srl.store.reading([run], lambda log: log.execute(query).fetchall())
+
+
+def entries(run: Path) -> list[tuple[str, int]]:
+    query = "SELECT phase, step FROM raw.steps ORDER BY ALL"
+    return srl.store.reading([run], lambda log: log.execute(query).fetchall())
+
+
+def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(towns, tmp_path):
+    workspace = tmp_path / "ws"
+    write_config(towns, "grpo")  # corpus and model
+    build_index(towns / "corpus.jsonl", towns / "index", "bm25", {})
+    search = Search(towns / "index")
+    file = write_config(towns, "grpo", **SMALL, **{"search.url": search.url})
+    try:
+        search.start()
+        with typed(workspace, "train", "--engine", "verl", "--algo", "grpo", "--config", str(file)) as first:
+            first.reaches(1)
+            search.stop()
+            assert not search.answers()
+            search.start()
+            first.reaches(2)
+            run = only_run(workspace)
+            pid = end(run, "ray::AgentLoopWorker")
+            died = f"srl: the rollout worker died (process {pid} on 127.0.0.1)"
+            code, said_last = first.ends()
+        go_on = f"go on with `srl train --resume --run {run.name}`"
+        assert (code, said_last) == (2, [f"{died}; {go_on}"])
+        assert nobody_is_left(run)
+        assert all(lost == 0 for *_, lost in counts(run)), "no search was lost while its server was away"
+
+        with typed(workspace, "train", "--resume") as second:
+            second.reaches(3)
+            os.killpg(second.process.pid, signal.SIGINT)
+            assert second.ends() == (130, ["srl: interrupted"])
+        assert nobody_is_left(run)
+
+        with typed(workspace, "train", "--resume") as third:
+            assert third.process.wait(LIMIT_S) == 0, third.text[-4000:]
+    finally:
+        search.stop()
+    assert nobody_is_left(run)
+    trained = [("train", step) for step in range(1, STEPS + 1)]
+    assert entries(run) == [("test", 0), ("test", STEPS), *trained, ("val", 0), ("val", STEPS)]
+    assert [count for phase, _, count, _ in counts(run) if phase == "train"] == [8] * STEPS
