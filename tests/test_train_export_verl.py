@@ -41,7 +41,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(model(), tokenizer(), place / "model")
     (place / "out").mkdir()
     command = [sys.executable, str(SCRIPT), str(place / "model"), str(place / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=place, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=place, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return place / "out"
 
