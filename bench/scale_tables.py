@@ -29,7 +29,7 @@ def steps() -> str:
             f"{middle['step_s'][part]:.0f} s" for part in ("rollout", "log_probs", "update", "communication")
         ]
         whole = (
-            f"{middle['total_s']:.0f} s ({cases['fast']['total_s']:.0f} to {cases['slow']['total_s']:.0f})"
+            f"{middle['total_s']:,.0f} s ({cases['fast']['total_s']:,.0f} to {cases['slow']['total_s']:,.0f})"
         )
         rows.append([f"{plan['model']} on {plan['gpus']}", *parts, whole])
     return table(["GPUs", "rollout", "log-probs", "update", "gathers", "a step (fast to slow)"], rows)

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from tests.import_inputs import imported
+from typer.testing import CliRunner
 
+from srl.cli.train import app
 from srl.config import load_config
 from srl.config.schema import flat, plain
 
@@ -121,6 +123,19 @@ def test_verl_accepts_the_preset_and_it_fits_the_gpus_it_was_published_for(prese
     assert validated(config, job).algorithm.adv_estimator == f"srl_{algo}"
     assert not job.cpu
     assert plan(config, job).update_peak <= 0.9 * 80e9
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_dry_run_on_verl_needs_neither_weights_nor_machines(tmp_path, monkeypatch):
+    pytest.importorskip("verl")
+    monkeypatch.chdir(tmp_path)
+    typed = ["--engine", "verl", "--preset", "search-r1-32b", "--algo", "grpo", "--dry-run"]
+    result = CliRunner().invoke(app, typed, catch_exceptions=False)
+    assert result.exit_code == 0
+    for said in ("4 × 8 GPUs", "16 copies of the policy", "8 optimiser steps of 320", "no weights at Qwen"):
+        assert said in result.stdout
+    assert list(tmp_path.rglob("*")) == []
 
 
 def values(config: Any) -> dict[str, Any]:
