@@ -14,14 +14,14 @@ from tests.verl_runs import (
     identity,
     kill,
     only_run,
-    processes_of,
     said,
     srl,
     wait_for,
+    wait_until_gone,
     write_config,
 )
 
-import srl.store
+from srl import store
 from srl.store.records import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
@@ -41,7 +41,7 @@ def settings(**more):
 
 
 def rows(run, query):
-    with srl.store.open(run) as log:
+    with store.open(run) as log:
         return log.execute(query).fetchall()
 
 
@@ -55,7 +55,7 @@ def metric(run, name, phase="train"):
 
 
 def records(run, step):
-    with srl.store.open(run) as log:
+    with store.open(run) as log:
         found = read_records(log, "phase = 'train' AND step = ?", [step])
     return {record.trajectory.id: record for record in found}
 
@@ -70,7 +70,7 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     assert identity(run)["engine"] == "verl"
     finished("train", "--resume", workspace=workspace)
 
-    assert processes_of(run) == []
+    wait_until_gone(run)
     assert "resuming" in said(workspace)
     whole = [("test", 0), ("test", STEPS), ("train", 1), ("train", 2), ("train", 3)]
     assert [item for item in steps(run) if item[0] != "val"] == whole

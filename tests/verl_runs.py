@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,14 @@ def processes_of(run: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def wait_until_gone(run: Path, within_s: float = 60) -> None:
+    """Until no process of the run is left: some die just after the one that started them."""
+    deadline = time.monotonic() + within_s
+    while left := processes_of(run):
+        assert time.monotonic() < deadline, f"processes of the run are left: {left}"
+        time.sleep(0.2)
 
 
 def identity(run: Path) -> dict[str, object]:

@@ -46,11 +46,12 @@ def settled(checkpoints: Path) -> int:
     The file that verl reads names it from here on.
     """
     whole, marker = whole_steps(checkpoints), checkpoints / MARKER
-    named = int(marker.read_text(encoding="utf-8")) if marker.is_file() else -1
-    if named in whole or not whole:
-        if not whole:
-            marker.unlink(missing_ok=True)
-        return named if whole else -1
+    if not whole:
+        marker.unlink(missing_ok=True)
+        return -1
+    named = marker.read_text(encoding="utf-8").strip() if marker.is_file() else ""
+    if named.isdecimal() and int(named) in whole:
+        return int(named)
     name_latest(checkpoints, whole[-1])
     return whole[-1]
 
