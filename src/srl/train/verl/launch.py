@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -200,7 +201,9 @@ def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[st
 def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
     """A Ray cluster for the run: one that is there, or one of this machine's own on its loopback."""
     import logging
+    import signal
 
+    ours = signal.getsignal(signal.SIGTERM)
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -218,6 +221,8 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
         log_to_driver=not terminal.quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
         logging_level=logging.ERROR,
     )  # fmt: skip
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ours)  # Ray has put its own there, which ends with another code
     try:
         yield
     finally:
