@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import warnings
 from collections.abc import Iterator
@@ -144,6 +145,7 @@ def _go(
     terminal: Terminal, resumed: bool,
 ) -> Summary:  # fmt: skip
     """Start the processes, tell what they tell, and sum up."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     job = job_of(config, run, resumed=resumed)
     load_codec(config, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
     _set_environment(job, workspace, config.cluster.address is not None)
@@ -155,7 +157,7 @@ def _go(
                     config.model_dump())  # fmt: skip
     info = run_info(run, config, identity, search)
     try:
-        with _ray(composed, run, terminal):
+        with _ray(composed, run, terminal, on_sigterm):
             progress = watch(run, config, composed, info, terminal, known, resumed=resumed)
     finally:
         for reporter in known:
@@ -198,12 +200,10 @@ def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[st
 
 
 @contextmanager
-def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
+def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -> Iterator[None]:
     """A Ray cluster for the run: one that is there, or one of this machine's own on its loopback."""
     import logging
-    import signal
 
-    ours = signal.getsignal(signal.SIGTERM)
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -222,7 +222,7 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
         logging_level=logging.ERROR,
     )  # fmt: skip
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, ours)  # Ray has put its own there, which ends with another code
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, with another exit code
     try:
         yield
     finally:
