@@ -131,6 +131,8 @@ def test_test_questions_that_validate_are_named(tmp_path):
         ("actor_rollout_ref.rollout.n_agent=5", ("episodes of one question here", "row number")),
         ("max_turns=2", ("max_turns=2 counts alike", "2 turns may search and one more")),
         ("data.max_start_length=1000", ("data.max_start_length=1000 is data.max_prompt_length",)),
+        ("actor_rollout_ref.model.use_remove_padding=true", ("use_remove_padding", "flash_attention_2")),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload=true", ("kept below verl:", "param_offload")),
         ("max_turns=3", ("3 turns of 500 + 450 tokens", "3350")),
         ("actor_rollout_ref.actor.state_masking=false", ("state_masking is off", "mask_observations=false")),
         ("algorithm.no_think_rl=true", ("no_think_rl has nothing like it",)),
@@ -326,6 +328,14 @@ trainer: {experiment_name: "run-${..data.train_batch_size}", project_name: "p-${
     assert config.data.train_files == (str(Path.home() / "a.parquet"),)
     said(made, "what the file stands on is not read: my_base")
     said(made, "${.missing} stands nowhere", "critic.ppo_epochs")
+
+
+def test_offload_of_the_reference_is_kept_only_where_it_differs(tmp_path):
+    both = [f"actor_rollout_ref.{role}.fsdp_config.param_offload=true" for role in ("actor", "ref")]
+    config, made = imported(tmp_path, verl(*both))
+    assert config.cluster.param_offload
+    assert config.verl == {}
+    assert not [line for line in made.report if "kept below" in line]
 
 
 def test_list_of_overrides_may_be_yaml_too(tmp_path):

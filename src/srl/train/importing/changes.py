@@ -96,6 +96,9 @@ def _offloads(meaning: Meaning) -> None:
             value = meaning.given(f"{section}.{kind}")
             if meaning.has_critic and value not in (None, meaning.ours[f"cluster.{kind}"]):
                 meaning.say(f"{section}.{kind}={value} differs from the actor's, which holds for both here")
+        of_reference = f"actor_rollout_ref.ref.fsdp_config.{kind}"
+        if meaning.source.settings.get(of_reference) == meaning.ours[f"cluster.{kind}"]:
+            meaning.used.add(of_reference)
 
 
 def _shortest_answer(meaning: Meaning) -> None:
@@ -112,6 +115,8 @@ def _lacking(meaning: Meaning) -> None:
     top_k = meaning.given(f"{ROLLOUT}.top_k")
     if top_k not in (None, -1, 0):
         meaning.say(f"{ROLLOUT}.top_k={top_k} has nothing like it: sampling is from all tokens")
+    if meaning.given("actor_rollout_ref.model.use_remove_padding") is True:
+        meaning.say("use_remove_padding: here model.attn_implementation=flash_attention_2 leaves padding out")
     if meaning.ours.get("model.trust_remote_code") is True:
         meaning.say("trust_remote_code is kept: code that comes with the model will run")
     for role in (ACTOR, "critic"):
