@@ -87,7 +87,7 @@ def load_critic(
     if f"{name}.weight" in report["missing_keys"]:
         nn.init.zeros_(head.weight)
     if f"{name}.bias" in report["missing_keys"]:
-        head.bias = None
+        head.register_parameter("bias", None)
     return critic
 
 
@@ -133,7 +133,7 @@ def networks_have_no_dropout() -> None:
         return module
 
     setattr(build_module, PATCHED, True)
-    FSDPEngine._build_module = build_module
+    _put(FSDPEngine, "_build_module", build_module)
 
 
 def learning_rate_is_ours() -> None:
@@ -156,8 +156,8 @@ def learning_rate_is_ours() -> None:
         return self.lr_scheduler.used if isinstance(self.lr_scheduler, Schedule) else step(self)
 
     setattr(build_lr_scheduler, PATCHED, True)
-    FSDPEngine._build_lr_scheduler = build_lr_scheduler
-    FSDPEngine.lr_scheduler_step = lr_scheduler_step
+    _put(FSDPEngine, "_build_lr_scheduler", build_lr_scheduler)
+    _put(FSDPEngine, "lr_scheduler_step", lr_scheduler_step)
 
 
 def sequence_means_count_rows_that_are_in() -> None:
@@ -213,7 +213,7 @@ def _wrap_train_batch(name: str, around: Callable[..., Any]) -> None:
         return around(self, data, loss_function, original=original)
 
     setattr(train_batch, PATCHED, (*getattr(original, PATCHED, ()), name))
-    BaseEngine.train_batch = train_batch
+    _put(BaseEngine, "train_batch", train_batch)
 
 
 def process_group_names_a_device_once() -> None:
@@ -248,11 +248,16 @@ def reference_stays_in_ordinary_memory() -> None:
     """
     from verl.workers.engine.fsdp import transformer_impl
 
-    transformer_impl.CPUOffloadPolicy = no_offload
+    _put(transformer_impl, "CPUOffloadPolicy", no_offload)
 
 
 def no_offload(pin_memory: bool = True) -> None:
     """The policy of weights that stay where they are."""
+
+
+def _put(owner: Any, name: str, ours: Any) -> None:
+    """`ours` in place of what verl has there."""
+    setattr(owner, name, ours)
 
 
 def _replace(module: Any, name: str, ours: Callable[..., Any]) -> None:
