@@ -466,6 +466,11 @@ def test_command_takes_values_of_variables(tmp_path, monkeypatch, capsys):
     assert "type: --define WHERE=VALUE" in capsys.readouterr().err
     assert main(["train", "import", "train.sh", "--define", "WHERE=my/data"]) == 0
     assert "train_files: my/data/a.parquet" in capsys.readouterr().out
+    Path("train.sh").write_text(search_r1("data.train_files=$1/a.parquet"))
+    assert main(["train", "import", "train.sh"]) == 2
+    assert "type: --define 1=VALUE" in capsys.readouterr().err
+    assert main(["train", "import", "train.sh", "--define", "1=my/data"]) == 0
+    assert "train_files: my/data/a.parquet" in capsys.readouterr().out
     for wrong in ("WHERE", "=x", "a b=x"):
         assert main(["train", "import", "train.sh", "--define", wrong]) == 2
         assert "expected NAME=VALUE" in capsys.readouterr().err

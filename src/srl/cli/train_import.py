@@ -42,7 +42,7 @@ def _defined(given: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
+        if not equals or not name.replace("_", "").isalnum():
             raise UserError(f"--define {text}: expected NAME=VALUE, as in --define DATA_DIR=data/nq")
         found[name] = value
     return found
