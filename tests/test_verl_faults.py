@@ -16,10 +16,10 @@ from urllib.request import urlopen
 import pytest
 from tests.verl_runs import kill, only_run, processes_of, said, srl, write_config
 
-import srl.store
 from srl.index import build_index
+from srl.store import reading
 
-pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(2300)]
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 
@@ -141,12 +141,12 @@ def counts(run: Path) -> list[tuple[str, int, int, int]]:
     query = (
         "SELECT phase, step, count(*), sum((NOT valid)::INT) FROM trajectories GROUP BY 1, 2 ORDER BY 1, 2"
     )
-    return srl.store.reading([run], lambda log: log.execute(query).fetchall())
+    return reading([run], lambda log: log.execute(query).fetchall())
 
 
 def entries(run: Path) -> list[tuple[str, int]]:
     query = "SELECT phase, step FROM raw.steps ORDER BY ALL"
-    return srl.store.reading([run], lambda log: log.execute(query).fetchall())
+    return reading([run], lambda log: log.execute(query).fetchall())
 
 
 def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(towns, tmp_path):

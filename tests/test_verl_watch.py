@@ -38,6 +38,7 @@ class DiedError(ActorDiedError):
     """As Ray words the death of an actor that ran."""
 
     def __init__(self, class_name: str) -> None:
+        super().__init__()
         self.error_msg = (
             f"The actor died unexpectedly before finishing this task.\n\tclass_name: {class_name}\n"
             "\tactor_id: 0123\n\tpid: 77\n\tname: srl_torch_server_0\n\tnamespace: x\n\tip: 10.0.0.3\n"
@@ -198,6 +199,31 @@ def test_a_write_that_failed_where_there_is_no_room_is_a_full_disk(setting, monk
 def test_memory_that_ran_out_is_the_machines_fault(setting):
     line = setting.ended(Trainer(end=remote(OutOfMemoryError("\x1b[31mTask was killed\x1b[0m\nmore\nlines"))))
     assert line == f"Task was killed; {GO_ON}"
+
+
+def test_a_gpu_without_room_says_what_takes_less(setting):
+    class OutOfMemoryError(RuntimeError):
+        """As torch's."""
+
+    line = setting.ended(Trainer(end=OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\n")))
+    assert line.startswith(
+        "a GPU's memory did not suffice: CUDA out of memory. Tried to allocate 2 GiB; start"
+    )
+    assert "actor.ppo_max_token_len" in line
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (UserError("the log is being written by process 7"), "the log is being written by process 7"),
+        (ValueError("no"), f"a process of the run could not start: ValueError: no; {GO_ON}"),
+    ],
+)
+def test_a_process_that_cannot_start_says_why(setting, raised, line):
+    name = "srl.errors.UserError" if isinstance(raised, UserError) else type(raised).__name__
+    trace = f"\x1b[36mray::Station.__init__()\x1b[39m (pid=1)\n  File x\n{name}: {raised}\n"
+    error = RayTaskError("__init__", trace, raised, proctitle="ray::Station", pid=1, ip="127.0.0.1")
+    assert setting.ended(Trainer(end=ActorDiedError(error))) == line
 
 
 def test_a_bug_is_raised_as_itself_with_the_other_processs_traceback(setting):
@@ -383,7 +409,7 @@ def test_a_dead_process_is_found_and_a_busy_one_is_not(answers):
     assert busy.calls == dead.calls == 1, "one ping under way is enough"
     assert idle.calls > 4
     answers.dead[dead] = DiedError("WorkerDict")
-    assert pulse.dead() == "training 1: the training worker died (process 77 on 10.0.0.3)"
+    assert pulse.dead() == "the training worker died (process 77 on 10.0.0.3)"
 
 
 def test_a_process_out_of_reach_for_a_moment_is_asked_again(answers):

@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from srl.errors import SrlError, UserError
 from srl.files import is_disk_full
+
+if TYPE_CHECKING:
+    from ray.exceptions import RayActorError
 
 ROLES = {
     "AgentLoopWorker": "rollout worker",
@@ -28,7 +31,13 @@ ROLES = {
 }
 """What an actor does, by a part of its class's name; the first that fits."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OURS = re.compile(r"srl\.errors\.\w+: (.+)")
+"""The last line of a traceback that ends in an error of ours."""
 _FIELD = re.compile(r"^\s*(class_name|pid|ip): (.+)$", re.MULTILINE)
+_LESS_MEMORY = (
+    "start another run with a lower actor.ppo_max_token_len or cluster.gpu_memory_utilization: "
+    "`srl train --engine verl --dry-run` counts what they take"
+)
 _EVERY_S = 1.0
 _ROOM = 1 << 20
 
@@ -42,10 +51,13 @@ class RemoteError(Exception):
 
 def root(error: BaseException) -> BaseException:
     """What was raised first, in whichever process: what Ray wrapped around it is taken off."""
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import RayActorError, RayTaskError
 
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        ours = _OURS.fullmatch(_lines(error)[-1])
+        return UserError(ours[1]) if ours else error
     return error
 
 
@@ -64,12 +76,18 @@ def reason(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line that an error's text has, without colours."""
-    lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return _lines(error)[0]
 
 
-def _dead(error: BaseException) -> str:
+def _lines(error: BaseException) -> list[str]:
+    lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines()]
+    return [line for line in lines if line] or [type(error).__name__]
+
+
+def _dead(error: RayActorError) -> str:
     """Which process is gone: what it did, its number and its machine, as far as Ray knows them."""
+    if error.actor_init_failed:
+        return f"a process of the run could not start: {_lines(error)[-1]}"
     known = dict(_FIELD.findall(str(error)))
     if "class_name" not in known:
         return f"a process of the run died: {first_line(error)}"
@@ -105,6 +123,8 @@ def ending(error: BaseException, run: Path, told: str = "") -> BaseException:
         return UserError(f"the disk is full: {reason(first)}; free some space and {go_on(run)}")
     if isinstance(first, RayError):
         return UserError(f"{reason(first)}; {go_on(run)}")
+    if type(first).__name__ == "OutOfMemoryError":
+        return UserError(f"a GPU's memory did not suffice: {first_line(first)}; {_LESS_MEMORY}")
     first.__cause__ = RemoteError(_ANSI.sub("", str(error)))
     return first
 
@@ -131,7 +151,7 @@ class Pulse:
     _next: float = 0.0
 
     def dead(self) -> str:
-        """The first actor found dead, by its name and process; empty where none is known to be."""
+        """The first actor found dead, by what it does and where; empty where none is known to be."""
         if self.clock() < self._next:
             return ""
         self._next = self.clock() + self.every_s
@@ -156,7 +176,7 @@ class Pulse:
         try:
             ray.get(ping)
         except ray.exceptions.ActorDiedError as error:
-            return f"{name}: {reason(error)}"
+            return reason(error)
         except ray.exceptions.RayError:  # out of reach for a moment
             pass
         self._ask(name)

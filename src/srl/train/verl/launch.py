@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -46,6 +47,9 @@ WITHOUT_GPU = {"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Our platform for verl; and vLLM's processes would else all bind to the same core."""
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Ray's switch for a cluster that no other machine may join: every process of it binds to 127.0.0.1."""
+
+SILENT_RAYLET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+"""Ray writes what it says of a worker's death to the driver's stdout, but for lines that this matches."""
 
 
 def start(config: Config, *, preset: str, algo: str, workspace: Workspace, terminal: Terminal) -> Summary:
@@ -181,6 +185,8 @@ def _set_environment(job: Job, workspace: Workspace, shared: bool) -> None:
     Before Ray is imported, which reads it then.
     """
     os.environ.update(environment(job, workspace, shared))
+    if not logging.getLogger("srl").isEnabledFor(logging.DEBUG):
+        os.environ.update(SILENT_RAYLET)
 
 
 def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[str, str]:
@@ -202,8 +208,6 @@ def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[st
 @contextmanager
 def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -> Iterator[None]:
     """A Ray cluster for the run: one that is there, or one of this machine's own on its loopback."""
-    import logging
-
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
