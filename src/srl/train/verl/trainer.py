@@ -106,8 +106,9 @@ class SearchTrainer(PPOTrainerSync):
         """Filled up by verl; dealt out so that mini-batches hold the questions of the local engine's."""
         batch = super()._balance_batch(batch, metrics, *args, **named)
         workers = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        n, critic = self.srl.rollout.n, self.srl.critic.ppo_mini_batch_size if self.use_critic else None
-        block = block_of(self.srl.actor.ppo_mini_batch_size * n, critic and critic * n, workers)
+        n, actor = self.config.actor_rollout_ref.rollout.n, self.config.actor_rollout_ref.actor
+        critic = self.config.critic.ppo_mini_batch_size * n if self.use_critic else None
+        block = block_of(actor.ppo_mini_batch_size * n, critic, workers)
         lengths = [int(tag["seq_len"]) for tag in batch.tags]
         batch.reorder(dealt(_places(batch), lengths, workers=workers, block=block))
         return batch
