@@ -201,6 +201,7 @@ def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[st
         **NO_TELEMETRY,
         "TOKENIZERS_PARALLELISM": "false",
         "HYDRA_FULL_ERROR": "1",
+        "VERL_LOGGING_LEVEL": os.environ.get("VERL_LOGGING_LEVEL", "WARNING"),
     }
     return {**known, **WITHOUT_GPU} if job.cpu else known
 
@@ -235,5 +236,6 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -
 
 
 def _ours() -> dict[str, str]:
-    names = (RUN_VARIABLE, "SRL_WORKSPACE", "TOKENIZERS_PARALLELISM", *WITHOUT_GPU, *NO_TELEMETRY)
+    names = (RUN_VARIABLE, "SRL_WORKSPACE", "TOKENIZERS_PARALLELISM", "VERL_LOGGING_LEVEL")
+    names = (*names, *WITHOUT_GPU, *NO_TELEMETRY)
     return {name: os.environ[name] for name in names if name in os.environ}
