@@ -267,6 +267,18 @@ def test_a_log_that_cannot_hold_the_last_episodes_still_says_how_its_run_ended(l
     assert rows(log, "SELECT status FROM runs") == [("failed",)]
 
 
+def test_a_trainer_that_goes_on_after_the_end_gets_no_further(log):
+    """What is interrupted is still at work when the log is closed; it must not call its step saved."""
+    writer = station(log)
+    add(writer, 1, count=1)
+    writer.close("interrupted")
+    add(writer, 1, count=4)
+    for ask in (lambda: writer.finish(1, "train", {}), writer.flush):
+        with pytest.raises(UserError, match="the run is over"):
+            ask()
+    assert entries(log) == counts(log) == [("train", 1, 1)]
+
+
 def test_the_writers_process_needs_neither_torch_nor_verl():
     code = "import sys, srl.train.verl.station; print(sys.modules.keys() & {'torch', 'transformers', 'verl'})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

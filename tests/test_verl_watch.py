@@ -401,6 +401,23 @@ def test_the_writer_is_asked_through_ray_and_its_faults_are_lines(answers):
             writer.news()
 
 
+def test_a_writer_that_stands_still_is_waited_for_once(answers, monkeypatch):
+    import ray
+
+    waits: list[float] = []
+
+    def get(call, timeout):
+        waits.append(timeout)
+        raise GetTimeoutError("Get timed out")
+
+    monkeypatch.setattr(ray, "get", get)
+    writer = watch.RayWriter(Actor(), Path(RUN), 1800.0)
+    for ask in (writer.news, lambda: writer.close("failed")):
+        with pytest.raises(UserError, match="has not answered"):
+            ask()
+    assert waits == [1800.0, watch.EVERY_S]
+
+
 def test_a_dead_process_is_found_and_a_busy_one_is_not(answers):
     busy, idle, dead = Actor(), Actor(), Actor()
     pulse = faults.Pulse({"busy": busy, "idle": idle, "training 1": dead}, every_s=0.0)

@@ -96,6 +96,7 @@ class Station:
     _log: LogWriter = field(init=False)
     _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
     _done: set[tuple[int, Phase]] = field(default_factory=set)
+    _closed: bool = False
     _writes: Behind = field(default_factory=Behind)
     _events: list[Event] = field(default_factory=list)
     _failure: str = ""
@@ -112,7 +113,7 @@ class Station:
     def add(self, step: int, phase: Phase, record: Record) -> None:
         """A finished episode, scored; one that is sent twice counts once, one that comes too late never."""
         self._last = time.monotonic()
-        if (step, phase) not in self._done:
+        if (step, phase) not in self._done and not self._closed:
             self._open[step, phase][record.trajectory.id] = record
 
     def fail(self, why: str) -> None:
@@ -146,8 +147,10 @@ class Station:
     ) -> dict[str, float]:
         """Have a finished step or evaluation written; the metrics with those of its trajectories added.
 
-        It is in the log once `flush` has returned.
+        It is in the log once `flush` has returned. Raises UserError once the log is closed: a trainer
+        that has not noticed must not go on to a checkpoint.
         """
+        self._check_open()
         records = self._taken(step, phase, tokens)
         known = {**metrics, **measured(records, phase)}
         self._writes.do(self._log.write, step, phase, records, known)
@@ -158,6 +161,7 @@ class Station:
 
     def flush(self) -> None:
         """Until everything that was finished is in the log."""
+        self._check_open()
         self._writes.wait()
 
     def supersede(self, step: int) -> None:
@@ -178,6 +182,7 @@ class Station:
 
     def close(self, status: str) -> Progress:
         """End the log: whole, or with what the step that was not finished had so far."""
+        self._closed = True
         if status == "finished":
             self._writes.wait()
             self._log.finish()
@@ -190,6 +195,10 @@ class Station:
                     self._log.write(step, phase, records, measured(records, phase))
         self._log.close(status)
         return self.progress
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("the log of this run is closed: the run is over")
 
     def _taken(self, step: int, phase: Phase, tokens: Tokens | None) -> list[Record]:
         """The records of a step that is written now: nothing is added to it any more."""
@@ -240,10 +249,12 @@ def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
 
 
 def start_station(run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0) -> Any:
-    """The writer of `log` as a Ray actor that the run's other processes find by name."""
+    """The writer of `log` as a Ray actor, on this machine, that the run's other processes find by name."""
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    actor = ray.remote(num_cpus=0)(Station).options(name=_name(run))
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    actor = ray.remote(num_cpus=0)(Station).options(name=_name(run), scheduling_strategy=here)
     return actor.remote(log, info, sample_freq, sample_count)
 
 

@@ -165,9 +165,12 @@ class RayTraining:
         ray.get(self.working)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RayWriter:
-    """A `Station` in another process. Raises UserError where it cannot write, is gone or does not answer."""
+    """A `Station` in another process. Raises UserError where it cannot write, is gone or does not answer.
+
+    It is waited for once: one that was silent for so long is asked again, and no longer waited for.
+    """
 
     actor: Any
     run: Path
@@ -193,8 +196,9 @@ class RayWriter:
         try:
             return ray.get(getattr(self.actor, name).remote(*arguments), timeout=self.patience_s)
         except ray.exceptions.GetTimeoutError:
+            waited, self.patience_s = self.patience_s, EVERY_S
             raise UserError(
-                f"the log's writer has not answered for {self.patience_s:.0f} s; {go_on(self.run)}"
+                f"the log's writer has not answered for {waited:.0f} s; {go_on(self.run)}"
             ) from None
         except ray.exceptions.RayError as error:
             end = ending(error, self.run)
