@@ -85,7 +85,7 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     finished("train", "export", "--out", str(tmp_path / "model"), workspace=workspace)
     out = finished(
         "eval", "run", str(tmp_path / "model"), "--data", str(towns / "test.parquet"),
-        "--index", str(index_of(towns)), "--json", workspace=workspace,
+        "--config", str(run / "config.yaml"), "--index", str(index_of(towns)), "--json", workspace=workspace,
     )  # fmt: skip
     measured = json.loads(out.splitlines()[-1])
     assert measured

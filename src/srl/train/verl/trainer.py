@@ -35,6 +35,7 @@ from srl.train.verl.dataset import Questions
 from srl.train.verl.faults import Pulse, go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.register import PREFIX, check_reports, report
+from srl.train.verl.search_check import search_problems
 from srl.train.verl.station import station_of
 from srl.trajectory import Phase
 from srl.update.kl import kl_controller
@@ -248,6 +249,19 @@ class SearchTrainer(PPOTrainerSync):
         expected = report()
         assert expected is not None
         check_reports({name: _got(answer) for name, answer in asked.items()}, expected)
+        self._check_servers()
+
+    def _check_servers(self) -> None:
+        """Raises UserError naming a search server that some worker does not reach: a URL may mean its own."""
+        if not self.srl.rollout.search or self.srl.search.url is None:
+            return
+        workers = self.agent_loop_manager.agent_loop_workers
+        found = [_got(worker.__ray_call__.remote(search_problems)) for worker in workers]
+        wrong = [
+            str(one) for problems in found for one in (problems if isinstance(problems, list) else [problems])
+        ]
+        if wrong:
+            raise UserError(f"{wrong[0]}; {go_on(self.run)}")
 
     def _settle_checkpoint(self) -> None:
         """The step's checkpoint is the latest from here on; older ones that verl has dropped go."""
