@@ -21,6 +21,7 @@ class Runner:
         from srl.train.verl.trainer import SearchTrainer
 
         register()
+        _alone()
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         tq.init(config.transfer_queue)
@@ -36,3 +37,19 @@ class Runner:
             trainer.fit(manager)
         finally:
             tq.close()
+
+
+def _alone() -> None:
+    """Raises UserError where another run uses this Ray cluster: TransferQueue keeps one queue in each."""
+    import ray
+
+    from srl.errors import UserError
+
+    try:
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    except ValueError:
+        return
+    raise UserError(
+        "another run of verl is at work on this Ray cluster, and its queue holds one run's episodes: wait for "
+        "it, or give this run a cluster of its own"
+    )

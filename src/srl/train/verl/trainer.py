@@ -30,7 +30,7 @@ from srl.train.progress import Progress
 from srl.train.verl import torch_rollout
 from srl.train.verl.balance import block_of, dealt
 from srl.train.verl.batch import Learned, StepBatch, learn_from
-from srl.train.verl.checkpoints import STATE, folder_of, name_latest, unnamed
+from srl.train.verl.checkpoints import STATE, folder_of, name_latest, unnamed, whole_steps
 from srl.train.verl.dataset import Questions
 from srl.train.verl.faults import Pulse, go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
@@ -291,9 +291,11 @@ class SearchTrainer(PPOTrainerSync):
         return folder_of(Path(self.config.trainer.default_local_dir), step)
 
     def _drop_old(self) -> None:
-        """Remove what is left of checkpoints whose weights verl has dropped."""
-        for folder in self._folder(0).parent.glob("global_step_*"):
-            if folder != self._folder(self.global_steps) and not (folder / "actor").exists():
+        """Remove the checkpoints beyond `trainer.max_ckpt_to_keep`, and what is left of those verl dropped."""
+        checkpoints, keep = self._folder(0).parent, self.srl.trainer.max_ckpt_to_keep
+        kept = {folder_of(checkpoints, step) for step in whole_steps(checkpoints)[-keep if keep else 0 :]}
+        for folder in checkpoints.glob("global_step_*"):
+            if folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -43,8 +43,9 @@ def _trainer(config: Config, job: Job) -> Rows:
     yield "trainer.test_freq", trainer.test_freq, "trainer.test_freq"
     yield "trainer.val_before_train", trainer.val_before_train, "trainer.val_before_train"
     yield "trainer.critic_warmup", trainer.critic_warmup + 1, "trainer.critic_warmup"
-    yield "trainer.max_actor_ckpt_to_keep", trainer.max_ckpt_to_keep, "trainer.max_ckpt_to_keep"
-    yield "trainer.max_critic_ckpt_to_keep", trainer.max_ckpt_to_keep, "trainer.max_ckpt_to_keep"
+    kept = trainer.max_ckpt_to_keep and max(2, trainer.max_ckpt_to_keep)  # ours goes once the newer one counts
+    yield "trainer.max_actor_ckpt_to_keep", kept, "trainer.max_ckpt_to_keep"
+    yield "trainer.max_critic_ckpt_to_keep", kept, "trainer.max_ckpt_to_keep"
     yield "trainer.logger", [], ""
     yield "trainer.project_name", trainer.project_name, "trainer.project_name"
     yield "trainer.experiment_name", trainer.experiment_name or job.run.name, "trainer.experiment_name"
