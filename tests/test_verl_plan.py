@@ -123,10 +123,14 @@ def test_pass_has_no_more_tokens_than_a_workers_rows():
 
 def test_update_counts_the_network_whose_pass_takes_more():
     """A critic with a longer pass than the policy's, whose logits it lacks, may still take more."""
-    config, shape = seven_b("critic.ppo_max_token_len=900000", "model.gradient_checkpointing=true")
-    inside = kept_bytes(shape, config)[0]
+    config, shape = seven_b(
+        "critic.ppo_max_token_len=900000", "critic.ppo_mini_batch_size=512", "data.train_batch_size=512",
+        "actor.ppo_max_token_len=1000", "model.gradient_checkpointing=true",
+    )  # fmt: skip
+    tokens = pass_tokens(config, EIGHT, config.critic)
+    assert tokens > 10 * pass_tokens(config, EIGHT, config.actor)
     found = bytes_of(training(shape, config, EIGHT), "activations")[1]
-    assert found == inside * pass_tokens(config, EIGHT, config.critic)
+    assert found == kept_bytes(shape, config)[0] * tokens
 
 
 def test_generation_holds_as_many_whole_episodes_as_its_keys_and_values_allow():
