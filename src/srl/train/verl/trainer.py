@@ -291,7 +291,7 @@ class SearchTrainer(PPOTrainerSync):
         return folder_of(Path(self.config.trainer.default_local_dir), step)
 
     def _drop_old(self) -> None:
-        """Remove the checkpoints beyond `trainer.max_ckpt_to_keep`, and what is left of those verl dropped."""
+        """Remove checkpoints beyond `trainer.max_ckpt_to_keep`, and what is left of those verl dropped."""
         checkpoints, keep = self._folder(0).parent, self.srl.trainer.max_ckpt_to_keep
         kept = {folder_of(checkpoints, step) for step in whole_steps(checkpoints)[-keep if keep else 0 :]}
         for folder in checkpoints.glob("global_step_*"):

@@ -43,7 +43,7 @@ def _trainer(config: Config, job: Job) -> Rows:
     yield "trainer.test_freq", trainer.test_freq, "trainer.test_freq"
     yield "trainer.val_before_train", trainer.val_before_train, "trainer.val_before_train"
     yield "trainer.critic_warmup", trainer.critic_warmup + 1, "trainer.critic_warmup"
-    kept = trainer.max_ckpt_to_keep and max(2, trainer.max_ckpt_to_keep)  # ours goes once the newer one counts
+    kept = trainer.max_ckpt_to_keep and max(2, trainer.max_ckpt_to_keep)  # ours goes later
     yield "trainer.max_actor_ckpt_to_keep", kept, "trainer.max_ckpt_to_keep"
     yield "trainer.max_critic_ckpt_to_keep", kept, "trainer.max_ckpt_to_keep"
     yield "trainer.logger", [], ""
