@@ -237,5 +237,5 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -
 
 def _ours() -> dict[str, str]:
     names = (RUN_VARIABLE, "SRL_WORKSPACE", "TOKENIZERS_PARALLELISM", "VERL_LOGGING_LEVEL")
-    names = (*names, *WITHOUT_GPU, *NO_TELEMETRY)
-    return {name: os.environ[name] for name in names if name in os.environ}
+    ours = (*names, *WITHOUT_GPU, *NO_TELEMETRY)
+    return {name: os.environ[name] for name in ours if name in os.environ}

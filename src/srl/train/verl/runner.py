@@ -50,6 +50,6 @@ def _alone() -> None:
     except ValueError:
         return
     raise UserError(
-        "another run of verl is at work on this Ray cluster, and its queue holds the episodes of one run: wait "
-        "for it, or give this run a cluster of its own"
+        "another run of verl is at work on this Ray cluster, whose queue holds the episodes of one run: "
+        "wait for it, or give this run a cluster of its own"
     )

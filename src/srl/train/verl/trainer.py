@@ -67,7 +67,7 @@ class SearchTrainer(PPOTrainerSync):
     # What verl calls.
 
     def _build_replay_buffer(self) -> Any:
-        buffer = super()._build_replay_buffer()
+        buffer: Any = super()._build_replay_buffer()
         buffer.poll_interval = POLL_S
         wait = buffer._wait_for_next_poll
 
@@ -255,7 +255,7 @@ class SearchTrainer(PPOTrainerSync):
         """Raises UserError naming a search server that some worker does not reach: a URL may mean its own."""
         if not self.srl.rollout.search or self.srl.search.url is None:
             return
-        workers = self.agent_loop_manager.agent_loop_workers
+        workers: list[Any] = self.agent_loop_manager.agent_loop_workers
         found = [_got(worker.__ray_call__.remote(search_problems)) for worker in workers]
         wrong = [
             str(one) for problems in found for one in (problems if isinstance(problems, list) else [problems])

@@ -71,7 +71,8 @@ def watch(
     def begin() -> Training:
         import ray
 
-        return RayTraining(ray.remote(num_cpus=1)(Runner).remote().run.remote(composed))
+        runner: Any = ray.remote(num_cpus=1)(Runner).remote()
+        return RayTraining(runner.run.remote(composed))
 
     return followed(begin, station, run, config, terminal, reporters)
 
