@@ -280,6 +280,16 @@ def test_tokenizer_is_the_runs_own_directory():
     assert found["trainer.default_local_dir"] == str(Path("/runs/seven/checkpoints"))
 
 
+def test_paths_hold_in_every_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = verl("model.path=model", on=job(run=Path("runs/one")))
+    assert found["actor_rollout_ref.model.path"] == str(tmp_path / "model")
+    assert found["trainer.default_local_dir"] == str(tmp_path / "runs" / "one" / "checkpoints")
+    assert found["critic.model.tokenizer_path"] == str(tmp_path / "runs" / "one" / "tokenizer")
+    assert verl("model.path=Qwen/Qwen2.5-7B")["actor_rollout_ref.model.path"] == "Qwen/Qwen2.5-7B"
+
+
 @pytest.mark.parametrize(
     ("given", "on", "name"),
     [

@@ -60,3 +60,8 @@ def model_sizes(path: str | None) -> dict[str, Any]:
     """The model's `config.json`, empty where it is not on this machine."""
     file = Path(path or "") / "config.json"
     return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+
+def everywhere(path: str | Path) -> str:
+    """`path` as every process of a run finds it, whatever its working directory; a mere name stays one."""
+    return str(Path(path).absolute()) if Path(path).exists() or isinstance(path, Path) else path

@@ -11,6 +11,7 @@ from srl.train.verl.setting import (
     MODEL,
     ROLLOUT,
     Rows,
+    everywhere,
     is_megatron,
     longest,
     model_sizes,
@@ -45,8 +46,8 @@ def _model(config: Config, job: Job, verl: str) -> Rows:
     model = config.model
     attention = model.attn_implementation
     changed = {"attn_implementation": attention, **without_dropout(model_sizes(model.path))}
-    yield f"{verl}.path", model.path, "model.path"
-    yield f"{verl}.tokenizer_path", str(job.tokenizer), "model.tokenizer"
+    yield f"{verl}.path", model.path and everywhere(model.path), "model.path"
+    yield f"{verl}.tokenizer_path", everywhere(job.tokenizer), "model.tokenizer"
     yield f"{verl}.trust_remote_code", model.trust_remote_code, "model.trust_remote_code"
     yield (
         f"{verl}.enable_gradient_checkpointing",
@@ -150,12 +151,12 @@ def _engine(config: Config, job: Job) -> Rows:
         yield from _vllm(job)
     if rollout_name(config, job) == "sglang":
         yield f"{ROLLOUT}.skip_tokenizer_init", False, ""  # without a tokenizer it knows no stop strings
-        yield f"{ROLLOUT}.engine_kwargs.sglang.tokenizer_path", str(job.tokenizer), "model.tokenizer"
+        yield f"{ROLLOUT}.engine_kwargs.sglang.tokenizer_path", everywhere(job.tokenizer), "model.tokenizer"
 
 
 def _vllm(job: Job) -> Rows:
     """vLLM reads a tokenizer beside the model, unless it is given another; on processors it takes a share of
     the machine's memory for each copy, unless it is given bytes."""
-    yield f"{ROLLOUT}.engine_kwargs.vllm.tokenizer", str(job.tokenizer), "model.tokenizer"
+    yield f"{ROLLOUT}.engine_kwargs.vllm.tokenizer", everywhere(job.tokenizer), "model.tokenizer"
     if job.cpu:
         yield f"{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes", VLLM_CPU_CACHE, ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from srl.config import Config
 from srl.config.checks import algorithm_plugin
 from srl.train.verl.job import Job
-from srl.train.verl.setting import ACTOR, REF, ROLLOUT, Rows, is_megatron, precision, rollout_name
+from srl.train.verl.setting import ACTOR, REF, ROLLOUT, Rows, everywhere, is_megatron, precision, rollout_name
 
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -49,7 +49,7 @@ def _trainer(config: Config, job: Job) -> Rows:
     yield "trainer.logger", [], ""
     yield "trainer.project_name", trainer.project_name, "trainer.project_name"
     yield "trainer.experiment_name", trainer.experiment_name or job.run.name, "trainer.experiment_name"
-    yield "trainer.default_local_dir", str(job.checkpoints), ""
+    yield "trainer.default_local_dir", everywhere(job.checkpoints), ""
     yield "trainer.resume_mode", "auto" if job.resume else "disable", ""
     yield "trainer.v1.trainer_mode", "sync", ""
     yield "reward.num_workers", 0, ""
