@@ -19,7 +19,7 @@ from tests.verl_runs import kill, only_run, processes_of, said, srl, write_confi
 from srl.index import build_index
 from srl.store import reading
 
-pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(2300)]
+pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 
