@@ -150,7 +150,7 @@ def processes_of(composed: DictConfig, split: Split) -> dict[str, int]:
         "workers that train": split.workers,
         "servers that generate": split.copies,
         "workers that run episodes": composed.actor_rollout_ref.rollout.agent.num_workers,
-        "trainer, log, rewards, queue": 4 + units,
+        "for this command, the trainer, the log, the queue": 4 + units,
     }
 
 
