@@ -152,7 +152,7 @@ class Rollout(Section):
     deterministic: bool = False
     """Fix the order in which episodes enter the batch, so that a run repeats bit for bit on one thread."""
     max_num_seqs: Count = 128
-    """Episodes that generate at the same time."""
+    """Episodes that generate at the same time; on verl, of each copy of the model."""
     logprobs: Literal["trainer", "sampler"] = "trainer"
     """What the loss takes the sampler to be. Old log-probs are always the trainer's own; sampler also weighs
     each token by truncated importance sampling, for a sampler whose probabilities differ."""

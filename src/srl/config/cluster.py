@@ -30,6 +30,7 @@ class Cluster(Section):
     optimizer_offload: bool = False
     """Keep the optimiser's state in the machine's memory while it is not in use."""
     agent_workers: Count = 8
-    """Processes in which episodes run: what talks to the policy and to the search servers."""
+    """Processes in which episodes run: what talks to the policy and to the search servers. Without a GPU, at
+    most one for each worker."""
     watchdog_s: Positive = 1800.0
     """Seconds without any progress after which the run is ended, to be resumed."""
