@@ -73,13 +73,15 @@ PRELUDE = "A=2\nB='three'\nMANY=' a.b=1  c.d=2 '\nEMPTY=\n"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_words_are_those_of_a_shell(name):
+def test_words_are_those_of_a_shell(name, tmp_path):
     if shutil.which("bash") is None:
         pytest.skip("there is no bash to compare with")
     text = PRELUDE + CASES[name]
     functions = 'X() { for word in "$@"; do printf "%s\\0" "$word"; done >&9; }; Y() { :; }; Z() { :; }\n'
     script = f"exec 9>&1 >/dev/null\n{functions}{text}\n"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=20, check=False, cwd=tmp_path
+    )
     expected = done.stdout.split("\0")[:-1]
     assert words(text.replace("X ", f"{COMMAND} ").replace("X\t", f"{COMMAND}\t")) == expected
 
