@@ -318,6 +318,15 @@ def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
     assert "the run stood at rollout of step 2 (an episode broke: ValueError: no); go on" in line
 
 
+@pytest.mark.parametrize(
+    ("address", "what"),
+    [(None, "Ray does not start on this machine"), ("node:6379", "no Ray cluster answers at node:6379")],
+)
+def test_a_ray_that_does_not_start_is_one_line(address, what):
+    with pytest.raises(UserError, match=f"^{what}: The current node timed out$"), faults.ray_starts(address):
+        raise RuntimeError("The current node timed out\nmore of it")
+
+
 class Gone:
     """The writer of a log whose process has died."""
 

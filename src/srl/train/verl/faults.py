@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,16 @@ def _has_room(folder: Path) -> bool:
     with suppress(OSError):
         return shutil.disk_usage(folder).free >= _ROOM
     return True
+
+
+@contextmanager
+def ray_starts(address: str | None) -> Iterator[None]:
+    """Raises UserError where Ray does not start inside, or the cluster at `address` does not answer."""
+    try:
+        yield
+    except Exception as error:
+        what = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
+        raise UserError(f"{what}: {first_line(error)}") from error
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ from srl.train.search import Searched, new_tape
 from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits
 from srl.train.stage import Splits
 from srl.train.verl.check import notes, validated
+from srl.train.verl.faults import ray_starts
 from srl.train.verl.job import ABOUT, RUN_VARIABLE, Job
 from srl.train.verl.watch import watch
 from srl.workspace import Workspace
@@ -221,11 +222,12 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -
         options["_node_ip_address"] = "127.0.0.1"
     else:
         options = {"address": options["address"]}
-    ray.init(
-        **options, runtime_env={**runtime, **given, "env_vars": variables}, namespace=run.name,
-        log_to_driver=not terminal.quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
-        logging_level=logging.ERROR,
-    )  # fmt: skip
+    with ray_starts(composed.ray_kwargs.ray_init.get("address")):
+        ray.init(
+            **options, runtime_env={**runtime, **given, "env_vars": variables}, namespace=run.name,
+            log_to_driver=not terminal.quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
+            logging_level=logging.ERROR,
+        )  # fmt: skip
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, with another exit code
     try:
