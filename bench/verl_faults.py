@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -42,6 +43,10 @@ WATCHDOG_S = 60
 WHOLE = "every step once"
 START_S, END_S = 400, 240
 """Seconds for a step to appear, and for a run to end after a fault."""
+
+
+class Broken(Exception):  # noqa: N818 - what became of the trial
+    """The trial cannot go on."""
 
 
 @dataclass
@@ -77,6 +82,10 @@ class Place:
     def text(self) -> str:
         """What the newest process said."""
         return self.said_in.read_bytes()[self.said :].decode(errors="replace")
+
+    def told(self, step: int) -> bool:
+        """Whether the newest process has told the figures of this step."""
+        return re.search(rf"^step +{step}/", self.text(), re.MULTILINE) is not None
 
     def prepare(self) -> None:
         """World, index and cold start, made by a local run of no steps where they are not there yet."""
@@ -156,7 +165,7 @@ def send(place: Place, title: str, sent: signal.Signals) -> None:
     """A signal to one process of the run, of those whose title says so the first."""
     found = place.pids(title)
     if not found:
-        raise SystemExit(f"the run has no process {title}: {place.text()[-2000:]}")
+        raise Broken(f"the run has no process {title}")
     os.kill(found[0], sent)
 
 
@@ -238,7 +247,7 @@ class Outcome:
     code: int | None
     seconds: float
     line: str
-    lines: int
+    others: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -247,23 +256,22 @@ def hit(place: Place, name: str, step: int) -> Outcome:
     """Wait for `step`, do what the fault does, and see how the run takes it."""
     fault, process = FAULTS[name], place.process
     assert process is not None
-    if not until(lambda: f"\nstep {step}/" in place.text(), START_S, process):
-        raise SystemExit(f"step {step} did not come before {name}:\n{place.text()[-4000:]}")
+    if not until(lambda: place.told(step), START_S, process):
+        raise Broken(f"step {step} did not come before {name}")
     before = len(place.text().splitlines())
     began = time.monotonic()
     fault.does(place)
-    over = (
-        (lambda: process.poll() is not None)
-        if fault.codes
-        else (lambda: f"\nstep {step + 1}/" in place.text())
-    )
+    over = (lambda: process.poll() is not None) if fault.codes else (lambda: place.told(step + 1))
     in_time = until(over, END_S, process)
     seconds = time.monotonic() - began
-    said = [line for line in place.text().splitlines()[before:] if line.startswith("srl: ")]
-    found = Outcome(name, step, process.poll(), round(seconds, 1), said[-1] if said else "", len(said))
+    said = place.text().splitlines()[before:]
+    lines = [line for line in said if line.startswith("srl: ")]
+    others = [line for line in said if not line.startswith(("step ", "val at ", "test at ", *lines[-1:]))]
+    found = Outcome(name, step, process.poll(), round(seconds, 1), lines[-1] if lines else "", others)
     if not in_time:
         found.wrong.append("it hangs")
         process.kill()
+        found.code = process.wait()
     check(found, fault)
     if fault.codes:
         until(lambda: not place.pids(), 60)
@@ -283,7 +291,7 @@ def check(found: Outcome, fault: Fault) -> None:
         found.wrong.append("it ended")
     if fault.words and fault.words not in found.line:
         found.wrong.append("another line was expected")
-    if found.lines > 1:
+    if fault.codes and found.others:
         found.wrong.append("more than one line")
 
 
@@ -339,41 +347,41 @@ def main() -> None:
 
 
 def reported(place: Place, names: list[str]) -> dict[str, Any]:
+    """The whole trial; where it cannot go on, as far as it came."""
+    outcomes: list[Outcome] = []
+    log: object = "not looked at"
     try:
-        outcomes = trial(place, names)
-        found, whole = entries(place.run), expected(len(names) + 1)
+        trial(place, names, outcomes)
+        found = entries(place.run)
+        log = WHOLE if found == expected(len(names) + 1) else found
+    except Broken as error:
+        print(f"{error}:\n{place.text()[-4000:]}", file=sys.stderr)
     finally:
-        print(place.text()[-3000:], file=sys.stderr)
         place.stop_serving()
         if place.process is not None and place.process.poll() is None:
             place.process.kill()
     return {
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "watchdog_s": WATCHDOG_S,
-        "log": WHOLE if found == whole else found,
+        "log": log,
         "faults": [asdict(outcome) for outcome in outcomes],
     }
 
 
-def trial(place: Place, names: list[str]) -> list[Outcome]:
+def trial(place: Place, names: list[str], outcomes: list[Outcome]) -> None:
     """One fault a step, and the run resumed after each that ends it."""
     place.prepare()
     place.serve()
     place.begin(len(names) + 1)
-    outcomes = []
     for step, name in enumerate(names, start=1):
-        outcomes.append(hit(place, name, step))
-        one = outcomes[-1]
-        print(
-            f"{name}: {one.seconds:.0f} s, code {one.code}, {one.line or 'it goes on'} {one.wrong or ''}",
-            flush=True,
-        )
-        if FAULTS[name].codes:
+        one = hit(place, name, step)
+        outcomes.append(one)
+        print(f"{name}: {one.seconds:.0f} s, code {one.code}: {one.line} {one.wrong or ''}", flush=True)
+        if one.code is not None:
             place.resume()
     assert place.process is not None
-    if place.process.wait(START_S) != 0:
-        raise SystemExit(place.text()[-4000:])
-    return outcomes
+    if not until(lambda: place.process.poll() is not None, START_S) or place.process.returncode != 0:
+        raise Broken("the run did not finish")
 
 
 if __name__ == "__main__":
