@@ -101,7 +101,8 @@ def index_of(towns):
 
 def test_grpo_samples_what_the_local_engine_samples(towns, tmp_path):
     """Same seed, same weights: the first step's ids, masks and rewards are those of the local engine."""
-    more = settings(**{"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001})
+    kl = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001}
+    more = settings(**kl, **{"actor.optim.lr_scheduler_type": "linear"})
     file = write_config(towns, "grpo", **more)
     workspace = tmp_path / "ws"
     finished("train", "--engine", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
@@ -121,5 +122,7 @@ def test_grpo_samples_what_the_local_engine_samples(towns, tmp_path):
             torch.tensor(other.advantages), torch.tensor(record.advantages), rtol=1e-4, atol=1e-5
         )
     assert metric(theirs, "env/number_of_valid_search")[1] == metric(ours, "env/number_of_valid_search")[1]
+    used = metric(theirs, "actor/lr")
+    assert used[1] > used[2] > used[3] > 0, "the learning rate does not fall as it does locally"
     for name in ("actor/grad_norm", "actor/pg_loss"):
         assert metric(theirs, name)[1] == pytest.approx(metric(ours, name)[1], rel=1e-3, abs=1e-6), name

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
 from srl.config import save_config
 from srl.model import save_model
 from srl.train.setup import Policy, load_learner, load_optimisers
-from srl.train.verl.schedule import our_schedule
+from srl.train.verl.schedule import VERLS_OWN, our_schedule
 
 
 class Optim(SimpleNamespace):
-    """verl's section about an optimiser, with its defaults."""
+    """verl's section about an optimiser, with the defaults of its file."""
 
     lr_warmup_steps = 0
     lr_warmup_steps_ratio = 0.0
     lr_scheduler_type = "constant"
-    min_lr_ratio = None
+    min_lr_ratio = 0.0
     num_cycles = 0.5
 
 
@@ -63,6 +66,15 @@ def rates(one, updates):
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize(("network", "updates"), [("actor", 6), ("critic", 12)])
+def test_schedule_of_verls_file_asks_for_nothing():
+    directory = find_spec("verl")
+    if directory is None:
+        pytest.skip("verl is not installed")
+    path = Path(directory.submodule_search_locations[0], "trainer", "config", "optim", "fsdp.yaml")
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert {name: found[name] in usual for name, usual in VERLS_OWN.items()} == dict.fromkeys(VERLS_OWN, True)
+
+
 def test_every_update_has_the_rate_of_the_local_engine(run, kind, network, updates):
     changes = {f"{network}__optim__lr_scheduler_type": kind, f"{network}__optim__lr_warmup_steps": 1}
     chosen = settings(run, **changes)

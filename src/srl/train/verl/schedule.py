@@ -13,8 +13,8 @@ from srl.config import Config, load_saved
 from srl.train.verl.job import RUN_VARIABLE
 from srl.update.optimiser import schedule
 
-VERLS_OWN = ("min_lr_ratio", "num_cycles")
-"""verl's settings of a schedule that ours has nothing for: one that is asked for stays verl's."""
+VERLS_OWN = {"min_lr_ratio": (None, 0.0), "num_cycles": (None, 0.5)}
+"""verl's settings that ours has nothing for, with what asks for nothing: a schedule asked for stays verl's."""
 
 
 class Schedule(LambdaLR):
@@ -35,8 +35,8 @@ def our_schedule(engine: Any, optimiser: Optimizer) -> Schedule | None:
 
     Warm-up and length are verl's, for the section `verl` may set them; both count training steps.
     """
-    asked, standard = engine.optimizer_config, type(engine.optimizer_config)
-    if any(getattr(asked, name) != getattr(standard, name) for name in VERLS_OWN):
+    asked = engine.optimizer_config
+    if any(getattr(asked, name) not in usual for name, usual in VERLS_OWN.items()):
         return None
     config = load_saved(Path(os.environ[RUN_VARIABLE]))
     critic = engine.model_config.model_type == "value_model"
