@@ -274,6 +274,7 @@ class Clock:
 
 
 def test_a_transfer_of_weights_that_hangs_ends_the_run(setting, monkeypatch):
+    setting.step(2)()
     Clock(monkeypatch, 1.0)
     setting.station.mark("sending the weights", 3)
     line = setting.ended(Standing())
@@ -285,6 +286,7 @@ def test_a_transfer_of_weights_that_hangs_ends_the_run(setting, monkeypatch):
 
 
 def test_a_run_that_goes_forward_slowly_is_left_alone(setting, monkeypatch):
+    setting.step(1)()
     clock = Clock(monkeypatch, 0.0)
 
     def slowly() -> None:
@@ -296,12 +298,14 @@ def test_a_run_that_goes_forward_slowly_is_left_alone(setting, monkeypatch):
 
 
 def test_a_start_may_take_longer_than_a_step(setting, monkeypatch):
+    """Until an episode has come: what was marked before is starting too."""
     clock = Clock(monkeypatch, 0.0)
 
     def start() -> None:
         clock.now += 800.0
+        setting.station.mark("checking the workers", 0)
 
-    setting.follow(Trainer(start, lambda: setting.station.mark("rollout", 1)))
+    setting.follow(Trainer(start, start, setting.step(1)))
     assert setting.status() == "finished"
 
 
@@ -311,6 +315,7 @@ def test_a_start_that_takes_forever_is_ended_too(setting, monkeypatch):
 
 
 def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
+    setting.step(1)()
     Clock(monkeypatch, 1.0)
     setting.station.mark("rollout", 2)
     setting.station.fail("an episode broke: ValueError: no")

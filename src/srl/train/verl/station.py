@@ -21,8 +21,6 @@ from srl.store import LogWriter, Record, RunInfo, reading
 from srl.train.progress import Progress
 from srl.trajectory import Phase
 
-STARTING = "its start"
-"""Where a run stands before its first mark."""
 _FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN
     (('train', 'timing_s/step'), ('val', 'val/em'), ('test', 'test/em')) ORDER BY step"""
 
@@ -48,6 +46,8 @@ class News:
     failure: str
     idle_s: float
     where: str
+    started: bool = True
+    """Whether an episode has come: the processes are there and answer."""
 
 
 class Behind:
@@ -100,7 +100,8 @@ class Station:
     _writes: Behind = field(default_factory=Behind)
     _events: list[Event] = field(default_factory=list)
     _failure: str = ""
-    _where: str = STARTING
+    _where: str = "its start"
+    _started: bool = False
     _last: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -112,7 +113,7 @@ class Station:
 
     def add(self, step: int, phase: Phase, record: Record) -> None:
         """A finished episode, scored; one that is sent twice counts once, one that comes too late never."""
-        self._last = time.monotonic()
+        self._last, self._started = time.monotonic(), True
         if (step, phase) not in self._done and not self._closed:
             self._open[step, phase][record.trajectory.id] = record
 
@@ -133,7 +134,7 @@ class Station:
         """What the launcher tells and watches."""
         self._writes.check()
         events, self._events = self._events, []
-        return News(events, self._failure, time.monotonic() - self._last, self._where)
+        return News(events, self._failure, time.monotonic() - self._last, self._where, self._started)
 
     def lost(self, step: int, phase: Phase) -> tuple[int, int, str]:
         """How many episodes infrastructure broke, of how many, and the first fault."""

@@ -15,7 +15,7 @@ from srl.train.report import Reporter, Terminal
 from srl.train.run import LOG
 from srl.train.verl.checkpoints import settled
 from srl.train.verl.faults import ending, go_on
-from srl.train.verl.station import STARTING, Event, News, start_station
+from srl.train.verl.station import Event, News, start_station
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 """Seconds between two looks at a run."""
 START_S = 900.0
-"""Seconds that a run may take until its processes are there, whatever `cluster.watchdog_s` is."""
+"""Seconds without progress that a run may take, whatever `cluster.watchdog_s` is, until its first episode."""
 PATIENCE_S = 60.0
 """Seconds that the log's writer may take to answer, at least."""
 
@@ -132,7 +132,7 @@ def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[R
 
 
 def _stop_if_stuck(news: News, limit: float, run: Path) -> None:
-    if news.idle_s > (max(limit, START_S) if news.where == STARTING else limit):
+    if news.idle_s > (limit if news.started else max(limit, START_S)):
         why = f" ({news.failure})" if news.failure else ""
         raise UserError(
             f"nothing has gone forward for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g}): the run stood "
