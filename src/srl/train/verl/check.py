@@ -22,6 +22,7 @@ from srl.train.verl.job import Job
 from srl.train.verl.overrides import given, replaced
 from srl.train.verl.setting import MODEL, Setting, is_megatron, longest, model_sizes, precision
 from srl.train.verl.translate import compose, settings
+from srl.train.verl.vllm_cpu import refused_heads
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -143,6 +144,9 @@ def _model(composed: DictConfig, config: Config) -> Iterator[str]:
         )
     if heads is not None and heads % size:
         yield f"cluster.tensor_model_parallel_size = {size} does not divide the model's {heads} heads"
+    on_cpu = composed.trainer.device == "cpu" and composed.actor_rollout_ref.rollout.name == "vllm"
+    if on_cpu and (why := refused_heads(sizes)):
+        yield why
 
 
 def _check_with_verl(composed: DictConfig, config: Config, known: dict[str, Setting]) -> None:

