@@ -66,15 +66,6 @@ def rates(one, updates):
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize(("network", "updates"), [("actor", 6), ("critic", 12)])
-def test_schedule_of_verls_file_asks_for_nothing():
-    directory = find_spec("verl")
-    if directory is None:
-        pytest.skip("verl is not installed")
-    path = Path(directory.submodule_search_locations[0], "trainer", "config", "optim", "fsdp.yaml")
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert {name: found[name] in usual for name, usual in VERLS_OWN.items()} == dict.fromkeys(VERLS_OWN, True)
-
-
 def test_every_update_has_the_rate_of_the_local_engine(run, kind, network, updates):
     changes = {f"{network}__optim__lr_scheduler_type": kind, f"{network}__optim__lr_warmup_steps": 1}
     chosen = settings(run, **changes)
@@ -122,3 +113,12 @@ def test_scheduler_moves_with_its_optimiser_only(run):
     one.step()
     assert made.used == 1e-3
     assert one.param_groups[0]["lr"] == pytest.approx(1e-3 * 5 / 6)
+
+
+def test_schedule_of_verls_file_asks_for_nothing():
+    directory = find_spec("verl")
+    if directory is None:
+        pytest.skip("verl is not installed")
+    path = Path(directory.submodule_search_locations[0], "trainer", "config", "optim", "fsdp.yaml")
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert {name: found[name] in usual for name, usual in VERLS_OWN.items()} == dict.fromkeys(VERLS_OWN, True)

@@ -14,7 +14,7 @@ from srl.train.verl.job import RUN_VARIABLE
 from srl.update.optimiser import schedule
 
 VERLS_OWN = {"min_lr_ratio": (None, 0.0), "num_cycles": (None, 0.5)}
-"""verl's settings that ours has nothing for, with what asks for nothing: a schedule asked for stays verl's."""
+"""verl's settings that ours has none for, and what asks for nothing: a schedule asked for stays verl's."""
 
 
 class Schedule(LambdaLR):
