@@ -154,6 +154,26 @@ def test_steps_are_written_behind_in_their_order(log, monkeypatch):
     assert written == [1, 2, 3]
 
 
+def test_no_step_is_written_after_one_that_could_not_be(log, monkeypatch):
+    write, gate = srl.store.LogWriter.write, threading.Event()
+
+    def first_fails(self, step, *rest):
+        assert gate.wait(30)
+        if step == 1:
+            raise UserError("the disk is full")
+        write(self, step, *rest)
+
+    monkeypatch.setattr(srl.store.LogWriter, "write", first_fails)
+    writer = station(log)
+    for step in (1, 2):
+        add(writer, step)
+        writer.finish(step, "train", {})
+    gate.set()
+    with pytest.raises(UserError, match="the disk is full"):
+        writer.flush()
+    assert entries(log) == []
+
+
 def test_what_a_stopped_run_wrote_after_its_checkpoint_is_dropped(log):
     stopped = station(log)
     for step in (1, 2):
