@@ -356,6 +356,7 @@ def reported(place: Place, names: list[str]) -> dict[str, Any]:
         log = WHOLE if found == expected(len(names) + 1) else found
     except Broken as error:
         print(f"{error}:\n{place.text()[-4000:]}", file=sys.stderr)
+        log = {"not finished": str(error), "as far as it came": entries(place.run)}
     finally:
         place.stop_serving()
         if place.process is not None and place.process.poll() is None:
