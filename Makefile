@@ -4,7 +4,7 @@ BIN := .venv/bin
 LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/pyproject.toml)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-vllm lint docs bench bench-retrieval setup clean
+.PHONY: demo test test-slow test-vllm lint docs bench bench-verl bench-retrieval setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -35,6 +35,12 @@ bench: .venv/.ready-dev
 	$(BIN)/python bench/resume.py
 	$(BIN)/python bench/real_data.py
 	$(BIN)/python bench/learning.py
+
+bench-verl: .venv/.ready-oracles
+	$(BIN)/python bench/verl_learning.py
+	$(BIN)/python bench/verl_overhead.py
+	$(BIN)/python bench/verl_faults.py
+	$(BIN)/python bench/readme.py
 
 bench-retrieval: .venv/.ready-oracles
 	$(BIN)/python bench/lexical.py --sizes 6000 300000

@@ -17,6 +17,7 @@ from statistics import mean
 from typing import Any
 
 import scale_tables
+import verl_tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -168,6 +169,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "server": server,
     "quality": quality,
     **scale_tables.TABLES,
+    **verl_tables.TABLES,
 }
 
 
