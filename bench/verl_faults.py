@@ -41,8 +41,8 @@ SMALL = (
 )  # fmt: skip
 WATCHDOG_S = 60
 WHOLE = "every step once"
-START_S, END_S = 400, 240
-"""Seconds for a step to appear, and for a run to end after a fault."""
+START_S, END_S, LEFT_S = 400, 240, 120
+"""Seconds for a step to appear, for a run to end after a fault, and for Ray's own helpers to notice."""
 
 
 class Broken(Exception):  # noqa: N818 - what became of the trial
@@ -274,7 +274,7 @@ def hit(place: Place, name: str, step: int) -> Outcome:
         found.code = process.wait()
     check(found, fault)
     if fault.codes:
-        until(lambda: not place.pids(), 60)
+        until(lambda: not place.pids(), LEFT_S)
         found.left = [title_of(pid) for pid in place.pids()]
         for pid in place.pids():
             os.kill(pid, signal.SIGKILL)
