@@ -1,0 +1,118 @@
+"""A step's batch between verl and our estimators, and how a turn is asked of verl's servers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.tiny_models import byte_level_tokenizer
+
+from srl.config import load_config
+from srl.plugins import manager
+from srl.rollout.codec import Codec
+from srl.rollout.policy import Sampling
+from srl.train.verl.batch import StepBatch, learn_from, token_rewards, turn_ends
+from srl.train.verl.dataset import read_row, row
+from srl.train.verl.job import TORCH
+from srl.train.verl.register import for_verl
+from srl.train.verl.sampling import reason_of, seed_of, server_params
+from srl.trajectory import Question
+from srl.update.kl import kl_controller
+
+MASK = [[1, 1, 0, 1, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
+SCORES = [1.0, 0.0, 1.0, 0.0]
+
+
+def extra(**given):
+    return {"srl_id": "t", "srl_group": "q", "srl_valid": True, "srl_per_turn": None, **given}
+
+
+def batch(extras=None, padding=(False, False, False, True), **fields):
+    scores = torch.zeros(4, 5)
+    scores[:, -1] = torch.tensor(SCORES)  # where verl puts them: on the last column
+    known = {
+        "response_mask": torch.tensor(MASK), "rm_scores": scores, "old_log_probs": torch.full((4, 5), -1.0),
+        "rollout_log_probs": torch.full((4, 5), -1.0), **fields,
+    }  # fmt: skip
+    given = extras or [extra(srl_id=f"t{n}") for n in range(4)]
+    return StepBatch.of(known, given, list(padding))
+
+
+def test_score_stands_on_the_last_token_that_the_policy_wrote():
+    rewards = token_rewards(batch())
+    assert rewards[0].tolist() == [0, 0, 0, 1, 0]
+    assert rewards[2].tolist() == [0, 0, 0, 0, 1]
+    assert rewards[3].tolist() == [0, 0, 0, 0, 0]
+
+
+def test_reward_of_each_turn_stands_on_its_last_token():
+    rows = [extra(srl_id="a", srl_per_turn=[0.25, 0.75]), extra(), extra(), extra()]
+    assert token_rewards(batch(rows))[0].tolist() == [0, 0.25, 0, 0.75, 0]
+    assert turn_ends(torch.tensor([0, 1, 1, 0, 1])) == [2, 4]
+
+
+def test_failed_episode_and_filled_up_row_lose_their_mask():
+    rows = [extra(), extra(srl_valid=False), extra(), extra()]
+    made = batch(rows)
+    assert made.valid.tolist() == [True, False, True, False]
+    assert made.mask.sum(1).tolist() == [3, 0, 5, 0]
+    assert made.ids[3] == ""
+    assert len(set(made.groups)) == 2, "a row that fills the batch up has a group of its own"
+
+
+def test_failed_episode_is_in_no_baseline_and_no_mean():
+    """Groups q (1, failed, 1) and the filled-up row: nothing to tell apart, and a mean score of 1."""
+    rows = [extra(srl_id="a"), extra(srl_id="b", srl_valid=False), extra(srl_id="c"), extra()]
+    config = load_config(None, None, "grpo", {"rollout.n": 3}).config
+    made = learn_from(
+        batch(rows), config, for_verl(manager.load("algorithm", "grpo")), kl_controller("fixed", 0.0)
+    )
+    assert made.advantages.abs().max() == 0
+    assert made.metrics["critic/score/mean"] == 1.0
+
+
+def test_kl_in_the_reward_is_taken_from_the_policys_tokens_only():
+    config = load_config(None, None, "grpo", {"rollout.n": 3, "algorithm.use_kl_in_reward": True}).config
+    given = batch(ref_log_prob=torch.full((4, 5), -1.5))
+    made = learn_from(given, config, for_verl(manager.load("algorithm", "grpo")), kl_controller("fixed", 0.1))
+    torch.testing.assert_close(made.rewards[0], torch.tensor([-0.05, -0.05, 0.0, 0.95, 0.0]))
+    assert made.metrics["critic/kl"] == pytest.approx(0.5)
+
+
+def test_question_comes_out_of_verls_row_as_it_went_in():
+    question = Question(
+        "q1", "who?", ("a", "b"), "nq", "train", ({"role": "user", "content": "who?"},), {"hops": 2}
+    )
+    made = row(question, "val", 5)
+    assert read_row(made["srl"]) == (question, "val")
+    assert (made["index"], made["data_source"]) == (5, "nq")
+
+
+SAMPLING = Sampling(
+    max_tokens=7, temperature=0.5, top_p=0.9, stop=("</search>",), key=(0, "train", 1, "q", 2, 0, 1)
+)
+
+
+def test_each_server_is_asked_in_its_own_words():
+    vllm, sglang, ours = (server_params("r", SAMPLING, name) for name in ("vllm", "sglang", TORCH))
+    assert vllm["max_tokens"] == ours["max_tokens"] == sglang["max_new_tokens"] == 7
+    assert vllm["include_stop_str_in_output"]
+    assert sglang["no_stop_trim"]
+    assert "srl_key" not in vllm
+    assert ours["srl_key"] == list(SAMPLING.key)
+    assert all(
+        params["stop"] == ["</search>"] and params["temperature"] == 0.5 for params in (vllm, sglang, ours)
+    )
+
+
+def test_seed_of_a_turn_depends_on_all_of_its_key():
+    seeds = {seed_of(key) for key in [(0, "q", 1), (0, "q", 2), (1, "q", 1), (0, "r", 1), (0, "q1", "")]}
+    assert len(seeds) == 5
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_why_a_turn_ended_is_read_off_its_ids():
+    codec = Codec(byte_level_tokenizer())
+    stop = codec.encode_text("where is it</search>")
+    assert reason_of(stop, SAMPLING, codec) == "stop"
+    assert reason_of(codec.encode_text("and so on"), SAMPLING, codec) == "length"
+    assert reason_of([*stop, *codec.eos_ids], SAMPLING, codec) == "eos"
