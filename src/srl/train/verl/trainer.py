@@ -34,9 +34,9 @@ from srl.train.verl.checkpoints import STATE, folder_of, name_latest, unnamed, w
 from srl.train.verl.dataset import Questions
 from srl.train.verl.faults import Pulse, go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
-from srl.train.verl.register import PREFIX, check_reports, report
-from srl.train.verl.search_check import search_problems
+from srl.train.verl.register import PREFIX
 from srl.train.verl.station import station_of
+from srl.train.verl.workers import check_alike, check_search
 from srl.trajectory import Phase
 from srl.update.kl import kl_controller
 
@@ -236,32 +236,15 @@ class SearchTrainer(PPOTrainerSync):
 
     def _check_workers(self) -> None:
         """Raises UserError naming a worker that is not as this process; all are watched from here on."""
-        named: dict[str, Any] = {
-            f"rollout {n}": worker for n, worker in enumerate(self.agent_loop_manager.agent_loop_workers)
-        }
+        loops: list[Any] = self.agent_loop_manager.agent_loop_workers
+        named: dict[str, Any] = {f"rollout {n}": worker for n, worker in enumerate(loops)}
         named |= {f"training {n}": worker for n, worker in enumerate(self.actor_rollout_wg.workers)}
         replicas = self.llm_server_manager.get_replicas()
         servers = {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
         self.pulse = Pulse(named | servers)
-        if self.config.actor_rollout_ref.rollout.name != torch_rollout.NAME:  # ours runs without verl
-            named |= servers
-        asked = {name: worker.__ray_call__.remote(report) for name, worker in named.items()}
-        expected = report()
-        assert expected is not None
-        check_reports({name: _got(answer) for name, answer in asked.items()}, expected)
-        self._check_servers()
-
-    def _check_servers(self) -> None:
-        """Raises UserError naming a search server that some worker does not reach: a URL may mean its own."""
-        if not self.srl.rollout.search or self.srl.search.url is None:
-            return
-        workers: list[Any] = self.agent_loop_manager.agent_loop_workers
-        found = [_got(worker.__ray_call__.remote(search_problems)) for worker in workers]
-        wrong = [
-            str(one) for problems in found for one in (problems if isinstance(problems, list) else [problems])
-        ]
-        if wrong:
-            raise UserError(f"{wrong[0]}; {go_on(self.run)}")
+        runs_verl = self.config.actor_rollout_ref.rollout.name != torch_rollout.NAME
+        check_alike(named | servers if runs_verl else named)
+        check_search(self.run, loops)
 
     def _settle_checkpoint(self) -> None:
         """The step's checkpoint is the latest from here on; older ones that verl has dropped go."""
@@ -337,10 +320,3 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
         except (TypeError, ValueError):
             continue
     return found
-
-
-def _got(answer: Any) -> Any:
-    try:
-        return ray.get(answer, timeout=300)
-    except Exception as error:
-        return error
