@@ -224,8 +224,8 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    options: dict[str, Any] = OmegaConf.to_container(composed.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
-    runtime: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(composed)))  # type: ignore[assignment]
+    options: Any = OmegaConf.to_container(composed.ray_kwargs.ray_init, resolve=True)
+    runtime: Any = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(composed)))
     given = options.pop("runtime_env", None) or {}
     variables = {**runtime.get("env_vars", {}), **_ours(), **(given.get("env_vars") or {})}
     if options.get("address") is None:

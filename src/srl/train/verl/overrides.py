@@ -119,5 +119,5 @@ def known_keys(composed: DictConfig) -> list[str]:
     """Every dotted key of verl's configuration."""
     from omegaconf import OmegaConf
 
-    tree = OmegaConf.to_container(composed, resolve=False)
-    return [".".join(map(str, path)) for path, _ in flat(tree)]  # type: ignore[arg-type]
+    tree: Any = OmegaConf.to_container(composed, resolve=False)
+    return [".".join(map(str, path)) for path, _ in flat(tree)]

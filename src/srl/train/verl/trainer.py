@@ -198,7 +198,7 @@ class SearchTrainer(PPOTrainerSync):
     def _evaluate(self, phase: Phase) -> dict[str, float]:
         """Episodes on a fixed split, as verl validates; the figures of the local engine."""
         self._mark(f"{phase} questions")
-        validation = self.val_dataloader
+        validation: Any = self.val_dataloader
         try:
             self.val_dataloader = _loader(phase)
             metrics = super()._validate()
