@@ -13,7 +13,7 @@ class Cluster(Section):
     nnodes: Count = 1
     """Machines that train."""
     n_gpus_per_node: Count | None = None
-    """GPUs of each machine, one worker each. null: those of this machine; two workers where there are none."""
+    """GPUs of each machine, one worker each. null: those of this machine, two workers if it has none."""
     address: str | None = None
     """A Ray cluster that is there already: auto, or host:port. null: one of this machine's own."""
     strategy: Literal["fsdp2", "fsdp", "megatron"] = "fsdp2"

@@ -53,6 +53,8 @@ class SearchTrainer(PPOTrainerSync):
     the wait for the batch; validation and test measure what the local engine measures.
     """
 
+    val_dataloader: Any
+
     def __init__(self, config: DictConfig) -> None:
         self.run = Path(os.environ[RUN_VARIABLE])
         self.srl = load_saved(self.run)
@@ -198,7 +200,7 @@ class SearchTrainer(PPOTrainerSync):
     def _evaluate(self, phase: Phase) -> dict[str, float]:
         """Episodes on a fixed split, as verl validates; the figures of the local engine."""
         self._mark(f"{phase} questions")
-        validation: Any = self.val_dataloader
+        validation = self.val_dataloader
         try:
             self.val_dataloader = _loader(phase)
             metrics = super()._validate()
