@@ -82,6 +82,7 @@ def test_an_index_is_chosen_by_address_or_by_name_and_the_first_is_the_default(c
         ("/retrieve/cats", {}, 404, "no index 'cats' here; there are foxes, dogs"),
         ("/retrieve", {"index": "cats"}, 404, "no index 'cats' here"),
         ("/retrieve/foxes", {"index": "dogs"}, 409, "names the index 'foxes', the body 'dogs'"),
+        ("/retrieve/foxes", {"index": "cats"}, 404, "no index 'cats' here"),
         ("/health/cats", None, 404, "no index 'cats' here"),
     ],
 )

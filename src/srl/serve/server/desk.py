@@ -99,12 +99,13 @@ class Desk:
 
     def choose(self, name: str, asked: str = "") -> Served:
         """The index of this name, which the address or the body gives. Raises RequestError."""
-        if name and asked and name != asked:
+        wanted = [given for given in (name, asked) if given] or [self.default.name]
+        for given in wanted:
+            if given not in self.served:
+                raise RequestError(f"no index {given[:80]!r} here; there are {', '.join(self.served)}", 404)
+        if wanted[0] != wanted[-1]:
             raise RequestError(f"the address names the index {name!r}, the body {asked!r}"[:200], 409)
-        wanted = name or asked or self.default.name
-        if wanted not in self.served:
-            raise RequestError(f"no index {wanted[:80]!r} here; there are {', '.join(self.served)}", 404)
-        return self.served[wanted]
+        return self.served[wanted[0]]
 
     async def _answer(self, name: str, scope: Scope, receive: Receive, visit: _Visit) -> bytes:
         visit.served = visit.served or self.choose(name)
