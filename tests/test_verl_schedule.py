@@ -115,6 +115,8 @@ def test_scheduler_moves_with_its_optimiser_only(run):
     assert one.param_groups[0]["lr"] == pytest.approx(1e-3 * 5 / 6)
 
 
+@pytest.mark.slow
+@pytest.mark.must_run
 def test_schedule_of_verls_file_asks_for_nothing():
     directory = find_spec("verl")
     if directory is None:

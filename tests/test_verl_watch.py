@@ -21,6 +21,7 @@ from srl.train.verl.faults import ending, first_line, reason, role
 from srl.train.verl.station import News, Station
 from srl.train.verl.watch import followed
 
+pytestmark = [pytest.mark.slow, pytest.mark.must_run]  # they need Ray, which comes with verl
 pytest.importorskip("ray")
 from ray.exceptions import (
     ActorDiedError,
