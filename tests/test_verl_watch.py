@@ -21,7 +21,6 @@ from srl.train.verl.faults import ending, first_line, reason, role
 from srl.train.verl.station import News, Station
 from srl.train.verl.watch import followed
 
-pytestmark = [pytest.mark.slow, pytest.mark.must_run]  # they need Ray, which comes with verl
 pytest.importorskip("ray")
 from ray.exceptions import (
     ActorDiedError,
@@ -30,6 +29,8 @@ from ray.exceptions import (
     OutOfMemoryError,
     RayTaskError,
 )
+
+pytestmark = [pytest.mark.slow, pytest.mark.must_run]  # they need Ray, which comes with verl
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
 GO_ON = f"go on with `srl train --resume --run {RUN}`"
