@@ -38,8 +38,7 @@ from srl.plugins import manager
 from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
-from srl.rollout.driver import sample_episode
-from srl.rollout.episode import EpisodeOptions
+from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.store import Record, RunInfo
 from srl.train.verl.batch import StepBatch, learn_from
 from srl.train.verl.loop import ServerPolicy, to_output
@@ -142,7 +141,7 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
         records = []
         for question, sample in asked:
             policy = ServerPolicy(stub.generate, codec, "vllm")
-            trajectory = await sample_episode(
+            trajectory = await run_episode(
                 question,
                 policy,
                 answers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from srl.protocol import Template
 from srl.rollout.codec import Codec
@@ -15,25 +15,10 @@ ATTEMPTS = 2
 """How often an episode is sampled until its searches succeed."""
 
 
-async def sample_episode(
-    question: Question,
-    policy: Policy,
-    search: Searcher | None,
-    *,
-    codec: Codec,
-    template: Template,
-    options: EpisodeOptions,
-    seed: int = 0,
-    step: int = 0,
-    sample: int = 0,
-    phase: Phase = "train",
-) -> Trajectory:
-    """One episode; where a failed search ended it, it is sampled again once, and then stays `failed`."""
+async def until_valid(episode: Callable[[int], Awaitable[Trajectory]]) -> Trajectory:
+    """`episode(attempt)`, made once more where a failed search ended it; if that fails too it is `failed`."""
     for attempt in range(ATTEMPTS):
-        trajectory = await run_episode(
-            question, policy, search, codec=codec, template=template, options=options,
-            seed=seed, step=step, sample=sample, phase=phase, attempt=attempt,
-        )  # fmt: skip
+        trajectory = await episode(attempt)
         if trajectory.valid:
             break
     return trajectory
@@ -59,10 +44,13 @@ async def rollout(
     """
 
     async def one(question: Question, sample: int) -> Trajectory:
-        trajectory = await sample_episode(
-            question, policy, search, codec=codec, template=template, options=options,
-            seed=seed, step=step, sample=sample, phase=phase,
-        )  # fmt: skip
+        def episode(attempt: int) -> Awaitable[Trajectory]:
+            return run_episode(
+                question, policy, search, codec=codec, template=template, options=options,
+                seed=seed, step=step, sample=sample, phase=phase, attempt=attempt,
+            )  # fmt: skip
+
+        trajectory = await until_valid(episode)
         if on_done is not None:
             on_done(trajectory)
         return trajectory

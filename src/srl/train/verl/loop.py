@@ -16,7 +16,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from srl.config import Config, load_saved
 from srl.errors import SrlError
 from srl.rollout.codec import Codec
-from srl.rollout.driver import sample_episode
+from srl.rollout.driver import until_valid
+from srl.rollout.episode import run_episode
 from srl.rollout.policy import Completion, Sampling
 from srl.store import Record
 from srl.train.setup import load_codec, load_scene
@@ -130,11 +131,15 @@ class SearchLoop(AgentLoopBase):
         if phase != TRAIN:
             options = replace(options, temperature=known.config.eval.temperature, top_p=1.0)
         policy = ServerPolicy(self.server_manager.generate, environment.codec, self.backend)
-        trajectory = await sample_episode(
-            question, policy, environment.search, codec=environment.codec, template=environment.template,
-            options=options, seed=known.config.trainer.seed, step=step, sample=int(row["session_id"]),
-            phase=phase,
-        )  # fmt: skip
+
+        def episode(attempt: int) -> Awaitable[Trajectory]:
+            return run_episode(
+                question, policy, environment.search, codec=environment.codec,
+                template=environment.template, options=options, seed=known.config.trainer.seed, step=step,
+                sample=int(row["session_id"]), phase=phase, attempt=attempt,
+            )  # fmt: skip
+
+        trajectory = await until_valid(episode)
         began = time.perf_counter()
         (score,) = await environment.reward.score([trajectory])
         scoring = time.perf_counter() - began
