@@ -81,7 +81,8 @@ def test_verl_joins_one_device_twice(found):
 @slowly
 def test_verl_pins_the_reference(found):
     before, after = found["reference_stays_in_ordinary_memory"]
-    assert "Cannot access accelerator device" in before
+    assert isinstance(before, str), "verl's reference now loads without a GPU: the patch can go"
+    assert "accelerator" in before or "NVIDIA" in before or "CUDA" in before, before
     assert after == 0
 
 

@@ -87,8 +87,8 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
         "eval", "run", str(tmp_path / "model"), "--data", str(towns / "test.parquet"),
         "--config", str(run / "config.yaml"), "--index", str(index_of(towns)), "--json", workspace=workspace,
     )  # fmt: skip
-    measured = json.loads(out.splitlines()[-1])
-    assert measured
+    measured = json.loads(out[out.rindex("\n{") :])["search"]["metrics"]
+    assert measured["em"] == metric(run, "test/em", "test")[STEPS]
 
 
 def index_of(towns):
