@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it would take the place of pyserini's JVM's
 }
 
 for _name, _value in ENVIRONMENT.items():

@@ -47,6 +47,8 @@ WORKERS_WITHOUT_GPU = 2
 NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 WITHOUT_GPU = {"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Our platform for verl; and vLLM's processes would else all bind to the same core."""
+NO_SIGNAL_HANDLER = {"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
+"""Ray's handler of SIGSEGV takes the place of that by which a JVM, such as pyserini's, goes on."""
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Ray's switch for a cluster that no other machine may join: every process of it binds to 127.0.0.1."""
 
@@ -212,6 +214,7 @@ def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[st
         **NO_TELEMETRY,
         "TOKENIZERS_PARALLELISM": "false",
         "HYDRA_FULL_ERROR": "1",
+        **NO_SIGNAL_HANDLER,
         "VERL_LOGGING_LEVEL": os.environ.get("VERL_LOGGING_LEVEL", "WARNING"),
     }
     return {**known, **WITHOUT_GPU} if job.cpu else known
@@ -249,5 +252,5 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -
 
 def _ours() -> dict[str, str]:
     names = (RUN_VARIABLE, "SRL_WORKSPACE", "TOKENIZERS_PARALLELISM", "VERL_LOGGING_LEVEL")
-    ours = (*names, *WITHOUT_GPU, *NO_TELEMETRY)
+    ours = (*names, *WITHOUT_GPU, *NO_TELEMETRY, *NO_SIGNAL_HANDLER)
     return {name: os.environ[name] for name in ours if name in os.environ}
