@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's processes listen on 127.0.0.1
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it would take the place of pyserini's JVM's
 }
 
