@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from srl.serve.wire import DIGEST_HEADER, Limits
 
 QUERY = "who wrote the origin of species"
+INDEX = "Which index; empty for the one of the address, or the default."
 _PASSAGE: dict[str, JsonValue] = {"id": "p7", "contents": '"Darwin"\nHe wrote On the Origin of Species.'}
 
 
@@ -177,7 +178,7 @@ def retrieve_request(limits: Limits, names: Sequence[str]) -> dict[str, Any]:
             "default": False,
             "description": 'Whether a hit is {"document", "score"}; else it is the bare document.',
         },
-        "index": {"type": ["string", "null"], "enum": [*names, None], "description": "Which index."},
+        "index": {"type": ["string", "null"], "enum": [*names, "", None], "description": INDEX},
     }
     schema = {
         "type": "object",
