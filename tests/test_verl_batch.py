@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.tiny_models import byte_level_tokenizer
+from tests.training import config as towns
 
-from srl.config import load_config
+from srl.config import load_config, save_config
+from srl.data.parquet import read_questions
 from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.rollout.policy import Sampling
+from srl.train.order import QuestionOrder
 from srl.train.verl.batch import StepBatch, learn_from, token_rewards, turn_ends
-from srl.train.verl.dataset import read_row, row
+from srl.train.verl.dataset import Questions, read_row, row
 from srl.train.verl.job import TORCH
 from srl.train.verl.register import for_verl
 from srl.train.verl.sampling import reason_of, seed_of, server_params
@@ -85,6 +88,28 @@ def test_question_comes_out_of_verls_row_as_it_went_in():
     made = row(question, "val", 5)
     assert read_row(made["srl"]) == (question, "val")
     assert (made["index"], made["data_source"]) == (5, "nq")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """The directory of a run of three steps on the towns: four of eight questions each."""
+    save_config(tmp_path, towns(tmp_path, "grpo", trainer__total_training_steps=3))
+    monkeypatch.setenv("SRL_VERL_RUN", str(tmp_path))
+    return tmp_path
+
+
+def test_training_asks_the_questions_of_all_steps_in_the_local_engines_order(run):
+    order = QuestionOrder(read_questions(run / "train.parquet"), 4, 0)
+    expected = [question.id for step in (1, 2, 3) for question in order.batch(step)]
+    asked = Questions("train")
+    assert [read_row(asked[position]["srl"])[0].id for position in range(len(asked))] == expected
+
+
+def test_validation_reads_no_training_question(run):
+    """It comes again and again, and the training questions may be many."""
+    (run / "train.parquet").unlink()
+    assert len(Questions("val")) == 6
+    assert len(Questions(["test"])) == 4
 
 
 SAMPLING = Sampling(

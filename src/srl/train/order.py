@@ -21,6 +21,7 @@ class QuestionOrder:
         self.questions = list(questions)
         self.batch_size = min(batch_size, len(self.questions))
         self.seed, self.shuffle = seed, shuffle
+        self._shuffled: tuple[int, list[Question]] = (-1, [])  # the epoch that was asked for last
 
     def batch(self, step: int) -> list[Question]:
         start = (step - 1) * self.batch_size
@@ -31,4 +32,7 @@ class QuestionOrder:
     def _epoch(self, epoch: int) -> list[Question]:
         if not self.shuffle:
             return self.questions
-        return random.Random(f"order {self.seed} {epoch}").sample(self.questions, len(self.questions))
+        if self._shuffled[0] != epoch:
+            order = random.Random(f"order {self.seed} {epoch}").sample(self.questions, len(self.questions))
+            self._shuffled = epoch, order
+        return self._shuffled[1]

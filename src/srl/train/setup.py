@@ -26,11 +26,15 @@ from srl.train.materials import (
 )
 from srl.train.search import load_search
 from srl.train.stage import Environment, Splits
+from srl.trajectory import Phase, Question
 from srl.update.critic import Critic
 from srl.update.forward import disable_dropout
 from srl.update.kl import kl_controller
 from srl.update.optimiser import Optimiser, schedule
 from srl.workspace import Workspace
+
+SPLITS: tuple[Phase, ...] = ("train", "val", "test")
+"""The phases that have questions of their own, in the order of `Splits`."""
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,14 +106,15 @@ def load_environment(config: Config, workspace: Workspace, codec: Codec, note: N
     return load_scene(config, workspace, codec, note, load_splits(config, codec, note))
 
 
+def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Question]:
+    """The questions of one phase: train, val or test."""
+    limits: dict[Phase, int | None] = {"val": config.eval.val_questions, "test": config.eval.test_questions}
+    return load_questions(getattr(config.data, f"{phase}_files"), config, codec, note, limits.get(phase))
+
+
 def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
     """The questions of a run. Raises UserError where none is left to train on."""
-    data, limits = config.data, config.eval
-    splits = Splits(
-        load_questions(data.train_files, config, codec, note),
-        load_questions(data.val_files, config, codec, note, limits.val_questions),
-        load_questions(data.test_files, config, codec, note, limits.test_questions),
-    )
+    splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
     if not splits.train:
         raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
     say_untold(splits.train, config, note)

@@ -12,10 +12,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from srl.config import Config, load_saved
-from srl.rollout.codec import Codec
 from srl.train.order import QuestionOrder
-from srl.train.setup import load_codec, load_splits
-from srl.train.stage import Splits
+from srl.train.setup import load_codec, load_split
 from srl.train.verl.job import RUN_VARIABLE
 from srl.trajectory import Phase, Question
 
@@ -46,16 +44,20 @@ def asked(config: Config, phase: Phase) -> list[Question]:
 
     verl wants a loader for validation also where nothing is validated.
     """
-    splits = load_splits(config, _codec(config), lambda text: None)
+
+    def load(phase: Phase) -> list[Question]:
+        return load_split(phase, config, codec, lambda text: None)
+
+    codec = load_codec(config, None, lambda text: None)
     if phase != TRAIN:
-        return getattr(splits, phase) or splits.train[:1]
-    return in_order(config, splits)
+        return load(phase) or load(TRAIN)[:1]
+    return in_order(config, load(TRAIN))
 
 
-def in_order(config: Config, splits: Splits) -> list[Question]:
+def in_order(config: Config, questions: Sequence[Question]) -> list[Question]:
     """The questions of all training steps, step after step."""
     data, trainer = config.data, config.trainer
-    order = QuestionOrder(splits.train, data.train_batch_size, trainer.seed, data.shuffle)
+    order = QuestionOrder(questions, data.train_batch_size, trainer.seed, data.shuffle)
     steps = range(1, trainer.total_training_steps + 1)
     return [question for step in steps for question in order.batch(step)]
 
@@ -78,7 +80,3 @@ def read_row(text: str) -> tuple[Question, Phase]:
     fields["golden_answers"] = tuple(fields["golden_answers"])
     fields["prompt"] = tuple(fields["prompt"])
     return Question(**fields), found["phase"]
-
-
-def _codec(config: Config) -> Codec:
-    return load_codec(config, None, lambda text: None)

@@ -10,6 +10,8 @@ RUN_VARIABLE = "SRL_VERL_RUN"
 
 ABOUT = "about.json"
 """In the run's directory: what its checkpoints say of how the model was trained to talk."""
+WORKERS_WITHOUT_GPU = 2
+"""Workers of a machine without a GPU, where nothing says how many."""
 TORCH = "srl_torch"
 """The name of our own rollout replica in verl's registry."""
 

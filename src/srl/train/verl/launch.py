@@ -35,7 +35,7 @@ from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits
 from srl.train.stage import Splits
 from srl.train.verl.check import notes, validated
 from srl.train.verl.faults import ray_starts
-from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, Job
+from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.setting import rollout_name
 from srl.train.verl.watch import watch
 from srl.workspace import Workspace
@@ -43,7 +43,6 @@ from srl.workspace import Workspace
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-WORKERS_WITHOUT_GPU = 2
 NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 WITHOUT_GPU = {"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Our platform for verl; and vLLM's processes would else all bind to the same core."""

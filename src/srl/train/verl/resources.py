@@ -21,7 +21,7 @@ from srl.train.materials import BASE_MODEL, check_data
 from srl.train.plan import USABLE, Device, device_of, gib
 from srl.train.shape import Shape, shape_of
 from srl.train.verl.check import notes, problems
-from srl.train.verl.job import Job
+from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.memory import (
     Generation,
     Split,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 GPUS = {"24 GB": 24.0, "48 GB": 45.0, "80 GB": 79.6, "141 GB": 139.0}
 """GiB that GPUs of these sizes have, for a plan made on a machine without one."""
-WORKERS_WITHOUT_GPU = 2
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -64,6 +64,7 @@ class SearchTrainer(PPOTrainerSync):
         self.learned: Learned | None = None
         self.tokens: dict[str, tuple[list[float], list[float]]] = {}
         self.pulse = Pulse({})
+        self.loaders: dict[Phase, StatefulDataLoader] = {}
         super().__init__(config)
 
     # What verl calls.
@@ -202,7 +203,9 @@ class SearchTrainer(PPOTrainerSync):
         self._mark(f"{phase} questions")
         validation = self.val_dataloader
         try:
-            self.val_dataloader = _loader(phase)
+            if phase not in self.loaders:
+                self.loaders[phase] = _loader(phase)
+            self.val_dataloader = self.loaders[phase]
             metrics = super()._validate()
         finally:
             self.val_dataloader = validation
