@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srl.browse.cells import cells, csv_text, fitted
-from srl.browse.plain import duration, json_line, number, one_line, safe
+from srl.browse.plain import duration, json_line, number
+from srl.safe_text import one_line, safe
 
 
 @given(st.text())

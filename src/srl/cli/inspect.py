@@ -287,7 +287,7 @@ def _print_text(text: str) -> None:
     """Text as it is for a program; on a terminal nothing in it acts."""
     import sys
 
-    from srl.browse.plain import safe
+    from srl.safe_text import safe
 
     sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
 
@@ -301,8 +301,8 @@ def _plot(panels: Sequence[Sequence[Series]]) -> None:
     import sys
     from shutil import get_terminal_size
 
-    from srl.browse.plain import safe
     from srl.browse.plot import plot
+    from srl.safe_text import safe
 
     width = min(get_terminal_size().columns, 120)
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
