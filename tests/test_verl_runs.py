@@ -61,7 +61,8 @@ def records(run, step):
 
 
 def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
-    file = write_config(towns, "ppo", **settings(**{"algorithm.use_kl_in_reward": True}))
+    more = {"trainer.critic_warmup": 1, "actor.optim.lr_scheduler_type": "linear"}
+    file = write_config(towns, "ppo", **settings(**{"algorithm.use_kl_in_reward": True, **more}))
     workspace = tmp_path / "ws"
     process = srl("train", "--engine", "verl", "--algo", "ppo", "--config", str(file), workspace=workspace)
     wait_for(lambda: checkpointed(workspace, 1), process, workspace)
@@ -78,6 +79,8 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     assert max(metric(run, "rollout/logprob_diff/max").values()) < 1e-4
     assert set(metric(run, "critic/vf_explained_var")) == {1, 2, 3}
     assert set(metric(run, "critic/kl")) == {1, 2, 3}
+    rates = metric(run, "actor/lr")
+    assert rates == pytest.approx({2: 0.75e-3, 3: 0.25e-3}), "the actor's four updates fall to 1/4"
 
     searches = rows(run, "SELECT status, latency_s FROM searches WHERE phase = 'train'")
     assert searches

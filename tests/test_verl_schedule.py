@@ -12,10 +12,12 @@ import yaml
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
-from srl.config import save_config
+from srl.config import load_config, save_config
 from srl.model import save_model
+from srl.train.learning_rate import learning_steps, updates_per_step, warmup_steps
 from srl.train.setup import Policy, load_learner, load_optimisers
-from srl.train.verl.schedule import VERLS_OWN, our_schedule
+from srl.train.verl.schedule import VERLS_OWN, actor_learns_after_the_critic, our_schedule
+from srl.update.optimiser import schedule
 
 
 class Optim(SimpleNamespace):
@@ -64,23 +66,75 @@ def rates(one, updates):
     return found
 
 
+def local_rates(chosen, network, updates):
+    """The learning rate of each update of the local engine."""
+    local = load_optimisers(chosen, load_learner(chosen, Policy(tiny_model(), None)))[network]
+    found = []
+    for _ in range(updates):
+        found.append(local.lr)
+        local.step()
+    return found
+
+
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize(("network", "updates"), [("actor", 6), ("critic", 12)])
 def test_every_update_has_the_rate_of_the_local_engine(run, kind, network, updates):
     changes = {f"{network}__optim__lr_scheduler_type": kind, f"{network}__optim__lr_warmup_steps": 1}
     chosen = settings(run, **changes)
-    learner = load_learner(chosen, Policy(tiny_model(), None))
-    local = load_optimisers(chosen, learner)[network]
+    expected = local_rates(chosen, network, updates)
     theirs = optimiser()
     told = "constant" if kind == "linear" else kind
     model_type = "value_model" if network == "critic" else "language_model"
     found = our_schedule(engine(model_type, lr_warmup_steps=1, lr_scheduler_type=told), theirs)
-    expected = []
-    for _ in range(updates):
-        expected.append(local.lr)
-        local.step()
     assert rates(theirs, updates) == pytest.approx(expected)
     assert found.used == pytest.approx(expected[-1])
+
+
+def planned(total, critic_warmup):
+    """The training steps that verl's optimiser of the actor is planned for."""
+    optim = SimpleNamespace(total_training_steps=total)
+    actor = SimpleNamespace(actor=SimpleNamespace(optim=optim))
+    trainer = SimpleNamespace(critic_warmup=critic_warmup)
+    actor_learns_after_the_critic(SimpleNamespace(trainer=trainer, actor_rollout_ref=actor))
+    return optim.total_training_steps
+
+
+def test_decay_of_the_actor_begins_when_the_critic_has_warmed_up(run):
+    """Three steps, the first the critic's alone: the actor's four updates fall from 4/4 to 1/4."""
+    kinds = {f"{network}__optim__lr_scheduler_type": "linear" for network in ("actor", "critic")}
+    chosen = settings(run, trainer__critic_warmup=1, **kinds)
+    expected = [1e-3, 0.75e-3, 0.5e-3, 0.25e-3]
+    assert local_rates(chosen, "actor", 4) == pytest.approx(expected)
+    assert local_rates(chosen, "critic", 12)[-1] == pytest.approx(1e-3 / 12)
+    theirs = optimiser()
+    our_schedule(engine(total_training_steps=planned(total=3, critic_warmup=2)), theirs)
+    assert rates(theirs, 4) == pytest.approx(expected)
+
+
+def test_tiny_ppo_ends_its_decay_with_its_last_update():
+    """27 steps of two updates: the last of 54 has 1/54 of 2e-4, about 3.7e-6."""
+    chosen = load_config("tiny", None, "ppo").config
+    steps, updates = learning_steps(chosen, "actor"), updates_per_step(chosen, chosen.actor)
+    assert steps * updates == 54
+    factor = schedule(chosen.actor.optim.lr_scheduler_type, warmup_steps(chosen, "actor"), steps * updates)
+    assert chosen.actor.optim.lr * factor(53) == pytest.approx(2e-4 / 54)
+
+
+def test_warm_up_as_a_share_is_of_the_steps_that_the_network_learns(run):
+    ratios = {f"{network}__optim__lr_warmup_steps_ratio": 0.5 for network in ("actor", "critic")}
+    chosen = settings(run, trainer__critic_warmup=1, **ratios)
+    assert (warmup_steps(chosen, "actor"), warmup_steps(chosen, "critic")) == (1, 2)
+
+
+@pytest.mark.parametrize("critic_warmup", [3, 5])
+def test_run_in_which_only_the_critic_learns_has_a_schedule_for_the_actor(run, critic_warmup):
+    chosen = settings(
+        run, trainer__critic_warmup=critic_warmup, actor__optim__lr_scheduler_type="linear",
+        actor__optim__lr_warmup_steps_ratio=0.5,
+    )  # fmt: skip
+    assert learning_steps(chosen, "actor") == 0
+    assert local_rates(chosen, "actor", 1) == [1e-3]
+    assert planned(total=3, critic_warmup=critic_warmup + 1) == 1, "Megatron takes no schedule of length 0"
 
 
 def test_rate_goes_on_after_a_resume(run):

@@ -68,7 +68,7 @@ class Optim(Section):
     lr_warmup_steps: Natural = 0
     """Training steps over which the learning rate rises from 0; 0: see lr_warmup_steps_ratio."""
     lr_warmup_steps_ratio: Share = 0.0
-    """The same as a share of all steps; only where lr_warmup_steps is 0."""
+    """The same as a share of the steps in which the network learns; only where lr_warmup_steps is 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """The learning rate after the warm-up: constant, or falling to 0 at the last step."""
 
@@ -175,7 +175,7 @@ class Trainer(Section):
     val_before_train: bool = True
     """Validate before the first step."""
     critic_warmup: Natural = 0
-    """First steps in which only the critic learns."""
+    """First steps in which only the critic learns; the actor's learning rate counts from the step after."""
     seed: Natural = 0
     """Seed of everything random: order of questions, sampling, new weights."""
     max_ckpt_to_keep: Count | None = None

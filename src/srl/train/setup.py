@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from srl.advantage import Algorithm
 from srl.config import Config
@@ -16,6 +16,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.train.experience import Learner
+from srl.train.learning_rate import Network, learning_steps, updates_per_step, warmup_steps
 from srl.train.materials import (
     Note,
     load_questions,
@@ -184,17 +185,17 @@ def _reference_path(config: Config) -> str:
 
 def load_optimisers(config: Config, learner: Learner) -> dict[str, Optimiser]:
     """AdamW for the actor, and for the critic where there is one."""
-    sections: dict[str, tuple[nn.Module, Any]] = {"actor": (learner.actor, config.actor)}
+    networks: dict[Network, nn.Module] = {"actor": learner.actor}
     if learner.critic is not None:
-        sections["critic"] = (learner.critic, config.critic)
-    return {name: _optimiser(config, *pair) for name, pair in sections.items()}
+        networks["critic"] = learner.critic
+    return {name: _optimiser(config, name, model) for name, model in networks.items()}
 
 
-def _optimiser(config: Config, model: nn.Module, section: Any) -> Optimiser:
-    """`lr_warmup_steps` counts training steps; an optimiser takes several in each."""
-    updates = -(-config.data.train_batch_size // section.ppo_mini_batch_size) * section.ppo_epochs
-    total, optim = config.trainer.total_training_steps, section.optim
-    warmup = optim.lr_warmup_steps or round(optim.lr_warmup_steps_ratio * total)
+def _optimiser(config: Config, network: Network, model: nn.Module) -> Optimiser:
+    """The schedule counts the optimiser steps that the network takes, several in a training step."""
+    section = getattr(config, network)
+    optim, updates = section.optim, updates_per_step(config, section)
+    warmup, total = warmup_steps(config, network), learning_steps(config, network)
     return Optimiser(
         model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, eps=optim.eps,
         grad_clip=section.grad_clip,

@@ -51,19 +51,20 @@ def _length_of_run(meaning: Meaning) -> None:
 
 def _warm_ups(meaning: Meaning) -> None:
     """The first steps of the learning rate, and those of the critic alone."""
+    first, alone = meaning.ours["trainer.critic_warmup"], 0
+    if isinstance(first, int) and first > 0:
+        alone = meaning.ours["trainer.critic_warmup"] = first - 1
+        meaning.say(f"trainer.critic_warmup={first} leaves the critic {alone} steps alone there and here")
     total = meaning.ours.get("trainer.total_training_steps")
     for role in ("actor", "critic") if meaning.has_critic else ("actor",):
         ratio = meaning.ours.get(f"{role}.optim.lr_warmup_steps_ratio")
         steps = meaning.ours.get(f"{role}.optim.lr_warmup_steps")
         if isinstance(ratio, float) and ratio > 0 and not steps and isinstance(total, int):
+            learned = max(0, total - alone) if role == "actor" else total
             meaning.say(
                 f"{role}.optim: a warm-up of {ratio} is {int(ratio * total)} of {total} steps there and ",
-                f"{round(ratio * total)} here; it begins with a learning rate of 0 there and above 0 here",
+                f"{round(ratio * learned)} here; it begins with a learning rate of 0 there and above 0 here",
             )
-    first = meaning.ours["trainer.critic_warmup"]
-    if isinstance(first, int) and first > 0:
-        meaning.ours["trainer.critic_warmup"] = first - 1
-        meaning.say(f"trainer.critic_warmup={first} leaves the critic {first - 1} steps alone there and here")
 
 
 def _loggers(meaning: Meaning) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from srl.config import Config, load_saved
+from srl.config import load_saved
+from srl.train.learning_rate import updates_per_step
 from srl.train.verl.job import RUN_VARIABLE
 from srl.update.optimiser import schedule
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 VERLS_OWN = {"min_lr_ratio": (None, 0.0), "num_cycles": (None, 0.5)}
 """verl's settings that ours has none for, and what asks for nothing: a schedule asked for stays verl's."""
@@ -33,7 +37,8 @@ class Schedule(LambdaLR):
 def our_schedule(engine: Any, optimiser: Optimizer) -> Schedule | None:
     """The schedule of the run in this environment for an engine of verl's; None where verl's own is wanted.
 
-    Warm-up and length are verl's, for the section `verl` may set them; both count training steps.
+    Warm-up and length are verl's, for the section `verl` may set them; both count training steps in
+    which the network learns.
     """
     asked = engine.optimizer_config
     if any(getattr(asked, name) not in usual for name, usual in VERLS_OWN.items()):
@@ -41,7 +46,7 @@ def our_schedule(engine: Any, optimiser: Optimizer) -> Schedule | None:
     config = load_saved(Path(os.environ[RUN_VARIABLE]))
     critic = engine.model_config.model_type == "value_model"
     section = config.critic if critic else config.actor
-    updates, kind = updates_of(config, section), section.optim.lr_scheduler_type
+    updates, kind = updates_per_step(config, section), section.optim.lr_scheduler_type
     if asked.lr_scheduler_type != verls_name(kind):
         kind = asked.lr_scheduler_type
     warmup = max(0, asked.lr_warmup_steps or 0) or int(
@@ -56,6 +61,7 @@ def verls_name(kind: str) -> str:
     return "constant" if kind == "linear" else kind
 
 
-def updates_of(config: Config, section: Any) -> int:
-    """Optimiser steps in a training step."""
-    return -(-config.data.train_batch_size // section.ppo_mini_batch_size) * section.ppo_epochs
+def actor_learns_after_the_critic(config: DictConfig) -> None:
+    """verl plans every optimiser for all training steps; its actor learns from step `critic_warmup` on."""
+    optim, first = config.actor_rollout_ref.actor.optim, max(1, config.trainer.critic_warmup)
+    optim.total_training_steps = max(1, optim.total_training_steps - (first - 1))

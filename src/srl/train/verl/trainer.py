@@ -35,6 +35,7 @@ from srl.train.verl.dataset import Questions
 from srl.train.verl.faults import Pulse, go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.register import PREFIX
+from srl.train.verl.schedule import actor_learns_after_the_critic
 from srl.train.verl.station import station_of
 from srl.train.verl.workers import check_alike, check_search
 from srl.trajectory import Phase
@@ -68,6 +69,10 @@ class SearchTrainer(PPOTrainerSync):
         super().__init__(config)
 
     # What verl calls.
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        actor_learns_after_the_critic(self.config)
 
     def _build_replay_buffer(self) -> Any:
         buffer: Any = super()._build_replay_buffer()

@@ -7,6 +7,7 @@ from typing import Any
 from srl.config import Config
 from srl.config.checks import algorithm_plugin
 from srl.config.learning import Actor, Critic
+from srl.train.learning_rate import Network, warmup_steps
 from srl.train.verl.job import Job
 from srl.train.verl.setting import ACTOR, Rows, at_least_one_episode, is_megatron
 
@@ -86,25 +87,17 @@ def _tokens(config: Config, ours: str, section: Actor | Critic) -> tuple[int, st
     return at_least_one_episode(section.ppo_max_token_len, config), f"{ours}.ppo_max_token_len"
 
 
-def _optimiser(config: Config, who: str, section: Actor | Critic) -> Rows:
+def _optimiser(config: Config, who: Network, section: Actor | Critic) -> Rows:
     """AdamW. verl clips by `optim.clip_grad` and reads `grad_clip` of the actor nowhere."""
     optim, verl = section.optim, f"{ACTOR if who == 'actor' else who}.optim"
     yield f"{verl}.lr", optim.lr, f"{who}.optim.lr"
     yield f"{verl}.betas", list(optim.betas), f"{who}.optim.betas"
     yield f"{verl}.weight_decay", optim.weight_decay, f"{who}.optim.weight_decay"
     yield f"{verl}.clip_grad", section.grad_clip, f"{who}.grad_clip"
-    yield f"{verl}.lr_warmup_steps", *_warmup(config, who, section)
+    asked = "lr_warmup_steps" if optim.lr_warmup_steps else "lr_warmup_steps_ratio"
+    yield f"{verl}.lr_warmup_steps", warmup_steps(config, who), f"{who}.optim.{asked}"
     yield f"{verl}.lr_warmup_steps_ratio", 0.0, f"{who}.optim.lr_warmup_steps_ratio"
     yield from _schedule(config, verl, who, optim)
-
-
-def _warmup(config: Config, who: str, section: Actor | Critic) -> tuple[int, str]:
-    """Training steps of warm-up; a share of all of them is rounded as the local engine rounds it."""
-    optim = section.optim
-    if optim.lr_warmup_steps:
-        return optim.lr_warmup_steps, f"{who}.optim.lr_warmup_steps"
-    steps = round(optim.lr_warmup_steps_ratio * config.trainer.total_training_steps)
-    return steps, f"{who}.optim.lr_warmup_steps_ratio"
 
 
 def _schedule(config: Config, verl: str, who: str, optim: Any) -> Rows:
