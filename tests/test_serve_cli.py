@@ -90,7 +90,7 @@ def test_an_open_door_is_said_whatever_q_says_and_a_token_closes_it(directory, c
     err = capsys.readouterr().err
     assert "without a password" not in err
     assert "s3cret" not in err
-    assert app.token == "s3cret"
+    assert app.guard.token == b"s3cret"
 
 
 @pytest.mark.parametrize(

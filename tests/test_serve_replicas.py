@@ -204,7 +204,12 @@ def test_a_link_carries_messages_and_sockets_in_their_order():
 
 def test_what_is_served_is_the_same_in_another_process():
     serving = Serving(
-        {"a": Source("DIR", {"n_threads": 2})}, 5, Limits(queries=7), token="t", log_queries=True
+        {"a": Source("DIR", {"n_threads": 2})},
+        5,
+        Limits(queries=7),
+        token="t",
+        hosts=("a.test",),
+        log_queries=True,
     )
     assert Serving.read(json.loads(json.dumps(serving.as_json()))) == serving
 

@@ -109,6 +109,14 @@ def test_replicas_answer_at_one_port_and_all_end_with_a_signal(directory, sent, 
     assert set(Counter(one["replica"] for one in logged)) == {1, 2}
 
 
+def test_replicas_answer_no_request_to_another_host(directory):
+    with serving(directory) as (_, url):
+        for _ in range(4):
+            with pytest.raises(HTTPError, match="403"):
+                urlopen(Request(url.replace("/retrieve", "/health"), headers={"Host": "example.com"}))
+        assert health(url)["status"] == "ok"
+
+
 @pytest.mark.must_run
 def test_a_replica_that_is_killed_costs_no_search_and_comes_back(directory):
     with serving(directory) as (process, url):

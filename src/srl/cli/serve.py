@@ -77,6 +77,13 @@ def retriever(
     token_env: Annotated[
         str, typer.Option(metavar="NAME", help="The environment variable that holds the token to ask for.")
     ] = TOKEN_VARIABLE,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another name that requests may ask this server by, such as a proxy's; may come again.",
+        ),
+    ] = None,
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Write a line of JSON to stderr for each request.")
     ] = False,
@@ -87,7 +94,9 @@ def retriever(
     """Serve indexes at POST /retrieve, until interrupted.
 
     The URL is printed once requests are taken. /docs describes the rest, /health and /metrics tell how
-    it is. Where $SRL_SEARCH_TOKEN is set, requests must carry it: Authorization: Bearer ….
+    it is. Where $SRL_SEARCH_TOKEN is set, requests must carry it: Authorization: Bearer …. Without it a
+    server on loopback answers no requests that ask it by the name of another machine, and none from pages of
+    other sites.
 
     \b
     Example:
@@ -108,6 +117,7 @@ def retriever(
     )
     directories = _named(index)
     with bind(host, port) as listener:
+        address = listener.getsockname()[0]
         serving = Serving(
             indexes={name: _source(name, directories, settings or []) for name in directories},
             topk=topk,
@@ -117,10 +127,11 @@ def retriever(
             batch_wait_s=batch_wait_ms / 1000,
             cache_bytes=cache_mb << 20,
             token=token,
+            hosts=_hosts(host, address, token, allow_host or []),
             log_requests=log_json,
             log_queries=log_queries,
         )
-        _warn(host, listener.getsockname()[0], token)
+        _warn(host, address, token)
         _run(serving, replicas, listener)
 
 
@@ -158,6 +169,16 @@ def _token(variable: str) -> str:
     return token
 
 
+def _hosts(host: str, address: str, token: str, allowed: list[str]) -> tuple[str, ...] | None:
+    """The names that requests may ask the server by besides loopback's; None for any."""
+    from srl.serve.server.guard import host_name
+    from srl.serve.wire import is_loopback
+
+    if not allowed and (token or not is_loopback(address)):
+        return None
+    return tuple(map(host_name, allowed if is_loopback(host) else [*allowed, host]))
+
+
 def _named(given: list[str]) -> dict[str, Path]:
     """Directories by name: what stands before the `=`, else the directory's own as far as it may be one."""
     named: dict[str, Path] = {}
@@ -192,7 +213,7 @@ def _say(serving: Serving, name: str, index: Mapping[str, Any], replicas: int = 
 
 def _warn(host: str, address: str, token: str) -> None:
     """Whatever -q says: an open door is not to be overlooked."""
-    from srl.serve.client import is_loopback
+    from srl.serve.wire import is_loopback
 
     if not token and not is_loopback(address):
         print(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from ipaddress import ip_address
 from typing import Any, NoReturn
 
 from srl.data.corpus import contents_of
@@ -20,6 +21,14 @@ from srl.trajectory import Hit, Passage
 DIGEST_HEADER = "X-Index-Digest"
 TOPK_NAMES = ("topk", "top_k", "k", "topk_rerank", "topk_retrieval")
 """The names of k, the first that is there counts: a rerank server returns `topk_rerank` passages."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine: such connections never go through a proxy."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class RequestError(ValueError):

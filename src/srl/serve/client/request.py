@@ -7,13 +7,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import Literal
 
 import httpx
 
 from srl.errors import UserError
-from srl.serve.wire import DIGEST_HEADER, read_answer
+from srl.serve.wire import DIGEST_HEADER, is_loopback, read_answer
 from srl.trajectory import Hit
 
 TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"
@@ -180,11 +179,3 @@ def shown(url: str) -> str:
     """`url` without what may be secret in it."""
     parsed = httpx.URL(url)
     return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine: such connections never go through a proxy."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from srl.serve.server import schema
 from srl.serve.server.cache import AnswerCache
 from srl.serve.server.desk import Desk, Served, problem
 from srl.serve.server.docspage import docs_page
-from srl.serve.server.incoming import allowed
+from srl.serve.server.guard import Guard
 from srl.serve.server.metrics import Metrics
 from srl.serve.server.pages import read_urls, write_pages
 from srl.serve.server.queue import SearchQueue
@@ -41,20 +41,19 @@ _THERE = "POST /retrieve and /access, GET /health, /healthz, /metrics, /docs and
 
 
 class SearchApp(FastAPI):
-    """Asks for the token first, wherever a request goes, and takes searches straight to the desk.
+    """Asks its guard first, wherever a request goes, and takes searches straight to the desk.
 
     FastAPI's way to a route takes as long as all the rest of a search that is in the cache.
     """
 
-    token = ""
+    guard: Guard
     desk: Desk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path, method = scope["path"], scope["method"]
             search = method == "POST" and (path == RETRIEVE or path.startswith(f"{RETRIEVE}/"))
-            if not allowed(path, scope["headers"], self.token):
-                error = RequestError("send the token of this server: Authorization: Bearer …", 401)
+            if (error := self.guard.refusal(scope)) is not None:
                 if search:
                     return await self.desk.refuse(error, scope, receive, send)
                 return await problem(str(error), error.status)(scope, receive, send)
@@ -75,6 +74,7 @@ def create_app(
     batch_wait_s: float = 0.0,
     cache_bytes: int = CACHE_BYTES,
     token: str = "",
+    hosts: Iterable[str] | None = None,
     log: RequestLog | None = None,
     siblings: Siblings | None = None,
 ) -> SearchApp:
@@ -84,6 +84,7 @@ def create_app(
     `default_threads` says where none are given. Batches have at most `max_batch` queries; a query that
     finds the index idle waits `batch_wait_s` for company. `cache_bytes` bounds the answers kept, 0 keeps
     none; those of a live index never are. With a `token` all but health asks for `Authorization: Bearer`.
+    With `hosts` only requests to one of these, or to loopback, are answered, and no pages of other origins.
     With `siblings` it is one of several processes that answer at one port, and tells of all of them.
     What is wrong with a request is answered with a 4xx and `{"detail": one line}`. Raises UserError for a
     name that no address can hold.
@@ -111,7 +112,7 @@ def create_app(
     metrics.watch_cache(cache)
     metrics.watch_indexes(named, {name: one.queue for name, one in served.items()})
     app = _app(served)
-    app.token, app.desk = token, Desk(served, topk, limits, metrics, log)
+    app.guard, app.desk = Guard(token, hosts), Desk(served, topk, limits, metrics, log)
     _add_searches(app, app.desk, limits)
     _add_views(app, served, metrics, siblings)
     return app
@@ -157,7 +158,7 @@ def _add_searches(app: FastAPI, desk: Desk, limits: Limits) -> None:
     asked: dict[str, Any] = {
         "response_model": schema.Answer,
         "responses": schema.answers("The hits of each query.")
-        | schema.problems(400, 401, 404, 408, 409, 413, 415, 422, 502, 503, 504),
+        | schema.problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 502, 503, 504),
     }
 
     @app.post(f"{RETRIEVE}/{{name}}", summary="Search one index.", openapi_extra=body | name, **asked)
@@ -175,7 +176,7 @@ def _add_searches(app: FastAPI, desk: Desk, limits: Limits) -> None:
         summary="Passages by their id, which may be a web address.",
         response_model=schema.Pages,
         openapi_extra=schema.access_request(limits),
-        responses=schema.problems(400, 401, 408, 413, 415, 422, 503),
+        responses=schema.problems(400, 401, 403, 408, 413, 415, 422, 503),
     )
     async def access(request: Request) -> Response:
         urls = read_urls(await desk.bodies.read(request.scope["headers"], request.receive), limits)
@@ -187,7 +188,7 @@ def _add_searches(app: FastAPI, desk: Desk, limits: Limits) -> None:
         summary="One index.",
         response_model=schema.NamedHealth,
         openapi_extra=name,
-        responses=schema.problems(404),
+        responses=schema.problems(403, 404),
     )
     async def health_of(request: Request) -> Response:
         served = desk.choose(request.path_params["name"])
@@ -215,7 +216,7 @@ def _add_views(
         "/metrics",
         summary="Counts and times, for Prometheus.",
         response_class=PlainTextResponse,
-        responses=schema.problems(401),
+        responses=schema.problems(401, 403),
     )
     async def prometheus(request: Request) -> Response:
         text = metrics.text()

@@ -1,9 +1,8 @@
-"""What is asked of a request before anybody reads it: a token, a kind of body, its size and its pace."""
+"""What is asked of a body before anybody reads it: its kind, its size and its pace."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect
@@ -11,17 +10,7 @@ from starlette.types import Receive
 
 from srl.serve.wire import Limits, RequestError
 
-OPEN_PATHS = ("/health", "/healthz")
 _CURL = "application/x-www-form-urlencoded"
-
-
-def allowed(path: str, headers: Sequence[tuple[bytes, bytes]], token: str) -> bool:
-    """Whether a request may be answered: it carries the token, or there is none, or it asks for health."""
-    if not token or path in OPEN_PATHS or path.startswith("/health/"):
-        return True
-    sent = next((value for name, value in headers if name == b"authorization"), b"")
-    scheme, _, given = sent.partition(b" ")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), token.encode())
 
 
 class BodyReader:

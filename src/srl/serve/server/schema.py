@@ -128,6 +128,7 @@ class Problem(BaseModel):
 _PROBLEMS = {
     400: "The body is not JSON in UTF-8, or the client went away.",
     401: "No token, or a wrong one.",
+    403: "Asked by a name, or from a page, that is not this machine's, and there is no token.",
     404: "No such index.",
     408: "The body did not arrive in time.",
     409: "The address names one index, the body another.",

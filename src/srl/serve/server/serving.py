@@ -35,6 +35,7 @@ class Serving:
     batch_wait_s: float = 0.0
     cache_bytes: int = CACHE_BYTES
     token: str = ""
+    hosts: tuple[str, ...] | None = None
     log_requests: bool = False
     log_queries: bool = False
 
@@ -55,6 +56,7 @@ class Serving:
             batch_wait_s=self.batch_wait_s,
             cache_bytes=self.cache_bytes,
             token=self.token,
+            hosts=self.hosts,
             log=RequestLog(queries=self.log_queries, replica=replica) if wanted else None,
             siblings=siblings,
         )
@@ -66,7 +68,8 @@ class Serving:
     @classmethod
     def read(cls, known: Mapping[str, Any]) -> Serving:
         indexes = {name: Source(**source) for name, source in known["indexes"].items()}
-        return cls(**{**known, "indexes": indexes, "limits": Limits(**known["limits"])})
+        hosts = None if known["hosts"] is None else tuple(known["hosts"])
+        return cls(**{**known, "indexes": indexes, "limits": Limits(**known["limits"]), "hosts": hosts})
 
 
 def facts_of(index: Index) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Siblings:
 
     async def _read(self, door: socket.socket, page: str) -> bytes | None:
         """The page through a connection; None where there is no answer in time."""
-        ask = f"GET {page}?{OWN} HTTP/1.1\r\nHost: replica\r\nConnection: close\r\n"
+        ask = f"GET {page}?{OWN} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         ask += f"Authorization: Bearer {self._token}\r\n\r\n" if self._token else "\r\n"
         try:
             async with asyncio.timeout(WITHIN_S):
