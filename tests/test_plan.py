@@ -101,7 +101,7 @@ def test_published_shape_has_the_parameters_of_qwen():
 def test_held_bytes_are_exactly_those_of_the_tensors(saved, kind, dtype, rank):
     config = configured(saved[kind], model__dtype=dtype, model__lora_rank=rank)
     shape = shape_of(config, saved[kind], needs_critic=True)
-    model = load_model(saved[kind], **model_options(config))
+    model = load_model(saved[kind], **model_options(config.model))
     critic = Critic(model)
     trained = [item for item in [*model.parameters(), *critic.parameters()] if item.requires_grad]
     optimisers = [Optimiser(network.parameters(), lr=1e-3) for network in (model, critic)]
@@ -211,7 +211,7 @@ def test_update_takes_about_what_is_estimated_and_not_more(
         actor__ppo_max_token_len=rows * length, actor__entropy_coeff=entropy_coeff,
     )  # fmt: skip
     shape = shape_of(config, path, needs_critic=False)
-    model = load_model(path, **model_options(config)).train()
+    model = load_model(path, **model_options(config.model)).train()
     batch, loss = experience(rows, length, vocabulary), ActorLoss(entropy_coeff=entropy_coeff)
     accumulate_actor(model, batch, loss=loss, max_tokens=rows * length)  # gradients exist now
     with Live(list(model.parameters())) as live:
@@ -226,7 +226,7 @@ def test_step_of_the_optimiser_is_counted_where_it_is_the_largest(saved):
         actor__ppo_max_token_len=8, model__dtype="bfloat16",
     )  # fmt: skip
     shape = shape_of(config, saved["qwen2"], needs_critic=False)
-    model = load_model(saved["qwen2"], **model_options(config))
+    model = load_model(saved["qwen2"], **model_options(config.model))
     optimiser = Optimiser(model.parameters(), lr=1e-3)
     for _ in range(2):
         for weight in model.parameters():

@@ -246,7 +246,7 @@ def test_the_plan_names_every_engine_and_the_tape(place):
 def untold(config: Config, tmp_path: Path) -> list[str]:
     """What is said of the training prompts that leave engines out."""
     said: list[str] = []
-    codec = load_policy(config, lambda text: None).codec
+    codec = load_policy(config.model, lambda text: None).codec
     say_untold(load_questions(config.data.train_files, config, codec, said.append), config, said.append)
     return said
 

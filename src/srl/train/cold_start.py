@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from srl.config import Config
+from srl.config.acting import Model
+from srl.config.base import Section
+from srl.config.learning import Sft
 from srl.data.demonstrations import read_demonstrations
 from srl.files import atomic_directory, digest_file, digest_text, write_json
-from srl.model import model_digest, save_model
+from srl.model import pick_device, pick_dtype, save_model
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, Searcher
-from srl.train.materials import BASE_MODEL, Note, engine_descriptions, made_once, template_name, world
-from srl.train.search import load_search, without_tape
+from srl.train.materials import BASE_MODEL, Note, made_once, world
+from srl.train.search import Answering, answering, load_search, without_tape
 from srl.train.setup import Policy, episode_options, load_policy, load_template
 from srl.train.sft import batches, demonstrate, fine_tune
 from srl.trajectory import Trajectory
@@ -24,6 +28,74 @@ from srl.update.optimiser import Optimiser, schedule
 from srl.workspace import Workspace
 
 OnStep = Callable[[int, dict[str, float]], None]
+_HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
+"""Keys of the section `model` that change no weight; of the device only the kind matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that a cold-started model depends on, and nothing else.
+
+    The model is made of these fields and a search (`answers` says which one), and `key` is made of every
+    field. So a setting that is in neither cannot change the model, and one that changes it changes the key.
+    """
+
+    start: Path
+    tokenizer: Path
+    model: Model
+    device: str
+    demonstrations: Path
+    template: Template
+    options: EpisodeOptions
+    answers: tuple[Answering, ...]
+    sft: Sft
+    max_tokens: int
+    seed: int
+
+    @classmethod
+    def of(cls, config: Config, file: Path, search: Searcher | None) -> Recipe:
+        """What `config` says of it. What a script ignores, such as the temperature, has its default."""
+        start = Path(config.model.path or BASE_MODEL)
+        device = pick_device(config.model.device)
+        usual = EpisodeOptions()
+        return cls(
+            start=start,
+            tokenizer=Path(config.model.tokenizer or start),
+            model=_without_paths(config.model, device),
+            device=device.type,
+            demonstrations=file,
+            template=load_template(config),
+            options=replace(
+                episode_options(config), temperature=usual.temperature, top_p=usual.top_p,
+                stop_at_answer=usual.stop_at_answer,
+            ),
+            answers=answering(config, search),
+            sft=config.sft.model_copy(update={"train_files": None}),
+            max_tokens=config.actor.ppo_max_token_len,
+            seed=config.trainer.seed,
+        )  # fmt: skip
+
+    def key(self) -> str:
+        """32 hex digits of the content of every field: of files and directories what is in them."""
+        return digest_text(*(f"{item.name}={_content(getattr(self, item.name))}" for item in fields(self)))
+
+
+def _without_paths(model: Model, device: torch.device) -> Model:
+    """The section with its `auto` decided, and without what has no effect where there is no adapter."""
+    dtype = str(pick_dtype(model.dtype, device)).removeprefix("torch.")
+    update = {"path": None, "tokenizer": None, "dtype": dtype, "device": str(device)}
+    if model.lora_rank == 0:
+        update |= Model().model_dump(include={"lora_alpha", "lora_target_modules"})
+    return model.model_copy(update=update)
+
+
+def _content(value: object) -> str:
+    if isinstance(value, Path):
+        files = sorted(file for file in value.iterdir() if file.is_file()) if value.is_dir() else [value]
+        return digest_text(*(text for file in files for text in (file.name, digest_file(file))))
+    if isinstance(value, Section):
+        return value.model_dump_json(exclude=_HARMLESS)
+    return repr(value)
 
 
 def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path:
@@ -36,52 +108,61 @@ def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path
 def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     """The cold-started model for `config` in the workspace, made first where it is not there.
 
-    It is for every run of that configuration, so that its searches are on the tape of none.
+    Every run with the same `Recipe` shares it, so that its searches are on the tape of none.
     """
-    file = demonstration_file(config, workspace, note)
-    start = Path(config.model.path) if config.model.path is not None else BASE_MODEL
-    key = digest_text(
-        model_digest(start), digest_file(file), config.sft.model_dump_json(), template_name(config),
-        str(config.rollout.search), *map(str, engine_descriptions(config).items()),
-    )  # fmt: skip
-    from_start = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
+    search = load_search(_untaped(config), workspace, note)
+    recipe = Recipe.of(config, demonstration_file(config, workspace, note), search)
 
     def fine_tuned(path: Path) -> None:
-        note(f"cold start: {config.sft.steps} steps on {file.name} → {path}")
-        policy = load_policy(from_start, lambda text: None)
-        search = load_search(without_tape(config), workspace, note)
-        trajectories = demonstrated(from_start, search, policy.codec, file)
-        train(from_start, policy, trajectories, lambda step, metrics: None)
-        with atomic_directory(path) as folder:
-            save_model(policy.model, policy.codec.tokenizer, folder, overwrite=True)
-            write_json(folder / "srl.json", {"format": 1, **about(config)})
+        note(f"cold start: {recipe.sft.steps} steps on {recipe.demonstrations.name} → {path}")
+        make(recipe, search, path)
 
-    return made_once(workspace.models / f"cold-start-{key[:8]}", fine_tuned)
+    return made_once(workspace.models / f"cold-start-{recipe.key()[:8]}", fine_tuned)
 
 
-def about(config: Config) -> dict[str, Any]:
+def _untaped(config: Config) -> Config:
+    """Without a tape, unless there is nothing else to search."""
+    named = config.search.url or config.search.index or config.data.corpus
+    return config if config.search.replays and not named else without_tape(config)
+
+
+def make(recipe: Recipe, search: Searcher | None, path: Path) -> None:
+    """Fine-tune the model of `recipe` on its demonstrations into the new directory `path`."""
+    torch.manual_seed(recipe.seed)
+    paths = {"path": str(recipe.start), "tokenizer": str(recipe.tokenizer)}
+    policy = load_policy(recipe.model.model_copy(update=paths), lambda text: None)
+    shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options)
+    train(recipe.sft, policy, shown, lambda step, metrics: None, recipe.max_tokens, recipe.seed)
+    with atomic_directory(path) as folder:
+        save_model(policy.model, policy.codec.tokenizer, folder, overwrite=True)
+        write_json(folder / "srl.json", {"format": 1, **about(recipe.template)})
+
+
+def about(template: Template) -> dict[str, Any]:
     """What a model directory says of how its model was trained to talk."""
-    return {"template": load_template(config).name, "search": config.rollout.search}
+    return {"template": template.name, "search": template.searches}
 
 
-def demonstrated(config: Config, search: Searcher | None, codec: Codec, file: Path) -> list[Trajectory]:
+def demonstrated(
+    file: Path, search: Searcher | None, codec: Codec, template: Template, options: EpisodeOptions
+) -> list[Trajectory]:
     """The demonstrations of `file` as episodes, run against the search that training will use."""
-    template: Template = load_template(config)
-    options: EpisodeOptions = episode_options(config)
     return demonstrate(read_demonstrations(file), search, codec=codec, template=template, options=options)
 
 
-def train(config: Config, policy: Policy, trajectories: list[Trajectory], on_step: OnStep) -> Optimiser:
-    """`sft.steps` optimiser steps over the demonstrations."""
-    sft, optim = config.sft, config.sft.optim
-    torch.manual_seed(config.trainer.seed)
+def train(
+    sft: Sft, policy: Policy, trajectories: list[Trajectory], on_step: OnStep, max_tokens: int, seed: int
+) -> Optimiser:
+    """`sft.steps` optimiser steps over the demonstrations, at most `max_tokens` in a forward pass."""
+    torch.manual_seed(seed)
+    optim = sft.optim
     optimiser = Optimiser(
         policy.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
         eps=optim.eps, schedule=schedule(optim.lr_scheduler_type, optim.lr_warmup_steps, sft.steps),
     )  # fmt: skip
-    data = batches(trajectories, sft.batch_size, sft.steps, config.trainer.seed)
+    data = batches(trajectories, sft.batch_size, sft.steps, seed)
     fine_tune(
-        policy.model, optimiser, data, observation_weight=sft.observation_weight,
-        max_tokens=config.actor.ppo_max_token_len, on_step=on_step,
+        policy.model, optimiser, data, observation_weight=sft.observation_weight, max_tokens=max_tokens,
+        on_step=on_step,
     )  # fmt: skip
     return optimiser

@@ -110,7 +110,7 @@ def evaluate_model(
     check_samples(n, config.eval.temperature)
     set_threads(config.trainer.threads, config.rollout.deterministic)
     settings = _settings(config, files, no_search_too, no_search_template)
-    policy = load_policy(config, note)
+    policy = load_policy(config.model, note)
     asked = _asked(settings, files, policy.codec, note, limit)
     engine = load_engine(_with(config, "rollout", max_num_seqs=_seats(config, n)), policy)
     if "search" in asked:

@@ -19,6 +19,7 @@ from srl.train.cold_start import about
 from srl.train.export_tokenizer import readable_by_all
 from srl.train.materials import Note
 from srl.train.search import Searched
+from srl.train.setup import load_template
 from srl.train.shards import merged, shard_files
 from srl.train.weights import GENERATION, cast, write_weights
 
@@ -189,4 +190,4 @@ def _about(run: Path, step: int, checkpoint: Path, config: Config) -> dict[str, 
     if file.is_file():
         return {"format": FORMAT, **read_json(file, dict)}
     searched = Searched.read(identity_of(run))
-    return {"format": FORMAT, "step": step, **about(config), **searched.as_fields()}
+    return {"format": FORMAT, "step": step, **about(load_template(config)), **searched.as_fields()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from srl.config import Config
+from srl.config.acting import Model
 from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.files import digest_file, digest_text
 from srl.index import build_index
+from srl.index.build import build_parameters
 from srl.protocol import WITHOUT_SEARCH, Template, template
 from srl.rollout.codec import Codec
 from srl.trajectory import Question
@@ -109,7 +112,8 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
     if not corpus.is_file():
         raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
     options = config.retriever.options(name)
-    key = digest_text(digest_file(corpus), name, repr(sorted(options.items())))[:8]
+    parameters = json.dumps(build_parameters(name, options), sort_keys=True)
+    key = digest_text(digest_file(corpus), name, parameters)[:8]
 
     def build(path: Path) -> None:
         note(f"building the index {path}")
@@ -190,8 +194,8 @@ def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Not
     return fitting
 
 
-def model_options(config: Config) -> dict[str, Any]:
+def model_options(section: Model) -> dict[str, Any]:
     """`srl.model.load_model`'s keywords from the section `model`."""
     names = ("dtype", "device", "attn_implementation", "trust_remote_code", "gradient_checkpointing",
              "lora_rank", "lora_alpha", "lora_target_modules")  # fmt: skip
-    return {name: getattr(config.model, name) for name in names}
+    return {name: getattr(section, name) for name in names}

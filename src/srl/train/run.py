@@ -192,7 +192,7 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
     """Load and check everything; the seed is set first, for new weights such as an adapter's."""
     check_loggers(config.trainer.logger)
     torch.manual_seed(config.trainer.seed)
-    policy = load_policy(config, _unless_ours(config, workspace, terminal))
+    policy = load_policy(config.model, _unless_ours(config, workspace, terminal))
     environment = load_environment(config, workspace, policy.codec, terminal.note)
     engine = load_engine(config, policy)
     if algo == SFT:
@@ -206,7 +206,7 @@ def _rl_loop(config: Config, learner: Learner, environment: Environment, termina
     optimisers = load_optimisers(config, learner)
 
     def loop(run: Path, stage: Stage, resumed: bool) -> Progress:
-        trainer = LocalTrainer(config, run, stage, learner, optimisers, _about(config, environment))
+        trainer = LocalTrainer(config, run, stage, learner, optimisers, _about(environment))
         checkpoints = all_checkpoints(run) if resumed else []
         if checkpoints:
             trainer.progress = load_checkpoint(checkpoints[-1], learner, optimisers)
@@ -224,7 +224,8 @@ def _sft_loop(
     if config.sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
     file = demonstration_file(config, workspace, terminal.note)
-    episodes = demonstrated(config, environment.search, policy.codec, file)
+    place = environment
+    episodes = demonstrated(file, place.search, policy.codec, place.template, place.options)
 
     def loop(run: Path, stage: Stage, resumed: bool) -> Progress:
         progress = Progress()
@@ -239,11 +240,11 @@ def _sft_loop(
                 terminal.step(step, config.sft.steps, metrics)
 
         began = time.perf_counter()
-        fine_tune(config, policy, episodes, on_step)
+        fine_tune(config.sft, policy, episodes, on_step, config.actor.ppo_max_token_len, config.trainer.seed)
         progress.seconds = time.perf_counter() - began
         stage.validate(progress)
         progress.test_em_end = stage.test(progress.step)
-        save_fine_tuned(checkpoint_path(run, progress.step), policy, _about(config, environment))
+        save_fine_tuned(checkpoint_path(run, progress.step), policy, _about(environment))
         return progress
 
     return loop
@@ -256,9 +257,9 @@ def save_fine_tuned(path: Path, policy: Policy, known: dict[str, Any]) -> None:
         write_json(folder / "srl.json", {"format": 1, **known})
 
 
-def _about(config: Config, environment: Environment) -> dict[str, Any]:
+def _about(environment: Environment) -> dict[str, Any]:
     """What a checkpoint says of how its model was trained to talk, and with which index."""
-    return {**about(config), **Searched.of(environment.search).as_fields()}
+    return {**about(environment.template), **Searched.of(environment.search).as_fields()}
 
 
 def run_info(run: Path, config: Config, identity: Identity, search: Searcher | None) -> RunInfo:

@@ -109,6 +109,32 @@ def without_tape(config: Config) -> Config:
     return config.model_copy(update={"search": config.search.model_copy(update={"cassette": None})})
 
 
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What the outcomes of an engine ("" for the default one) depend on.
+
+    `index` is the digest of its index, or the addresses of servers that name none.
+    """
+
+    engine: str
+    index: str
+    topk: int
+    max_query_chars: int
+
+
+def answering(config: Config, search: Searcher | None) -> tuple[Answering, ...]:
+    """Each engine of a searcher that `load_search` made; none where search is off."""
+    if search is None:
+        return ()
+    settings = config.search
+    found = []
+    for name, digest in (getattr(search, "digests", None) or {"": digest_of(search)}).items():
+        engine = settings.engines[name] if name else settings
+        topk = engine.topk or settings.topk
+        found.append(Answering(name, digest or repr(engine.url), topk, settings.max_query_chars))
+    return tuple(found)
+
+
 @contextmanager
 def new_tape(config: Config) -> Iterator[None]:
     """What begins here has a tape of its own, where it records one, and leaves none if it cannot begin.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from srl.advantage import Algorithm
 from srl.config import Config
+from srl.config.acting import Model
 from srl.errors import UserError
 from srl.model import load_model, load_tokenizer, model_digest
 from srl.plugins import manager
@@ -50,19 +51,19 @@ class Policy:
     codec: Codec
 
 
-def load_policy(config: Config, note: Note) -> Policy:
+def load_policy(section: Model, note: Note) -> Policy:
     """The policy of the section `model`, dropout off; what its tokenizer lacks is said."""
-    assert config.model.path is not None, "the model's path is filled in before it is loaded"
-    model = load_model(config.model.path, **model_options(config))
+    assert section.path is not None, "the model's path is filled in before it is loaded"
+    model = load_model(section.path, **model_options(section))
     disable_dropout(model)
-    return Policy(model, load_codec(config, getattr(model.generation_config, "eos_token_id", None), note))
+    return Policy(model, load_codec(section, getattr(model.generation_config, "eos_token_id", None), note))
 
 
-def load_codec(config: Config, eos: int | list[int] | None, note: Note) -> Codec:
+def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec:
     """What turns text into the policy's ids; `eos` are those that end a text besides the tokenizer's own."""
-    directory = config.model.tokenizer or config.model.path
+    directory = section.tokenizer or section.path
     assert directory is not None, "the model's path is filled in before it is loaded"
-    tokenizer, notes = load_tokenizer(directory, config.model.trust_remote_code)
+    tokenizer, notes = load_tokenizer(directory, section.trust_remote_code)
     for text in notes:
         note(text)
     return Codec(tokenizer, [eos] if isinstance(eos, int) else eos or [])
@@ -161,7 +162,7 @@ def load_learner(config: Config, policy: Policy) -> Learner:
 
 
 def _load_reference(config: Config) -> PreTrainedModel:
-    options = {**model_options(config), "lora_rank": 0, "gradient_checkpointing": False}
+    options = {**model_options(config.model), "lora_rank": 0, "gradient_checkpointing": False}
     reference = load_model(_reference_path(config), **options)
     return reference.eval().requires_grad_(False)
 

@@ -48,7 +48,7 @@ def asked(config: Config, phase: Phase) -> list[Question]:
     def load(phase: Phase) -> list[Question]:
         return load_split(phase, config, codec, lambda text: None)
 
-    codec = load_codec(config, None, lambda text: None)
+    codec = load_codec(config.model, None, lambda text: None)
     if phase != TRAIN:
         return load(phase) or load(TRAIN)[:1]
     return in_order(config, load(TRAIN))

@@ -31,7 +31,7 @@ from srl.train.run import (
     started_now,
 )
 from srl.train.search import Searched, new_tape
-from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits
+from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits, load_template
 from srl.train.stage import Splits
 from srl.train.verl.check import notes, validated
 from srl.train.verl.faults import ray_starts
@@ -74,7 +74,7 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
         )
         save_config(run, config)
         identity.save(run)
-        write_json(run / ABOUT, {"format": FORMAT, **about(config), **searched.as_fields()})
+        write_json(run / ABOUT, {"format": FORMAT, **about(load_template(config)), **searched.as_fields()})
         terminal.note(f"run {run.name}: {len(splits.train):,} questions, on verl")
         return _go(run, config, identity, search, workspace, terminal, resumed=False)
 
@@ -132,7 +132,7 @@ def _checked(config: Config, workspace: Workspace, terminal: Terminal) -> tuple[
     """Everything that can be wrong before a process is started: questions, search, rewards, plugins."""
     check_loggers(config.trainer.logger)
     load_algorithm(config)
-    codec: Codec = load_codec(config, None, terminal.note)
+    codec: Codec = load_codec(config.model, None, terminal.note)
     splits = load_splits(config, codec, terminal.note)
     if len(splits.train) < config.data.train_batch_size:
         raise UserError(
@@ -163,7 +163,7 @@ def _go(
     """Start the processes, tell what they tell, and sum up."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     job = job_of(config, run, resumed=resumed)
-    load_codec(config, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
+    load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
     _set_environment(job, workspace, config.cluster.address is not None)
     composed = validated(config, job)
     for line in notes(config, job):

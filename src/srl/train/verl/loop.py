@@ -56,7 +56,7 @@ async def scene() -> Scene:
 def _load_scene() -> Scene:
     run = Path(os.environ[RUN_VARIABLE])
     config = load_saved(run)
-    codec = load_codec(config, eos_ids(config), lambda text: None)
+    codec = load_codec(config.model, eos_ids(config), lambda text: None)
     environment = load_scene(config, Workspace.resolve(), codec, lambda text: None)
     return Scene(config, environment, station_of(run))
 
