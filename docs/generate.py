@@ -50,7 +50,7 @@ come from the environment. Options of plugins stand under the plugin's name, suc
 CLI_INTRO = """\
 The help of every command. Results go to stdout, everything else to stderr; `--json` where a program may
 read. Exit codes: 0; 1 a check failed; 2 a mistake in what was given, or in the environment; 70 a bug of
-ours, its traceback in a file; 130 and 143 interrupted.
+ours, its traceback in a file; 129, 130 and 143 a closed terminal, ctrl-C and SIGTERM.
 """
 
 STORE_INTRO = """\

@@ -17,7 +17,8 @@ MAX_LINES = 399
 STAGES = ["data", "index", "serve", "rollout", "reward", "advantage", "update", "store"]
 ORDER = {name: position for position, name in enumerate(STAGES)}
 ORDER |= {"evaluate": len(STAGES), "browse": len(STAGES), "train": len(STAGES) + 1, "cli": len(STAGES) + 2}
-NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace", "config", "safe_text"}
+NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace", "config"}
+NOUNS |= {"interrupts", "safe_text"}
 """Modules at the root that everybody may import; they import each other and no stage."""
 
 BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}

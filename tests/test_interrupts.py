@@ -1,8 +1,10 @@
-"""Ctrl-C at any moment: one line, exit code 130, nothing lost and nothing half-written; a run goes on."""
+"""A signal at any moment: one line, its exit code, nothing lost and nothing half-written; a run goes on."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,10 +15,13 @@ import pytest
 from tests.mistakes import Shell, lines, place, shell, train
 from tests.store_builder import run_info
 
+from srl import interrupts
 from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.store import LogWriter, reading
+from srl.train.checkpoint import newest_step
 from srl.train.materials import made_once
+from srl.train.resuming import resume_command
 
 __all__ = ["place", "shell"]
 
@@ -24,29 +29,37 @@ CHILD = """
 import os, signal, sys
 from importlib import import_module
 
-where, name, number = sys.argv[1].split(":")
-module, _, owner = where.partition("/")
-target = import_module(module)
-target = getattr(target, owner) if owner else target
-inner, calls = getattr(target, name), 0
+def interrupt(where, name, number):
+    module, _, owner = where.partition("/")
+    target = import_module(module)
+    target = getattr(target, owner) if owner else target
+    inner, calls = getattr(target, name), 0
 
-def interrupted(*arguments, **named):
-    global calls
-    calls += 1
-    if calls == int(number):
-        os.kill(os.getpid(), signal.SIG{sent})
-    return inner(*arguments, **named)
+    def interrupted(*arguments, **named):
+        nonlocal calls
+        calls += 1
+        if calls == int(number):
+            os.kill(os.getpid(), signal.SIG{sent})
+        return inner(*arguments, **named)
 
-setattr(target, name, interrupted)
+    setattr(target, name, interrupted)
+
+for ignored in {ignored}:
+    signal.signal(ignored, signal.SIG_IGN)
+for moment in sys.argv[1].split():
+    interrupt(*moment.split(":"))
 from srl.cli import main
 sys.exit(main(sys.argv[2:]))
 """
 STEPS = 3
 
 
-def interrupt(moment: str, *arguments: object, sent: str = "INT") -> tuple[int, str]:
-    """`srl …` in a process of its own, which gets a signal in the n-th call of `module/class:name:n`."""
-    command = [sys.executable, "-c", CHILD.replace("{sent}", sent), moment, *map(str, arguments)]
+def interrupt(
+    moments: str, *arguments: object, sent: str = "INT", ignored: tuple[int, ...] = ()
+) -> tuple[int, str]:
+    """`srl …` in a process of its own, which gets a signal in the n-th call of each `module/class:name:n`."""
+    code = CHILD.replace("{sent}", sent).replace("{ignored}", str(tuple(map(int, ignored))))
+    command = [sys.executable, "-c", code, moments, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     return done.returncode, done.stderr
 
@@ -81,9 +94,10 @@ def test_training_that_is_interrupted_loses_nothing_and_goes_on(
     shell: Shell, place: Path, workspace: Path, moment
 ):
     typed = train(place, "--steps", STEPS)
-    assert interrupt(moment, *typed) == (130, "srl: interrupted\n")
+    ended = interrupt(moment, *typed)
     assert shell.hidden() == []
     runs = list((workspace / "runs").iterdir()) if workspace.is_dir() else []
+    assert ended == (130, f"srl: interrupted{going_on(runs[0]) if runs else ''}\n")
     if runs:
         whole = steps_of(runs[0])
         assert whole == [(step, 8) for step in range(1, len(whole) + 1)]
@@ -95,14 +109,131 @@ def test_training_that_is_interrupted_loses_nothing_and_goes_on(
     assert sorted(path.name for path in (run / "checkpoints").iterdir())[-1] == f"step-{STEPS:06d}"
 
 
+def going_on(run: Path) -> str:
+    """What the last line says of how to go on with a run."""
+    command = f"`srl --workspace {run.parent.parent} train --resume --run {run.name}`"
+    if newest := newest_step(run):
+        return f"; go on from step {newest} with {command}"
+    return f"; there is no checkpoint yet: {command} starts over from step 0"
+
+
+SECOND = "srl.train.stage:aclose:1"
+"""Called while a run unwinds."""
+
+
 @pytest.mark.slow
-def test_a_run_that_is_terminated_goes_on_too(shell: Shell, place: Path, workspace: Path) -> None:
+@pytest.mark.parametrize("ignored", [(), (signal.SIGINT,)], ids=["", "in the background"])
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [("TERM", 143, "terminated"), ("HUP", 129, "the terminal was closed")],
+    ids=["SIGTERM", "SIGHUP"],
+)
+@pytest.mark.parametrize(
+    "moment", ["sampling", "the update", "saving the optimiser", "the last test", "finishing the log"]
+)
+def test_a_run_that_is_terminated_says_how_to_go_on(
+    shell: Shell, place: Path, workspace: Path, moment, sent, code, said, ignored
+) -> None:
     typed = train(place, "--steps", STEPS)
-    code, err = interrupt("srl.train.local:update_actor:2", *typed, sent="TERM")
-    assert (code, err, shell.hidden()) == (143, "", [])
+    ended = interrupt(MOMENTS[moment], *typed, sent=sent, ignored=ignored)
+    (run,) = (workspace / "runs").iterdir()
+    assert ended == (code, f"srl: {said}{going_on(run)}\n")
+    assert shell.hidden() == []
+
+
+@pytest.mark.slow
+def test_a_second_signal_does_not_disturb_what_the_first_one_ends(
+    shell: Shell, place: Path, workspace: Path
+) -> None:
+    typed = train(place, "--steps", STEPS)
+    code, err = interrupt(f"{MOMENTS['sampling']} {SECOND}", *typed, sent="TERM")
+    (run,) = (workspace / "runs").iterdir()
+    stopping = "srl: stopping; one more signal ends it at once\n"
+    assert (code, err) == (143, f"{stopping}srl: terminated{going_on(run)}\n")
     assert shell.typed("-q", "train", "--resume")[0] == 0
     (run,) = (workspace / "runs").iterdir()
     assert steps_of(run) == [(step, 8) for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.slow
+def test_a_third_signal_ends_a_command_at_once(place: Path, workspace: Path) -> None:
+    moments = f"{MOMENTS['sampling']} {SECOND} srl.store.writer/LogWriter:close:1"
+    code, err = interrupt(moments, *train(place, "--steps", STEPS))
+    assert (code, err) == (130, "srl: stopping; one more signal ends it at once\n")
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_that_is_interrupted_says_that_it_starts_over(place: Path) -> None:
+    typed = train(place, "--algo", "sft", "--steps", 3)
+    code, err = interrupt("srl.train.sft:collate:2", *typed)
+    said = "srl: interrupted; a fine-tuning is not resumed; type the same again to start over\n"
+    assert (code, err) == (130, said)
+
+
+def test_a_signal_lets_a_coroutine_clean_up_and_then_ends_the_command() -> None:
+    cleaned = []
+
+    async def waits() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
+        interrupts.run(waits())
+    assert (cleaned, interrupts.received()) == ([True], signal.SIGTERM)
+
+
+def test_a_coroutine_that_ends_as_the_signal_comes_ends_the_command_too() -> None:
+    async def ends() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
+        interrupts.run(ends())
+
+
+def test_a_signal_that_falls_into_a_destructor_is_not_lost() -> None:
+    class Sends:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def drops_one() -> None:
+        sends = Sends()
+        del sends
+        signal.sigtimedwait([], 60)
+
+    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
+        drops_one()
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.handled():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.received() is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_to_type_names_the_workspace_unless_it_is_the_default_one() -> None:
+    assert resume_command(Path("srl-workspace/runs/r")) == "srl train --resume --run r"
+    assert resume_command(Path("my ws/runs/r")) == "srl --workspace 'my ws' train --resume --run r"
+
+
+def test_event_loops_in_the_main_thread_are_run_where_signals_cancel_them() -> None:
+    """A signal that is raised inside a loop's task would print the task's stack."""
+    source = Path(interrupts.__file__).parent
+    found = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if re.search(r"asyncio\.run\b|runner\.run\(", path.read_text(encoding="utf-8"))
+    }
+    elsewhere = {"serve/client/ready.py", "plugins/testing/rewards.py"}  # in a thread; in a plugin's test
+    assert found - {"train/verl/watch.py"} == {"interrupts.py", *elsewhere}
 
 
 @pytest.mark.slow

@@ -167,7 +167,8 @@ def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(t
             pid = end(run, "ray::AgentLoopWorker")
             died = f"srl: the rollout worker died (process {pid} on 127.0.0.1)"
             code, said_last = first.ends()
-        go_on = f"go on with `srl train --resume --run {run.name}`"
+        command = f"`srl --workspace {workspace} train --resume --run {run.name}`"
+        go_on = f"go on with {command}"
         assert (code, said_last) == (2, [f"{died}; {go_on}"])
         assert nobody_is_left(run)
         assert all(lost == 0 for *_, lost in counts(run)), "no search was lost while its server was away"
@@ -175,7 +176,7 @@ def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(t
         with typed(workspace, "train", "--resume") as second:
             second.reaches(3)
             os.killpg(second.process.pid, signal.SIGINT)
-            assert second.ends() == (130, ["srl: interrupted"])
+            assert second.ends() == (130, [f"srl: interrupted; go on from step 3 with {command}"])
         assert nobody_is_left(run)
 
         with typed(workspace, "train", "--resume") as third:

@@ -33,6 +33,7 @@ from ray.exceptions import (
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]  # they need Ray, which comes with verl
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
+FOLDER = Path("srl-workspace") / "runs" / RUN
 GO_ON = f"go on with `srl train --resume --run {RUN}`"
 
 
@@ -89,8 +90,8 @@ class Heard:
 class Setting:
     """A station, a terminal and a run's directory."""
 
-    def __init__(self, folder: Path) -> None:
-        self.run = folder / RUN
+    def __init__(self) -> None:
+        self.run = FOLDER
         self.station = Station(self.run / "log", run_info(), sample_freq=1, sample_count=1)
         self.out, self.heard = io.StringIO(), Heard()
         self.config = Config.model_validate({"cluster": {"watchdog_s": 5.0}})
@@ -120,8 +121,9 @@ class Setting:
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
-    return Setting(tmp_path)
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    monkeypatch.chdir(tmp_path)
+    return Setting()
 
 
 def test_steps_are_told_as_they_come_and_the_log_is_finished(setting):
@@ -405,7 +407,7 @@ def answers(monkeypatch) -> Answers:
 
 def test_the_writer_is_asked_through_ray_and_its_faults_are_lines(answers):
     actor = Actor()
-    writer = watch.RayWriter(actor, Path(RUN), 60.0)
+    writer = watch.RayWriter(actor, FOLDER, 60.0)
     assert writer.close("failed").arguments == ("failed",)
     for error, line in (
         (remote(UserError("the disk is full; free some space")), "^the disk is full; free some space$"),
@@ -427,7 +429,7 @@ def test_a_writer_that_stands_still_is_waited_for_once(answers, monkeypatch):
         raise GetTimeoutError("Get timed out")
 
     monkeypatch.setattr(ray, "get", get)
-    writer = watch.RayWriter(Actor(), Path(RUN), 1800.0)
+    writer = watch.RayWriter(Actor(), FOLDER, 1800.0)
     for ask in (writer.news, lambda: writer.close("failed")):
         with pytest.raises(UserError, match="has not answered"):
             ask()
@@ -471,8 +473,8 @@ def test_the_first_line_is_one_line_without_colours():
     assert role("SomethingElse") == "process SomethingElse"
 
 
-def test_an_actor_of_which_ray_knows_nothing_is_still_a_line(tmp_path):
-    ended = ending(ActorDiedError(), tmp_path / RUN)
+def test_an_actor_of_which_ray_knows_nothing_is_still_a_line():
+    ended = ending(ActorDiedError(), FOLDER)
     assert str(ended) == (
         f"a process of the run died: The actor died unexpectedly before finishing this task.; {GO_ON}"
     )

@@ -6,8 +6,8 @@ EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
 EXIT_USER = 2
 EXIT_BUG = 70
-EXIT_SIGINT = 130
-EXIT_SIGTERM = 143
+EXIT_SIGNAL = 128
+"""Plus the number of the signal: 130 for ctrl-C, 143 for SIGTERM, 129 for a closed terminal."""
 
 
 class SrlError(Exception):

@@ -1,18 +1,20 @@
 """The command `srl`: what runs it, and the exit codes it ends with.
 
-0; 1 a check failed; 2 the user or the environment; 70 our bug, its traceback in a file; 130 and 143
-interrupted; 141 whoever read the output stopped reading. Importing this imports nothing else.
+0; 1 a check failed; 2 the user or the environment; 70 our bug, its traceback in a file; 129, 130 and 143
+a signal; 141 whoever read the output stopped reading. Importing this imports nothing else.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
+from signal import SIGINT, Signals
 from typing import Any
 
-from srl.errors import EXIT_BUG, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_USER, SrlError
+from srl import interrupts
+from srl.errors import EXIT_BUG, EXIT_OK, EXIT_SIGNAL, EXIT_USER, SrlError
 
 EXIT_BROKEN_PIPE = 141
 _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     _escape_what_stdout_lacks()
     try:
-        with _sigterm_as_exit():
+        with interrupts.handled():
             code = _guarded(sys.argv[1:] if arguments is None else list(arguments))
             flushed = _flush()
     except KeyboardInterrupt as error:
@@ -73,11 +75,8 @@ def _code(stop: SystemExit) -> int:
 
 def _report(error: BaseException) -> int:
     """Say in one line what went wrong; the exit code for it."""
-    if isinstance(error, KeyboardInterrupt):
-        if _terminated:
-            return EXIT_SIGTERM
-        _say("interrupted")
-        return EXIT_SIGINT
+    if (signal := interrupts.received()) or isinstance(error, KeyboardInterrupt):
+        return _interrupted(error, signal)
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if isinstance(error, SrlError):
@@ -92,41 +91,16 @@ def _report(error: BaseException) -> int:
     return EXIT_BUG
 
 
+def _interrupted(error: BaseException, signal: Signals | None) -> int:
+    """Say what ended the command, and what whoever was at work noted: how to go on."""
+    what = interrupts.SIGNALS[signal] if signal else "interrupted"
+    with suppress(OSError):  # the terminal may be the one that was closed
+        _say("; ".join([what, *getattr(error, "__notes__", [])]))
+    return EXIT_SIGNAL + (signal or SIGINT)
+
+
 def _say(message: object) -> None:
     print("srl:", *str(message).split("\n"), file=sys.stderr)
-
-
-@contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """SIGTERM unwinds like ctrl-C does, so that what is half-written gets removed."""
-    import signal
-    import threading
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    global _terminated
-    _terminated = False
-    before = signal.signal(signal.SIGTERM, _on_sigterm)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-_terminated = False
-"""Whether the interrupt that unwinds the command is a SIGTERM."""
-
-
-def _on_sigterm(*_: object) -> None:
-    """Pass on as an interrupt, which event loops know how to take; exit where nobody would take it."""
-    import signal
-
-    global _terminated
-    _terminated = True
-    if not callable(signal.getsignal(signal.SIGINT)):
-        sys.exit(EXIT_SIGTERM)
-    signal.raise_signal(signal.SIGINT)
 
 
 def _escape_what_stdout_lacks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from srl import interrupts
 from srl.index import Fault
 from srl.serve.client import HttpSearch
 from srl.trajectory import Hit, Search
@@ -20,11 +21,11 @@ class ServedIndex:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.digest = asyncio.run(self._connect())
+        self.digest = interrupts.run(self._connect())
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         """The hits of each query, or why there are none."""
-        return asyncio.run(self._ask(queries, k))
+        return interrupts.run(self._ask(queries, k))
 
     async def _connect(self) -> str:
         client = HttpSearch(self.url)

@@ -31,6 +31,12 @@ def all_checkpoints(run: Path) -> list[Path]:
     return sorted(found)
 
 
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    found = all_checkpoints(run)
+    return int(found[-1].name.removeprefix("step-")) if found else 0
+
+
 def save_checkpoint(
     run: Path,
     progress: Progress,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from srl import interrupts
 from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import Interval, em_interval, summarise
@@ -120,7 +120,7 @@ def evaluate_model(
     found = {}
     for name, setting in settings.items():
         engine.reset()
-        found[name] = asyncio.run(
+        found[name] = interrupts.run(
             measure(
                 engine, search if setting.rollout.search else None, asked[name], codec=policy.codec,
                 template=load_template(setting), options=_options(setting), n=n,

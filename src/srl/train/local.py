@@ -17,6 +17,7 @@ from srl.train.checkpoint import save_checkpoint
 from srl.train.experience import Learner, make_experience
 from srl.train.order import QuestionOrder
 from srl.train.progress import Progress
+from srl.train.resuming import resume_command
 from srl.train.stage import Stage
 from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, update_actor
@@ -103,7 +104,7 @@ class LocalTrainer:
             raise UserError(
                 f"search failed in {len(lost)} of {len(trajectories)} episodes, more than "
                 f"search.max_failed={limit:g} ({fault.status}: {fault.error}); mend the search and go on "
-                f"with `srl train --resume --run {self.run_directory.name}`"
+                f"with `{resume_command(self.run_directory)}`"
             )
 
     def _update(self, step: int, experience: Experience) -> dict[str, float]:

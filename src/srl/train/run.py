@@ -22,7 +22,7 @@ from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import Searcher
 from srl.serve.engines import digest_of
 from srl.store import LogWriter, RunInfo
-from srl.train.checkpoint import all_checkpoints, checkpoint_path, load_checkpoint
+from srl.train.checkpoint import all_checkpoints, checkpoint_path, load_checkpoint, newest_step
 from srl.train.cold_start import about, cold_started, demonstrated, demonstration_file
 from srl.train.cold_start import train as fine_tune
 from srl.train.experience import Learner
@@ -30,6 +30,7 @@ from srl.train.local import LocalTrainer
 from srl.train.materials import BASE_MODEL, Note, with_data
 from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
+from srl.train.resuming import LOG, how_to_resume, resumable
 from srl.train.search import Searched, new_tape
 from srl.train.setup import (
     Policy,
@@ -47,7 +48,6 @@ from srl.workspace import Workspace
 Engine = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""
 SFT = "sft"
-LOG = "log"
 IDENTITY = "run.json"
 
 
@@ -271,6 +271,12 @@ def run_info(run: Path, config: Config, identity: Identity, search: Searcher | N
     )  # fmt: skip
 
 
+def _how_to_go_on(run: Path, identity: Identity) -> str:
+    if identity.algo == SFT:
+        return "a fine-tuning is not resumed; type the same again to start over"
+    return how_to_resume(run, newest_step(run))
+
+
 def _go(
     run: Path, config: Config, identity: Identity, prepared: _Prepared, terminal: Terminal,
     resumed: bool = False,
@@ -280,7 +286,7 @@ def _go(
     known = loggers(names, run, config.trainer.project_name, config.trainer.experiment_name or run.name,
                     config.model_dump())  # fmt: skip
     info = run_info(run, config, identity, prepared.environment.search)
-    with LogWriter(run / LOG, info) as log:
+    with resumable(run, lambda: _how_to_go_on(run, identity)), LogWriter(run / LOG, info) as log:
         stage = Stage(config, prepared.environment, prepared.engine, log, terminal, known)
         try:
             progress = prepared.loop(run, stage, resumed)

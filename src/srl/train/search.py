@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from srl import interrupts
 from srl.config import Config
 from srl.errors import UserError
 from srl.index import Index, check_corpus, live_index, open_index, read_index_manifest
@@ -34,7 +34,7 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> Searcher | 
     mode, file = config.search.tape or ("", "")
     topk = config.search.topk
     search = Replay(file, topk=topk) if mode == "replay" else _engines(config, workspace, note)
-    asyncio.run(_reach(search))
+    interrupts.run(_reach(search))
     _check_digest(config, search)
     return Recorder(search, file, topk=topk, append=True) if mode == "record" else search
 

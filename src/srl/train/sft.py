@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from srl import interrupts
 from srl.errors import UserError
 from srl.protocol import Template
 from srl.rollout.codec import Codec
@@ -54,7 +55,7 @@ def demonstrate(
     async def all_at_once() -> list[Trajectory]:
         return await asyncio.gather(*map(one, questions))
 
-    trajectories = asyncio.run(all_at_once())
+    trajectories = interrupts.run(all_at_once())
     lost = [item for item in trajectories if not item.valid]
     if lost:
         fault = lost[0].searches[-1]

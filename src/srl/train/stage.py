@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from srl import interrupts
 from srl.config import Config
 from srl.evaluate import summarise
 from srl.protocol import Template
@@ -67,18 +68,19 @@ class Stage:
         """
         environment = self.environment
         try:
-            return self.runner.run(
+            return interrupts.run(
                 rollout(
                     questions, self.engine, environment.search, codec=environment.codec,
                     template=environment.template, options=options, n=n, seed=self.config.trainer.seed,
                     step=step, phase=phase,
-                )
+                ),
+                self.runner,
             )  # fmt: skip
         finally:
             self.engine.reset()
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
-        return self.runner.run(self.environment.reward.score(trajectories))
+        return interrupts.run(self.environment.reward.score(trajectories), self.runner)
 
     def validate(self, progress: Progress) -> None:
         """Evaluate the validation split; the best figure so far is kept in `progress`."""
@@ -117,5 +119,5 @@ class Stage:
         """Close the external loggers and the connections to a search server."""
         for reporter in self.reporters:
             reporter.close()
-        self.runner.run(aclose(self.environment.search))
+        interrupts.run(aclose(self.environment.search), self.runner)
         self.runner.close()

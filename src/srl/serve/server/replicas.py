@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from srl import interrupts
 from srl.errors import UserError
 from srl.serve.server.link import Link
 from srl.serve.server.listen import allow_connections, listen, url_of
@@ -79,7 +80,7 @@ def run_replicas(
     """
     listen(listener)
     allow_connections()
-    asyncio.run(_Office(serving, replicas, listener, ready, note).run())
+    interrupts.run(_Office(serving, replicas, listener, ready, note).run())
 
 
 class _Office:

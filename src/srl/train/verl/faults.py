@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl.errors import SrlError, UserError
 from srl.files import is_disk_full
+from srl.train.resuming import resume_command
 
 if TYPE_CHECKING:
     from ray.exceptions import RayActorError
@@ -103,7 +104,7 @@ def role(class_name: str) -> str:
 
 def go_on(run: Path) -> str:
     """What to type."""
-    return f"go on with `srl train --resume --run {run.name}`"
+    return f"go on with `{resume_command(run)}`"
 
 
 def ending(error: BaseException, run: Path, told: str = "") -> BaseException:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +19,7 @@ from srl.rollout.episode import Searcher
 from srl.train.cold_start import about
 from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
+from srl.train.resuming import how_to_resume, resumable
 from srl.train.run import (
     Identity,
     Summary,
@@ -34,6 +33,7 @@ from srl.train.search import Searched, new_tape
 from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits, load_template
 from srl.train.stage import Splits
 from srl.train.verl.check import notes, validated
+from srl.train.verl.checkpoints import settled
 from srl.train.verl.faults import ray_starts
 from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.setting import rollout_name
@@ -161,7 +161,6 @@ def _go(
     terminal: Terminal, resumed: bool,
 ) -> Summary:  # fmt: skip
     """Start the processes, tell what they tell, and sum up."""
-    on_sigterm = signal.getsignal(signal.SIGTERM)
     job = job_of(config, run, resumed=resumed)
     load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
     _set_environment(job, workspace, config.cluster.address is not None)
@@ -173,12 +172,16 @@ def _go(
                     config.model_dump())  # fmt: skip
     info = run_info(run, config, identity, search)
     try:
-        with _ray(composed, run, terminal, on_sigterm):
+        with resumable(run, lambda: _how_to_go_on(run)), _ray(composed, run, terminal):
             progress = watch(run, config, composed, info, terminal, known, resumed=resumed)
     finally:
         for reporter in known:
             reporter.close()
     return summary(run, config, identity, progress)
+
+
+def _how_to_go_on(run: Path) -> str:
+    return how_to_resume(run, settled(run / "checkpoints"))
 
 
 def summary(run: Path, config: Config, identity: Identity, progress: Progress) -> Summary:
@@ -220,7 +223,7 @@ def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[st
 
 
 @contextmanager
-def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -> Iterator[None]:
+def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
     """A Ray cluster for the run: one that is there, or one of this machine's own on its loopback."""
     import ray
     from omegaconf import OmegaConf
@@ -234,19 +237,30 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal, on_sigterm: Any) -
         options["_node_ip_address"] = "127.0.0.1"
     else:
         options = {"address": options["address"]}
-    with ray_starts(composed.ray_kwargs.ray_init.get("address")):
+    with _signals_are_ours(), ray_starts(composed.ray_kwargs.ray_init.get("address")):
         ray.init(
             **options, runtime_env={**runtime, **given, "env_vars": variables}, namespace=run.name,
             log_to_driver=not terminal.quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
             logging_level=logging.ERROR,
         )  # fmt: skip
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, with another exit code
     try:
         yield
     finally:
         with suppress(Exception):
             ray.shutdown()
+
+
+@contextmanager
+def _signals_are_ours() -> Iterator[None]:
+    """Inside, Ray puts no handler of its own for SIGTERM, which would end this process with another code."""
+    from ray._private import utils
+
+    theirs = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = theirs
 
 
 def _ours() -> dict[str, str]:

@@ -12,7 +12,7 @@ from srl.errors import UserError
 from srl.store import RunInfo
 from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal
-from srl.train.run import LOG
+from srl.train.resuming import LOG
 from srl.train.verl.checkpoints import settled
 from srl.train.verl.faults import ending, go_on
 from srl.train.verl.station import Event, News, start_station
@@ -90,7 +90,7 @@ def followed(
         while not _over(training, station, run, config, terminal, reporters):
             pass
         status = "finished"
-    except (KeyboardInterrupt, SystemExit):
+    except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:

@@ -1,0 +1,125 @@
+"""Ctrl-C, SIGTERM and a closed terminal: the first one unwinds the command, so nothing half-written stays.
+
+All three arrive as KeyboardInterrupt, which libraries know how to take. Code that an event loop runs
+never sees it: there the task is cancelled, and KeyboardInterrupt is raised when it has ended.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from time import sleep
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+SIGNALS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "the terminal was closed",
+}
+"""What ends a command, and how that is said."""
+_ONCE_MORE = b"srl: stopping; one more signal ends it at once\n"
+_AGAIN_S = 0.01
+
+_received: list[int] = []
+_running: asyncio.Task[Any] | None = None
+"""What `run` waits for in the main thread."""
+
+
+def received() -> signal.Signals | None:
+    """The signal that ends this command; None where there was none."""
+    return signal.Signals(_received[0]) if _received else None
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Inside, the first of `SIGNALS` raises KeyboardInterrupt, the second is answered, the third kills.
+
+    One that is ignored, as in a background job or under nohup, stays so. Only the main thread has handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _received.clear()
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    hook, sys.unraisablehook = sys.unraisablehook, _unraisable
+    for one, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(one, _on_signal)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        sys.unraisablehook = hook
+
+
+def run(coroutine: Coroutine[Any, Any, T], runner: asyncio.Runner | None = None) -> T:
+    """What `coroutine` returns, as `asyncio.run` or `runner.run` do.
+
+    A signal cancels it and lets it end. Then KeyboardInterrupt is raised.
+    """
+    import asyncio
+
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(coroutine)
+    before = received()
+    with nullcontext(runner) if runner else asyncio.Runner() as loop:
+        try:
+            found = loop.run(_registered(coroutine))
+        except asyncio.CancelledError:
+            if received() is before:
+                raise
+    if received() is not before:
+        raise KeyboardInterrupt
+    return found
+
+
+async def _registered(coroutine: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
+    global _running
+    _running = asyncio.current_task()
+    try:
+        return await coroutine
+    finally:
+        _running = None
+
+
+def _on_signal(number: int, frame: object) -> None:
+    _received.append(number)
+    if len(_received) == 1:
+        _unwind()
+    elif len(_received) == 2:
+        with suppress(OSError):
+            os.write(2, _ONCE_MORE)
+    else:
+        os._exit(128 + _received[0])
+
+
+def _unwind() -> None:
+    if _running is None:
+        raise KeyboardInterrupt
+    _running.cancel()
+    _running.get_loop().call_soon_threadsafe(lambda: None)  # a loop that waits wakes up
+
+
+def _unraisable(found: Any) -> None:
+    """Python drops what is raised in a destructor: a signal that fell into one is sent again."""
+    if not issubclass(found.exc_type, KeyboardInterrupt) or len(_received) != 1:
+        sys.__unraisablehook__(found)
+        return
+    _thread.start_new_thread(_send_again, (_received.pop(),))
+
+
+def _send_again(number: int) -> None:
+    sleep(_AGAIN_S)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,41 @@
+"""How to go on with a run that was stopped: what to type, and from which step it then continues."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from srl import interrupts
+from srl.workspace import Workspace
+
+LOG = "log"
+"""The directory of a run's log; a run that has one has begun."""
+
+
+def resume_command(run: Path) -> str:
+    """What to type to go on with `run`; the workspace is named unless it is the default one."""
+    workspace = Workspace(run.parent.parent)
+    named = [] if workspace.root == Path("srl-workspace") else ["--workspace", str(workspace.root)]
+    return shlex.join(["srl", *named, "train", "--resume", "--run", run.name])
+
+
+@contextmanager
+def resumable(run: Path, how: Callable[[], str]) -> Iterator[None]:
+    """Note on the signal that ends a run inside `how` to go on with it."""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt) or interrupts.received()
+        if stopped and (run / LOG).is_dir():
+            error.add_note(how())
+        raise
+
+
+def how_to_resume(run: Path, step: int) -> str:
+    """One line; `step` is that of the newest checkpoint, below 1 where there is none."""
+    command = resume_command(run)
+    if step > 0:
+        return f"go on from step {step} with `{command}`"
+    return f"there is no checkpoint yet: `{command}` starts over from step 0"
