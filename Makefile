@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/pyproject.toml)
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# `make demo TORCH=cpu` prefers PyTorch's wheel without CUDA, TORCH=cu128 the one for that version of CUDA.
+INSTALL := install --quiet --disable-pip-version-check -c constraints.txt$(if $(TORCH), -f https://download.pytorch.org/whl/$(TORCH)/torch/)
+PIP := $(BIN)/pip $(INSTALL)
 
 .PHONY: demo test test-slow test-vllm lint docs bench bench-verl bench-retrieval setup clean
 
@@ -70,9 +72,9 @@ setup: .venv/.ready
 # vLLM's build for CPUs asks for three packages whose wheels want CUDA and break transformers beside a torch without it.
 .venv-vllm/.ready: $(LOCAL) requirements-vllm.txt constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-vllm.txt \
-		--no-build-isolation -r requirements-vllm.txt
+	.venv-vllm/bin/pip $(INSTALL) hatchling editables
+	.venv-vllm/bin/pip $(INSTALL) --no-build-isolation -r requirements.txt
+	.venv-vllm/bin/pip $(INSTALL) -c constraints-vllm.txt -r requirements-vllm.txt
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
