@@ -14,7 +14,7 @@ import srl.store
 from srl.train.materials import BASE_MODEL
 
 SRL = str(Path(sys.executable).with_name("srl"))
-PLUGINS = {"retriever": "overlap", "reward": "brevity", "algo": "baseline"}
+PLUGINS = {"retriever": "overlap", "reward": "brevity", "algorithm": "baseline"}
 SMALL = [
     "data.train_batch_size=4", "rollout.n=2", "actor.ppo_mini_batch_size=4", "rollout.max_turns=1",
     "eval.val_questions=4", "eval.test_questions=4", "trainer.threads=1", "data.max_response_length=256",

@@ -38,7 +38,7 @@ def test_new_plugin_is_listed_and_passes_its_own_tests(kind, site, tmp_path, mon
     monkeypatch.syspath_prepend(str(folder / "src"))
     site.register("srl-search-short-answers", "srl_short_answers", version="0.1.0")
     (entry,) = manager.entries()
-    assert (entry.kind, entry.name, entry.error) == (KINDS[kind].kind, "short-answers", "")
+    assert (entry.kind, entry.name, entry.error) == (kind, "short-answers", "")
     names = run_tests(folder / "tests" / "test_srl_short_answers.py", tmp_path)
     assert names[0] == f"test_{entry.kind}_conforms"
     assert len(names) == 2
@@ -61,6 +61,7 @@ def test_new_package_is_complete_and_nothing_stands_unfilled(kind, tmp_path):
     assert project["name"] == "srl-search-my-own"
     assert project["entry-points"]["srl"] == {"my_own": "srl_my_own"}
     assert project["dependencies"] == ["srl-search>=0.1,<0.2"]
+    assert project["optional-dependencies"] == {"test": ["pytest"]}
 
 
 def test_entry_module_of_a_new_plugin_imports_nothing_but_the_marker(tmp_path):
@@ -103,7 +104,7 @@ def test_command_prints_the_folder_and_what_to_type_next(tmp_path, monkeypatch, 
     assert out == "srl-search-bees\n"
     assert err.splitlines() == [
         "next:",
-        "  pip install -e ./srl-search-bees",
+        "  pip install -e './srl-search-bees[test]'",
         "  pytest ./srl-search-bees",
         "  srl plugins check bees",
         "  srl train --set reward.weights.bees=0.1",
@@ -112,7 +113,7 @@ def test_command_prints_the_folder_and_what_to_type_next(tmp_path, monkeypatch, 
 
 
 def test_steps_quote_a_folder_with_spaces():
-    assert "pip install -e '/tmp/my plugins/x'" in next_steps("algo", "x", Path("/tmp/my plugins/x"))
+    assert "pip install -e '/tmp/my plugins/x[test]'" in next_steps("algorithm", "x", Path("/tmp/my plugins/x"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

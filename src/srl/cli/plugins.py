@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, check and start plugins.", no_args_is_help=True)
 
 
-class NewKind(StrEnum):
-    """What `srl plugins new` can start."""
-
-    retriever = "retriever"
-    reward = "reward"
-    algo = "algo"
-
-
 class Kind(StrEnum):
     """The kinds of plugin, as `srl plugins list` names them."""
 
@@ -103,7 +95,7 @@ def _entry(name: str, kind: Kind | None) -> manager.Entry:
 
 @app.command()
 def new(
-    kind: Annotated[NewKind, typer.Argument(help="What to start.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(help="What to start.", show_default=False)],
     name: Annotated[str, typer.Argument(help="Its name, as in my-search.", show_default=False)],
     out: Annotated[
         Path | None, typer.Option(help="The directory to create.", show_default="./srl-search-NAME")

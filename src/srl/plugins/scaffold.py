@@ -18,7 +18,6 @@ _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 class Kind:
     """What the templates say about one kind of plugin."""
 
-    kind: str
     file: str
     summary: str
     description: str
@@ -28,20 +27,17 @@ class Kind:
 KINDS = {
     "retriever": Kind(
         "retriever",
-        "retriever",
         "Word overlap: the share of the query's words that a passage contains.",
         "a passage scores the share of the query's words that it contains.",
         "srl train --set retriever.name={name}",
     ),
     "reward": Kind(
         "reward",
-        "reward",
         "1 for an answer of few words, less for a longer one.",
         "1 for an answer of few words, less for a longer one.",
         "srl train --set reward.weights.{name}=0.1",
     ),
-    "algo": Kind(
-        "algorithm",
+    "algorithm": Kind(
         "estimator",
         "The score of an episode against the mean of its group.",
         "the score of an episode against the mean of its group.",
@@ -59,7 +55,7 @@ def create(kind: str, name: str, out: Path | None = None) -> Path:
 
     if kind not in KINDS:
         raise UserError(f"no template for {kind!r}: there are {', '.join(KINDS)}{nearest(kind, list(KINDS))}")
-    _check_name(KINDS[kind].kind, name)
+    _check_name(kind, name)
     folder = out or Path(_package(name))
     words = _words(kind, name)
     with atomic_directory(folder) as directory:
@@ -74,10 +70,10 @@ def create(kind: str, name: str, out: Path | None = None) -> Path:
 
 def next_steps(kind: str, name: str, folder: Path) -> str:
     """What to type now, one command to a line."""
-    path = quote(str(folder) if folder.is_absolute() else f"./{folder}")
+    source = str(folder) if folder.is_absolute() else f"./{folder}"
     commands = (
-        f"pip install -e {path}",
-        f"pytest {path}",
+        f"pip install -e {quote(source + '[test]')}",
+        f"pytest {quote(source)}",
         f"srl plugins check {name}",
         KINDS[kind].train.format(name=name),
     )
@@ -114,9 +110,9 @@ def _words(kind: str, name: str) -> dict[str, str]:
         "name": name,
         "package": _package(name),
         "module": _module(name),
-        "Class": "".join(map(str.capitalize, re.split("[-_]", name))) + about.kind.capitalize(),
+        "Class": "".join(map(str.capitalize, re.split("[-_]", name))) + kind.capitalize(),
         "versions": f">={major}.{minor},<{major}.{int(minor) + 1}",
-        "kind": about.kind,
+        "kind": kind,
         "file": about.file,
         "summary": about.summary,
         "description": about.description,
