@@ -213,3 +213,11 @@ def test_threads_of_the_search_do_not_build_the_index_again(place, tmp_path):
     for same in ({"retriever.bm25": {"n_threads": 2}}, {"retriever.bm25": {"k1": Options().k1}}):
         assert found(same) == usual
     assert found({"retriever.bm25": {"k1": 1.5}}) != usual
+
+
+def test_other_weights_of_an_encoder_are_another_index(place, tmp_path, monkeypatch):
+    found = set()
+    for encoder in ("one", "another"):
+        monkeypatch.setattr(materials, "identity_of", lambda engine, encoder=encoder: {"encoder": encoder})
+        found.add(index_of(configured(place), Workspace(tmp_path), lambda text: None))
+    assert len(found) == 2
