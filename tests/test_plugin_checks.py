@@ -156,6 +156,61 @@ def test_retriever_without_a_name_is_found_out():
     assert failed("retriever", type("Nameless", (Overlap,), {"name": ""})()) == {"has a name"}
 
 
+class Outside:
+    """A live retriever of no more than `open` and `search`; it may not be asked anything by a check."""
+
+    name = "outside"
+    live = True
+
+    def open(self, directory):
+        assert directory is None
+
+    def search(self, queries, k):
+        assert not queries, "a check asked outside"
+        return []
+
+
+def test_live_retriever_without_outcomes_passes():
+    assert all(check.passed for check in check_retriever(Outside()))
+
+
+class Builder:
+    """Builds, and leaves the search to what it opens."""
+
+    name = "builder"
+    opened = Overlap
+
+    def build(self, passages, directory, progress):
+        (directory / "index").write_text("here")
+        progress(len(CORPUS))
+
+    def open(self, directory):
+        found = self.opened()
+        found.passages = CORPUS
+        return found
+
+    def identity(self):
+        return {"encoder": "aaaa"}
+
+
+def test_what_open_returns_is_checked():
+    knowing = type("Knowing", (Overlap,), {"identity": Builder.identity})
+    assert failed("retriever", type("Whole", (Builder,), {"opened": knowing})) == set()
+    assert failed("retriever", Builder) == {"is the same after opening"}
+    worst = broken_search(worst_first)
+    assert "orders hits by score and then by corpus" in failed(
+        "retriever", type("Worst", (Builder,), {"opened": type(worst)})
+    )
+
+
+def test_outcomes_that_are_not_what_search_finds_are_found_out():
+    class Deaf(Overlap):
+        def outcomes(self, queries, k):
+            return [[] for _ in queries]
+
+    assert failed("retriever", Deaf()) == {"outcomes are the hits of search"}
+
+
 class Matching:
     """A reward that does everything right."""
 

@@ -5,18 +5,23 @@ from srl.index.fault import Fault
 from srl.index.manifest import Manifest, read_index_manifest
 from srl.index.opened import Index, check_index, live_index, open_index
 from srl.index.passages import PassageStore, keep_passages
+from srl.index.retriever import Retriever, load_retriever, open_retriever, outcomes_of
 
 __all__ = [
     "Fault",
     "Index",
     "Manifest",
     "PassageStore",
+    "Retriever",
     "build_index",
     "check_corpus",
     "check_index",
     "import_index",
     "keep_passages",
     "live_index",
+    "load_retriever",
     "open_index",
+    "open_retriever",
+    "outcomes_of",
     "read_index_manifest",
 ]

@@ -14,6 +14,7 @@ from srl.data.corpus import read_corpus
 from srl.errors import CheckFailed, UserError
 from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
+from srl.index.retriever import Retriever, load_retriever
 from srl.index.workplace import NOTE, workplace
 from srl.plugins import manager
 from srl.plugins.options import validated
@@ -38,8 +39,8 @@ def build_index(
     is no index never is. Raises UserError for an unknown retriever or option, a bad line of the corpus,
     an `out` that is taken.
     """
-    engine: Any = manager.load("retriever", retriever, dict(options or {}))
-    if getattr(engine, "live", False):
+    engine = load_retriever(retriever, options)
+    if engine.live:
         if corpus is not None:
             raise UserError(f"{retriever} searches outside and takes no corpus; leave --corpus out")
         return _build(engine, retriever, options, Path(out), None, progress, overwrite, None)
@@ -63,23 +64,27 @@ def import_index(
     where the retriever reads no foreign files, or these do not fit the passages.
     """
     source = Path(source)
-    engine: Any = manager.load("retriever", retriever, dict(options or {}))
-    if not hasattr(engine, "adopt"):
+    engine = load_retriever(retriever, options)
+    take_over, passages_in = engine.adopt, engine.passages_in
+    if take_over is None:
         raise UserError(f"{retriever} reads no index of another program; type: srl index build --corpus FILE")
     if not source.exists():
         raise UserError(f"no file or directory {source} to import")
-    if corpus is None and not hasattr(engine, "passages_in"):
+    if corpus is not None:
+        passages = _source(corpus)
+    elif passages_in is not None:
+        passages = (source.name, passages_in(source))
+    else:
         raise UserError(f"{source} holds no passages; add --corpus FILE, the corpus that it was built from")
-    passages = (source.name, engine.passages_in(source)) if corpus is None else _source(corpus)
 
     def adopt(store: PassageStore, directory: Path, report: Callable[[int], None]) -> None:
-        engine.adopt(source, store, directory, report)
+        take_over(source, store, directory, report)
 
     return _build(engine, retriever, options, Path(out), passages, progress, overwrite, adopt)
 
 
 def _build(
-    engine: Any,
+    engine: Retriever,
     retriever: str,
     options: Mapping[str, Any] | None,
     out: Path,
@@ -89,10 +94,10 @@ def _build(
     make: Callable[[PassageStore, Path, Callable[[int], None]], None] | None,
 ) -> Manifest:
     parameters = build_parameters(retriever, dict(options or {}))
-    identity = identity_of(engine)
+    identity = dict(engine.identity())
     report, digest, count = progress or _silent, CorpusDigest(), 0
     plan = {"retriever": retriever, "options": parameters, "identity": identity}
-    resumable = getattr(engine, "resumable", False) and make == engine.build
+    resumable = engine.resumable and make == engine.build
     with workplace(out, plan, resumable, overwrite) as place:
         if source is not None and make is not None:
             passages = digest.of(source[1])
@@ -105,11 +110,6 @@ def _build(
         manifest = make_manifest(retriever, parameters, identity, *of_corpus, files)
         manifest.write(place.directory)
     return manifest
-
-
-def identity_of(engine: Any) -> dict[str, str]:
-    """What results depend on besides the options, such as the digest of an encoder's weights."""
-    return dict(engine.identity()) if hasattr(engine, "identity") else {}
 
 
 def build_parameters(retriever: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
-from srl.index.build import build_parameters, identity_of, make_manifest, runtime_options
-from srl.index.fault import Fault, outcomes_of
+from srl.index.build import build_parameters, make_manifest, runtime_options
+from srl.index.fault import Fault
 from srl.index.manifest import Manifest, check_files, read_index_manifest
 from srl.index.passages import FOLDER, PassageStore
+from srl.index.retriever import Retriever, as_retriever, load_retriever, open_retriever, outcomes_of
 from srl.plugins import manager
 from srl.plugins.options import validated
 from srl.trajectory import Hit, Passage
@@ -23,13 +24,12 @@ class Index:
     that says it is `parallel` searches as fast in two threads as in one, each on a core of its own.
     """
 
-    def __init__(self, directory: Path | None, manifest: Manifest, retriever: Any) -> None:
+    def __init__(self, directory: Path | None, manifest: Manifest, retriever: object) -> None:
         self.directory = directory
         self.manifest = manifest
-        self.live = bool(getattr(retriever, "live", False))
-        self.parallel = bool(getattr(retriever, "parallel", False))
+        self._retriever = as_retriever(retriever)
+        self.live, self.parallel = self._retriever.live, self._retriever.parallel
         self.passages = None if self.live or directory is None else PassageStore(directory / FOLDER)
-        self._retriever = retriever
 
     @property
     def digest(self) -> str:
@@ -40,8 +40,7 @@ class Index:
         """Up to `k` hits for each query, best first, equal scores in the order of the corpus."""
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
-        hits: list[list[Hit]] = self._retriever.search(list(queries), k) if queries else []
-        return hits
+        return self._retriever.search(list(queries), k) if queries else []
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         """For each query its hits, or why there are none; never an exception of the retriever's.
@@ -70,11 +69,9 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
     """
     directory = Path(directory)
     manifest = check_index(directory)
-    retriever: Any = manager.load(
-        "retriever", manifest.retriever, _options(directory, manifest, options or {})
-    )
-    _open(retriever, directory)
-    _check_same(directory, manifest, identity_of(retriever))
+    made = load_retriever(manifest.retriever, _options(directory, manifest, options or {}))
+    retriever = _open(made, directory)
+    _check_same(directory, manifest, retriever.identity())
     index = Index(directory, manifest, retriever)
     if index.passages is not None and len(index.passages) != manifest.passages:
         raise UserError(
@@ -84,10 +81,10 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
     return index
 
 
-def _open(retriever: Any, directory: Path) -> None:
+def _open(retriever: Retriever, directory: Path) -> Retriever:
     """Open a retriever on its files. Raises UserError where these are not what its plugin wrote."""
     try:
-        retriever.open(directory)
+        return open_retriever(retriever, directory)
     except (OSError, ValueError, EOFError, KeyError) as error:
         raise UserError(
             f"{directory} cannot be opened, its files are damaged or from another version: "
@@ -100,12 +97,12 @@ def live_index(retriever: str, options: Mapping[str, Any] | None = None) -> Inde
 
     Raises UserError for a retriever that needs an index built, and for what it cannot start without.
     """
-    engine: Any = manager.load("retriever", retriever, dict(options or {}))
-    if not getattr(engine, "live", False):
+    engine = load_retriever(retriever, options)
+    if not engine.live:
         raise UserError(f"{retriever} searches an index; type: srl index build --retriever {retriever} …")
-    engine.open(None)
-    manifest = make_manifest(retriever, build_parameters(retriever, options or {}), identity_of(engine))
-    return Index(None, manifest, engine)
+    opened = open_retriever(engine, None)
+    parameters, identity = build_parameters(retriever, options or {}), dict(opened.identity())
+    return Index(None, make_manifest(retriever, parameters, identity), opened)
 
 
 def _check_same(directory: Path, manifest: Manifest, found: Mapping[str, str]) -> None:

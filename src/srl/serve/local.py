@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from srl.index.fault import Fault
+from srl.index.retriever import as_retriever, outcomes_of
 from srl.serve.batching import MAX_QUERY_CHARS, TickBatcher, clean, rejection
 from srl.trajectory import Hit, Search, SearchStatus
 
@@ -21,40 +22,12 @@ LIVE_AT_ONCE = 16
 
 
 class Searchable(Protocol):
-    """What an index is to search: `srl.index.Index`, or anything like it.
-
-    It may have `outcomes(queries, k) -> list[list[Hit] | Fault]`, which raises nothing, and `live`: it
-    searches something outside, where one query may take long.
-    """
+    """What an index is to search: `srl.index.Index`, or a retriever that has a digest."""
 
     @property
     def digest(self) -> str: ...
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]: ...
-
-
-def is_live(index: Searchable) -> bool:
-    return bool(getattr(index, "live", False))
-
-
-def outcomes(index: Searchable, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-    """For each query its hits, or why there are none; never an exception.
-
-    Where a call fails the queries are tried one by one, so that only the one at fault pays.
-    """
-    try:
-        ask: Callable[[list[str], int], Sequence[list[Hit] | Fault]] = getattr(
-            index, "outcomes", index.search
-        )
-        found = ask(queries, k)
-        if len(found) != len(queries):
-            raise ValueError(f"the retriever gave {len(found)} answers to {len(queries)} queries")
-        return list(found)
-    except Exception as error:  # a retriever may raise anything
-        if len(queries) > 1:
-            return [outcome for query in queries for outcome in outcomes(index, [query], k)]
-        message = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return [error if isinstance(error, Fault) else Fault("failed", message)]
 
 
 class LocalSearch:
@@ -72,10 +45,10 @@ class LocalSearch:
         max_query_chars: int = MAX_QUERY_CHARS,
         max_batch: int = 4096,
     ) -> None:
-        self._index = index
+        self._index, self._retriever = index, as_retriever(index)
         self._topk = topk
         self._max_query_chars = max_query_chars
-        self._live = is_live(index)
+        self._live = self._retriever.live
         self._batcher = TickBatcher(self._answer, 1 if self._live else max_batch)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room = asyncio.Semaphore(LIVE_AT_ONCE)
@@ -96,7 +69,7 @@ class LocalSearch:
         return replace(found, query=query, latency_s=perf_counter() - start)
 
     async def _answer(self, queries: list[str]) -> list[Search]:
-        found = await self._ask_live(queries) if self._live else outcomes(self._index, queries, self._topk)
+        found = await self._ask_live(queries) if self._live else self._outcomes(queries)
         return [self._outcome(query, one) for query, one in zip(queries, found, strict=True)]
 
     async def _ask_live(self, queries: list[str]) -> list[list[Hit] | Fault]:
@@ -104,7 +77,10 @@ class LocalSearch:
         if loop is not self._loop:
             self._loop, self._room = loop, asyncio.Semaphore(LIVE_AT_ONCE)
         async with self._room:
-            return await in_thread(lambda: outcomes(self._index, queries, self._topk))
+            return await in_thread(lambda: self._outcomes(queries))
+
+    def _outcomes(self, queries: list[str]) -> list[list[Hit] | Fault]:
+        return outcomes_of(self._retriever, queries, self._topk)
 
     def _outcome(self, query: str, found: list[Hit] | Fault) -> Search:
         if isinstance(found, Fault):

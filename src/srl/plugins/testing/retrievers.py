@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MethodType
 from typing import Any
 
 from srl.index.fault import Fault
+from srl.index.retriever import Retriever, as_retriever, open_retriever, outcomes_of
 from srl.plugins.testing.checks import Check, expect, run
 from srl.trajectory import Hit, Passage
 
@@ -54,14 +56,13 @@ Hits = list[list[Hit]]
 class Trial:
     """A retriever under test; `open` is what answers, once it has been built."""
 
-    make: Callable[[], Any]
+    make: Callable[[], Retriever]
     directory: Path
-    retriever: Any = None
+    retriever: Retriever = field(default_factory=Retriever)
     counts: list[int] = field(default_factory=list)
 
-    def open(self) -> Any:
-        retriever = self.make()
-        return retriever.open(self.directory) or retriever
+    def open(self) -> Retriever:
+        return open_retriever(self.make(), self.directory)
 
     def search(self, queries: list[str], k: int = 5) -> Hits:
         found = self.retriever.search(list(queries), k)
@@ -75,8 +76,8 @@ def checks(make: Callable[[], Any]) -> list[Check]:
     A live retriever is asked nothing that it would have to ask outside: that may cost money.
     """
     with TemporaryDirectory(prefix="srl-check-") as folder:
-        trial = Trial(make, Path(folder))
-        if getattr(make(), "live", False):
+        trial = Trial(lambda: as_retriever(make()), Path(folder))
+        if trial.make().live:
             opened = run([_opens_without_a_directory], trial)
             return opened + run(LIVE_CHECKS, trial) if opened[0].passed else opened
         built = run([_builds_and_opens_an_index], trial)
@@ -93,12 +94,11 @@ def _builds_and_opens_an_index(trial: Trial) -> None:
 
 
 def _opens_without_a_directory(trial: Trial) -> None:
-    retriever = trial.make()
-    trial.retriever = retriever.open(None) or retriever
+    trial.retriever = open_retriever(trial.make(), None)
 
 
 def _has_a_name(trial: Trial) -> None:
-    name = getattr(trial.retriever, "name", None)
+    name = trial.make().name
     expect(isinstance(name, str) and name, f"attribute `name` is {name!r}")
 
 
@@ -145,11 +145,29 @@ def _an_empty_query_is_no_error(trial: Trial) -> None:
 
 
 def _queries_without_text_are_rejected(trial: Trial) -> None:
+    """Asked of `outcomes` alone: a retriever without any might ask them outside, and no caller does."""
+    if trial.retriever.outcomes == MethodType(Retriever.outcomes, trial.retriever):
+        return
     found = trial.retriever.outcomes(["", " ", "\n\t"], 3)
     expect(len(found) == 3, f"{len(found)} outcomes for 3 queries")
     for outcome in found:
         expect(isinstance(outcome, Fault), f"an empty query came to {outcome!r:.60}, expected a Fault")
-        expect(outcome.status == "rejected", f"an empty query is {outcome.status}, expected rejected")
+        status = outcome.status if isinstance(outcome, Fault) else ""
+        expect(status == "rejected", f"an empty query is {status}, expected rejected")
+
+
+def _is_the_same_after_opening(trial: Trial) -> None:
+    made, opened = trial.make(), trial.retriever
+    expect(opened.live == made.live, f"`live` is {made.live}, and {opened.live} of what `open` returns")
+    before, after = dict(made.identity()), dict(opened.identity())
+    expect(before == after, f"`identity()` is {before}, and {after} of what `open` returns")
+
+
+def _outcomes_are_the_hits_of_search(trial: Trial) -> None:
+    found = outcomes_of(trial.retriever, QUERIES, 5)
+    faults = [outcome for outcome in found if isinstance(outcome, Fault)]
+    expect(not faults, f"`outcomes` came to {faults!r:.80} where `search` has hits")
+    _expect_same([hits for hits in found if not isinstance(hits, Fault)], trial.search(QUERIES))
 
 
 def _any_text_is_a_query(trial: Trial) -> None:
@@ -183,6 +201,7 @@ def _answers_from_several_threads(trial: Trial) -> None:
 
 CHECKS = [
     _has_a_name,
+    _is_the_same_after_opening,
     _returns_passages_of_the_corpus_unchanged,
     _finds_a_passage_by_its_own_words,
     _returns_at_most_k_hits,
@@ -191,13 +210,19 @@ CHECKS = [
     _returns_no_hit_with_score_0,
     _an_empty_query_is_no_error,
     _any_text_is_a_query,
+    _outcomes_are_the_hits_of_search,
     _no_queries_give_no_answers,
     _answers_many_queries_as_one_by_one,
     _repeats_itself_and_after_reopening,
     _answers_from_several_threads,
 ]
 
-LIVE_CHECKS = [_has_a_name, _no_queries_give_no_answers, _queries_without_text_are_rejected]
+LIVE_CHECKS = [
+    _has_a_name,
+    _is_the_same_after_opening,
+    _no_queries_give_no_answers,
+    _queries_without_text_are_rejected,
+]
 
 
 def _flat(found: Hits) -> list[Hit]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from srl.errors import UserError
+from srl.index import Retriever
 from srl.index.passages import FOLDER, PassageStore, keep_passages
 from srl.trajectory import Hit, Passage
 from srl_bm25.analysis import Analyzer
@@ -27,7 +28,7 @@ MEMORY_OF_TEXT = 1.5
 """Bytes of memory that a build takes for each byte of the corpus (bench/lexical.py), mapped files aside."""
 
 
-class BM25Retriever:
+class BM25Retriever(Retriever):
     """Search by words in common. Memory-mapped, deterministic, safe to use from many threads."""
 
     name = "bm25"

@@ -16,6 +16,7 @@ import torch
 
 from srl.errors import UserError
 from srl.files import link_or_copy, read_json, write_json
+from srl.index import Retriever
 from srl.index.passages import FOLDER, PassageStore, keep_passages
 from srl.index.phases import phase
 from srl.model import pick_device
@@ -33,7 +34,7 @@ _SAMPLE, _ALIKE = 16, 0.98
 """Passages compared with an adopted index, and the least cosine; float16 and other cuts cost less."""
 
 
-class DenseRetriever:
+class DenseRetriever(Retriever):
     """Search by meaning. Safe to use from many threads."""
 
     name = "e5"

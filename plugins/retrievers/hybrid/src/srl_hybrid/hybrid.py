@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from srl.errors import UserError
-from srl.index import Fault
-from srl.index.fault import outcomes_of
+from srl.index import Fault, Retriever, load_retriever, open_retriever, outcomes_of
 from srl.index.passages import FOLDER, PassageStore, keep_passages
-from srl.plugins import manager
 from srl.trajectory import Hit, Passage
 from srl_hybrid.fusion import best, fuse
 from srl_hybrid.nested import hits_of
 from srl_hybrid.options import HybridOptions
 
 
-class HybridRetriever:
+class HybridRetriever(Retriever):
     """Reciprocal-rank fusion. Each retriever writes below its own name; the passages are shared."""
 
     name = "hybrid"
 
     def __init__(self, options: HybridOptions) -> None:
         self.options = options
-        self._retrievers: dict[str, Any] = {
-            name: manager.load("retriever", name, {**built, **options.runtime.get(name, {})})
+        self._retrievers = {
+            name: load_retriever(name, {**built, **options.runtime.get(name, {})})
             for name, built in options.retrievers.items()
         }
         for name, retriever in self._retrievers.items():
-            if getattr(retriever, "live", False):
+            if retriever.live:
                 raise UserError(
                     f"retriever.hybrid.retrievers: {name} searches outside, and only rankings of one corpus "
                     f"are fused; give it an engine of its own: --set search.engines.{name}.index=DIR"
                 )
-
-    @property
-    def resumable(self) -> bool:
-        """Whether a build that was killed goes on: where it does for any of the retrievers."""
-        return any(_resumes(retriever) for retriever in self._retrievers.values())
+        self.resumable = any(retriever.resumable for retriever in self._retrievers.values())
 
     def identity(self) -> dict[str, str]:
         """What the retrievers depend on besides their options, each under its name."""
         return {
             f"{name} {key}": digest
             for name, retriever in self._retrievers.items()
-            if hasattr(retriever, "identity")
             for key, digest in retriever.identity().items()
         }
 
@@ -55,7 +48,7 @@ class HybridRetriever:
         Those that can go on after a kill come first, so that what it costs is never more than the others.
         """
         store = keep_passages(passages, directory)
-        order = sorted(self._retrievers.values(), key=_resumes, reverse=True)
+        order = sorted(self._retrievers.values(), key=attrgetter("resumable"), reverse=True)
         for position, retriever in enumerate(order):
             before = position * len(store)
             retriever.build(store, directory, lambda done, n=before: progress((n + done) // len(order)))
@@ -64,7 +57,7 @@ class HybridRetriever:
         """Open all of them on their part of `directory`."""
         self._store = PassageStore(directory / FOLDER)
         self._retrievers = {
-            name: retriever.open(directory) or retriever for name, retriever in self._retrievers.items()
+            name: open_retriever(retriever, directory) for name, retriever in self._retrievers.items()
         }
         return self
 
@@ -101,7 +94,3 @@ class HybridRetriever:
         if row is None:
             raise KeyError(passage_id)
         return row
-
-
-def _resumes(retriever: Any) -> bool:
-    return bool(getattr(retriever, "resumable", False))

@@ -10,11 +10,9 @@ import numpy as np
 
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
-from srl.index import Fault
-from srl.index.fault import outcomes_of
+from srl.index import Fault, Retriever, load_retriever, open_retriever, outcomes_of
 from srl.index.passages import FOLDER, PassageStore, keep_passages
 from srl.index.phases import phase
-from srl.plugins import manager
 from srl.trajectory import Hit, Passage
 from srl_hybrid.cross_encoder import CrossEncoder
 from srl_hybrid.fusion import best
@@ -25,33 +23,21 @@ NOTE = "model.json"
 """In the retriever's folder: where the cross-encoder lies, since that is no part of what an index is."""
 
 
-class RerankRetriever:
+class RerankRetriever(Retriever):
     """Finds `depth` candidates with one retriever and keeps the `k` that the cross-encoder rates best."""
 
     name = "rerank"
 
     def __init__(self, options: RerankOptions) -> None:
         self.options = options
-        self._retriever: Any = manager.load(
-            "retriever", options.retriever, {**options.options, **options.runtime}
-        )
+        self._retriever = load_retriever(options.retriever, {**options.options, **options.runtime})
+        self.live, self.resumable = self._retriever.live, self._retriever.resumable
         self._store: PassageStore | None = None
         self._encoder: CrossEncoder | None = None
 
-    @property
-    def live(self) -> bool:
-        """Whether the candidates come from outside."""
-        return bool(getattr(self._retriever, "live", False))
-
-    @property
-    def resumable(self) -> bool:
-        """Whether a build that was killed goes on."""
-        return bool(getattr(self._retriever, "resumable", False))
-
     def identity(self) -> dict[str, str]:
         """The digest of the cross-encoder's weights, and what the retriever depends on."""
-        inner = self._retriever.identity() if hasattr(self._retriever, "identity") else {}
-        return {**inner, "cross-encoder": self._loaded().digest}
+        return {**self._retriever.identity(), "cross-encoder": self._loaded().digest}
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
         """Build the index of the retriever that finds the candidates, and note which cross-encoder it is."""
@@ -62,7 +48,7 @@ class RerankRetriever:
 
     def open(self, directory: Path | None) -> RerankRetriever:
         """Open the retriever on `directory` and load the cross-encoder. Raises UserError."""
-        self._retriever = self._retriever.open(directory) or self._retriever
+        self._retriever = open_retriever(self._retriever, directory)
         if directory is not None and not self.live:
             self._store = PassageStore(directory / FOLDER)
         encoder = self._loaded(_noted_model(directory / self.name / NOTE) if directory else None)

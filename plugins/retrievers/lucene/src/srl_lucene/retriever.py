@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from srl.errors import UserError
+from srl.index import Retriever
 from srl.index.passages import FOLDER, PassageStore, keep_passages
 from srl.trajectory import Hit, Passage
 from srl_lucene import foreign, java, lucene
@@ -20,7 +21,7 @@ from srl_lucene.options import Options
 from srl_lucene.writing import write_index
 
 
-class LuceneRetriever:
+class LuceneRetriever(Retriever):
     """Search by words in common, with Lucene. Safe to use from many threads, not after a fork."""
 
     name = "lucene"

@@ -17,7 +17,7 @@ import httpx
 
 from srl.errors import UserError
 from srl.files import digest_text
-from srl.index.fault import Fault
+from srl.index import Fault, Retriever
 from srl.index.phases import phase
 from srl.trajectory import Hit, Passage
 from srl_web.api import Result
@@ -32,7 +32,7 @@ from srl_web.store import Cache, cache_path, log, open_file
 T = TypeVar("T")
 
 
-class WebRetriever:
+class WebRetriever(Retriever):
     """Searches the web. Safe to use from many threads; equal queries on their way are asked once."""
 
     name = "web"

@@ -1,0 +1,116 @@
+"""What a retriever is: what is asked of one, and what is assumed of one that does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from srl.index.fault import Fault, as_fault
+from srl.index.passages import PassageStore
+from srl.plugins import manager
+from srl.trajectory import Hit, Passage
+
+Report = Callable[[int], None]
+"""Told how many passages are done so far."""
+
+
+class Retriever:
+    """A retriever: `build`, `open` and `search` make one, everything else is optional.
+
+    A plugin's class inherits from this one; a class that has the same members by itself does as well.
+    """
+
+    name: str = ""
+    """The folder of an index in which the retriever keeps its files."""
+    live: bool = False
+    """It searches something outside: it is never built, takes no corpus and is opened on no directory."""
+    parallel: bool = False
+    """It searches as fast in two threads as in one, each on a core of its own."""
+    resumable: bool = False
+    """A `build` that was killed goes on, in the same directory, where it was."""
+
+    def build(self, passages: Iterable[Passage], directory: Path, progress: Report) -> None:
+        """Write the index of `passages` into `directory`."""
+        raise NotImplementedError(f"{self.name or type(self).__name__} builds no index")
+
+    def open(self, directory: Path | None) -> Retriever | None:
+        """Make ready for search what `build` wrote into `directory`; None where the retriever is live.
+
+        What this returns is what searches, and what is asked everything else from there on. None stands
+        for the retriever itself. Raises OSError, ValueError, EOFError or KeyError for damaged files.
+        """
+        return self
+
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """Up to `k` hits for each query, best first, equal scores in the order of the corpus.
+
+        Called from several threads at a time. May raise anything, best a `Fault`.
+        """
+        raise NotImplementedError(f"{self.name or type(self).__name__} has no search")
+
+    def outcomes(self, queries: list[str], k: int) -> Sequence[list[Hit] | Fault]:
+        """For each query its hits or why there are none, for a retriever that can tell them apart."""
+        return self.search(queries, k)
+
+    def identity(self) -> Mapping[str, str]:
+        """What results depend on besides the options, such as the digest of an encoder's weights.
+
+        Asked before `build`, and again after `open`, where it must be the same.
+        """
+        return {}
+
+    adopt: Callable[[Path, PassageStore, Path, Report], None] | None = None
+    """`adopt(source, store, directory, progress)` makes an index in `directory` of what another program
+    built at `source` of the passages in `store`. None: no index of another program can be imported."""
+    passages_in: Callable[[Path], Iterator[Passage]] | None = None
+    """`passages_in(source)` reads the passages that such an index holds. None: it holds none."""
+
+
+_MEMBERS = tuple(name for name in vars(Retriever) if not name.startswith("_"))
+
+
+def as_retriever(plugin: object) -> Retriever:
+    """`plugin`; where its class does not inherit from `Retriever`, its members over the defaults."""
+    if isinstance(plugin, Retriever):
+        return plugin
+    adapted = Retriever()
+    for name in _MEMBERS:
+        if hasattr(plugin, name):
+            setattr(adapted, name, getattr(plugin, name))
+    return adapted
+
+
+def load_retriever(name: str, options: Mapping[str, Any] | None = None) -> Retriever:
+    """The installed retriever `name`, made with `options`. Raises UserError where there is none."""
+    return as_retriever(manager.load("retriever", name, dict(options or {})))
+
+
+def open_retriever(retriever: Retriever, directory: Path | None) -> Retriever:
+    """What searches after `retriever` was opened on `directory`."""
+    opened = retriever.open(directory)
+    return retriever if opened is None else as_retriever(opened)
+
+
+class Answering(Protocol):
+    """What answers queries: a retriever, or an index."""
+
+    def outcomes(self, queries: list[str], k: int) -> Sequence[list[Hit] | Fault]: ...
+
+
+def outcomes_of(retriever: Answering, queries: list[str], k: int) -> list[list[Hit] | Fault]:
+    """For each query the hits of `retriever`, or why there are none; whatever it raises is one of these.
+
+    Where a call fails the queries are tried one by one, so that only the one at fault pays.
+    """
+    if not queries:
+        return []
+    try:
+        found = list(retriever.outcomes(queries, k))
+        if len(found) != len(queries):
+            raise ValueError(f"the retriever gave {len(found)} answers to {len(queries)} queries")
+        return found
+    except Exception as error:
+        if len(queries) > 1:
+            return [outcome for query in queries for outcome in outcomes_of(retriever, [query], k)]
+        return [as_fault(error)]
