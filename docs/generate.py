@@ -65,7 +65,13 @@ log = srl.store.open("srl-workspace/runs")  # one run, or a folder of runs
 log.sql("SELECT step, avg(em) FROM trajectories WHERE phase = 'val' GROUP BY step ORDER BY step")
 ```
 
-`srl inspect sql` asks from the command line. The tables and their columns:
+`srl inspect sql` asks from the command line.
+
+A part or a run whose files are damaged is left out of every view, with a warning that names the file. When
+the run is resumed, what is damaged moves to `log/damaged/`, a warning says which steps it held, and the run
+goes on from its newest checkpoint; steps before that checkpoint stay missing.
+
+The tables and their columns:
 """
 
 

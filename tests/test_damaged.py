@@ -10,6 +10,8 @@ import pytest
 from tests.mistakes import Shell, cut, edit, place, shell, train
 from tests.training import tokenizer
 
+from srl.store import LogWriter, RunInfo
+
 __all__ = ["place", "shell"]
 
 
@@ -194,6 +196,56 @@ def test_a_damaged_log_is_named(shell: Shell, run: Path, harm, message) -> None:
     harm(run / "log")
     for command in ("runs",), ("trajectories",), ("curve",), ("sql", "SELECT 1"):
         assert message in shell.refused("inspect", *command), command
+
+
+def as_parts(run: Path) -> Path:
+    """Make the run one that was killed: its log is parts. Gives the first part."""
+    log = LogWriter(run / "log", RunInfo(run.name))
+    log.supersede(99)
+    log.close("interrupted")
+    return next((run / "log" / "parts").iterdir())
+
+
+def cut_part(run: Path) -> None:
+    part = as_parts(run)
+    (part / "trajectories.parquet").write_bytes((part / "trajectories.parquet").read_bytes()[:50])
+
+
+@pytest.mark.parametrize(
+    ("harm", "file"),
+    [
+        (cut_part, "trajectories.parquet"),
+        (lambda run: cut(run / "log" / "log.duckdb"), "log.duckdb"),
+        (lambda run: (run / "log" / "manifest.json").write_text("{"), "manifest.json"),
+    ],
+)
+def test_one_damaged_run_takes_no_view_of_the_workspace_down(shell: Shell, run: Path, harm, file) -> None:
+    other = run.with_name("20990101T000000Z-tiny-grpo-s1-00aa")
+    shutil.copytree(run, other)
+    harm(run)
+    for command in (
+        ("runs", "--json"),
+        ("sql", "--run", "all", "--json", "SELECT count(*) FROM trajectories"),
+    ):
+        code, out, err = shell.typed("inspect", *command)
+        assert (code, err.count("\n")) == (0, 1), err
+        assert err.startswith(f"warning: run {run.name}: ")
+        assert file in err
+        assert json.loads(out)
+    code, _, err = shell.typed("inspect", "curve", other.name, run.name)
+    assert (code, err.count("\n")) == (0, 1), err
+
+
+def test_a_resumed_run_goes_on_without_a_damaged_part(shell: Shell, run: Path) -> None:
+    cut_part(run)
+    shutil.rmtree(run / "checkpoints")
+    code, _, err = shell.typed("train", "--resume")
+    assert code == 0, err
+    (line,) = [line for line in err.splitlines() if "warning" in line]
+    assert "trajectories.parquet" in line
+    assert "log/damaged/steps-000000-000001" in line
+    _, out, err = shell.typed("inspect", "sql", "--json", "SELECT DISTINCT step FROM trajectories ORDER BY 1")
+    assert ([json.loads(one)["step"] for one in out.splitlines()], err) == ([0, 1], "")
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,9 @@ def test_command_prints_the_folder_and_what_to_type_next(tmp_path, monkeypatch, 
 
 
 def test_steps_quote_a_folder_with_spaces():
-    assert "pip install -e '/tmp/my plugins/x[test]'" in next_steps("algorithm", "x", Path("/tmp/my plugins/x"))
+    assert "pip install -e '/tmp/my plugins/x[test]'" in next_steps(
+        "algorithm", "x", Path("/tmp/my plugins/x")
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

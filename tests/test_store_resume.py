@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,50 @@ def test_run_taken_up_again_keeps_its_start(tmp_path):
     with srl.store.open(tmp_path) as connection:
         ((started,),) = connection.execute("SELECT started FROM runs").fetchall()
     assert started.year == 2025
+
+
+def at(monkeypatch, seconds: float) -> None:
+    """The manifest's clock stands so many seconds from now."""
+    moment = datetime.now(UTC) + timedelta(seconds=seconds)
+    monkeypatch.setattr(manifests, "now", lambda: moment.isoformat(timespec="seconds"))
+
+
+def worked(run: Path) -> float:
+    with srl.store.open(run) as connection:
+        ((seconds,),) = connection.execute("SELECT seconds FROM runs").fetchall()
+    return seconds
+
+
+def test_time_that_a_run_lay_still_is_not_time_that_it_worked(tmp_path, monkeypatch):
+    at(monkeypatch, 0)
+    log = new_log(tmp_path)
+    at(monkeypatch, 10)
+    log.close("interrupted")
+    at(monkeypatch, 1800)
+    log = new_log(tmp_path)
+    at(monkeypatch, 1805)
+    log.finish()
+    assert worked(tmp_path) == pytest.approx(15, abs=2)
+
+
+def test_a_killed_run_worked_until_its_last_step(tmp_path, monkeypatch):
+    at(monkeypatch, -100)
+    write_step(new_log(tmp_path), 1)
+    at(monkeypatch, 3600)
+    log = new_log(tmp_path)
+    log.supersede(0)
+    at(monkeypatch, 3605)
+    log.finish()
+    assert 100 <= worked(tmp_path) < 3600
+
+
+def test_an_older_log_worked_from_its_start_to_its_end(tmp_path):
+    new_log(tmp_path).finish()
+    manifest = json.loads((tmp_path / "log" / "manifest.json").read_text())
+    manifest["run"]["started"], manifest["ended"] = "2025-01-01T00:00:00+00:00", "2025-01-01T00:00:30+00:00"
+    del manifest["resumed"], manifest["earlier_s"]
+    (tmp_path / "log" / "manifest.json").write_text(json.dumps(manifest))
+    assert worked(tmp_path) == 30
 
 
 @settings(max_examples=15, deadline=None)

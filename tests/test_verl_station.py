@@ -303,3 +303,21 @@ def test_the_writers_process_needs_neither_torch_nor_verl():
     code = "import sys, srl.train.verl.station; print(sys.modules.keys() & {'torch', 'transformers', 'verl'})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_resumed_writer_tells_which_part_it_set_aside(log):
+    writer = station(log)
+    for step in (1, 2):
+        add(writer, step)
+        finish(writer, step, "train", {"timing_s/step": 2.0})
+    (part,) = (log / "parts").glob("step-000001-*")
+    (part / "steps.parquet").write_bytes(b"")
+    resumed = station(log)
+    resumed.supersede(2)
+    resumed.resume(Progress(step=2))
+    (note,) = resumed.news().notes
+    assert "steps.parquet" in note
+    assert "train step 1" in note
+    assert resumed.news().notes == ()
+    resumed.close("finished")
+    assert entries(log) == [("train", 2, 2)]

@@ -20,7 +20,7 @@ WITH val AS (
     FROM steps WHERE phase = 'train' AND score IS NOT NULL GROUP BY run_id
 )
 SELECT run_id, status, preset, algo, seed, steps, score, val_em, best_val_em, test_em, model,
-    started, written, epoch(coalesce(ended, written) - started) AS seconds
+    started, written, seconds
 FROM runs LEFT JOIN val USING (run_id) LEFT JOIN test USING (run_id) LEFT JOIN train USING (run_id)
 ORDER BY started, run_id
 """

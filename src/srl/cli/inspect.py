@@ -261,7 +261,7 @@ def _paths(names: Sequence[str]) -> list[Path]:
 def _read(paths: Sequence[Path], read: Read[T]) -> T:
     from srl.store import reading
 
-    return reading(paths, read)
+    return reading(paths, read, warn=lambda text: _note(f"warning: {text}"))
 
 
 def _print_rows(

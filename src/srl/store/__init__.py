@@ -7,7 +7,8 @@ connection = srl.store.open(run)
 connection.sql("SELECT step, em FROM steps WHERE phase = 'val'")
 """
 
-from srl.store.reader import find_logs, in_one_line, reading
+from srl.store.database import in_one_line
+from srl.store.reader import find_logs, reading
 from srl.store.reader import open_logs as open
 from srl.store.records import read_records, rows
 from srl.store.rows import Record

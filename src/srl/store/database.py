@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def create_views(connection: duckdb.DuckDBPyConnection) -> None:
 
 def scan(files: Sequence[Path]) -> str:
     """SQL that reads Parquet files in this order; a column that only some have is NULL in the others."""
-    return f"SELECT * FROM read_parquet([{', '.join(map(_literal_path, files))}], union_by_name = true)"
+    return f"SELECT * FROM read_parquet({_list(map(_pattern, files))}, union_by_name = true)"
 
 
 def union(table: str, sources: Sequence[str]) -> str:
@@ -46,9 +46,13 @@ def union(table: str, sources: Sequence[str]) -> str:
     return " UNION ALL BY NAME ".join([f"(SELECT {empty} WHERE false)", *(f"({one})" for one in sources)])
 
 
-def _literal_path(path: Path) -> str:
+def _pattern(path: Path) -> str:
     """A path for `read_parquet`, where `*`, `?` and `[` would be patterns."""
-    return quoted("".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path)))
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
+
+
+def _list(texts: Iterable[object]) -> str:
+    return f"[{', '.join(map(quoted, texts))}]"
 
 
 def quoted(text: object) -> str:
@@ -59,3 +63,18 @@ def quoted(text: object) -> str:
 def attach(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
     """Attach a finished log, which nobody ever writes to, as database `name`."""
     connection.execute(f"ATTACH {quoted(path)} AS {name} (READ_ONLY)")
+
+
+def seal(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> None:
+    """Let queries open only `files` and the attached databases, for good.
+
+    DuckDB would still write to those where a query says so: what may be asked, the caller decides.
+    """
+    allowed = [*files, *map(_pattern, files)]
+    connection.execute(f"SET allowed_paths = {_list(allowed)}")
+    connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+
+
+def in_one_line(error: Exception) -> str:
+    """A message of DuckDB's up to the excerpt of the query that it draws below; of Arrow's, all of it."""
+    return " ".join(str(error).split("\n\nLINE ")[0].split())

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.files import atomic_directory
+from srl.store.run_info import DamagedError
 from srl.store.schema import FORMAT, PARTS
 
 PARTS_DIRECTORY = "parts"
@@ -60,10 +61,14 @@ class Part:
         return self.path / f"{table}.parquet"
 
     def replaced(self) -> set[str]:
-        """The names of the parts whose rows this one took over."""
+        """The names of the parts whose rows this one took over. Raises DamagedError."""
         if not self.is_compacted:
             return set()
-        return set(json.loads((self.path / _REPLACES).read_text(encoding="utf-8"))["replaces"])
+        file = self.path / _REPLACES
+        try:
+            return set(json.loads(file.read_text(encoding="utf-8"))["replaces"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedError(f"{file}: expected what srl writes there ({error})") from error
 
     def steps(self) -> set[tuple[int, str]]:
         """The (step, phase) pairs it holds."""
@@ -71,6 +76,12 @@ class Part:
             return {(self.first, self.phase)}
         table = pq.read_table(self.file("steps"), columns=["step", "phase"])
         return set(zip(table["step"].to_pylist(), table["phase"].to_pylist(), strict=True))
+
+    def steps_in_words(self) -> str:
+        """The steps it holds by its name alone: `val step 30`, `steps 1 to 32`."""
+        return (
+            f"steps {self.first} to {self.last}" if self.is_compacted else f"{self.phase} step {self.first}"
+        )
 
 
 def all_parts(directory: Path) -> list[Part]:
@@ -81,11 +92,23 @@ def all_parts(directory: Path) -> list[Part]:
     return sorted((part for part in found if part), key=lambda part: (part.first, part.last, part.number))
 
 
-def live_parts(directory: Path) -> list[Part]:
-    """The parts that count: whole, and replaced by no other."""
-    parts = all_parts(directory)
-    garbage = set().union(*(part.replaced() for part in parts))
-    return [part for part in parts if part.path.name not in garbage]
+def live_parts(directory: Path, without: Set[Path] = frozenset(), *, strict: bool = True) -> list[Part]:
+    """The parts that count: whole, replaced by no other, and not among `without`.
+
+    Raises DamagedError for one that does not say what it replaces; if not `strict`, it replaces nothing.
+    """
+    parts = [part for part in all_parts(directory) if part.path not in without]
+    garbage: set[str] = set()
+    faults: dict[str, DamagedError] = {}
+    for part in parts:
+        try:
+            garbage |= part.replaced()
+        except DamagedError as error:
+            faults[part.path.name] = error
+    live = [part for part in parts if part.path.name not in garbage]
+    if fault := next((faults[part.path.name] for part in live if strict and part.path.name in faults), None):
+        raise fault
+    return live
 
 
 def _parse(path: Path) -> Part | None:
@@ -202,6 +225,7 @@ def _parquet(directory: Path, table: str) -> pq.ParquetWriter:
         compression_level=1,
         use_dictionary=_DICTIONARY,  # numbers do not repeat: their dictionaries only cost time and space
         use_byte_stream_split=_SPLIT,
+        write_page_checksum=True,
     )
 
 

@@ -6,7 +6,8 @@ writes: a running log is Parquet parts that never change, a finished one a datab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from threading import Thread
@@ -15,12 +16,28 @@ from typing import TypeVar
 import duckdb
 
 from srl.errors import UserError
+from srl.files import MANIFEST
 from srl.store import run_info
-from srl.store.database import attach, create_empty, create_runs, create_views, scan, union
+from srl.store.damage import Damage, find_damage, may_be_damage
+from srl.store.database import (
+    attach,
+    create_empty,
+    create_runs,
+    create_views,
+    in_one_line,
+    scan,
+    seal,
+    union,
+)
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
 from srl.store.schema import PARTS
 
 T = TypeVar("T")
+Warn = Callable[[str], None]
+Damages = Mapping[Path, Damage]
+"""What is left out, by its place."""
+
+_logger = logging.getLogger(__name__)
 
 _MOVED = (duckdb.IOException, FileNotFoundError)
 _TRIES = 3
@@ -37,29 +54,76 @@ def find_logs(path: Path | str) -> list[Path]:
     return sorted(log for log in children if run_info.has_log(log))
 
 
-def open_logs(*paths: Path | str) -> duckdb.DuckDBPyConnection:
+def open_logs(*paths: Path | str, warn: Warn = _logger.warning) -> duckdb.DuckDBPyConnection:
     """A connection with the tables of `srl.store.schema.TABLES` over the logs at `paths`.
 
-    It shows the logs as they are now; open another one to see later steps. It locks nothing. Raises
-    UserError where there is no log.
+    It shows the logs as they are now; open another one to see later steps. It locks nothing, and it is the
+    caller's own: it can also read other files, and write. A part or a run that cannot be read is left out,
+    and `warn` is told. Raises UserError where there is no log, or none that can be read.
     """
-    return _retry(lambda: _connect(paths))
+    return _patiently(paths, lambda without: _connect(paths, without, sealed=False), warn)
 
 
-def reading(paths: Sequence[Path | str], read: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+def reading(
+    paths: Sequence[Path | str],
+    read: Callable[[duckdb.DuckDBPyConnection], T],
+    *,
+    warn: Warn = _logger.warning,
+    sealed: bool = True,
+) -> T:
     """`read(connection)`, again with a new connection where the writer compacted the log under it.
 
-    Raises UserError where a file cannot be read all the same.
+    What turns out to be damaged is left out, and `warn` is told. A `sealed` connection opens no other files
+    than the logs'. Raises UserError where nothing can be read.
     """
 
-    def once() -> T:
-        with open_logs(*paths) as connection:
+    def once(without: Damages) -> T:
+        with _connect(paths, without, sealed) as connection:
             return _interruptible(connection, read)
 
     try:
-        return _retry(once)
-    except duckdb.IOException as error:
+        return _patiently(paths, once, warn)
+    except duckdb.Error as error:
         raise UserError(in_one_line(error)) from error
+
+
+def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn: Warn) -> T:
+    """`action(without)`: again where the writer moved files meanwhile, and then without what is damaged."""
+    without: dict[Path, Damage] = {}
+    tries = _TRIES
+    while True:
+        try:
+            done = action(without)
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error.__cause__, duckdb.Error) else error
+            if isinstance(cause, _MOVED) and tries > 1:
+                tries -= 1
+                continue
+            found = _damage(paths, without) if may_be_damage(cause) else {}
+            if not found:
+                raise
+            without |= found
+        else:
+            for damage in without.values():
+                warn(_left_out(damage))
+            return done
+
+
+def _damage(paths: Sequence[Path | str], known: Damages) -> Damages:
+    """What else is damaged: what a look at each file shows, or where that is nothing, all that is in them."""
+    logs = [log for path in paths for log in find_logs(path)]
+    for thorough in (False, True):
+        found = [damage for log in logs for damage in find_damage(log, thorough=thorough)]
+        if new := {damage.place: damage for damage in found if damage.place not in known}:
+            return new
+    return {}
+
+
+def _left_out(damage: Damage) -> str:
+    return (
+        f"{damage}; left out: {damage.steps or 'the run'}; restore the file, or set it aside and go on with "
+        f"`srl train --resume --run {damage.log.parent.name}`"
+    )
 
 
 def _interruptible(
@@ -86,25 +150,13 @@ def _interruptible(
         raise
 
 
-def in_one_line(error: duckdb.Error) -> str:
-    """DuckDB's message up to the excerpt of the query that it draws below."""
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
-
-
-def _retry(action: Callable[[], T]) -> T:
-    for _ in range(_TRIES - 1):
-        try:
-            return action()
-        except _MOVED:
-            continue
-    return action()
-
-
-def _connect(paths: Sequence[Path | str]) -> duckdb.DuckDBPyConnection:
-    logs = [log for path in paths for log in _existing(path)]
+def _connect(paths: Sequence[Path | str], without: Damages, sealed: bool) -> duckdb.DuckDBPyConnection:
+    logs = list(dict.fromkeys(log for path in paths for log in _existing(path)))
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:
-        _create_tables(connection, list(dict.fromkeys(logs)))
+        files = _create_tables(connection, logs, without)
+        if sealed:
+            seal(connection, files)
     except BaseException:
         connection.close()
         raise
@@ -121,20 +173,33 @@ def _existing(path: Path | str) -> list[Path]:
     return logs
 
 
-def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path]) -> None:
+def _create_tables(
+    connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], without: Damages
+) -> list[Path]:
+    """Create the log's tables over what can be read; the files of the parts behind them."""
     connection.execute("SET enable_progress_bar = false; CREATE SCHEMA raw")
     parts: list[Part] = []
     finished: list[str] = []
+    rows = []
     for log in logs:
+        if without.keys() & {log / MANIFEST, log / FINISHED}:
+            continue
         if (log / FINISHED).exists():
             finished.append(f"log{len(finished)}")
             attach(connection, log / FINISHED, finished[-1])
         else:
-            parts += live_parts(log / PARTS_DIRECTORY)
-    create_runs(connection, [run_info.run_row(log) for log in logs])
+            left = live_parts(log / PARTS_DIRECTORY, without.keys())
+            if not left and any(damage.log == log for damage in without.values()):
+                continue
+            parts += left
+        rows.append(run_info.run_row(log))
+    if not rows:
+        raise UserError(f"{'; '.join(damage.why for damage in without.values())}")
+    create_runs(connection, rows)
     for table in PARTS:
         _create_table(connection, table, parts, finished)
     create_views(connection)
+    return [part.file(table) for part in parts for table in PARTS]
 
 
 def _create_table(

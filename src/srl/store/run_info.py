@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
-from srl.files import read_manifest, write_manifest
+from srl.files import FORMAT, MANIFEST, read_manifest, write_manifest
 
 KIND = "log"
 RUNNING = "running"
+
+_EPOCH = datetime(1970, 1, 1)
+
+
+class DamagedError(UserError):
+    """A file of a log does not hold what srl writes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +76,49 @@ def _since(pid: int) -> str:
     return stat.rpartition(b")")[2].split()[19].decode()
 
 
-def save(log: Path, run: RunInfo, status: str, ended: str | None = None) -> None:
-    """Write the log's manifest, with this process as its writer; a run taken up again keeps its start."""
-    started = load(log)["run"]["started"] if has_log(log) else run.started
+def begin(log: Path, run: RunInfo, written: datetime | None) -> None:
+    """Write the manifest of a log that this process starts, or takes up again.
+
+    A run taken up again keeps its start, and the seconds that it worked until it ended or, where it was
+    killed, until its last step was `written` (UTC).
+    """
+    started, earlier_s = run.started or now(), 0.0
+    if has_log(log):
+        before = load(log)
+        started = before["run"]["started"]
+        earlier_s = _worked_s(before, written)
+    _write(log, run, started, RUNNING, {"ended": None, "resumed": now(), "earlier_s": earlier_s})
+
+
+def end(log: Path, run: RunInfo, status: str) -> None:
+    """Note how the run ended, now."""
+    before = load(log)
+    times = {name: before[name] for name in ("resumed", "earlier_s")}
+    _write(log, run, before["run"]["started"], status, {"ended": now(), **times})
+
+
+def _write(log: Path, run: RunInfo, started: str, status: str, times: Mapping[str, Any]) -> None:
+    """Write the manifest, with this process as the log's writer."""
     config = json.loads(json.dumps(dict(run.config), default=str))
-    described = asdict(run) | {"config": config, "started": started or now()}
-    write_manifest(
-        log, KIND, {"run": described, "status": status, "ended": ended, "writer": asdict(Writer.here())}
-    )
+    described = asdict(run) | {"config": config, "started": started}
+    payload = {"run": described, "status": status, **times, "writer": asdict(Writer.here())}
+    write_manifest(log, KIND, payload)
+
+
+def _worked_s(manifest: Mapping[str, Any], written: datetime | None) -> float:
+    """Seconds that a run worked in all its sessions, the last of which ended, or wrote last at `written`."""
+    resumed = _resumed(manifest)
+    until = _utc(manifest["ended"]) or written or resumed
+    return _earlier_s(manifest) + max((until - resumed).total_seconds(), 0.0)
+
+
+def _resumed(manifest: Mapping[str, Any]) -> datetime:
+    """When the last session began; a log of an older version only says when the first one did."""
+    return _utc(manifest.get("resumed")) or _utc(manifest["run"]["started"]) or _EPOCH
+
+
+def _earlier_s(manifest: Mapping[str, Any]) -> float:
+    return float(manifest.get("earlier_s") or 0.0)
 
 
 def has_log(log: Path) -> bool:
@@ -86,8 +127,16 @@ def has_log(log: Path) -> bool:
 
 
 def load(log: Path) -> dict[str, Any]:
-    """The manifest of a log. Raises UserError where there is none, or a newer one."""
-    return read_manifest(log, KIND)
+    """The manifest of a log. Raises DamagedError where there is none, or it is not whole, or newer."""
+    try:
+        manifest = read_manifest(log, KIND)
+        Writer(**manifest["writer"]), dict(manifest["run"])["run_id"], str(manifest["status"])
+        _worked_s(manifest, None)
+    except UserError as error:
+        raise DamagedError(str(error)) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{log / MANIFEST}: expected what srl writes there ({error!r})") from error
+    return manifest
 
 
 def status(manifest: Mapping[str, Any]) -> str:
@@ -98,15 +147,28 @@ def status(manifest: Mapping[str, Any]) -> str:
 
 
 def claim(log: Path) -> None:
-    """Raise UserError when another living process writes this log."""
+    """Raise UserError when another living process writes this log, or a newer srl wrote it."""
     if not has_log(log):
         return
-    manifest = load(log)
+    try:
+        manifest = load(log)
+    except DamagedError:
+        if _is_newer(log):
+            raise
+        return
     writer = Writer(**manifest["writer"])
     if manifest["status"] == RUNNING and writer.pid != os.getpid() and writer.alive:
         raise UserError(
             f"{log} is being written by process {writer.pid}; wait for it to end, or stop it, before resuming"
         )
+
+
+def _is_newer(log: Path) -> bool:
+    try:
+        found = json.loads((log / MANIFEST).read_bytes())["format"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return isinstance(found, int) and found > FORMAT
 
 
 def run_row(log: Path) -> dict[str, Any]:
@@ -117,6 +179,8 @@ def run_row(log: Path) -> dict[str, Any]:
         "status": status(manifest),
         "started": _utc(run["started"]),
         "ended": _utc(manifest["ended"]),
+        "resumed": _resumed(manifest),
+        "earlier_s": _earlier_s(manifest),
         "config": json.dumps(run["config"], ensure_ascii=False),
         "host": manifest["writer"]["host"],
         "pid": manifest["writer"]["pid"],

@@ -96,6 +96,8 @@ RUNS = _columns(
     ("srl_version", pa.string(), "The version of srl that wrote it."),
     ("started", pa.timestamp("us"), "When it started (UTC)."),
     ("ended", pa.timestamp("us"), "When it ended (UTC); empty while it has not."),
+    ("resumed", pa.timestamp("us"), "When it was last resumed (UTC), or started."),
+    ("earlier_s", pa.float64(), "Seconds that it worked before that."),
     ("parent", pa.string(), "The run it came from, or an empty text."),
     ("config", pa.string(), "The resolved configuration as JSON."),
     ("host", pa.string(), "The machine that wrote it."),
@@ -218,6 +220,11 @@ _REWARDS = _columns(
 _RUN_SPAN = _columns(
     ("steps", pa.int32(), "The last step in the log; NULL before the first."),
     ("written", pa.timestamp("us"), "When a step was last written (UTC)."),
+    (
+        "seconds",
+        pa.float64(),
+        "Seconds that it worked: the time between an end and a resumption is left out.",
+    ),
 )
 
 _PIVOT = (
@@ -254,6 +261,14 @@ def _pivot_sql() -> str:
 
 _STEP_ROWS = _STEPS[:-1] + _columns(*((name, pa.float64(), text) for name, _, text in _PIVOT))
 
+_RUN_SQL = """
+SELECT runs.*, steps, written,
+    earlier_s + greatest(epoch(coalesce(ended, written, resumed) - resumed), 0) AS seconds
+FROM raw.runs LEFT JOIN (
+    SELECT run_id, max(step) AS steps, max(written) AS written FROM raw.steps GROUP BY run_id
+) USING (run_id)
+"""
+
 _VERDICT_SQL = """
 SELECT *, CASE
     WHEN em IS NULL THEN NULL
@@ -277,8 +292,7 @@ FROM (
 TABLES: tuple[Table, ...] = (
     Table(
         "runs", "One row a run.", RUNS + _RUN_SPAN,
-        "SELECT runs.*, steps, written FROM raw.runs LEFT JOIN (SELECT run_id, max(step) AS steps, "
-        "max(written) AS written FROM raw.steps GROUP BY run_id) USING (run_id)",
+        _RUN_SQL,
     ),
     Table("steps", "One row a step and phase, with the metrics that are asked for most.", _STEP_ROWS,
           _pivot_sql()),

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from srl.errors import UserError
 from srl.files import is_disk_full
 from srl.store import run_info
+from srl.store.damage import find_damage, may_be_damage, set_aside
 from srl.store.database import attach, create_empty, create_runs, create_views, scan
 from srl.store.parts import (
     FINISHED,
@@ -38,6 +43,7 @@ from srl.trajectory import Phase
 COMPACT_AT = 32
 """So many single parts of one writer become one."""
 
+_logger = logging.getLogger(__name__)
 _MAIN = "main"
 _LAST = 2**31 - 1
 _ASIDE = ".aside-"
@@ -49,18 +55,27 @@ class LogWriter:
     One writer is `main`: it says how the run stands and finishes the log. Others (verl's workers) give
     a name of their own as `worker`, letters and digits, and only write. As a context manager it finishes
     the log, or on an error leaves the parts and notes how the run ended. A log that was finished opens
-    up again with the first write.
+    up again with the first write. What cannot be read is moved into `damaged/`, and `warn` is told which
+    steps it held.
     """
 
-    def __init__(self, directory: Path | str, run: RunInfo, *, worker: str = _MAIN) -> None:
+    def __init__(
+        self,
+        directory: Path | str,
+        run: RunInfo,
+        *,
+        worker: str = _MAIN,
+        warn: Callable[[str], None] = _logger.warning,
+    ) -> None:
         self.directory = Path(directory)
         self._parts = self.directory / PARTS_DIRECTORY
-        self._run, self._worker, self._open = run, worker, True
+        self._run, self._worker, self._warn, self._open = run, worker, warn, True
         if not worker.isidentifier():
             raise ValueError(f"a worker's name is letters, digits and underscores, not {worker!r}")
         if worker == _MAIN:
             run_info.claim(self.directory)
-            run_info.save(self.directory, run, run_info.RUNNING)
+            self._set_damage_aside()
+            run_info.begin(self.directory, run, self._last_written())
         self._earlier = self._find_earlier()
         self._count()
 
@@ -73,29 +88,31 @@ class LogWriter:
         tables = part_tables(self._run.run_id, step, phase, records, metrics)
         self._reopen()
         if (step, phase) in self._earlier:
-            drop_steps(self._parts, lambda *found: found == (step, phase), self._worker)
+            self._merging(
+                lambda: drop_steps(self._parts, lambda *found: found == (step, phase), self._worker)
+            )
             self._earlier.discard((step, phase))
             self._count()
         write_part(self._parts, step, phase, self._worker, self._number, tables)
         self._number += 1
         self._single += 1
         if self._single >= COMPACT_AT:
-            self._compact()
+            self._merging(self._compact)
 
     def supersede(self, after_step: int) -> None:
         """Drop every step after `after_step`, of all writers: a resumed run writes them anew."""
         self._reopen(after_step)
-        drop_steps(self._parts, lambda step, phase: step > after_step)
+        self._merging(lambda: drop_steps(self._parts, lambda step, phase: step > after_step))
         self._earlier = {(step, phase) for step, phase in self._earlier if step <= after_step}
         self._count()
 
     def finish(self, status: str = "finished") -> None:
         """End the run: all parts become one `log.duckdb`, which appears whole, and are removed."""
         self._require_main()
-        run_info.save(self.directory, self._run, status, run_info.now())
+        run_info.end(self.directory, self._run, status)
         self._open = False
         if not (self.directory / FINISHED).exists():
-            self._write_finished()
+            self._merging(self._write_finished)
         self._clear_parts()
 
     def _write_finished(self) -> None:
@@ -115,7 +132,7 @@ class LogWriter:
     def close(self, status: str) -> None:
         """Note how the run ended and leave the parts, which a resumed run goes on with."""
         self._require_main()
-        run_info.save(self.directory, self._run, status, run_info.now())
+        run_info.end(self.directory, self._run, status)
         self._open = False
 
     def __enter__(self) -> Self:
@@ -143,6 +160,30 @@ class LogWriter:
                 return set(connection.execute("SELECT step, phase FROM log.raw.steps").fetchall())
         mine = [part for part in live_parts(self._parts) if part.worker == self._worker]
         return set().union(*(part.steps() for part in mine))
+
+    def _merging(self, merge: Callable[[], None]) -> None:
+        """`merge()`, again without the parts that turn out to be damaged, if any."""
+        try:
+            merge()
+        except Exception as error:
+            if not may_be_damage(error.__cause__ or error) or not self._set_damage_aside():
+                raise
+            merge()
+
+    def _set_damage_aside(self) -> bool:
+        """Move what cannot be read out of the way; whether there was anything."""
+        found = find_damage(self.directory)
+        for damage in found:
+            place = set_aside(damage)
+            lost = f"; {damage.steps}: lost unless trained again" if damage.steps else ""
+            self._warn(f"{damage}; moved to {place}{lost}")
+        return bool(found)
+
+    def _last_written(self) -> datetime | None:
+        """When the newest step of the parts was written (UTC)."""
+        files = [part.file("steps") for part in live_parts(self._parts)]
+        times = [pc.max(pq.read_table(file, columns=["written"])["written"]).as_py() for file in files]
+        return max(filter(None, times), default=None)
 
     def _count(self) -> None:
         self._number = next_number(self._parts, self._worker)

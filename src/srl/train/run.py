@@ -286,7 +286,10 @@ def _go(
     known = loggers(names, run, config.trainer.project_name, config.trainer.experiment_name or run.name,
                     config.model_dump())  # fmt: skip
     info = run_info(run, config, identity, prepared.environment.search)
-    with resumable(run, lambda: _how_to_go_on(run, identity)), LogWriter(run / LOG, info) as log:
+    with (
+        resumable(run, lambda: _how_to_go_on(run, identity)),
+        LogWriter(run / LOG, info, warn=lambda text: terminal.note(f"warning: {text}")) as log,
+    ):
         stage = Stage(config, prepared.environment, prepared.engine, log, terminal, known)
         try:
             progress = prepared.loop(run, stage, resumed)

@@ -48,6 +48,8 @@ class News:
     where: str
     started: bool = True
     """Whether an episode has come: the processes are there and answer."""
+    notes: tuple[str, ...] = ()
+    """What the log's writer has to say."""
 
 
 class Behind:
@@ -99,13 +101,14 @@ class Station:
     _closed: bool = False
     _writes: Behind = field(default_factory=Behind)
     _events: list[Event] = field(default_factory=list)
+    _notes: list[str] = field(default_factory=list)
     _failure: str = ""
     _where: str = "its start"
     _started: bool = False
     _last: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._log = LogWriter(self.directory, self.info)
+        self._log = LogWriter(self.directory, self.info, warn=self._notes.append)
 
     def ready(self) -> bool:
         """Whether the log could be opened; asking makes the actor's own errors come out."""
@@ -134,7 +137,8 @@ class Station:
         """What the launcher tells and watches."""
         self._writes.check()
         events, self._events = self._events, []
-        return News(events, self._failure, time.monotonic() - self._last, self._where, self._started)
+        notes, self._notes[:] = tuple(self._notes), []
+        return News(events, self._failure, time.monotonic() - self._last, self._where, self._started, notes)
 
     def lost(self, step: int, phase: Phase) -> tuple[int, int, str]:
         """How many episodes infrastructure broke, of how many, and the first fault."""

@@ -105,6 +105,8 @@ def _over(
     """Whether the training is over, once what happened meanwhile is told."""
     done = training.done(EVERY_S)
     news = station.news()
+    for note in news.notes:
+        terminal.note(f"warning: {note}")
     for event in news.events:
         tell(event, config, terminal, reporters)
     if not done:

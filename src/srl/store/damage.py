@@ -1,0 +1,124 @@
+"""What of a log cannot be read, and why.
+
+Nothing looks for damage in a log that reads well, so a healthy one opens as fast as it can. Readers look
+once a read has failed, and go on without what they find; the writer looks when a run is resumed and when
+a merge fails, and moves what it finds into `damaged/`, beside the parts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srl.files import MANIFEST
+from srl.store import run_info
+from srl.store.database import attach, in_one_line, scan
+from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
+from srl.store.run_info import DamagedError
+from srl.store.schema import PARTS
+
+DAMAGED = "damaged"
+
+_FAULTS = (
+    DamagedError, OSError, duckdb.IOException, duckdb.InvalidInputException, duckdb.InternalException,
+    duckdb.FatalException, duckdb.SerializationException, pa.ArrowException,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that cannot be read: `place` is a part, a manifest or a database; `why` names the file.
+
+    `steps` says which steps it holds: `train step 30`.
+    """
+
+    log: Path
+    place: Path
+    why: str
+    steps: str
+
+    def __str__(self) -> str:
+        return f"run {self.log.parent.name}: {self.why}"
+
+
+def may_be_damage(error: BaseException) -> bool:
+    """Whether an error in reading a log may come from a damaged file."""
+    return isinstance(error, _FAULTS) or type(error) is duckdb.Error  # which DuckDB raises for bad pages
+
+
+def find_damage(log: Path, *, thorough: bool = True) -> list[Damage]:
+    """What of `log` cannot be read: of every value if `thorough`, else of what each file says it holds."""
+    found = [*_manifest_damage(log)]
+    if (log / FINISHED).exists():
+        found += _database_damage(log, thorough)
+    else:
+        found += _part_damage(log, thorough)
+    return [damage for damage in found if damage.place.exists()]  # parts go when they are compacted
+
+
+def set_aside(damage: Damage) -> Path:
+    """Move what is damaged into the log's `damaged/`; its new place."""
+    folder = damage.log / DAMAGED
+    folder.mkdir(exist_ok=True)
+    taken = sum(1 for _ in folder.glob(f"{damage.place.name}*"))
+    target = folder / (f"{damage.place.name}-{taken + 1}" if taken else damage.place.name)
+    os.rename(damage.place, target)
+    return target
+
+
+def _manifest_damage(log: Path) -> Iterator[Damage]:
+    try:
+        run_info.load(log)
+    except DamagedError as error:
+        yield Damage(log, log / MANIFEST, str(error), "")
+
+
+def _database_damage(log: Path, thorough: bool) -> Iterator[Damage]:
+    try:
+        with _connect() as connection:
+            attach(connection, log / FINISHED, "log")
+            for table in PARTS if thorough else ():
+                _read_all(connection, f"log.raw.{table}")
+    except duckdb.Error as error:
+        yield Damage(log, log / FINISHED, f"{log / FINISHED}: {in_one_line(error)}", "all steps")
+
+
+def _part_damage(log: Path, thorough: bool) -> Iterator[Damage]:
+    connection = _connect() if thorough else None
+    for part in live_parts(log / PARTS_DIRECTORY, strict=False):
+        if why := _part_fault(part, connection):
+            connection = connection and _connect()  # some faults end a connection
+            yield Damage(log, part.path, why, part.steps_in_words())
+
+
+def _part_fault(part: Part, connection: duckdb.DuckDBPyConnection | None) -> str:
+    """Why a part cannot be read, or nothing; with a connection all that is in it, by Arrow and by DuckDB."""
+    try:
+        part.replaced()
+        for table in PARTS:
+            with pq.ParquetFile(part.file(table)) as file:
+                for group in range(file.num_row_groups if connection else 0):
+                    file.read_row_group(group).validate(full=True)
+            if connection:
+                _read_all(connection, f"({scan([part.file(table)])})")
+    except DamagedError as error:
+        return str(error)
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        return f"{part.file(table)}: {in_one_line(error)}"
+    return ""
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    connection.execute("SET enable_progress_bar = false")
+    return connection
+
+
+def _read_all(connection: duckdb.DuckDBPyConnection, source: str) -> None:
+    connection.execute(f"SELECT count(hash(source)) FROM {source} AS source")
