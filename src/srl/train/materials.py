@@ -15,9 +15,8 @@ from srl.config.acting import Model
 from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.files import digest_file, digest_text
-from srl.index import build_index
-from srl.index.build import build_parameters, identity_of
-from srl.plugins import manager
+from srl.index import build_index, load_retriever
+from srl.index.build import build_parameters
 from srl.protocol import WITHOUT_SEARCH, Template, template
 from srl.rollout.codec import Codec
 from srl.trajectory import Question
@@ -113,7 +112,7 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
     if not corpus.is_file():
         raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
     options = config.retriever.options(name)
-    identity = identity_of(manager.load("retriever", name, options))
+    identity = dict(load_retriever(name, options).identity())
     shaping = json.dumps([build_parameters(name, options), identity], sort_keys=True)
     key = digest_text(digest_file(corpus), name, shaping)[:8]
 
