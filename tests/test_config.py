@@ -278,6 +278,10 @@ def test_unknown_preset_names_the_nearest():
         (["rollout.min_answer_tokens=100"], "must not be more than rollout.max_turn_tokens = 48"),
         (["search.url=http://h/", "search.index=i"], "give one of search.url"),
         (["search.url=https://me:secret@h/"], "search.url for h holds a password"),
+        (["search.url=https://secret@h/"], "search.url for h holds a user name"),
+        (["search.url=[http://h/, 'https://h/retrieve?k=secret']"], "search.url for h holds a query"),
+        (["search.url=https://h/#secret"], "search.url for h holds a fragment"),
+        (["search.url=http://[::1"], "search.url is not a URL (Invalid IPv6 URL)"),
         (["data.val_files=a", "data.test_files=[a, b]"], "data.val_files and data.test_files share a"),
     ],
 )

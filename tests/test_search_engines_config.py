@@ -57,6 +57,7 @@ def test_every_key_of_an_engine_is_resolved_and_saved(tmp_path):
         ([f"{WEB}.url=http://h/", f"{WEB}.index=i"], "search.engines.web has url and index of"),
         (["search.engines.My Web.index=i"], "the name of an engine is of a-z, 0-9, - and _"),
         ([f"{WEB}.url=https://me:secret@h/"], "search.engines.web.url for h holds a password"),
+        ([f"{WEB}.url=https://h/?api_key=secret"], "alone, and the server's key in the environment: export"),
         ([f"{WEB}.retriever=nope"], "no retriever 'nope': installed are "),
         ([f"{WEB}.retriever=bm25", f"{WEB}.options.k2=1"], "no option search.engines.web.options.k2"),
         (["search.cassette=tape.jsonl"], "search.cassette is 'tape.jsonl', expected text like"),

@@ -170,6 +170,26 @@ def test_checking_nobody_is_exit_code_2_and_a_wrong_server_1(capsys):
     assert report["findings"][0]["required"] is True
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "check", "http://h.test/retrieve?api_key=s3cret"],
+        ["serve", "check", "http://s3cret@h.test/"],
+        ["index", "eval", "--url", "http://h.test/retrieve?api_key=s3cret", "--questions", "q.jsonl"],
+    ],
+)
+def test_a_key_in_a_url_is_refused_wherever_one_is_typed(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    question = {"id": "1", "question": "red?", "golden_answers": ["fox"]}
+    Path("q.jsonl").write_text(json.dumps(question), encoding="utf-8")
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert "for h.test holds a" in err
+    assert "export SRL_SEARCH_TOKEN=…" in err
+    assert "s3cret" not in err
+    assert len(err.splitlines()) == 1
+
+
 def _hang_up(listener) -> None:
     """Take connections and close them without a word, until the listener is closed."""
     while True:

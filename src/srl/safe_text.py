@@ -1,29 +1,134 @@
-"""Text that other people wrote, made safe to show: nothing in it acts on a terminal.
+"""Text that other people wrote, made safe to show: no secret is in it, and nothing that acts on a terminal.
 
 Everything that prints, logs or raises uses these functions, so there is one rule for what is shown.
+
+Secret is the value of an environment variable whose name ends in TOKEN, KEY, SECRET, PASSWORD, PASSWD or
+PASSPHRASE, and of those that `keep_secret` names. Values of fewer than eight characters are hidden only where
+`keep_secret` names their variable, and then only as whole words; those of fewer than four are not hidden,
+nor are paths of files.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import unicodedata
+from base64 import b64encode
+from collections.abc import Iterable
+from functools import lru_cache
+
+from srl.errors import UserError
+
+HIDDEN = "[hidden]"
+"""What stands where a secret was."""
 
 _ACTS = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 """Unicode categories of control, format, surrogate and private characters, and of line separators."""
 _JOINERS = {"\u200c", "\u200d"}
 _KEEP = {"\n", "\t"} | _JOINERS
 
+_LONG, _SHORT = 8, 4
+_URL_ALPHABET = str.maketrans("+/", "-_")
+_SECRET_NAMES = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE"}
+_PATHS = ("/", "~", "./", "../")
+_named = {"SRL_SEARCH_TOKEN"}
+
+# Strings, which `re` compiles when they are first used: not every start of a command needs them.
+_USER = r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/?#'\"<>]*@"
+_QUERY = r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?#'\"<>]*)\?[\w.%~-][^\s'\"<>)]*"
+_HEADER = r"(?i)(authorization\W{1,4}(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
+
 
 def safe(text: str) -> str:
-    """`text` with everything that acts on a terminal written out: `\\x1b[31m`, `\\u202e`.
+    """`text` without secrets; what acts on a terminal is written out: `\\x1b[31m`, `\\u202e`.
 
     Control and format characters (colours, cursor, titles, right-to-left overrides) show as escapes;
     line ends, tabs and the joiners of scripts and emoji stay.
     """
+    text = hidden(text)
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(letter) for letter in text.replace("\r\n", "\n"))
+
+
+def one_line(text: str, width: int | None = None) -> str:
+    """`text` safe, on one line, and cut to `width` letters with an ellipsis."""
+    line = re.sub(r"\s+", " ", safe(text)).strip()
+    return line if width is None or len(line) <= width else line[: width - 1].rstrip() + "…"
+
+
+def safe_message(text: str) -> str:
+    """An error or a line of a log, safe: `text` without credentials in URLs and headers too."""
+    return safe(redacted(text))
+
+
+def quoted(said: str | bytes, width: int = 200) -> str:
+    """What another program said, for a message: safe, on one line, at most `width` letters."""
+    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+    return one_line(redacted(text), width)
+
+
+def redacted(text: str) -> str:
+    """`text` without secrets, the users and queries of URLs, and what an Authorization header holds."""
+    if "://" in text:
+        text = re.sub(_QUERY, rf"\1?{HIDDEN}", re.sub(_USER, rf"\1{HIDDEN}@", text))
+    return re.sub(_HEADER, rf"\1{HIDDEN}", hidden(text))
+
+
+def hidden(text: str) -> str:
+    """`text` with each secret in it replaced, also where it is percent-encoded, escaped or in base64."""
+    return hide(text, secrets()) if len(text) >= _SHORT else text
+
+
+def hide(text: str, found: tuple[str, ...]) -> str:
+    """`text` without the secrets that `secrets()` found, for those who have many texts."""
+    if not found:
+        return text
+    plain, escaped = _patterns(found)
+    text = plain.sub(HIDDEN, text)
+    return escaped.sub(HIDDEN, text) if any(sign in text for sign in "%\\&") else text
+
+
+def secrets() -> tuple[str, ...]:
+    """The secrets in the environment, longest first."""
+    values = {value for name in _named if len(value := os.environ.get(name, "").strip()) >= _SHORT}
+    for name in filter(_names_a_secret, os.environ):
+        value = os.environ[name].strip()
+        if len(value) >= _LONG and not value.startswith(_PATHS):
+            values.add(value)
+    return tuple(sorted(values, key=lambda value: (-len(value), value)))
+
+
+def keep_secret(variables: Iterable[str]) -> None:
+    """Hide the values of these environment variables, whatever they are called, from here on."""
+    _named.update(variables)
+
+
+def safe_json(text: str) -> str:
+    """JSON `text` with what would act on a terminal as JSON's own escapes; its line ends stay."""
+    return text if text.isprintable() else "".join(map(_json_visible, text))
+
+
+def refuse_credentials(what: str, url: str) -> None:
+    """Raise UserError where `url`, the URL of a search server, holds more than scheme, host, port and path.
+
+    A user name, a password, a query or a fragment may be a secret. A URL is saved with the run, logged and
+    shown in reports, and no search server needs any of them. The message repeats none of it.
+    """
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError as error:
+        raise UserError(f"{what} is not a URL ({error}); expected http://HOST:PORT/retrieve") from None
+    found = [name for name in ("password", "username", "query", "fragment") if getattr(parts, name)]
+    if found:
+        held = {"username": "user name"}.get(found[0], found[0])
+        raise UserError(
+            f"{what} for {host} holds a {held}, which would be shown and saved; give http://HOST:PORT/PATH "
+            "alone, and the server's key in the environment: export SRL_SEARCH_TOKEN=…"
+        )
 
 
 def _visible(letter: str) -> str:
@@ -35,19 +140,45 @@ def _visible(letter: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def one_line(text: str, width: int | None = None) -> str:
-    """`text` safe, on one line, and cut to `width` letters with an ellipsis."""
-    line = re.sub(r"\s+", " ", safe(text)).strip()
-    return line if width is None or len(line) <= width else line[: width - 1].rstrip() + "…"
-
-
-def safe_json(text: str) -> str:
-    """JSON `text` with what would act on a terminal as JSON's own escapes; its line ends stay."""
-    return text if text.isprintable() else "".join(map(_json_visible, text))
-
-
 def _json_visible(letter: str) -> str:
     if letter in _KEEP or unicodedata.category(letter) not in _ACTS:
         return letter
     code = ord(letter)
-    return f"\\u{code:04x}" if code < 0x10000 else json.dumps(letter)[1:-1]
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    return f"\\u{0xD800 + (code - 0x10000 >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+
+@lru_cache(1024)
+def _names_a_secret(name: str) -> bool:
+    return name.upper().rpartition("_")[2] in _SECRET_NAMES
+
+
+@lru_cache(16)
+def _patterns(found: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Secrets as they are and in base64, and in any form that quotes and escapes."""
+    plain = [form for secret in found for form in (_whole(secret, re.escape(secret)), *_base64(secret))]
+    escaped = [_whole(secret, "".join(map(_in_any_form, secret))) for secret in found]
+    return re.compile("|".join(plain)), re.compile("|".join(escaped))
+
+
+def _whole(secret: str, pattern: str) -> str:
+    return pattern if len(secret) >= _LONG else rf"(?<!\w){pattern}(?!\w)"
+
+
+def _in_any_form(letter: str) -> str:
+    """A pattern for `letter`: as it is, after a backslash, percent-encoded, or escaped as in JSON or HTML."""
+    code = ord(letter)
+    encoded = "".join(f"%(?i:{byte:02x})" for byte in letter.encode("utf-8", "surrogatepass"))
+    slashed = "" if letter.isalnum() else r"\\?"
+    return rf"(?:{slashed}{re.escape(letter)}|{encoded}|\\u(?i:{code:04x})|&#(?:0*{code}|(?i:x0*{code:x}));)"
+
+
+def _base64(secret: str) -> list[str]:
+    """What base64 makes of `secret` wherever it begins in what is encoded, in both alphabets."""
+    forms: list[str] = []
+    for before in range(3 if len(secret) >= _LONG else 0):
+        raw = b"\0" * before + secret.encode("utf-8", "surrogatepass")
+        sure = b64encode(raw).decode()[(before * 8 + 5) // 6 : len(raw) * 8 // 6]
+        forms += {re.escape(one) + r"[\w+/-]?=*" for one in (sure, sure.translate(_URL_ALPHABET))}
+    return forms

@@ -13,6 +13,7 @@ import typer
 
 from srl.cli import output
 from srl.errors import EXIT_CHECK_FAILED, UserError
+from srl.safe_text import refuse_credentials
 
 if TYPE_CHECKING:
     import socket
@@ -242,6 +243,7 @@ def check(
     """
     from srl.serve.check import QUERIES, check_server
 
+    refuse_credentials("URL", url)
     report = check_server(url, queries or QUERIES, topk, token=os.environ.get(TOKEN_VARIABLE, ""))
     if as_json:
         output.print_json(

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from srl.config.acting import Engine
 from srl.config.schema import Config, Path, flat, plain
 from srl.errors import UserError
+from srl.safe_text import refuse_credentials
 
 if TYPE_CHECKING:
     from srl.advantage import Algorithm
@@ -146,9 +146,7 @@ def _value(config: Config, key: str) -> Any:
 
 def _check_urls(key: str, urls: Sequence[str]) -> None:
     for url in urls:
-        if urlsplit(url).password is not None:
-            host = urlsplit(url).hostname
-            raise UserError(f"{key} for {host} holds a password, which would be saved with the run")
+        refuse_credentials(key, url)
 
 
 _SOURCES = ("url", "index", "retriever")

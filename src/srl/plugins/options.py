@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from srl.errors import UserError, nearest
+from srl.safe_text import redacted
 
 
 def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
@@ -30,6 +31,8 @@ def _first(where: str, error: ValidationError) -> str:
     """One line about the first thing wrong, and how many more there are."""
     first, *rest = error.errors(include_url=False)
     key = ".".join((where, *map(str, first["loc"])))
-    found = "" if first["type"] == "missing" else f" (found {first['input']!r:.60})"
+    given = first["input"]
+    is_shown = first["type"] != "missing" and not isinstance(given, Mapping | list | tuple)
+    found = f" (found {redacted(repr(given)):.60})" if is_shown else ""
     more = f"; and {len(rest)} more" if rest else ""
     return f"{key}: {first['msg']}{found}{more}; type: --set {key}=VALUE"

@@ -122,7 +122,7 @@ def test_a_bug_is_a_fault_of_its_query_alone_and_logged_without_the_key(web, key
 
     outcomes = web(answer).outcomes(["one", "bug"], 3)
     assert [type(outcome) for outcome in outcomes] == [list, Fault]
-    assert str(outcomes[1]) == "TypeError: unexpected [key]"
+    assert str(outcomes[1]) == "TypeError: unexpected [hidden]"
     assert "Traceback" in caplog.text
     assert key not in caplog.text
 

@@ -122,6 +122,12 @@ def test_items_that_are_no_objects_are_passed_over():
         ({"provider": "serper", "max_cost": 5}, "max_cost needs cost_per_request"),
         ({"api": {"url": "ftp://a.test"}}, "expected http://HOST/PATH"),
         ({"api": {"url": "https://a.test/{query}"}}, "placeholders go into params"),
+        ({"api": {"url": "https://a.test/?api_key=s3cr3t"}}, "keys into the environment"),
+        ({"api": {"url": "https://s3cr3t@a.test/"}}, "keys into the environment"),
+        ({"api": {"url": "https://a.test/", "headers": {"X-API-KEY": "s3cr3t"}}}, "'X-API-KEY' holds a key"),
+        ({"api": {"url": "https://a.test/", "params": {"api_key": "s3cr3t"}}}, "write {key} there"),
+        ({"api": {"url": "https://a.test/", "body": {"auth": {"token": "s3cr3t"}}}}, "'token' holds a key"),
+        ({"api": {"url": "https://a.test/", "headers": {"Authorization": "Bearer s3cr3t"}}}, "in key_env"),
         ({"api": {"url": "https://a.test/", "headers": {"X-Key": "{key}"}}}, "add key_env"),
         (
             {"api": {"url": "https://a.test/", "params": {"q": "{key}-{query}"}, "key_env": "K"}},
@@ -137,6 +143,7 @@ def test_options_that_do_not_fit_are_one_clear_line(options, said):
         manager.load("retriever", "web", options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
 
 
 def test_money_is_turned_into_requests():

@@ -11,6 +11,7 @@ import pytest
 from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.index.fault import Fault
+from srl.safe_text import HIDDEN
 from srl_web.options import Options
 from srl_web.providers import PROVIDERS
 from srl_web.retriever import WebRetriever
@@ -23,6 +24,9 @@ FORMS = (
     "s3cr3t\\/key+of=tests",
     "s3cr3t%2fkey%2bof=tests",
     "s3cr3t\\u002fkey+of\\u003Dtests",
+    "%733cr3t/key+of=tests",
+    "s3cr3t&#x2F;key&#43;of=tests",
+    "czNjcjN0L2tleStvZj10ZXN0cw",
 )
 
 
@@ -121,7 +125,7 @@ def test_an_index_that_was_built_and_searched_has_no_key_in_it(tmp_path, key):
 
 def test_hidden_is_the_key_in_every_form_that_it_travels_in(key):
     secrets = Secrets({"K": key})
-    assert secrets.hide(" ".join(FORMS)) == " ".join(["[key]"] * len(FORMS))
+    assert secrets.hide(" ".join(FORMS)) == " ".join([HIDDEN] * len(FORMS))
     assert repr(secrets) == "Secrets(K)"
 
 

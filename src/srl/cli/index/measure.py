@@ -87,9 +87,11 @@ def _open(directory: Path | None, url: str | None, settings: list[str]) -> Index
         raise UserError("expected one thing to measure: srl index eval DIR …, or srl index eval --url URL …")
     if directory is None:
         from srl.evaluate.ir_served import ServedIndex
+        from srl.safe_text import refuse_credentials
 
         if settings:
             raise UserError("--set is for an index that is opened here; give it to srl serve retriever")
+        refuse_credentials("--url", str(url))
         return ServedIndex(str(url))
     return open_with(directory, settings)
 

@@ -81,8 +81,11 @@ class Api(Fields):
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:
-        if not re.match(r"https?://[^/{}\s]+[^{}\s]*$", url):
-            raise ValueError("expected http://HOST/PATH or https://HOST/PATH, placeholders go into params")
+        if not re.fullmatch(r"https?://[^/{}\s@?#]+(/[^{}\s?#]*)?", url):
+            raise ValueError(
+                "expected http://HOST/PATH or https://HOST/PATH: a query and placeholders go into params, "
+                "a user and a password into headers, keys into the environment"
+            )
         return url
 
     @model_validator(mode="after")
@@ -92,6 +95,17 @@ class Api(Fields):
             secret = [_is_secret(place) for place in _placeholders(value)]
             if any(secret) and not all(secret):
                 raise ValueError(f"{value!r} holds a key and something else; keep them apart")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_are_placeholders(self) -> Api:
+        """An entry that is called like a key holds a placeholder: its value would be saved and shown."""
+        for name, value in self._entries():
+            if _holds_key(name) and isinstance(value, str) and not any(map(_is_secret, _placeholders(value))):
+                raise ValueError(
+                    f"{name!r} holds a key that would be saved; write {{key}} there and name the environment "
+                    "variable that has it in key_env"
+                )
         return self
 
     def uses(self, name: str) -> bool:
@@ -107,7 +121,10 @@ class Api(Fields):
         return {place for value in self._values() for place in _placeholders(value)}
 
     def _values(self) -> Iterator[Any]:
-        return (value for part in (self.params, self.headers, self.body) for value in _leaves(part))
+        return (value for _, value in self._entries())
+
+    def _entries(self) -> Iterator[tuple[str, Any]]:
+        return (entry for part in (self.params, self.headers, self.body) for entry in _leaves(part))
 
 
 class Call(NamedTuple):
@@ -198,19 +215,28 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
-def _leaves(template: Any) -> Iterator[Any]:
-    """The values in nested objects; a list counts as one value."""
+def _leaves(template: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in nested objects, each with its name; a list counts as one value."""
     if isinstance(template, Mapping):
-        yield from (leaf for value in template.values() for leaf in _leaves(value))
+        yield from (leaf for key, value in template.items() for leaf in _leaves(value, str(key)))
     else:
-        yield template
+        yield name, template
 
 
 def _placeholders(value: Any) -> list[str]:
     """The names in a string, or in all that a list holds."""
     if isinstance(value, list | tuple):
-        return [name for item in value for leaf in _leaves(item) for name in _placeholders(leaf)]
+        return [name for item in value for _, leaf in _leaves(item) for name in _placeholders(leaf)]
     return _PLACE.findall(value) if isinstance(value, str) else []
+
+
+_KEYS = ("apikey", "accesskey", "subscriptionkey", "token", "secret", "password", "passwd", "authorization")
+
+
+def _holds_key(name: str) -> bool:
+    """Whether an entry of this name holds a key: `X-API-KEY`, `api_key`, `Authorization`."""
+    letters = re.sub(r"[^a-z]", "", name.lower())
+    return letters.endswith(_KEYS) or letters in ("key", "sig", "signature", "auth", "pwd", "cookie")
 
 
 def _is_secret(place: str) -> bool:

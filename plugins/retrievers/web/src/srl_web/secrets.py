@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.request import getproxies, proxy_bypass
@@ -17,10 +16,9 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from srl.errors import UserError
+from srl.safe_text import hide, keep_secret
 from srl.serve.client import is_loopback
 from srl_web.api import Api, Call, merged, secret_part
-
-HIDDEN = "[key]"
 
 logging.getLogger("httpcore").setLevel(logging.INFO)
 """Its DEBUG lines show response headers, and a redirect there repeats the URL with the key."""
@@ -31,12 +29,15 @@ class Secrets:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self.values = dict(values)
-        longest_first = sorted(self.values.values(), key=len, reverse=True)
-        self._anywhere = re.compile("|".join(map(_in_any_form, longest_first)) or "(?!)")
+        self._longest_first = tuple(sorted(self.values.values(), key=len, reverse=True))
 
     @classmethod
     def of(cls, api: Api) -> Secrets:
-        """Those of `api`. Raises UserError naming the variable that is not set."""
+        """Those of `api`, from here on hidden wherever something is shown.
+
+        Raises UserError naming the variable that is not set.
+        """
+        keep_secret(api.environment())
         found = {name: os.environ.get(name, "").strip() for name in api.environment()}
         for name, value in found.items():
             if not value:
@@ -49,18 +50,11 @@ class Secrets:
         return cls(found)
 
     def hide(self, text: str) -> str:
-        """`text` with each key in it, also percent-encoded or escaped as in JSON, replaced."""
-        return self._anywhere.sub(HIDDEN, text)
+        """`text` with each key in it, in whatever form, replaced."""
+        return hide(text, self._longest_first)
 
     def __repr__(self) -> str:
         return f"Secrets({', '.join(self.values)})"
-
-
-def _in_any_form(value: str) -> str:
-    """A pattern for `value`, in which all but letters and digits may be escaped."""
-    return "".join(
-        c if c.isalnum() else rf"(?:\\?{re.escape(c)}|%(?i:{ord(c):02x})|\\u(?i:{ord(c):04x}))" for c in value
-    )
 
 
 class SigningTransport(httpx.AsyncBaseTransport):
