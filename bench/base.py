@@ -36,7 +36,7 @@ def main() -> None:
             print(f"{stage} {step}  loss {metrics['sft/policy_loss']:.4f}", file=sys.stderr, flush=True)
 
     model, tokenizer = make_base(arguments.seed, report)
-    save_model(model, tokenizer, arguments.out, overwrite=True)
+    save_model(model, tokenizer, arguments.out)
     card = {
         "format": 1,
         "made_by": "python bench/base.py",

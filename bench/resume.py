@@ -35,6 +35,7 @@ SRL = str(Path(sys.executable).with_name("srl"))
 RESULTS = Path(__file__).parent / "results" / "resume.json"
 STEPS_AHEAD = 3.0
 TIMES = "timing_s/"
+TIMED = ("state.json", "manifest.json")
 NO_STEPS = ["--steps", "0", "--set", "trainer.val_before_train=false", "--set", "eval.test_questions=1"]
 
 
@@ -72,9 +73,9 @@ def _episodes(run: Path) -> list[tuple[Any, ...]]:
 
 
 def _files(run: Path) -> dict[str, str]:
-    """Digests of the newest checkpoint's files, but for the one that holds the run's seconds."""
+    """Digests of the newest checkpoint's files, but for those with the run's seconds in them."""
     last = sorted((run / "checkpoints").glob("step-*"))[-1]
-    files = [path for path in last.rglob("*") if path.is_file() and path.name != "state.json"]
+    files = [path for path in last.rglob("*") if path.is_file() and path.name not in TIMED]
     return {str(path.relative_to(last)): _digest(path) for path in files}
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shlex
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,7 @@ from tests.training import SETTINGS, tokenizer
 from srl.advantage import Algorithm
 from srl.config import load_config
 from srl.errors import UserError
+from srl.holdings import DamagedError
 from srl.model import add_lora, load_model, load_tokenizer, model_digest, new_model
 from srl.train import checkpoint
 from srl.train.checkpoint import (
@@ -20,6 +24,7 @@ from srl.train.checkpoint import (
     all_checkpoints,
     checkpoint_path,
     load_checkpoint,
+    load_newest,
     save_checkpoint,
 )
 from srl.train.experience import Learner
@@ -224,6 +229,7 @@ def test_a_model_directory_is_not_a_checkpoint_to_resume_from(tmp_path):
 def test_a_newer_format_is_refused(tmp_path):
     them = learner()
     path = save(tmp_path, them, optimisers(them))
+    (path / "manifest.json").unlink()
     state = path / "trainer" / "state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "format": 2}))
     with pytest.raises(UserError, match="format 2"):
@@ -239,3 +245,85 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     stored = load_file(path / "model.safetensors")
     assert torch.equal(stored["model.norm.weight"], them.actor.model.norm.weight)
     assert all_checkpoints(tmp_path) == [path]
+
+
+def spoil(file):
+    """Other bytes in the middle half, as a disk or a copy leaves them: sizes and ends stay."""
+    content = bytearray(file.read_bytes())
+    quarter = len(content) // 4
+    content[quarter : 3 * quarter] = b"\x7f" * (2 * quarter)
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trainer/actor-optimiser.pt",
+        "trainer/actor.pt",
+        "trainer/critic.pt",
+        "model.safetensors",
+        "trainer/state.json",
+        "srl.json",
+    ],
+)
+def test_no_file_of_a_checkpoint_is_damaged_unnoticed(tmp_path, name):
+    them = learner()
+    those = optimisers(them)
+    save(tmp_path, them, those, step=2)
+    path = save(tmp_path, them, those, step=10)
+    spoil(path / name)
+    with pytest.raises(DamagedError, match=rf"{name} is damaged.*the checkpoint before it is step-000002$"):
+        load_checkpoint(path, learner(), optimisers(learner()))
+    (path / name).unlink()
+    if name != "trainer/state.json":
+        with pytest.raises(DamagedError, match=f"{name} is missing"):
+            load_checkpoint(path, learner(), optimisers(learner()))
+
+
+def test_a_damaged_model_of_a_checkpoint_is_not_loaded(tmp_path):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+    spoil(path / "trainer" / "actor-optimiser.pt")
+    load_model(path)
+    spoil(path / "model.safetensors")
+    with pytest.raises(DamagedError, match=r"model\.safetensors is damaged"):
+        load_model(path)
+
+
+class Command:
+    """A pickle of this would run a command."""
+
+    def __reduce__(self):
+        return exit, (3,)
+
+
+@pytest.mark.parametrize("content", [b"", pickle.dumps(Command()), b"garbage"])
+def test_a_checkpoint_without_checksums_still_loads_and_its_damage_is_one_line(tmp_path, content):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+    (path / "manifest.json").unlink()
+    load_checkpoint(path, learner(), optimisers(learner()))
+    (path / "trainer" / "actor.pt").write_bytes(content)
+    with pytest.raises(DamagedError) as said:
+        load_checkpoint(path, learner(), optimisers(learner()))
+    assert f"{path / 'trainer' / 'actor.pt'} is damaged" in str(said.value)
+    assert "weights_only" not in str(said.value)
+    assert "\n" not in str(said.value)
+
+
+def test_a_broken_newest_checkpoint_says_how_to_go_on_from_the_one_before(tmp_path):
+    run = tmp_path / "my run"
+    them = learner()
+    those = optimisers(them)
+    for step in (1, 2):
+        save(run, them, those, step=step)
+    spoil(checkpoint_path(run, 2) / "trainer" / "actor.pt")
+    with pytest.raises(DamagedError, match="before it is step-000001; to go on from there type: ") as said:
+        load_newest(all_checkpoints(run), learner(), optimisers(learner()))
+    first, _, second = str(said.value).rpartition("type: ")[2].partition(" && ")
+    assert second == "srl train --resume --run 'my run'"
+    subprocess.run(shlex.split(first), check=True)
+    assert load_newest(all_checkpoints(run), learner(), optimisers(learner())).step == 1
+    spoil(checkpoint_path(run, 1) / "trainer" / "actor.pt")
+    with pytest.raises(DamagedError, match=r"before it is none; to begin again at the first step type: mv "):
+        load_newest(all_checkpoints(run), learner(), optimisers(learner()))

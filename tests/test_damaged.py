@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,16 @@ def run(finished: Path, workspace: Path) -> Path:
 CHECKPOINT = Path("checkpoints", "step-000001")
 
 
+def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
+    """The same harm to a checkpoint of a version that kept no checksums."""
+
+    def both(run: Path) -> None:
+        (run / CHECKPOINT / "manifest.json").unlink()
+        harm(run)
+
+    return both
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -141,15 +152,27 @@ CHECKPOINT = Path("checkpoints", "step-000001")
         (lambda run: (run / "config.yaml").unlink(), "config.yaml: the configuration cannot be read"),
         (lambda run: (run / CHECKPOINT / "trainer" / "state.json").unlink(), "state.json: missing"),
         (
-            lambda run: (run / CHECKPOINT / "trainer" / "state.json").write_text("{"),
+            older(lambda run: (run / CHECKPOINT / "trainer" / "state.json").write_text("{")),
             "state.json: not JSON in UTF-8",
         ),
-        (lambda run: edit(run / CHECKPOINT / "trainer" / "state.json", format=9), "state.json has format 9"),
         (
-            lambda run: edit(run / CHECKPOINT / "trainer" / "state.json", odd=9),
+            older(lambda run: edit(run / CHECKPOINT / "trainer" / "state.json", format=9)),
+            "state.json has format 9",
+        ),
+        (
+            older(lambda run: edit(run / CHECKPOINT / "trainer" / "state.json", odd=9)),
             "state.json: expected what srl writes",
         ),
-        (lambda run: cut(run / CHECKPOINT / "trainer" / "actor.pt"), "is not a checkpoint of this run"),
+        (
+            older(lambda run: cut(run / CHECKPOINT / "trainer" / "actor.pt")),
+            "is not a checkpoint of this run",
+        ),
+        (
+            lambda run: (run / CHECKPOINT / "trainer" / "actor.pt").write_bytes(b""),
+            "actor.pt is damaged: its bytes are not those that were written; the checkpoint before it is "
+            "none; to begin again at the first step type: mv ",
+        ),
+        (lambda run: cut(run / CHECKPOINT / "manifest.json"), "manifest.json is damaged: "),
     ],
 )
 def test_a_damaged_run_is_named_when_it_is_resumed(shell: Shell, run: Path, harm, message) -> None:
@@ -164,7 +187,8 @@ def test_a_damaged_run_is_named_when_it_is_resumed(shell: Shell, run: Path, harm
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda run: cut(run / CHECKPOINT / "model.safetensors"), "model.safetensors is cut short"),
+        (older(lambda run: cut(run / CHECKPOINT / "model.safetensors")), "model.safetensors is cut short"),
+        (lambda run: cut(run / CHECKPOINT / "model.safetensors"), "model.safetensors is damaged"),
         (lambda run: (run / CHECKPOINT / "srl.json").write_text("{"), "srl.json: not JSON"),
         (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint yet; give a model directory"),
     ],

@@ -13,6 +13,7 @@ from srl.data.parquet import read_questions
 from srl.data.sources import SOURCES
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
+NO_SEARCH = ("--set", "rollout.search=false")
 
 
 @pytest.fixture
@@ -84,6 +85,25 @@ def test_a_users_mistake_gets_one_line_and_leaves_nothing(arguments, message, sr
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("extra", [(), ("--overwrite",)])
+def test_current_directory_is_no_place_to_prepare_into(srl, tmp_path, extra):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    code, out, err = srl("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", "--out", ".", *extra)
+    assert (code, out) == (2, "")
+    assert err == "srl: . is the current directory, or holds it; choose a new one below it\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_is_said_of_a_missing_train_file_works_when_it_is_typed(srl, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    code, _, err = srl("train", "--set", "data.train_files=train.parquet", *NO_SEARCH)
+    assert code == 2
+    hint = err.partition("`")[2].partition("`")[0].split()
+    assert hint[:4] == ["srl", "data", "prepare", "SOURCE"]
+    assert srl("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", *hint[6:])[0] == 0
+    assert (tmp_path / hint[-1] / "train.parquet").is_file()
 
 
 def test_show_prints_questions_and_passages(srl):

@@ -17,6 +17,7 @@ from srl.data.parquet import read_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
 from srl.data.splits import canonical_split, guess_split, split_off, without_repeats
+from srl.data.world import write_world
 from srl.errors import UserError
 from srl.files import read_manifest
 from srl.trajectory import Question
@@ -140,6 +141,53 @@ def test_an_existing_directory_is_kept_unless_told_otherwise(tmp_path):
     with pytest.raises(UserError, match="exists already"):
         prepare(inputs, tmp_path / "out")
     assert prepare(inputs, tmp_path / "out", limit=1, overwrite=True).questions == {"train": 1}
+
+
+def test_overwrite_leaves_alone_what_prepare_did_not_write(tmp_path):
+    inputs, mine = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "mine"
+    (mine / ".git").mkdir(parents=True)
+    (mine / ".git" / "HEAD").write_text("ref: refs/heads/main")
+    with pytest.raises(UserError, match=r"mine is not a directory of prepared data \(it has no manifest"):
+        prepare(inputs, mine, overwrite=True)
+    assert (mine / ".git" / "HEAD").is_file()
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "sub/thesis.tex", "train.csv", "sub/manifest.json"])
+def test_overwrite_leaves_alone_a_file_that_somebody_put_into_prepared_data(tmp_path, foreign):
+    inputs, out = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "out"
+    prepare(inputs, out)
+    (out / foreign).parent.mkdir(exist_ok=True)
+    (out / foreign).write_text("years of work")
+    with pytest.raises(UserError, match=f"{foreign} in it is not srl's; move that file away"):
+        prepare(inputs, out, overwrite=True)
+    assert (out / foreign).read_text() == "years of work"
+
+
+def test_overwrite_leaves_alone_a_link_in_prepared_data(tmp_path):
+    inputs, out = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "out"
+    prepare(inputs, out)
+    (out / "link").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="link in it is not srl's"):
+        prepare(inputs, out, overwrite=True)
+
+
+def test_overwrite_replaces_data_of_a_version_whose_manifest_named_no_files(tmp_path):
+    inputs, out = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "out"
+    prepare(inputs, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    del manifest["files"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.txt in it is not srl's"):
+        prepare(inputs, out, overwrite=True)
+    (out / "notes.txt").unlink()
+    assert prepare(inputs, out, limit=1, overwrite=True).questions == {"train": 1}
+
+
+def test_overwrite_leaves_alone_a_directory_of_another_kind(tmp_path):
+    write_world(tmp_path / "world")
+    with pytest.raises(UserError, match="expected a directory of kind 'data', found 'world'"):
+        prepare([given_file("nq", "nq-open.train.jsonl")], tmp_path / "world", overwrite=True)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])

@@ -82,3 +82,18 @@ def test_an_interruption_leaves_no_directory(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train_tokenizer(texts(), tmp_path / "tokenizer", 300)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_overwrite_replaces_only_a_tokenizer_that_was_trained_here(tmp_path):
+    train_tokenizer(["a b"], tmp_path / "out", 258)
+    with pytest.raises(UserError, match="exists already"):
+        train_tokenizer(["a b"], tmp_path / "out", 258)
+    train_tokenizer(["a b"], tmp_path / "out", 258, overwrite=True)
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"thesis\.tex in it is not srl's"):
+        train_tokenizer(["a b"], tmp_path / "out", 258, overwrite=True)
+    for name in ("thesis.tex", "manifest.json"):
+        (tmp_path / "out" / name).unlink()
+    with pytest.raises(UserError, match="out is not a tokenizer that srl trained"):
+        train_tokenizer(["a b"], tmp_path / "out", 258, overwrite=True)
+    assert (tmp_path / "out" / "tokenizer.json").is_file()

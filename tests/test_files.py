@@ -48,18 +48,57 @@ def test_existing_directory_is_refused_or_replaced_whole(tmp_path):
     with pytest.raises(UserError, match="exists already"):
         with files.atomic_directory(target):
             pass
-    with files.atomic_directory(target, overwrite=True) as temporary:
+    with files.atomic_directory(target, replace=lambda path: None) as temporary:
         (temporary / "new").write_text("2")
         assert names(target) == ["old"]
     assert names(target) == ["new"]
     assert names(tmp_path) == ["index"]
 
 
+def test_empty_directory_is_filled_without_being_asked(tmp_path):
+    (tmp_path / "index").mkdir()
+    with files.atomic_directory(tmp_path / "index") as temporary:
+        (temporary / "new").write_text("2")
+    assert names(tmp_path / "index") == ["new"]
+
+
+def refused(path):
+    raise UserError(f"{path} is theirs")
+
+
+@pytest.mark.parametrize("writer", [files.atomic_directory, files.resumable_directory])
+def test_directory_that_may_not_be_replaced_stays_also_when_it_comes_late(tmp_path, writer):
+    target = tmp_path / "index"
+
+    def write():
+        with writer(target, replace=refused) as temporary:
+            (temporary / "new").write_text("2")
+            target.mkdir()
+            (target / "theirs").write_text("1")
+
+    for _ in range(2):
+        with pytest.raises(UserError, match="is theirs"):
+            write()
+    assert names(target) == ["theirs"]
+
+
+@pytest.mark.parametrize("name", [".", "..", "../here", "sub/.."])
+@pytest.mark.parametrize("writer", [files.atomic_directory, files.resumable_directory])
+def test_current_directory_is_never_replaced(tmp_path, monkeypatch, writer, name):
+    (tmp_path / "here" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match="is the current directory, or holds it"):
+        with writer(name, replace=lambda path: None):
+            pass
+    assert names(tmp_path) == ["here"]
+    assert names(tmp_path / "here") == ["sub"]
+
+
 def test_directories_are_exchanged_without_the_system_call_too(tmp_path, monkeypatch):
     monkeypatch.setattr(files.ctypes, "CDLL", lambda *args, **kwargs: object())
     target = tmp_path / "index"
     for text in ("old", "new"):
-        with files.atomic_directory(target, overwrite=True) as temporary:
+        with files.atomic_directory(target, replace=lambda path: None) as temporary:
             (temporary / text).write_text(text)
     assert names(target) == ["new"]
     assert names(tmp_path) == ["index"]

@@ -116,7 +116,23 @@ def test_what_is_no_index_is_never_replaced(tmp_path, corpus):
     for taken in (tmp_path / "mine", corpus):
         with pytest.raises(UserError, match="is not an index"):
             build_index(corpus, taken, overwrite=True)
+        with pytest.raises(UserError, match="exists already"):
+            build_index(corpus, taken)
     assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_a_file_that_somebody_put_into_an_index_is_not_dropped(tmp_path, corpus, built):
+    (built / "bm25" / "notes.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"built is not replaced: bm25/notes\.txt in it is not srl's"):
+        build_index(corpus, built, overwrite=True)
+    assert (built / "bm25" / "notes.txt").exists()
+
+
+def test_a_damaged_index_is_replaced_when_asked(corpus, built):
+    (built / "bm25" / "data.npy").write_bytes(b"")
+    (built / "bm25" / "hashes.npy").unlink()
+    build_index(corpus, built, overwrite=True)
+    assert len(open_index(built)) == 3
 
 
 def test_an_empty_directory_may_be_filled(tmp_path, corpus):

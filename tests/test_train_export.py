@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from srl.cli import main
 from srl.config import Config, load_config, save_config
 from srl.errors import UserError
-from srl.files import write_json
+from srl.files import write_json, write_manifest
+from srl.holdings import checksums
 from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.evaluation import model_directory, settings_of
@@ -88,7 +89,8 @@ def test_export_is_the_newest_checkpoint_without_trainer_state(run: Path, tmp_pa
     assert (found.step, found.engine, found.dtype, found.run) == (20, "local", "float32", NAME)
     source = run / "checkpoints" / "step-000020"
     there = {file.name for file in (tmp_path / "out").iterdir()}
-    assert there == {file.name for file in source.iterdir()} - {"trainer"}
+    expected = {file.name for file in source.iterdir()} - {"trainer"} | {"manifest.json"}
+    assert there == expected
     assert model_digest(tmp_path / "out") == model_digest(source)
     assert (tmp_path / "out" / "srl.json").read_text() == (source / "srl.json").read_text()
 
@@ -156,8 +158,8 @@ def test_exported_model_is_a_directory_like_a_local_checkpoint(verl_run: Path, t
     out = tmp_path / "out"
     export(verl_run, out)
     assert {file.name for file in out.iterdir()} == {
-        "config.json", "generation_config.json", "model.safetensors", "srl.json", "tokenizer.json",
-        "tokenizer_config.json",
+            "config.json", "generation_config.json", "manifest.json", "model.safetensors", "srl.json",
+        "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert stop_strings(out) == list(STOP_STRINGS)
     loaded, plain = load_model(out, device="cpu"), AutoModelForCausalLM.from_pretrained(out)
@@ -388,9 +390,27 @@ def test_existing_directory_is_replaced_only_when_it_is_a_model_and_that_is_aske
     export(run, tmp_path / "out", overwrite=True)
     assert model_digest(tmp_path / "out") == model_digest(model(20))
     for own in (run, run.parent, run / "checkpoints", run / "checkpoints" / "step-000010", run / "run.json"):
-        with pytest.raises(UserError, match="no exported model"):
+        with pytest.raises(UserError, match=r"is not an exported model|found 'checkpoint'"):
             export(run, own, overwrite=True)
     assert (run / "checkpoints" / "step-000010" / "trainer" / "actor.pt").is_file()
+
+
+def test_file_that_somebody_put_into_an_exported_model_is_not_dropped(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out", step=10)
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"thesis\.tex in it is not srl's"):
+        export(run, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "thesis.tex").is_file()
+
+
+def test_damaged_checkpoint_is_not_exported_and_the_one_before_is_named(run: Path, tmp_path: Path) -> None:
+    path = run / "checkpoints" / "step-000020"
+    write_manifest(path, "checkpoint", {"files": checksums(path)})
+    export(run, tmp_path / "out")
+    assert (tmp_path / "out" / "manifest.json").read_text() != (path / "manifest.json").read_text()
+    (path / "srl.json").write_text("{}")
+    with pytest.raises(UserError, match=r"srl\.json is damaged.*the checkpoint before it is step-000010"):
+        export(run, tmp_path / "other")
 
 
 def test_nothing_is_left_of_an_export_that_fails(verl_run: Path, tmp_path: Path) -> None:

@@ -41,22 +41,25 @@ _TAR = slice(257, 262)
 _ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
+Replace = Callable[[Path], None]
+"""Told what is at a path before it is replaced; raises UserError where it must stay."""
+
 
 @contextmanager
-def atomic_directory(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
+def atomic_directory(path: Path | str, *, replace: Replace | None = None) -> Iterator[Path]:
     """A temporary directory beside `path` that becomes `path` when the block ends without an error.
 
-    On any error, ctrl-C included, it is removed. An existing `path` is replaced in one step with
-    `overwrite`, else refused before anything is written. Raises UserError also on a full disk.
+    On any error, ctrl-C included, it is removed. What is at `path` is replaced in one step if `replace`
+    allows it, else refused before anything is written; an empty directory is always replaced. Raises
+    UserError, also on a full disk.
     """
-    path = Path(path)
-    if path.exists() and not (overwrite and path.is_dir()):
-        raise UserError(f"{path} exists already; choose another name, or remove it first")
+    path = _target(path, replace)
     with _aside(path) as temporary:
         temporary.mkdir()
         yield temporary
         _sync_tree(temporary)
-        if overwrite and path.exists():
+        if replace and _is_taken(path):
+            replace(path)
             _exchange(temporary, path)
         else:
             os.rename(temporary, path)
@@ -64,16 +67,14 @@ def atomic_directory(path: Path | str, *, overwrite: bool = False) -> Iterator[P
 
 
 @contextmanager
-def resumable_directory(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
+def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> Iterator[Path]:
     """`<path>.building`, which becomes `path` when the block ends without an error, and stays if not.
 
     What an earlier attempt left there is there again, so work goes on where it was killed. One process
     at a time may be in it. Raises UserError where `path` is taken, another process builds, the disk is full.
     """
-    path = Path(path)
+    path = _target(path, replace)
     building = path.with_name(path.name + ".building")
-    if path.exists() and not (overwrite and path.is_dir()):
-        raise UserError(f"{path} exists already; choose another name, or remove it first")
     try:
         building.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -89,12 +90,31 @@ def resumable_directory(path: Path | str, *, overwrite: bool = False) -> Iterato
                     f"what is done stays in {building}"
                 ) from error
             raise
-        if path.exists():
+        if replace and _is_taken(path):
+            replace(path)
             _exchange(building, path)
             _remove(building)
         else:
             os.rename(building, path)
         _sync(path.parent)
+
+
+def _target(path: Path | str, replace: Replace | None) -> Path:
+    """`path`, if a directory may be written there. Raises UserError where it may not."""
+    path = Path(path)
+    with suppress(OSError):
+        if Path.cwd().is_relative_to(path.resolve(strict=True)):
+            raise UserError(f"{path} is the current directory, or holds it; choose a new one below it")
+    if _is_taken(path):
+        if replace is None:
+            raise UserError(f"{path} exists already; choose another name, or remove it first")
+        replace(path)
+    return path if path.name != ".." else path.resolve()
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether something is at `path` other than an empty directory."""
+    return path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir())))
 
 
 @contextmanager

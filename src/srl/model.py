@@ -21,6 +21,7 @@ from torch import Tensor
 
 from srl.errors import UserError
 from srl.files import atomic_directory
+from srl.holdings import check_checkpoint
 from srl.protocol import STOP_STRINGS
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def check_directory(
             f"no model directory {path}; fetch a model into one first, "
             "for example with `hf download ORG/NAME --local-dir DIRECTORY`"
         )
+    check_checkpoint(path, leave_out="trainer/")
     config = _read_config(path)
     if config.get("auto_map") and not trust_remote_code:
         from transformers import CONFIG_MAPPING
@@ -276,14 +278,13 @@ def save_model(
     directory: str | Path,
     *,
     stop_strings: Sequence[str] = STOP_STRINGS,
-    overwrite: bool = False,
 ) -> None:
     """Write a Hugging Face directory that any tool reads, whole or not at all.
 
     A LoRA adapter is merged into the weights, and saved by itself in `adapter/`. The stop strings
     are in the generation config, so that others generate as the policy was trained to.
     """
-    with atomic_directory(Path(directory), overwrite=overwrite) as folder:
+    with atomic_directory(directory) as folder:
         plain = _plain(model)
         plain.generation_config = copy.deepcopy(model.generation_config)
         plain.generation_config.stop_strings = list(stop_strings) or None

@@ -15,11 +15,14 @@ from srl.data.sources import Source, source_of
 from srl.data.splits import SPLITS, canonical_split, guess_split, split_off, without_repeats
 from srl.errors import UserError
 from srl.files import atomic_directory, digest_file, write_manifest
+from srl.holdings import files_in, replaceable
 from srl.protocol import Template
 from srl.protocol import template as template_of
 from srl.trajectory import Passage, Question
 
 CORPUS = "corpus.jsonl"
+KIND = "data"
+_FILES = (*(f"{split}.parquet" for split in SPLITS), CORPUS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,13 @@ def prepare(
     `limit` is the number of questions taken from each file, `validation` the share or number of training
     questions to set aside, `contexts` whether paragraphs that come with questions join the corpus. A question
     that another split asks in the same words is dropped: from training first, then from validation.
+    `overwrite` replaces a directory that an earlier call wrote and that holds nothing else.
     `progress` hears how many passages are written. Raises UserError; nothing half-written stays.
     """
     rendering = template_of(template)
     files = [(each, path) for each in inputs for path in _files(each)]
-    with atomic_directory(out, overwrite=overwrite) as folder:
+    replace = replaceable(KIND, "a directory of prepared data", _FILES) if overwrite else None
+    with atomic_directory(out, replace=replace) as folder:
         made = _read(files, limit)
         _set_aside(made, validation)
         counts = _write_splits(folder, made, rendering)
@@ -90,7 +95,7 @@ def prepare(
             raise UserError("nothing to write: the sources given hold no question and no passage")
         settings = {"template": template, "limit": limit, "validation": validation, "contexts": contexts}
         done = {"sources": made.sources, "questions": counts, "passages": passages, "notes": made.notes}
-        write_manifest(folder, "data", {**settings, **done})
+        write_manifest(folder, KIND, {**settings, **done, "files": files_in(folder)})
     return Prepared(out, counts, passages, tuple(made.notes))
 
 

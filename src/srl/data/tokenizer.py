@@ -11,8 +11,10 @@ from transformers import PreTrainedTokenizerFast
 from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.errors import UserError
-from srl.files import atomic_directory
+from srl.files import atomic_directory, write_manifest
+from srl.holdings import files_in, replaceable
 
+KIND = "tokenizer"
 EOS = "<|endoftext|>"
 PAD = "<|pad|>"
 SMALLEST = 256 + 2
@@ -35,17 +37,20 @@ def train_tokenizer(
     """Train byte-level BPE (GPT-2's splitting) on `texts`, save it to `out`, return the vocabulary's size.
 
     The size is below `vocab_size` when the texts hold fewer pairs. EOS is `<|endoftext|>`, the pad token
-    a token of its own; our tags are plain text of several tokens. Raises UserError on a vocabulary too
+    a token of its own; our tags are plain text of several tokens. `overwrite` replaces a tokenizer that an
+    earlier call wrote. Raises UserError on a vocabulary too
     small for all bytes.
     """
     if vocab_size < SMALLEST:
         raise UserError(
             f"a vocabulary of {vocab_size} is too small: expected {SMALLEST} or more (bytes, EOS, pad)"
         )
-    with atomic_directory(out, overwrite=overwrite) as folder:
+    replace = replaceable(KIND, "a tokenizer that srl trained") if overwrite else None
+    with atomic_directory(out, replace=replace) as folder:
         tokenizer = _train(texts, vocab_size)
         fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
         fast.save_pretrained(str(folder))
+        write_manifest(folder, KIND, {"files": files_in(folder)})
     return tokenizer.get_vocab_size()
 
 

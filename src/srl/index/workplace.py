@@ -18,9 +18,11 @@ from srl.files import (
     resumable_directory,
     write_json,
 )
+from srl.holdings import replaceable
 from srl.index.manifest import KIND
 
 NOTE = "building.json"
+_REPLACEABLE = replaceable(KIND, "an index")
 
 
 class Workplace:
@@ -49,12 +51,13 @@ def workplace(out: Path, plan: Mapping[str, Any], resumable: bool, overwrite: bo
 
     Raises UserError where `out` is taken, or holds the beginning of something else.
     """
-    replace = _may_replace(out, overwrite)
+    _refuse_index(out, overwrite)
+    replace = _REPLACEABLE if overwrite else None
     if not resumable:
-        with atomic_directory(out, overwrite=replace) as directory:
+        with atomic_directory(out, replace=replace) as directory:
             yield Workplace(directory, plan, {})
         return
-    with resumable_directory(out, overwrite=replace) as directory:
+    with resumable_directory(out, replace=replace) as directory:
         yield Workplace(directory, plan, _resume(directory, dict(plan), overwrite))
         (directory / NOTE).unlink()
 
@@ -82,9 +85,10 @@ def _note(directory: Path) -> dict[str, Any] | None:
     """The note of an earlier try; None where there is none and the directory is ours to empty."""
     if (directory / NOTE).is_file():
         return read_json(directory / NOTE, dict[str, Any])
-    left_over = (directory / MANIFEST).is_file()  # the index that was replaced when the process died
-    if any(directory.iterdir()) and not left_over:
-        raise UserError(f"{directory} exists and is not the beginning of an index; remove it, or rename it")
+    if any(directory.iterdir()):  # else than the index that was replaced when the process died
+        if not (directory / MANIFEST).is_file():
+            raise UserError(f"{directory} is there and is not the beginning of an index; remove or rename it")
+        _REPLACEABLE(directory)
     return None
 
 
@@ -96,18 +100,11 @@ def _empty(directory: Path) -> None:
             entry.unlink()
 
 
-def _may_replace(out: Path, overwrite: bool) -> bool:
-    """Whether something at `out` is replaced. Raises UserError when it may not be."""
-    if out.is_dir() and not any(out.iterdir()):
-        return True
-    if not out.exists():
-        return False
-    if not (out / MANIFEST).is_file():
-        raise UserError(f"{out} exists and is not an index; choose another --out, or remove it first")
-    passages = read_manifest(out, KIND).get("passages")
-    if not overwrite:
+def _refuse_index(out: Path, overwrite: bool) -> None:
+    """Raise UserError, naming the way, where an index is at `out` that is not to be replaced."""
+    if not overwrite and (out / MANIFEST).is_file():
+        passages = read_manifest(out, KIND).get("passages")
         raise UserError(
             f"{out} exists already, an index of {passages} passages; "
             "add --force to replace it, or choose another --out"
         )
-    return True

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+import shlex
 import shutil
+import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,13 +15,16 @@ from typing import Any
 import torch
 
 from srl.errors import UserError
-from srl.files import atomic_directory, read_json, write_json
+from srl.files import atomic_directory, read_json, write_json, write_manifest
+from srl.holdings import CHECKPOINT, DamagedError, before, check_checkpoint, checksums, replaceable
 from srl.model import save_model
 from srl.train.experience import Learner
 from srl.train.progress import Progress
 from srl.update.optimiser import Optimiser
 
+_STATE = "state.json"
 _NAME = re.compile(r"^step-(\d{6})$")
+_REPLACEABLE = replaceable(CHECKPOINT, "a checkpoint")
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
@@ -46,19 +53,23 @@ def save_checkpoint(
     about: dict[str, Any],
     keep: int | None,
 ) -> Path:
-    """Write `checkpoints/step-…`, whole or not at all, and drop all but the newest `keep`."""
+    """Write `checkpoints/step-…`, whole or not at all, and drop all but the newest `keep`.
+
+    Its manifest has the checksum of every file.
+    """
     path = checkpoint_path(run, progress.step)
-    with atomic_directory(path, overwrite=True) as folder:
-        save_model(learner.actor, tokenizer, folder, overwrite=True)
+    with atomic_directory(path, replace=_REPLACEABLE) as folder:
+        save_model(learner.actor, tokenizer, folder)
         write_json(folder / "srl.json", {"format": 1, "step": progress.step, **about})
         trainer = folder / "trainer"
         trainer.mkdir()
-        write_json(trainer / "state.json", {"format": 1, **asdict(progress)})
+        write_json(trainer / _STATE, {"format": 1, **asdict(progress)})
         for name, optimiser in optimisers.items():
             torch.save(optimiser.state_dict(), trainer / f"{name}-optimiser.pt")
         torch.save(_trained(learner.actor), trainer / "actor.pt")
         if learner.critic is not None:
             torch.save(learner.critic.state_dict(), trainer / "critic.pt")
+        write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
     for old in all_checkpoints(run)[: -keep if keep else 0]:
         old.rename(old.with_name(f".{old.name}.dropped"))
     for dropped in path.parent.glob(".step-*.dropped"):
@@ -71,13 +82,28 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
+def load_newest(checkpoints: Sequence[Path], learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
+    """`load_checkpoint` of the last. Where that is damaged, the error says how to go on without it."""
+    newest = checkpoints[-1]
+    try:
+        return load_checkpoint(newest, learner, optimisers)
+    except DamagedError as error:
+        way = "go on from there" if len(checkpoints) > 1 else "begin again at the first step"
+        aside = shlex.join(["mv", str(newest), f"{newest}.damaged"])
+        resume = shlex.join(["srl", "train", "--resume", "--run", newest.parent.parent.name])
+        raise DamagedError(f"{error}; to {way} type: {aside} && {resume}") from error
+
+
 def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
     """Put weights and optimiser state back in place; the run's progress at that checkpoint.
 
-    Raises UserError for a checkpoint without trainer state, and for one of another model.
+    Raises DamagedError where a file is not as it was saved, and UserError for a checkpoint without trainer
+    state and for one of another model.
     """
     trainer = path / "trainer"
-    progress = _read_state(trainer / "state.json")
+    if (trainer / _STATE).is_file():
+        check_checkpoint(path)
+    progress = _read_state(trainer / _STATE)
     device = learner.device
     try:
         _put(learner.actor, _load(trainer / "actor.pt", device))
@@ -110,4 +136,11 @@ def _read_state(path: Path) -> Progress:
 
 
 def _load(path: Path, device: torch.device) -> Any:
-    return torch.load(path, map_location=device, weights_only=True)
+    """What `torch.save` wrote. Raises DamagedError for anything else, of which nothing is run."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch's, of a pickle that is none of its own
+            return torch.load(path, map_location=device, weights_only=True)
+    except (EOFError, pickle.UnpicklingError) as error:
+        raise DamagedError(
+            f"{path} is damaged: it is no file of weights alone{before(path.parent.parent)}"
+        ) from error

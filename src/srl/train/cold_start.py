@@ -134,7 +134,7 @@ def make(recipe: Recipe, search: Searcher | None, path: Path) -> None:
     shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options)
     train(recipe.sft, policy, shown, lambda step, metrics: None, recipe.max_tokens, recipe.seed)
     with atomic_directory(path) as folder:
-        save_model(policy.model, policy.codec.tokenizer, folder, overwrite=True)
+        save_model(policy.model, policy.codec.tokenizer, folder)
         write_json(folder / "srl.json", {"format": 1, **about(recipe.template)})
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from srl.config import Config, load_saved
 from srl.errors import UserError
-from srl.files import FORMAT, atomic_directory, link_or_copy, read_json, write_json
+from srl.files import FORMAT, MANIFEST, atomic_directory, link_or_copy, read_json, write_json, write_manifest
+from srl.holdings import check_checkpoint, files_in, replaceable
 from srl.model import DTYPES, load_model
 from srl.protocol import STOP_STRINGS
 from srl.train.checkpoint import all_checkpoints
@@ -23,11 +24,13 @@ from srl.train.setup import load_template
 from srl.train.shards import merged, shard_files
 from srl.train.weights import GENERATION, cast, write_weights
 
+KIND = "model"
 RUN = "run.json"
 ABOUT = "srl.json"
 VERL = "verl"
 LATEST = "latest_checkpointed_iteration.txt"
 """In which verl says which step it saved last; a directory of a later one is half-written."""
+_REPLACEABLE = replaceable(KIND, "an exported model")
 _VERL_NAME = re.compile(r"^global_step_(\d+)$")
 _TRAINER = "trainer"
 _MEGATRON = Path("model", "huggingface")
@@ -63,8 +66,10 @@ def export(
     """
     identity = identity_of(run)
     chosen, checkpoint = _chosen(run, step)
-    _refuse_loss(out, overwrite)
-    with atomic_directory(out, overwrite=overwrite) as folder:
+    check_checkpoint(checkpoint, leave_out=f"{_TRAINER}/")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise UserError(f"{out} exists already; choose another --out, or replace it with --overwrite")
+    with atomic_directory(out, replace=_REPLACEABLE if overwrite else None) as folder:
         if identity.get("engine") == VERL:
             _of_verl(run, chosen, checkpoint, folder, dtype)
         else:
@@ -72,6 +77,7 @@ def export(
         if not readable_by_all(folder):
             note(f"warning: AutoTokenizer reads {out} in another way; use PreTrainedTokenizerFast")
         kept = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
+        write_manifest(folder, KIND, {"run": run.name, "step": chosen, "files": files_in(folder)})
     return Exported(out, run.name, str(identity.get("engine", "local")), chosen, str(kept))
 
 
@@ -120,19 +126,11 @@ def _chosen(run: Path, step: int | None) -> tuple[int, Path]:
     return step, found[step]
 
 
-def _refuse_loss(out: Path, overwrite: bool) -> None:
-    """Only a model is ever replaced, when asked for, and none that is a run's checkpoint."""
-    filled = out.is_dir() and any(out.iterdir())
-    model = (out / "config.json").is_file() and out.resolve().parent.name != "checkpoints"
-    if out.is_file() or (filled and not model):
-        raise UserError(f"{out} is there and is no exported model; choose another --out")
-    if out.exists() and not overwrite:
-        raise UserError(f"{out} exists already; choose another --out, or replace it with --overwrite")
-
-
 def _model(source: Path, folder: Path, dtype: str | None, trust_remote_code: bool) -> None:
     """The files of a model directory without trainer state; large ones are links where they can be."""
     for file in source.iterdir():
+        if file.name == MANIFEST:
+            continue
         if file.is_file() and not (dtype and ".safetensors" in file.name):
             (link_or_copy if file.suffix == ".safetensors" else shutil.copyfile)(file, folder / file.name)
         elif file.is_dir() and file.name != _TRAINER:

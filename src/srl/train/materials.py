@@ -94,11 +94,12 @@ def absent_questions(config: Config) -> Iterator[str]:
     """A line for each file of questions that is named and is not there, with what makes one."""
     for key in ("train_files", "val_files", "test_files"):
         for file in getattr(config.data, key) or ():
+            folder = Path(file).parent
             if not Path(file).exists():
                 yield (
                     f"{file}: no such file (data.{key}); `srl data prepare SOURCE --val 512 --out "
-                    f"{Path(file).parent}` writes train.parquet and validation.parquet there; "
-                    "`srl data list` names the sources"
+                    f"{folder / 'my-data' if folder.exists() else folder}` writes train.parquet and "
+                    "validation.parquet there; `srl data list` names the sources"
                 )
 
 

@@ -16,13 +16,14 @@ import torch
 from srl import __version__
 from srl.config import Config, load_saved, save_config
 from srl.errors import UserError
-from srl.files import FORMAT, atomic_directory, read_json, write_json
+from srl.files import FORMAT, atomic_directory, read_json, write_json, write_manifest
+from srl.holdings import CHECKPOINT, checksums
 from srl.model import save_model
 from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import Searcher
 from srl.serve.engines import digest_of
 from srl.store import LogWriter, RunInfo
-from srl.train.checkpoint import all_checkpoints, checkpoint_path, load_checkpoint, newest_step
+from srl.train.checkpoint import all_checkpoints, checkpoint_path, load_newest, newest_step
 from srl.train.cold_start import about, cold_started, demonstrated, demonstration_file
 from srl.train.cold_start import train as fine_tune
 from srl.train.experience import Learner
@@ -209,7 +210,7 @@ def _rl_loop(config: Config, learner: Learner, environment: Environment, termina
         trainer = LocalTrainer(config, run, stage, learner, optimisers, _about(environment))
         checkpoints = all_checkpoints(run) if resumed else []
         if checkpoints:
-            trainer.progress = load_checkpoint(checkpoints[-1], learner, optimisers)
+            trainer.progress = load_newest(checkpoints, learner, optimisers)
             terminal.note(f"from {checkpoints[-1].name}")
         if resumed:
             stage.log.supersede(trainer.progress.step if checkpoints else -1)
@@ -252,9 +253,10 @@ def _sft_loop(
 
 def save_fine_tuned(path: Path, policy: Policy, known: dict[str, Any]) -> None:
     """The fine-tuned model as a Hugging Face directory, with what it was taught beside it."""
-    with atomic_directory(path, overwrite=True) as folder:
-        save_model(policy.model, policy.codec.tokenizer, folder, overwrite=True)
+    with atomic_directory(path) as folder:
+        save_model(policy.model, policy.codec.tokenizer, folder)
         write_json(folder / "srl.json", {"format": 1, **known})
+        write_manifest(folder, CHECKPOINT, {"files": checksums(folder)})
 
 
 def _about(environment: Environment) -> dict[str, Any]:

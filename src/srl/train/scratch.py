@@ -52,7 +52,7 @@ def make_model(
             ffn=sizes.ffn, max_length=sizes.max_length, eos_token_id=words.eos_token_id,
             pad_token_id=words.pad_token_id, seed=seed,
         )  # fmt: skip
-        save_model(model, words, folder, overwrite=True)
+        save_model(model, words, folder)
     return Made(out, count_parameters(model), model.config.vocab_size)
 
 

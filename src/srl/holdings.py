@@ -1,0 +1,123 @@
+"""What a directory of ours holds, by its manifest: its kind, its files and their checksums.
+
+So nothing of anybody else's is replaced, and no file that is damaged is taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+
+from srl.errors import UserError
+from srl.files import MANIFEST, Replace, read_manifest
+
+Report = Callable[[int], None]
+CHECKPOINT = "checkpoint"
+_CHUNK = 1 << 20
+
+
+def _silent(count: int) -> None:
+    """Nobody listens."""
+
+
+def files_in(directory: Path) -> list[str]:
+    """The files below `directory` but its manifest, as relative paths, sorted; links are not followed."""
+    found = []
+    for folder, folders, names in os.walk(directory):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        found += [Path(folder, name).relative_to(directory).as_posix() for name in (*names, *links)]
+    return sorted(name for name in found if name != MANIFEST)
+
+
+def replaceable(kind: str, called: str, older: Collection[str] = ()) -> Replace:
+    """Lets a directory be replaced if its manifest is of `kind` and it holds only the files named there.
+
+    `called` says in words what it must be, such as "an index". `older` names what may be in a directory
+    whose manifest is of a version that named no files.
+    """
+
+    def check(path: Path) -> None:
+        if not (path / MANIFEST).is_file():
+            raise UserError(
+                f"{path} is not {called} (it has no {MANIFEST} of srl's) and is not replaced; "
+                "choose another directory, or remove it first"
+            )
+        ours = read_manifest(path, kind).get("files", older)
+        foreign = next((name for name in files_in(path) if name not in ours), None)
+        if foreign is not None:
+            raise UserError(
+                f"{path} is not replaced: {foreign} in it is not srl's; move that file away, "
+                "or choose another directory"
+            )
+
+    return check
+
+
+class DamagedError(UserError):
+    """A file is missing, or holds other bytes than were written."""
+
+
+def checksum(path: Path, report: Report = _silent) -> str:
+    """32 hex digits (blake2b-128) of all bytes of a file; `report` hears how many more were read."""
+    digest = blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            report(len(chunk))
+    return digest.hexdigest()
+
+
+def checksums(directory: Path) -> dict[str, str]:
+    """The checksum of every file below `directory` but its manifest, by relative path."""
+    names = files_in(directory)
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(names, pool.map(lambda name: checksum(directory / name), names), strict=True))
+
+
+def check_files(directory: Path, expected: Mapping[str, str], report: Report = _silent) -> None:
+    """Read every file of `expected` whole. Raises DamagedError for one that is missing or has other bytes."""
+
+    def check(name: str) -> None:
+        path = directory / name
+        if not path.is_file():
+            raise DamagedError(f"{path} is missing")
+        if checksum(path, report) != expected[name]:
+            raise DamagedError(f"{path} is damaged: its bytes are not those that were written")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(check, expected))
+
+
+def check_checkpoint(path: Path, leave_out: str = "") -> None:
+    """Read the files of a checkpoint whole, but those whose names begin with `leave_out`.
+
+    Raises DamagedError, which names the checkpoint before. Other directories pass, and so do checkpoints of
+    a version that kept no checksums.
+    """
+    try:
+        found = json.loads((path / MANIFEST).read_bytes()) if (path / MANIFEST).is_file() else {}
+        if isinstance(found, dict) and found.get("kind") == CHECKPOINT:
+            files = read_manifest(path, CHECKPOINT).get("files", {})
+            kept = {name: files[name] for name in files if not (leave_out and name.startswith(leave_out))}
+            check_files(path, kept)
+    except DamagedError as error:
+        raise DamagedError(f"{error}{before(path)}") from error
+    except ValueError as error:
+        if (path / "trainer").is_dir():
+            raise DamagedError(f"{path / MANIFEST} is damaged: {error}{before(path)}") from error
+
+
+def before(path: Path) -> str:
+    """Words that name the newest checkpoint beside `path` of an earlier step, or say that there is none."""
+    name = re.compile(r"(\D+)(\d+)")
+    own = name.fullmatch(path.name)
+    if own is None:
+        return ""
+    others = (name.fullmatch(other.name) for other in path.parent.iterdir())
+    older = {int(m[2]): m[0] for m in others if m and m[1] == own[1] and int(m[2]) < int(own[2])}
+    return f"; the checkpoint before it is {older[max(older)] if older else 'none'}"
