@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +16,14 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.serve.cassette import Recorder, Replay
+from srl.serve.tape import read_tape
 from srl.train import cold_start
 from srl.train import search as searching
 from srl.train.evaluation import evaluate_model, settings_of
 from srl.train.run import resume
 from srl.train.search import load_search, new_tape
+from srl.train.verl import launch
+from srl.train.verl.check import refused
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -114,6 +120,32 @@ def test_a_run_that_cannot_start_leaves_no_tape(towns, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"):
         train(on_tape(towns, "record", tmp_path / "file" / "run.tape"), tmp_path / "recorded")
+
+
+def test_a_run_on_verl_that_would_record_starts_nothing(towns, tmp_path):
+    tape, workspace = tmp_path / "run.tape", Workspace(tmp_path / "ws")
+    with pytest.raises(UserError, match="record with --engine local and replay the tape here"):
+        launch.start(
+            on_tape(towns, "record", tape), preset="test", algo="grpo", workspace=workspace, terminal=Said()
+        )
+    assert list(tmp_path.iterdir()) == []
+    assert list(refused(on_tape(towns, "replay", tape))) == []
+
+
+def test_processes_of_one_run_replay_one_tape(recorded, towns):
+    """On verl the launcher and every worker open the tape: each is answered as if it were alone."""
+    _, tape = recorded
+    here = load_search(on_tape(towns, "replay", tape), Workspace(towns), print)
+    query = next(entry.search.query for entry in read_tape(tape).entries)
+    code = (
+        "import asyncio, sys; from srl.serve.cassette import Replay; "
+        "found = asyncio.run(Replay(sys.argv[1], topk=1).search(sys.argv[2])); "
+        "print([hit.passage.id for hit in found.hits])"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code, tape, query], capture_output=True, text=True, check=True
+    ).stdout
+    assert there.strip() == str([hit.passage.id for hit in asyncio.run(here.search(query)).hits])
 
 
 def test_a_tape_is_of_all_engines(place, tmp_path, scripted):

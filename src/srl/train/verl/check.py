@@ -38,6 +38,16 @@ def validated(config: Config, job: Job) -> DictConfig:
     return composed
 
 
+def refused(config: Config) -> Iterator[str]:
+    """What no run on verl does, wherever it runs."""
+    mode, file = config.search.tape or ("", "")
+    if mode == "record" and config.rollout.search:
+        yield (
+            f"search.cassette=record {file}: --engine verl runs episodes in several processes and records no "
+            "tape; record with --engine local and replay the tape here, or leave search.cassette out"
+        )
+
+
 def notes(config: Config, job: Job) -> list[str]:
     """What a user may not expect of this engine, a line each."""
     return [*_notes(config, job), *replaced(config, settings(config, job))]
@@ -61,6 +71,7 @@ def _notes(config: Config, job: Job) -> Iterator[str]:
 
 def problems(composed: DictConfig, config: Config) -> Iterator[str]:
     """What a worker of verl would stumble over, each with the keys of ours that would have to change."""
+    yield from refused(config)
     workers = composed.trainer.nnodes * composed.trainer.n_gpus_per_node
     if composed.trainer.nnodes > 1 and config.cluster.address is None and "RAY_ADDRESS" not in os.environ:
         yield (

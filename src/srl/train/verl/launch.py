@@ -29,10 +29,10 @@ from srl.train.run import (
     say_other_indexes,
     started_now,
 )
-from srl.train.search import Searched, new_tape
+from srl.train.search import Searched
 from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits, load_template
 from srl.train.stage import Splits
-from srl.train.verl.check import notes, validated
+from srl.train.verl.check import notes, refused, validated
 from srl.train.verl.checkpoints import settled
 from srl.train.verl.faults import ray_starts
 from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job
@@ -57,10 +57,11 @@ SILENT_RAYLET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 def start(config: Config, *, preset: str, algo: str, workspace: Workspace, terminal: Terminal) -> Summary:
     """A new run on verl. Nothing is left of one that cannot start."""
+    for problem in refused(config):
+        raise UserError(problem)
     check_installed(config)
-    with new_tape(config):
-        config = ready(config, algo, workspace, terminal)
-        splits, search = _checked(config, workspace, terminal)
+    config = ready(config, algo, workspace, terminal)
+    splits, search = _checked(config, workspace, terminal)
     run = workspace.new_run(preset, algo, config.trainer.seed)
     with removed_unless_begun(run):
         searched = Searched.of(search)
