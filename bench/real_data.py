@@ -4,7 +4,8 @@
 
 Every line of the page that begins with `$ ` is run in an empty directory in which `data` is the
 published files; its YAML and its script are written there first. The figures are read from what is then
-on disk: the manifests, the log, the index. The model is far too small to learn English.
+on disk: the manifests, the log, the index. The lines of output that the page shows are written anew: read the
+difference, and mend the text around them. The model is far too small to learn English.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,10 @@ FILES = {"yaml": "real.yaml", "python": "demonstrations.py"}
 """Under which name the page's blocks of these languages are saved."""
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_VARIES = re.compile(
+    r"\d{8}T\d{6}Z|(?<=-s0-)[0-9a-f]{4}\b"  # when a run began, and its name's random end
+    r"|(\d+m )?\b[\d.]+ ?(s|ms)\b|[\d.]+ GiB|\d\.\de-\d\d\b"  # times, memory, rounding errors
+)
 
 
 def files_of(page: str) -> Iterator[tuple[str, str]]:
@@ -44,24 +50,97 @@ def files_of(page: str) -> Iterator[tuple[str, str]]:
     yield from ((FILES[language], text) for language, text in _BLOCK.findall(page) if language in FILES)
 
 
-def commands_of(page: str) -> Iterator[str]:
-    """The commands of the page, in order; a backslash at the end of a line continues one."""
+def shown_by(page: str) -> list[tuple[str, list[str]]]:
+    """Each command of the page, in order, with the lines of its output that the page shows.
+
+    A backslash at the end of a line continues a command.
+    """
+    shown: list[tuple[str, list[str]]] = []
     for language, text in _BLOCK.findall(page):
         if language == "console":
-            joined = text.replace("\\\n", " ")
-            yield from (line[2:] for line in joined.splitlines() if line.startswith("$ "))
+            for line in text.replace("\\\n", " ").splitlines():
+                if line.startswith("$ "):
+                    shown.append((line[2:], []))
+                else:
+                    shown[-1][1].append(line)
+    return shown
 
 
-def run_page(page: str, directory: Path, data: Path) -> None:
-    """Do what the page says in `directory`; what its commands print goes to stderr."""
+def commands_of(page: str) -> list[str]:
+    """The commands of the page, in order."""
+    return [command for command, _ in shown_by(page)]
+
+
+def not_printed(shown: Iterable[str], printed: str) -> list[str]:
+    """The lines of `shown` that are not in `printed`, up to spaces and what varies from run to run.
+
+    `…` stands for the rest of a line.
+    """
+    lines = [_steady(line) for line in printed.splitlines()]
+    missing = []
+    for line in shown:
+        start, cut, _ = _steady(line).partition("…")
+        if not any(found.startswith(start.rstrip()) if cut else found == start for found in lines):
+            missing.append(line)
+    return missing
+
+
+def _steady(line: str) -> str:
+    return " ".join(_VARIES.sub("#", line).split())
+
+
+def refreshed(page: str, printed: Mapping[str, str]) -> str:
+    """The page with the lines that it shows of each command's output as they were printed now.
+
+    A shown line becomes the most similar one that was printed, cut where it was cut.
+    """
+    for command, shown in shown_by(page):
+        lines, new = printed[command].splitlines(), []
+        for line in shown:
+            if line.strip("… "):
+                likeness = [_likeness(line, found) for found in lines]
+                new.append(_cut_like(line, lines.pop(likeness.index(max(likeness)))))
+            else:
+                new.append(line)
+        page = page.replace("\n".join(shown), "\n".join(new)) if shown else page
+    return page
+
+
+def _likeness(shown: str, printed: str) -> tuple[float, float]:
+    """How alike two lines begin, and how alike they are."""
+    one, other = _steady(shown.removesuffix("…")), _steady(printed)
+    beginning = SequenceMatcher(None, one[:12], other[:12]).ratio()
+    return beginning, SequenceMatcher(None, one, other[: len(one)]).ratio()
+
+
+def _cut_like(shown: str, printed: str) -> str:
+    """`printed`, cut after a word before the `…` that ends `shown`, where one does."""
+    stem = shown.removesuffix("…")
+    if stem == shown or len(printed) <= len(stem):
+        return printed
+    width = len(stem.rstrip())
+    head = printed[:width] if printed[width].isspace() else printed[:width].rsplit(None, 1)[0]
+    return f"{head.rstrip()}{stem[width:]}…"
+
+
+def run_page(page: str, directory: Path, data: Path) -> dict[str, str]:
+    """Do what the page says in `directory`; what each command printed."""
     (directory / "data").symlink_to(data.resolve())
     for name, text in files_of(page):
         (directory / name).write_text(text, encoding="utf-8")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "110", "SRL_WORKSPACE": "srl-workspace"}
+    printed = {}
     for command in commands_of(page):
         print(f"$ {command}", file=sys.stderr, flush=True)
-        subprocess.run(command, shell=True, check=True, cwd=directory, env=environment, stdout=sys.stderr)
+        done = subprocess.run(
+            command, shell=True, cwd=directory, env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        print(done.stdout, file=sys.stderr, flush=True)
+        done.check_returncode()
+        printed[command] = done.stdout
+    return printed
 
 
 def figures(directory: Path) -> dict[str, Any]:
@@ -158,7 +237,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        run_page(PAGE.read_text(encoding="utf-8"), directory, arguments.data)
+        page = PAGE.read_text(encoding="utf-8")
+        printed = run_page(page, directory, arguments.data)
+        PAGE.write_text(refreshed(page, printed), encoding="utf-8")
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s = {"cpu_s_of_all_commands": round(spent.ru_utime + spent.ru_stime)}
         text = json.dumps({**figures(directory), **cpu_s}, indent=2)

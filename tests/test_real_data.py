@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import runpy
+import shlex
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.real_data import PAGE, commands_of, files_of
+from bench.real_data import PAGE, commands_of, files_of, not_printed, refreshed, shown_by
 from tests.shared_data import shared_data
 
 import srl.store
@@ -57,16 +59,25 @@ def run(*arguments: object) -> str:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with SQuAD's questions (`wiki/`), their passages among 2Wiki's, and the index of those."""
-    squad, wiki = ",".join(str(shared_data(name)) for name in SQUAD), shared_data(WIKI)
     folder = tmp_path_factory.mktemp("real")
+    for name in (*SQUAD, WIKI):
+        link = folder / "data" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(shared_data(name).resolve())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SRL_WORKSPACE", str(folder / "workspace"))
         patch.chdir(folder)
-        run(
-            "data", "prepare", f"squad:train={squad}", f"2wiki-corpus={wiki}", "--val", "0.1", "--out", "wiki"
-        )
-        run("index", "build", "--corpus", "wiki/corpus.jsonl", "--out", "wiki-index")
+        follow("srl data prepare", "srl index build")
         yield folder
+
+
+def follow(*beginnings: str) -> None:
+    """Run the first command of the page that begins so, for each, and compare what it prints."""
+    for beginning in beginnings:
+        command, shown = next(
+            pair for pair in shown_by(PAGE.read_text(encoding="utf-8")) if pair[0].startswith(beginning)
+        )
+        assert not_printed(shown, run(*shlex.split(command)[1:])) == [], command
 
 
 def test_articles_and_passages_become_one_corpus_with_both_splits(place: Path) -> None:
@@ -92,6 +103,43 @@ def test_index_finds_the_own_paragraph_of_held_out_questions(place: Path) -> Non
     assert recall[1] > 0.6
     assert recall[3] > 0.8
     assert recall[10] > 0.9
+
+
+def test_page_shows_what_its_commands_print(place: Path) -> None:
+    follow("srl data show", "srl index search")
+
+
+def test_line_that_no_command_prints_is_found() -> None:
+    printed = (
+        "run 20261122T012418Z-real-sft-s0-43ef: 9 questions, set up in 4.7 s\n1  15.700  a  One long line\n"
+    )
+    same = ["run 20261120T125639Z-real-sft-s0-3d47: 9 questions, set up in 12 s", "1  15.700  a  One …", "…"]
+    assert not_printed(same, printed) == []
+    assert not_printed(["1  15.669  a  One …", "One"], printed) == ["1  15.669  a  One …", "One"]
+
+
+def test_page_written_anew_shows_the_same_lines_of_what_is_printed_now() -> None:
+    page = "```console\n$ srl a\nstep 1/2  loss 3\n…\n1  15.669  a  One …\n```\n"
+    printed = {"srl a": "step 1/2  loss 4\nstep 2/2  loss 9\n\n1  15.700  a  One long line\n2  9.1  b  Two"}
+    assert refreshed(page, printed) == page.replace("loss 3", "loss 4").replace("15.669", "15.700")
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_page_on_retrieval_shows_what_its_commands_print(place: Path) -> None:
+    """Its `my-index` and `stemmed` are this index; it asks of one article, then of both."""
+    files = ",".join(f"data/{name}" for name in SQUAD)
+    run("data", "prepare", f"squad:test={files}", "--out", "both")
+    run("index", "build", "--corpus", "wiki/corpus.jsonl", "--out", "plain", "--set", "stopwords=none",
+        "--set", "stemmer=none")  # fmt: skip
+    for name in ("my-index", "stemmed"):
+        (place / name).symlink_to("wiki-index")
+    printed = run("index", "eval", "my-index", "--questions", f"data/{SQUAD[0]}")
+    printed += run("index", "diff", "stemmed", "plain", "--questions", "both/test.parquet")
+    text = (PAGE.parent / "retrieval.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^    ((?:my-index \(|A: stemmed).*?)(?=^\S)", text, re.DOTALL | re.MULTILINE)
+    assert len(tables) == 2
+    assert not_printed([line for line in "".join(tables).splitlines() if line.strip()], printed) == []
 
 
 def test_page_tells_every_command_from_files_to_log() -> None:
