@@ -22,6 +22,7 @@ from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.serve.local import LocalSearch
 from srl.train import threads
+from srl.train.evaluation import settings_of
 from srl.train.run import resume
 from srl.workspace import Workspace
 
@@ -209,3 +210,21 @@ def test_a_run_killed_at_random_moments_is_the_run_that_was_not(setting, tmp_pat
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads((tmp_path / "resume.json").read_text())
     assert (found["kills"], found["identical"], found["differences"]) == (3, True, [])
+
+
+def test_a_run_goes_on_from_anywhere_in_a_workspace_that_was_moved(tmp_path, whole, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place, moved = Path("srl-workspace"), tmp_path / "a b" / "moved"
+    settings = config(place / "worlds", "grpo", **SETTINGS)
+    monkeypatch.setattr(RewardMix, "score", stop_at(3))
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, place, "grpo")
+    shutil.copytree(place, moved, symlinks=True)
+    shutil.rmtree(place)
+    monkeypatch.chdir("/")
+    run = only_run(moved)
+    summary = resume(run, workspace=Workspace(moved), terminal=Said())
+    assert summary.steps == 4
+    assert differences(run, whole("grpo")) == []
+    measured = settings_of(run / "checkpoints" / "step-000004", None, None, {}, [])
+    assert measured.data.corpus == str(moved / "worlds" / "corpus.jsonl")

@@ -31,6 +31,15 @@ class Workspace:
             )
         return cls(root)
 
+    @classmethod
+    def around(cls, path: Path) -> Workspace | None:
+        """The workspace that `path`, a run or something in it, lies in; None where it is in none."""
+        absolute = path.absolute()
+        for folder in (absolute, *absolute.parents):
+            if folder.parent.name == "runs" and _RUN.match(folder.name):
+                return cls(folder.parent.parent)
+        return None
+
     @property
     def worlds(self) -> Path:
         return self.root / "worlds"

@@ -84,6 +84,7 @@ def run(
         raise UserError("--index and --url were both given: search either an index or a server")
     workspace = Workspace.resolve()
     directory = model_directory(model, workspace)
+    workspace = Workspace.around(directory) or workspace
     flags = {
         "search.index": index,
         "search.url": url,

@@ -190,6 +190,7 @@ def _resume(run: str, json: bool) -> None:
 
     workspace = Workspace.resolve()
     directory = workspace.find_run(run)
+    workspace = Workspace.around(directory) or workspace
     engine = _engine(Identity.read(directory).engine)
     _tell(engine.resume(directory, workspace=workspace, terminal=_terminal()), json)
 

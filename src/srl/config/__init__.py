@@ -2,6 +2,7 @@
 
 from srl.config.checks import check_plugins
 from srl.config.layers import Resolved, describe, load_config, load_saved, save_config, to_yaml
+from srl.config.paths import located
 from srl.config.schema import Config
 from srl.config.sources import DEFAULT_PRESET, preset_names
 
@@ -13,6 +14,7 @@ __all__ = [
     "describe",
     "load_config",
     "load_saved",
+    "located",
     "preset_names",
     "save_config",
     "to_yaml",

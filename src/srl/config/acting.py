@@ -6,16 +6,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from srl.config.base import Count, Listed, Natural, PluginSection, Positive, Section, Share, Texts
+from srl.config.base import (
+    Count,
+    File,
+    Files,
+    Listed,
+    Natural,
+    PluginSection,
+    Positive,
+    Section,
+    Share,
+    Texts,
+)
 
 
 class Model(Section):
     """The policy: which weights, in which precision, where."""
 
-    path: str | None = None
+    path: File | None = None
     """Hugging Face directory of the policy that training starts from. null: the small base
     model that comes with the tiny world."""
-    tokenizer: str | None = None
+    tokenizer: File | None = None
     """Directory of the tokenizer; null: the model's own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that has it, else float32."""
@@ -38,16 +49,16 @@ class Model(Section):
 class Data(Section):
     """Questions and how much of them is read."""
 
-    train_files: Texts | None = None
+    train_files: Files | None = None
     """Training questions: one file or several, Parquet in verl's schema or JSON lines. null: those of the
     tiny world."""
-    val_files: Texts | None = None
+    val_files: Files | None = None
     """Questions for validation during training; never the test questions."""
-    test_files: Texts | None = None
+    test_files: Files | None = None
     """Questions that only the last evaluation sees."""
-    corpus: str | None = None
+    corpus: File | None = None
     """The passages to search, JSON lines with `id` and `contents`; the index is built from it."""
-    template: str | None = None
+    template: File | None = None
     """Prompt around a question: search-r1, r1, tiny, tiny-r1, or a text file with `{question}`. null: the
     prompts as the files have them."""
     train_batch_size: Count = 128
@@ -67,7 +78,7 @@ class Engine(Section):
 
     url: Texts | None = None
     """URL of a search server's `/retrieve`, or a list of them for one index."""
-    index: str | None = None
+    index: File | None = None
     """Index directory to search in this process."""
     retriever: str | None = None
     """A live retriever plugin, such as web, which searches something outside and has no index."""
@@ -85,7 +96,7 @@ class Search(Section):
 
     url: Texts | None = None
     """URL of a search server's `/retrieve`, or a list of them for one index. null: search in this process."""
-    index: str | None = None
+    index: File | None = None
     """Index directory to search in this process. null: the index of data.corpus, built when missing."""
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{12,32}$")
     """The digest of the index that must answer, or its first 12 digits and more: another one ends the run
@@ -93,7 +104,7 @@ class Search(Section):
     engines: dict[str, Engine] = Field(default={})
     """Further search engines by name (a-z, 0-9, - and _): `<search engine="NAME">` asks one, `<search>` the
     default one that the keys above describe. The prompt lists them where it is made from a template."""
-    cassette: str | None = Field(default=None, pattern=r"^(record|replay) +\S.*$")
+    cassette: File | None = Field(default=None, pattern=r"^(record|replay) +\S.*$")
     """`record FILE` writes every search and what came of it to a tape; `replay FILE` answers from the tape,
     with no server and no index. null: neither."""
     topk: Count = 3

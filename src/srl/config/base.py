@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,13 @@ def list_to_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """Marks a text that is, or may be, a path."""
+
+
+File = Annotated[str, OnDisk()]
+Files = Annotated[tuple[str, ...], BeforeValidator(one_or_many), Field(min_length=1), OnDisk()]
 Texts = Annotated[tuple[str, ...], BeforeValidator(one_or_many), Field(min_length=1)]
 Listed = BeforeValidator(list_to_tuple)
 

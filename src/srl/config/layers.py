@@ -14,6 +14,7 @@ from typing import Any
 
 from srl.config.checks import algorithm_plugin, check_plugins, cross_check, plugin_options
 from srl.config.merge import Entry, State, build, defaults, flatten, put, wrong
+from srl.config.paths import portable, workspace_of
 from srl.config.schema import Config, flat, plain
 from srl.config.sources import DEFAULT_PRESET, bodies, read_body
 from srl.config.yamltext import dump, parse
@@ -83,9 +84,10 @@ def load_saved(path: Path | str) -> Config:
 
 
 def save_config(directory: Path | str, config: Config) -> None:
-    """Write `config.yaml` into `directory`, whole or not at all."""
-    with atomic_file(Path(directory) / SAVED) as out:
-        out.write(to_yaml(config))
+    """Write `config.yaml` into a directory, whole or not at all; paths are as `portable` has them."""
+    file = Path(directory) / SAVED
+    with atomic_file(file) as out:
+        out.write(to_yaml(portable(config, workspace_of(file))))
 
 
 def to_yaml(config: Config) -> str:

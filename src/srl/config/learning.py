@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from srl.config.base import (
     Count,
+    File,
     KlEstimator,
     Listed,
     LossAggMode,
@@ -144,14 +145,14 @@ class Critic(Section):
 class Ref(Section):
     """The reference policy of the KL terms."""
 
-    path: str | None = None
+    path: File | None = None
     """Directory of the reference; null: the policy as RL starts."""
 
 
 class Sft(Section):
     """Supervised fine-tuning before RL, on episodes that a script plays."""
 
-    train_files: str | None = None
+    train_files: File | None = None
     """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`; null: those of the
     tiny world."""
     steps: Natural = 80

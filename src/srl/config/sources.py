@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from srl.config import schema
 from srl.config.merge import Entry, flatten, reveal
+from srl.config.paths import restored, workspace_of
 from srl.config.yamltext import Lined, parse
 from srl.errors import UserError, nearest
 from srl.files import check_format
@@ -89,6 +90,8 @@ def read_body(path: Path, origin: str) -> Body:
     overlays = _overlays(rest.pop("per_algorithm", None), tree, origin)
     said = extends is not _ABSENT
     entries = list(flatten(rest, _origin_in(tree, origin)))
+    if workspace := workspace_of(path):
+        entries = [replace(item, value=restored(item.path, item.value, workspace)) for item in entries]
     return Body(entries, overlays, extends if said else None, said)
 
 

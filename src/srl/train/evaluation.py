@@ -14,7 +14,7 @@ from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import Interval, em_interval, summarise
 from srl.files import check_format
-from srl.protocol import WITHOUT_SEARCH, Template
+from srl.protocol import TEMPLATES, WITHOUT_SEARCH, Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions, Searcher
@@ -199,11 +199,17 @@ def settings_of(
         file = saved
         cleared += ["search.cassette=null", "search.digest=null"]
     known = read_about(model)
-    talk = {"data.template": known.get("template"), "rollout.search": known.get("search")}
+    talk = {"data.template": _template_of(known), "rollout.search": known.get("search")}
     given = {key: value for key, value in flags.items() if value is not None}
     if given.keys() & _SEARCHED:
         cleared += ["data.corpus=null", *(f"{key}=null" for key in sorted(_SEARCHED - given.keys()))]
     return load_config(preset, file, None, {"model.path": model, **talk, **given}, [*cleared, *sets]).config
+
+
+def _template_of(known: Mapping[str, Any]) -> object:
+    """The model's template; that of its run where it is a file that lies elsewhere by now."""
+    name = known.get("template")
+    return None if isinstance(name, str) and name not in TEMPLATES and not Path(name).is_file() else name
 
 
 _SEARCHED = {"search.index", "search.url"}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from srl import __version__
-from srl.config import Config, load_saved, save_config
+from srl.config import Config, load_saved, located, save_config
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_directory, read_json, write_json, write_manifest
 from srl.holdings import CHECKPOINT, checksums
@@ -158,22 +158,21 @@ def say_other_indexes(run: Path, now: Searched, identity: Identity, terminal: Te
 
 def _unless_ours(config: Config, workspace: Workspace, terminal: Terminal) -> Note:
     """What is said of a tokenizer, but not of that of the small model which comes with `srl`."""
-    ours = (
-        Path(str(config.model.path)) == BASE_MODEL or Path(str(config.model.path)).parent == workspace.models
-    )
+    path = Path(str(config.model.path))
+    ours = path == BASE_MODEL or path.resolve().parent == workspace.models.resolve()
     return (lambda text: None) if ours else terminal.note
 
 
 def ready(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Config:
-    """`config` with every path filled in: the world's files, and the model that training starts from.
+    """`config` with every path filled in and absolute: the world's files, the model that RL starts from.
 
     With no model of the user's own, RL starts from the cold-started base and fine-tuning from the base.
     """
-    config = with_data(config, workspace, terminal.note)
+    config = located(with_data(located(config), workspace, terminal.note))
     if config.model.path is not None:
         return config
     path = BASE_MODEL if algo == SFT else cold_started(config, workspace, terminal.note)
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})})
+    return located(config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})}))
 
 
 Loop = Callable[[Path, Stage, bool], Progress]

@@ -20,7 +20,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    model: str = Field(default="intfloat/e5-base-v2", min_length=1, json_schema_extra=_RUNTIME)
+    model: str = Field(
+        default="intfloat/e5-base-v2", min_length=1, json_schema_extra={**_RUNTIME, "path": True}
+    )
     """The encoder: a Hugging Face directory with safetensors, or a name on the hub. An index remembers it."""
     query_prefix: str | None = Field(default=None, json_schema_extra=_RUNTIME)
     """Put before every query; by default what the model's family was trained with (e5: `query: `)."""

@@ -79,7 +79,7 @@ class RerankOptions(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
     )
 
-    model: str | None = Field(default=None, min_length=1, json_schema_extra=_RUNTIME)
+    model: str | None = Field(default=None, min_length=1, json_schema_extra={**_RUNTIME, "path": True})
     """The cross-encoder: a Hugging Face directory of a sequence classifier, or a name on the hub. An index
     remembers it, and the digest of its weights is part of what the index is."""
     retriever: str = "bm25"

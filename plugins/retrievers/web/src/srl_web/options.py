@@ -21,7 +21,7 @@ class Options(BaseModel):
 
     provider: Literal["serpapi", "google", "serper", "brave", "tavily"] | None = None
     """Whose API is asked."""
-    api: Api | None = None
+    api: Api | None = Field(default=None, json_schema_extra={"path": True})
     """Any other JSON API instead of a provider: a mapping, or the path of a YAML file that holds one."""
     language: str | None = None
     """The language wanted, as the API writes it (`en`)."""

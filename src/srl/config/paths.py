@@ -1,0 +1,164 @@
+"""Paths in a configuration: absolute in a run, and relative to the workspace where they are saved in it.
+
+So a run goes on from any directory, and in a workspace that was moved or copied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from pathlib import Path as FilePath
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from srl.config.base import OnDisk
+from srl.config.schema import Config, Path, flat, place
+from srl.errors import UserError
+from srl.protocol import TEMPLATES
+
+WORKSPACE = "${workspace}"
+"""Stands for the workspace in a saved configuration."""
+_TAPE = ("search", "cassette")
+_TEMPLATE = ("data", "template")
+
+
+def located(config: Config) -> Config:
+    """`config` with absolute paths. A name that is no path here, such as one on the hub, stays a name."""
+    return _mapped(config, lambda text: text)
+
+
+def portable(config: Config, workspace: FilePath | None) -> Config:
+    """`config` as it is saved: paths inside the workspace begin with `${workspace}`, others are absolute."""
+    return _mapped(config, lambda text: _inside(text, workspace) if workspace else text)
+
+
+def workspace_of(file: FilePath) -> FilePath | None:
+    """The workspace of the run whose `config.yaml` is `file`, absolute; None for any other file."""
+    run = FilePath(os.path.abspath(file)).parent
+    return run.parent.parent if run.parent.name == "runs" else None
+
+
+def restored(path: Path, value: Any, workspace: FilePath) -> Any:
+    """A saved value with its paths: those of the workspace, and relative ones as older versions saved them.
+
+    These are relative to where the run was started, or else to the directory of the workspace.
+    """
+    if isinstance(value, list | tuple):
+        return [restored(path, item, workspace) for item in value]
+    if isinstance(value, Mapping):
+        return {name: restored((*path, name), item, workspace) for name, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    if WORKSPACE in value:
+        return value.replace(f"{WORKSPACE}/", f"{workspace}/")
+    beside = workspace.parent / value
+    is_older = _is_path(path) and path != _TAPE and not os.path.exists(value) and beside.exists()
+    return str(beside) if is_older else value
+
+
+def _mapped(config: Config, change: Callable[[str], str]) -> Config:
+    """`config` with `change` made to every path in it, absolute before."""
+    tree = config.model_dump()
+    for path, is_sure in [*_keys(config), *_options(config)]:
+        node: dict[str, Any] = reduce(lambda below, part: below[part], path[:-1], tree)
+        node[path[-1]] = _changed(path, node[path[-1]], is_sure, change)
+    return Config.model_validate(tree)
+
+
+def _changed(path: Path, value: Any, is_sure: bool, change: Callable[[str], str]) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_changed(path, item, is_sure, change) for item in value)
+    if not isinstance(value, str):
+        return value
+    if path == _TAPE:
+        mode, _, file = value.partition(" ")
+        return f"{mode} {change(os.path.abspath(file.strip()))}"
+    if path == _TEMPLATE and (value in TEMPLATES or not os.path.isfile(value)):
+        return value
+    return change(os.path.abspath(value)) if is_sure or os.path.exists(value) else value
+
+
+def _inside(path: str, workspace: FilePath) -> str:
+    """`path` by the workspace, where it is in it as it is written or as links lead."""
+    for plain in (os.path.abspath, os.path.realpath):
+        root, found = plain(workspace), plain(path)
+        if found.startswith(root.rstrip(os.sep) + os.sep):
+            return f"{WORKSPACE}/{os.path.relpath(found, root)}"
+    return path
+
+
+def _is_path(path: Path) -> bool:
+    field = place(path)[1]
+    return field is not None and _is_marked(field.annotation, field.metadata)
+
+
+def _is_marked(annotation: Any, metadata: Any = ()) -> bool:
+    own = (*metadata, *getattr(annotation, "__metadata__", ()))
+    return any(isinstance(item, OnDisk) for item in own) or any(map(_is_marked, get_args(annotation)))
+
+
+Found = Iterator[tuple[Path, bool]]
+"""Keys that hold a path, and whether it is one even where nothing is there yet."""
+
+
+def _keys(config: Config) -> Found:
+    """The keys of the schema."""
+    yield from ((path, False) for path, _ in flat(config.model_dump()) if _is_path(path))
+
+
+def _options(config: Config) -> Found:
+    """The options of plugins."""
+    for kind in ("retriever", "reward", "algorithm"):
+        section = getattr(config, kind)
+        for name in section.model_extra:
+            yield from _below((kind, name), option_paths(kind, name, section.options(name)))
+    for name, engine in config.search.engines.items():
+        found = option_paths("retriever", engine.retriever or "", engine.options)
+        yield from _below(("search", "engines", name, "options"), found)
+
+
+def _below(base: Path, found: Found) -> Found:
+    yield from (((*base, *path), is_sure) for path, is_sure in found)
+
+
+def option_paths(kind: str, plugin: str, options: Mapping[str, Any]) -> Found:
+    """Which of a plugin's options hold paths.
+
+    That is a `pathlib.Path`, and a text that is marked with `json_schema_extra={"path": True}`. A mapping of
+    retrievers holds their options, and so does one beside the option `retriever`.
+    """
+    fields = _fields(kind, plugin)
+    for name, value in options.items():
+        if isinstance(value, str) and name in fields:
+            yield from _text(fields[name], name, value)
+        elif isinstance(value, Mapping) and kind == "retriever":
+            if "retriever" in fields:
+                inner = str(options.get("retriever", fields["retriever"].default))
+                yield from _below((name,), option_paths(kind, inner, value))
+                continue
+            for inner, below in value.items():
+                if isinstance(below, Mapping):
+                    yield from _below((name, inner), option_paths(kind, inner, below))
+
+
+def _text(field: FieldInfo, name: str, value: str) -> Found:
+    arguments = [field.annotation, *get_args(field.annotation)]
+    words = [word for argument in arguments for word in get_args(argument)]
+    extra = field.json_schema_extra
+    if FilePath in arguments and value not in words:
+        yield (name,), True
+    elif isinstance(extra, Mapping) and extra.get("path"):
+        yield (name,), False
+
+
+def _fields(kind: str, plugin: str) -> Mapping[str, FieldInfo]:
+    """The options of a plugin; none of one that is not installed."""
+    from srl.plugins import manager
+
+    try:
+        model = manager.options_model(kind, plugin)
+    except UserError:
+        return {}
+    return model.model_fields if model else {}

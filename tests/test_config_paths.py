@@ -1,0 +1,136 @@
+"""Paths in a saved configuration: a run goes on from anywhere, and in a workspace that was moved."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from srl.config import Config, load_config, load_saved, located, save_config
+from srl.config.paths import _is_path
+from srl.config.schema import keys, place
+from srl.workspace import Workspace
+
+RUN = "20261122T000000Z-tiny-ppo-s0-0001"
+PATHS = {
+    "model.path", "model.tokenizer", "data.train_files", "data.val_files", "data.test_files", "data.corpus",
+    "data.template", "search.index", "search.engines.<name>.index", "search.cassette", "ref.path",
+    "sft.train_files",
+}  # fmt: skip
+TEXTS = {
+    "model.device", "model.lora_target_modules", "model.attn_implementation", "search.url", "search.digest",
+    "search.engines.<name>.url", "search.engines.<name>.retriever", "search.engines.<name>.description",
+    "retriever.name", "algorithm.name", "trainer.project_name", "trainer.experiment_name", "cluster.address",
+}  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory with a workspace and files beside it, and where one stands."""
+    for folder in ("srl-workspace/models/cold", f"srl-workspace/runs/{RUN}", "my index", "encoder", "named"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("srl-workspace/worlds/train.parquet", "mine.parquet", "mine.txt", "api.yaml", "tiny"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("name: x\nurl: http://127.0.0.1/?q={query}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configured(**settings: object) -> Config:
+    return load_config(flags={name.replace("__", "."): value for name, value in settings.items()}).config
+
+
+def run_of(workspace: Path) -> Path:
+    return workspace / "runs" / RUN
+
+
+def test_every_key_that_takes_a_text_is_known_to_hold_a_path_or_none():
+    texts = {key.name for key in keys() if "text" in key.takes}
+    assert texts == PATHS | TEXTS
+    assert {name for name in texts if _is_path(tuple(name.split(".")))} == PATHS
+    assert place(("search", "engines", "any", "index"))[0] == "leaf"
+
+
+def test_a_saved_path_of_the_workspace_moves_with_it_and_others_are_absolute(here, monkeypatch):
+    config = configured(
+        model__path="srl-workspace/models/cold",
+        data__train_files=["srl-workspace/worlds/train.parquet", "mine.parquet"],
+        data__template="mine.txt",
+        search__index="my index",
+    )
+    save_config(run_of(here / "srl-workspace"), config)
+    moved = here / "a b" / "moved"
+    moved.parent.mkdir()
+    os.rename(here / "srl-workspace", moved)
+    monkeypatch.chdir("/")
+    saved = load_saved(run_of(moved))
+    assert saved.model.path == str(moved / "models" / "cold")
+    assert saved.data.train_files == (str(moved / "worlds" / "train.parquet"), str(here / "mine.parquet"))
+    assert (saved.data.template, saved.search.index) == (str(here / "mine.txt"), str(here / "my index"))
+    assert "${workspace}/models/cold" in (run_of(moved) / "config.yaml").read_text()
+
+
+def test_names_that_are_no_paths_stay_names(here):
+    config = configured(
+        model__path="Qwen/Qwen2.5-0.5B", data__template="tiny", retriever__e5={"index": "named"}
+    )
+    assert located(config) == config
+
+
+def test_a_tape_and_the_options_of_retrievers_have_absolute_paths(here, monkeypatch):
+    config = configured(
+        search__cassette="record tapes/run.jsonl",
+        retriever__e5={"model": "encoder", "index": "Flat"},
+        retriever__hybrid={"retrievers": {"bm25": {}, "e5": {"model": "encoder"}}},
+        retriever__rerank={"model": "encoder", "retriever": "e5", "options": {"model": "encoder"}},
+        search__engines={
+            "web": {
+                "retriever": "web",
+                "options": {"provider": "brave", "ledger": "l.sqlite", "cache": "user"},
+            }
+        },
+    )
+    save_config(run_of(here / "srl-workspace"), config)
+    monkeypatch.chdir("/")
+    saved, encoder = load_saved(run_of(here / "srl-workspace")), str(here / "encoder")
+    assert saved.search.cassette == f"record {here}/tapes/run.jsonl"
+    assert saved.retriever.options("e5")["model"] == encoder
+    assert saved.retriever.options("hybrid")["retrievers"]["e5"]["model"] == encoder
+    assert saved.retriever.options("rerank")["model"] == encoder
+    assert saved.retriever.options("rerank")["options"]["model"] == encoder
+    options = saved.search.engines["web"].options
+    assert (options["ledger"], options["cache"]) == (str(here / "l.sqlite"), "user")
+
+
+def test_a_workspace_behind_a_link_keeps_its_own_paths(here):
+    (here / "link").symlink_to(here / "srl-workspace")
+    for path in ("link/models/cold", "srl-workspace/models/cold"):
+        save_config(run_of(here / "link"), configured(model__path=path))
+        assert load_saved(run_of(here / "link")).model.path == str(here / "link" / "models" / "cold")
+
+
+def test_an_older_run_with_relative_paths_goes_on_from_elsewhere(here, monkeypatch):
+    file = run_of(here / "srl-workspace") / "config.yaml"
+    file.write_text(
+        "format: 1\nmodel: {path: srl-workspace/models/cold}\ndata: {train_files: [mine.parquet]}\n"
+    )
+    assert load_saved(file).model.path == "srl-workspace/models/cold"
+    monkeypatch.chdir("/")
+    saved = load_saved(file)
+    assert saved.model.path == str(here / "srl-workspace/models/cold")
+    assert saved.data.train_files == (str(here / "mine.parquet"),)
+
+
+def test_what_was_typed_is_printed_as_it_was_typed(here):
+    assert load_config(flags={"data.train_files": "mine.parquet"}).config.data.train_files == (
+        "mine.parquet",
+    )
+
+
+def test_a_run_knows_its_workspace_wherever_one_stands(here, monkeypatch):
+    run = run_of(here / "srl-workspace")
+    assert Workspace.around(run / "checkpoints" / "step-000001") == Workspace(here / "srl-workspace")
+    assert Workspace.around(here / "encoder") is None
+    monkeypatch.chdir(run)
+    assert Workspace.around(Path()) == Workspace(here / "srl-workspace")
