@@ -57,6 +57,23 @@ def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> N
             lambda model: edit(model / "config.json", vocab_size=20),
             "do not have the shapes that its config.json says",
         ),
+        (
+            lambda model: edit(model / "config.json", num_hidden_layers=2),
+            "model: `num_hidden_layers` (2) must be equal to the number of `layer_types` (1)",
+        ),
+        (
+            lambda model: edit(model / "config.json", hidden_size="wide"),
+            "model: Field 'hidden_size' expected int, got str (value: 'wide')",
+        ),
+        (lambda model: edit(model / "config.json", hidden_act="bright"), "model: unknown 'bright'"),
+        (
+            lambda model: (model / "chat_template.jinja").write_text("{% if %}"),
+            "the chat template in mine/chat_template.jinja does not work: TemplateSyntaxError",
+        ),
+        (
+            lambda model: (model / "chat_template.jinja").write_text("{{ raise_exception('no user') }}"),
+            "the chat template in mine/chat_template.jinja does not work: TemplateError: no user",
+        ),
         (lambda model: (model / "model.safetensors").unlink(), "mine holds no *.safetensors file"),
         (lambda model: cut(model / "model.safetensors"), "model.safetensors is cut short"),
         (lambda model: (model / "tokenizer.json").unlink(), "holds no tokenizer"),
@@ -67,6 +84,29 @@ def test_a_damaged_model_is_named(shell: Shell, place: Path, harm, message) -> N
     shutil.copytree(place / "model", shell.folder / "mine")
     harm(shell.folder / "mine")
     assert message in shell.refused(*train(place, "--model", "mine"))
+
+
+def test_a_config_that_contradicts_itself_is_named_in_a_plan_too(shell: Shell, place: Path) -> None:
+    shutil.copytree(place / "model", shell.folder / "mine")
+    edit(shell.folder / "mine" / "config.json", num_hidden_layers=2)
+    said = shell.refused(*train(place, "--model", "mine", "--dry-run"))
+    assert "`num_hidden_layers` (2) must be equal to the number of `layer_types` (1)" in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (("--seed", "99999999999999999999"), "trainer.seed is 99999999999999999999, expected integer ≥ 0"),
+        (("--set", "trainer.threads=100000"), "trainer.threads is 100000, expected integer ≥ 1 and ≤ 1,024"),
+        (("--set", "retriever.bm25.k1=nan"), "retriever.bm25.k1 is 'nan', expected a number ≤ 100; type:"),
+        (("--set", "retriever.bm25.k1=much"), "retriever.bm25.k1 is 'much', expected a number; type:"),
+        (("--steps", "x"), "Invalid value for '--steps': 'x', expected an integer; type:"),
+        (("--engine", "x"), "Invalid value for '--engine': 'x' is not one of 'local', 'verl'; type:"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_said_in_our_words(shell: Shell, place: Path, typed, line) -> None:
+    for more in ((), ("--dry-run",)):
+        assert line in shell.refused(*train(place, *typed, *more))
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,9 @@ def test_jsonl_is_read_with_line_numbers_plain_or_gzipped(tmp_path):
         assert list(files.read_jsonl(tmp_path / name)) == [(1, {"a": 1}), (3, {"b": "\u2028ä"})]
 
 
-@pytest.mark.parametrize("bad", [b"{", b"[1]", b"\xff{}", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "bad", [b"{", b"[1]", b"\xff{}", b"[" * 100_000, b'{"id": NaN}', b'{"id": -Infinity}']
+)
 def test_bad_line_is_named(tmp_path, bad):
     (tmp_path / "q.jsonl").write_bytes(b'{"a": 1}\n' + bad + b"\n")
     with pytest.raises(UserError, match=r"q\.jsonl:2: "):

@@ -45,6 +45,15 @@ def test_new_plugin_is_listed_and_passes_its_own_tests(kind, site, tmp_path, mon
     assert main(["plugins", "check", "short-answers"]) == 0
 
 
+@pytest.mark.parametrize("kind", ["algorithm", "algo"])
+def test_an_algorithm_is_called_so_everywhere_and_algo_is_short_for_it(kind, tmp_path, capsys):
+    assert main(["plugins", "new", kind, "my-own", "--out", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new" / "src" / "srl_my_own" / "estimator.py").is_file()
+    assert "srl train --set algorithm.name=my-own" in capsys.readouterr().err
+    assert main(["plugins", "new", "engine", "my-own"]) == 2
+    assert "there are retriever, reward, algorithm" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_package_is_complete_and_nothing_stands_unfilled(kind, tmp_path):
     folder = create(kind, "my_own", tmp_path / "new")

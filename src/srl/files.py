@@ -25,6 +25,7 @@ from secrets import token_hex
 from typing import IO, Any, TypeVar
 
 from srl.errors import UserError
+from srl.validation import no_constant
 
 T = TypeVar("T")
 FORMAT = 1
@@ -299,7 +300,7 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     """`(line number from 1, object)` for each line of a JSON-lines file, `.gz` too; blank lines are skipped.
 
     The file may lie in a tar archive, as Search-R1's `wiki-18.jsonl.gz` does in spite of its name.
-    Raises UserError naming file and line where a line is not a JSON object.
+    Raises UserError naming file and line where a line is not a JSON object, or holds a NaN.
     """
     path = Path(path)
     if not path.is_file():
@@ -310,7 +311,7 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             for number, line in enumerate(_lines(file, path), start=1):
                 if line.strip():
-                    yield number, _json_object(line, f"{path}:{number}")
+                    yield number, _json_object(line, f"{path}:{number}", no_constant)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: broken gzip file ({error})") from error
 
@@ -333,9 +334,9 @@ def _archived(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]:
         raise UserError(f"{path}: broken tar archive ({error})") from error
 
 
-def _json_object(line: bytes, where: str) -> dict[str, Any]:
+def _json_object(line: bytes, where: str, constant: Callable[[str], object] | None = None) -> dict[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        value = json.loads(line.decode("utf-8-sig"), parse_constant=constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON in UTF-8: {_reason(error)}") from error
     if not isinstance(value, dict):

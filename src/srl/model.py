@@ -87,9 +87,9 @@ def load_model(
                 trust_remote_code=trust_remote_code, use_safetensors=True, local_files_only=True,
                 output_loading_info=True,
             )  # fmt: skip
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except Exception as error:  # transformers has many for a directory at fault
         mismatch = "its weights do not have the shapes that its config.json says"
-        why = mismatch if "ignore_mismatched_sizes" in str(error) else _line(error)
+        why = mismatch if "ignore_mismatched_sizes" in str(error) else one_line(error)
         raise UserError(f"{path} could not be loaded as a causal language model: {why}") from error
     model, info = loaded
     if info["missing_keys"]:
@@ -153,7 +153,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         return json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path} is not a model directory: expected a config.json in it, {_line(error)}{of_run(path)}"
+            f"{path} is not a model directory: expected a config.json in it, {one_line(error)}{of_run(path)}"
         ) from error
 
 
@@ -163,8 +163,11 @@ def of_run(path: Path) -> str:
     return f"; `srl train export {run} --out DIR` writes the model of that run" if run else ""
 
 
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def one_line(error: BaseException) -> str:
+    """What a library says is wrong: the first line, or where that only announces it, the next."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return f"unknown {line}" if isinstance(error, KeyError) else re.sub(r"^\w+Error: ", "", line)
 
 
 def load_tokenizer(
@@ -180,8 +183,8 @@ def load_tokenizer(
         tokenizer = _tokenizer_class(Path(path)).from_pretrained(
             str(path), trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, ImportError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{path} holds no tokenizer that loads: {_line(error)}") from error
+    except Exception as error:
+        raise UserError(f"{path} holds no tokenizer that loads: {one_line(error)}") from error
     if not tokenizer.encode("who", add_special_tokens=False):
         raise UserError(f"{path} holds no tokenizer that can write a word: expected a tokenizer.json in it")
     notes = _notes(tokenizer, Path(path))
@@ -235,7 +238,7 @@ def add_lora(
     try:
         model.add_adapter(config)
     except ValueError as error:
-        raise UserError(f"LoRA on {names!r} failed: {_line(error)}") from error
+        raise UserError(f"LoRA on {names!r} failed: {one_line(error)}") from error
 
 
 def has_lora(model: PreTrainedModel) -> bool:

@@ -109,12 +109,21 @@ _USAGE: Any = typer.BadParameter.__mro__[1]
 def _in_one_line(error: Any) -> Exception:
     """A wrong use of the command as one line that says what to type; a help that was asked for stays it."""
     message = error.format_message()
+    if errors := getattr(error.__cause__, "errors", None):  # pydantic's, by which typer converts a value
+        message = message.replace(error.message, _expected(errors()[0]))
     if "\n" in message:
         return error
     if message.endswith("?"):
         return UserError(message)
     command = error.ctx.command_path if error.ctx else "srl"
     return UserError(f"{message.removesuffix('.')}; type: {command} --help")
+
+
+def _expected(found: Any) -> str:
+    from srl.validation import expected
+
+    said = expected(found)
+    return f"{found['input']!r:.60}, {said}" if said.startswith("expected ") else said
 
 
 class Carried(BaseException):

@@ -95,7 +95,12 @@ def _entry(name: str, kind: Kind | None) -> manager.Entry:
 
 @app.command()
 def new(
-    kind: Annotated[Kind, typer.Argument(help="What to start.", show_default=False)],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="What to start: a retriever, a reward or an algorithm.", show_default=False
+        ),
+    ],
     name: Annotated[str, typer.Argument(help="Its name, as in my-search.", show_default=False)],
     out: Annotated[
         Path | None, typer.Option(help="The directory to create.", show_default="./srl-search-NAME")
@@ -109,6 +114,6 @@ def new(
     """
     from srl.plugins.scaffold import create, next_steps
 
-    folder = create(kind.value, name, out)
+    folder = create(kind, name, out)
     print(folder)
-    output.note(next_steps(kind.value, name, folder))
+    output.note(next_steps(kind, name, folder))

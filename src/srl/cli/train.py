@@ -82,7 +82,7 @@ def init(
     heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
     ffn: Annotated[int, typer.Option(min=1, help="Width of the feed-forward blocks.")] = 256,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens of a prompt and all that follows.")] = 4096,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the weights.")] = 0,
 ) -> None:
     """Make a small model of random weights for a tokenizer; `--model` trains it.
 

@@ -17,6 +17,7 @@ from srl.config.base import (
     PluginSection,
     Positive,
     Section,
+    Seed,
     Share,
     one_or_many,
 )
@@ -177,7 +178,7 @@ class Trainer(Section):
     """Validate before the first step."""
     critic_warmup: Natural = 0
     """First steps in which only the critic learns; the actor's learning rate counts from the step after."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Seed of everything random: order of questions, sampling, new weights."""
     max_ckpt_to_keep: Count | None = None
     """Checkpoints that are kept, the newest; null: all."""
@@ -189,7 +190,7 @@ class Trainer(Section):
     """Project in external loggers."""
     experiment_name: str | None = None
     """Name in external loggers; null: the run's."""
-    threads: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of torch; null: what a short measurement finds fastest."""
     sample_freq: Natural = 10
     """Steps between showing a few episodes; 0: never."""

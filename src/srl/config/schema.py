@@ -177,7 +177,8 @@ def _bounds(metadata: Sequence[Any]) -> str:
         for bound in inner:
             if type(bound) in _BOUNDS:
                 sign, attribute = _BOUNDS[type(bound)]
-                found.append(f"{sign} {getattr(bound, attribute):g}")
+                limit = getattr(bound, attribute)
+                found.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
             elif getattr(bound, "pattern", None):
                 found.append(f"like {bound.pattern}")
     return " " + " and ".join(found) if found else ""

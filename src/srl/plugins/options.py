@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from srl.errors import UserError, nearest
 from srl.safe_text import redacted
+from srl.validation import expected
 
 
 def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
@@ -31,8 +32,10 @@ def _first(where: str, error: ValidationError) -> str:
     """One line about the first thing wrong, and how many more there are."""
     first, *rest = error.errors(include_url=False)
     key = ".".join((where, *map(str, first["loc"])))
+    if first["type"] == "extra_forbidden":
+        return f"no option {key}; remove it"
     given = first["input"]
     is_shown = first["type"] != "missing" and not isinstance(given, Mapping | list | tuple)
-    found = f" (found {redacted(repr(given)):.60})" if is_shown else ""
+    found = f"{key} is {redacted(repr(given)):.60}, " if is_shown else f"{key}: "
     more = f"; and {len(rest)} more" if rest else ""
-    return f"{key}: {first['msg']}{found}{more}; type: --set {key}=VALUE"
+    return f"{found}{expected(first)}{more}; type: --set {key}=VALUE"

@@ -46,6 +46,10 @@ KINDS = {
 }
 
 
+_SHORT = {"algo": "algorithm"}
+"""Another name of a kind, as `srl train --algo` has it."""
+
+
 def create(kind: str, name: str, out: Path | None = None) -> Path:
     """Write the package `srl-search-<name>` into `out` (by default a directory of that name here).
 
@@ -53,6 +57,7 @@ def create(kind: str, name: str, out: Path | None = None) -> Path:
     """
     from srl.files import atomic_directory
 
+    kind = _SHORT.get(kind, kind)
     if kind not in KINDS:
         raise UserError(f"no template for {kind!r}: there are {', '.join(KINDS)}{nearest(kind, list(KINDS))}")
     _check_name(kind, name)
@@ -75,7 +80,7 @@ def next_steps(kind: str, name: str, folder: Path) -> str:
         f"pip install -e {quote(source + '[test]')}",
         f"pytest {quote(source)}",
         f"srl plugins check {name}",
-        KINDS[kind].train.format(name=name),
+        KINDS[_SHORT.get(kind, kind)].train.format(name=name),
     )
     return "\n".join(("next:", *(f"  {command}" for command in commands)))
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from srl.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,10 +50,24 @@ class Codec:
         return text, ids + self.tokenizer.encode(rest, add_special_tokens=False)
 
     def _apply(self, messages: Sequence[Mapping[str, str]]) -> str:
-        text: Any = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
+        """The chat template's text. Raises UserError where the template is at fault."""
+        try:
+            text: Any = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template is a program of its own
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UserError(
+                f"the chat template in {self._template_file()} does not work: {why}; mend it, or remove "
+                "it to give prompts as plain text"
+            ) from error
         return text  # a string, as `tokenize` is off and this is one conversation
+
+    def _template_file(self) -> Path:
+        """Where the tokenizer has its chat template from."""
+        directory = Path(str(self.tokenizer.name_or_path))
+        file = directory / "chat_template.jinja"
+        return file if file.is_file() else directory / "tokenizer_config.json"
 
     def _bos(self) -> list[int]:
         """The BOS id where this tokenizer puts one before a text, else nothing."""

@@ -10,7 +10,7 @@ import torch
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.model import add_lora, count_parameters, of_run, pick_device, pick_dtype
+from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
 from srl.train.published import PUBLISHED
 from srl.update.critic import Critic
 
@@ -106,8 +106,10 @@ def _built(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrainedMo
             return AutoModelForCausalLM.from_config(
                 _sizes(path, trust), dtype=dtype, trust_remote_code=trust, attn_implementation="eager"
             )
-    except (ValueError, ImportError, KeyError, AttributeError, RuntimeError) as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
+    except UserError:
+        raise
+    except Exception as error:
+        line = one_line(error)
         raise UserError(f"{path}: no causal language model can be made of its config.json: {line}") from error
 
 

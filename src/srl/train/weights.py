@@ -14,7 +14,7 @@ from torch import Tensor
 
 from srl.errors import UserError
 from srl.files import write_json
-from srl.model import quietly
+from srl.model import one_line, quietly
 from srl.protocol import STOP_STRINGS
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def _empty(described: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreT
             made: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, trust_remote_code=trust_remote_code
             )
-    except (OSError, ValueError, ImportError) as error:
-        why = str(error).strip().splitlines()[0]
+    except Exception as error:
+        why = one_line(error)
         raise UserError(f"{described} describes no causal language model: {why}") from error
     return made
 

@@ -115,7 +115,7 @@ def test_items_that_are_no_objects_are_passed_over():
     ("options", "said"),
     [
         ({}, "choose one provider (serpapi, google, serper, brave, tavily)"),
-        ({"provider": "bing"}, "'serpapi', 'google', 'serper', 'brave' or 'tavily'"),
+        ({"provider": "bing"}, "'serpapi', 'google', 'serper', 'brave', 'tavily'"),
         ({"provider": "serper", "api": {"url": "http://a.test"}}, "choose one provider"),
         ({"provider": "tavily", "language": "en"}, "tavily has no language"),
         ({"provider": "brave", "answers": True}, "brave gives no direct answers"),
@@ -133,7 +133,7 @@ def test_items_that_are_no_objects_are_passed_over():
             {"api": {"url": "https://a.test/", "params": {"q": "{key}-{query}"}, "key_env": "K"}},
             "'{key}-{query}' holds a key and something else",
         ),
-        ({"api": {"url": "https://a.test/", "result": "x"}}, "Extra inputs are not permitted"),
+        ({"api": {"url": "https://a.test/", "result": "x"}}, "no option retriever.web.api.result"),
         ({"api": "no-such-file.yaml"}, "no-such-file.yaml cannot be read: No such file"),
         ({"provider": "serper", "concurency": 3}, "did you mean 'concurrency'?"),
     ],

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from srl.errors import UserError
-from srl.model import DTYPES, load_tokenizer, quietly
+from srl.model import DTYPES, load_tokenizer, one_line, quietly
 from srl_e5.settings import Settings
 
 _CHARACTERS = 1000
@@ -123,8 +123,8 @@ def _load(directory: Path, pooling: str, dtype: str, trust_remote_code: bool) ->
                 str(directory), dtype=DTYPES[dtype], use_safetensors=True, local_files_only=True,
                 trust_remote_code=trust_remote_code, output_loading_info=True,
             )  # fmt: skip
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    except Exception as error:
+        why = one_line(error)
         raise UserError(f"{directory} could not be loaded as an encoder: {why}") from error
     lacking = sorted(name for name in info["missing_keys"] if pooling == "pooler" or "pooler" not in name)
     if lacking:

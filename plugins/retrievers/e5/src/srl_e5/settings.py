@@ -141,7 +141,7 @@ def dimension_of(directory: Path, trust_remote_code: bool = False) -> int:
             str(directory), trust_remote_code=trust_remote_code, local_files_only=True
         )
         return int(config.hidden_size)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:
         raise UserError(f"{directory}: its config.json is not that of an encoder ({_line(error)})") from error
 
 

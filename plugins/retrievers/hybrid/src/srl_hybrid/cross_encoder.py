@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from srl.errors import UserError
-from srl.model import DTYPES, check_directory, model_digest, pick_device, quietly
+from srl.model import DTYPES, check_directory, model_digest, one_line, pick_device, quietly
 
 _WINDOW = 64
 """Batches whose pairs are in memory, as tokens, at a time."""
@@ -101,7 +101,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
             patterns = [*_FILES, "*.py"] if trust_remote_code else _FILES
             directory = Path(snapshot_download(model, allow_patterns=patterns))
         except (OSError, ValueError) as error:
-            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            why = one_line(error)
             raise UserError(
                 f"no directory {model}, and the hub's model of this name could not be fetched ({why}); "
                 f"type: hf download {model} --local-dir DIRECTORY"
@@ -121,8 +121,8 @@ def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, An
                 str(directory), dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True, **given
             )
             tokenizer = AutoTokenizer.from_pretrained(str(directory), **given)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    except Exception as error:
+        why = one_line(error)
         raise UserError(f"{directory} could not be loaded as a cross-encoder: {why}") from error
     if info["missing_keys"]:
         lacking = ", ".join(sorted(info["missing_keys"])[:2])
