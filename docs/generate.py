@@ -65,7 +65,9 @@ log = srl.store.open("srl-workspace/runs")  # one run, or a folder of runs
 log.sql("SELECT step, avg(em) FROM trajectories WHERE phase = 'val' GROUP BY step ORDER BY step")
 ```
 
-`srl inspect sql` asks from the command line.
+`srl inspect sql` asks from the command line; a query there reads the log and no other file, and writes
+nothing, unless `--unsafe` is given. A connection of `srl.store.open` is the caller's own: it can join the log
+with other files and data frames, and write.
 
 A part or a run whose files are damaged is left out of every view, with a warning that names the file. When
 the run is resumed, what is damaged moves to `log/damaged/`, a warning says which steps it held, and the run

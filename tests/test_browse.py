@@ -146,6 +146,10 @@ def test_pivot_is_answered(log):
     "query",
     ["COPY runs TO '{}'", "EXPLAIN ANALYZE COPY runs TO '{}'", "EXPLAIN (FORMAT json) COPY runs TO '{}'",
      "ATTACH '{}'", "CREATE TABLE a AS SELECT 1", "DROP VIEW runs", "SET threads = 1", "INSTALL json",
+     "EXPLAIN (ANALYZE /*) SELECT 1 -- */) COPY (SELECT 42) TO '{}'", "INSERT INTO raw.runs VALUES (1)",
+     "EXPLAIN ANALYZE /* SELECT 1 */ COPY (SELECT 42) TO '{}'", "CALL pragma_version()",
+     "EXPLAIN ANALYZE -- SELECT\nCOPY (SELECT 42) TO '{}'", "EXPLAIN ANALYZE ANALYZE", "PRAGMA version",
+     "EXPLAIN (SELECT 1)", "EXPLAIN EXPLAIN ANALYZE COPY runs TO '{}'", "LOAD json", "DETACH memory",
      "SELECT 1; COPY runs TO '{}'", "/* */ EXPLAIN ANALYZE COPY runs TO '{}'", "EXPORT DATABASE '{}'", ""],
 )  # fmt: skip
 def test_queries_that_write_are_refused(log, query, tmp_path):

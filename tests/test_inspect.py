@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -233,6 +235,102 @@ def test_bad_query_is_one_line_and_exit_code_2(srl, logs, query, words):
     code, out, err = srl("sql", query)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "FROM read_text('{secret}')",
+        "FROM read_blob('{secret}')",
+        "FROM read_csv('{secret}')",
+        "FROM '{secret}'",
+        "FROM glob('{folder}/*')",
+        "SELECT (SELECT content FROM read_text('{secret}'))",
+        "EXPLAIN ANALYZE FROM read_text('{secret}')",
+        "COPY (SELECT 42) TO '{folder}/written'",
+        "EXPLAIN (ANALYZE /*) SELECT 1 -- */) COPY (SELECT 42) TO '{folder}/written'",
+        "EXPLAIN ANALYZE COPY (SELECT 42) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+        "COPY (SELECT 42) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+        "EXPLAIN ANALYZE COPY (SELECT 42) TO '{finished}' (USE_TMP_FILE false)",
+        "WITH a AS (INSERT INTO log0.raw.steps SELECT * FROM log0.raw.steps RETURNING *) FROM a",
+        "ATTACH '{folder}/written'",
+        "EXPORT DATABASE '{folder}/written'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "RESET lock_configuration",
+        "PRAGMA database_list",
+    ],
+)
+def test_sql_opens_and_writes_nothing_but_reads_the_log(srl, logs, workspace, tmp_path, query):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "secret").write_text("a,b\n1,hunter2\n")
+    part = next((workspace / "runs" / PPO / "log" / "parts").glob("*/trajectories.parquet"))
+    finished = workspace / "runs" / GRPO / "log" / "log.duckdb"
+    before = part.read_bytes(), finished.read_bytes()
+    typed = query.format(secret=folder / "secret", folder=folder, part=part, finished=finished)
+    code, out, err = srl("sql", "--run", "all", typed)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "hunter2" not in err
+    assert [path.name for path in folder.iterdir()] == ["secret"]
+    assert (part.read_bytes(), finished.read_bytes()) == before
+    assert srl("sql", "--run", "all", "SELECT count(*) FROM steps")[0] == 0
+
+
+def test_unsafe_sql_reads_and_writes_other_files(srl, logs, tmp_path):
+    target = tmp_path / "steps.csv"
+    assert srl("sql", "--unsafe", f"COPY (SELECT step FROM steps ORDER BY step) TO '{target}'")[0] == 0
+    assert target.read_text() == "step\n1\n2\n"
+    assert srl("sql", "--unsafe", "--csv", f"SELECT max(step) AS last FROM '{target}'")[1] == "last\n2\n"
+
+
+VALUES = {
+    "DATE '2020-01-02'": ("2020-01-02", "2020-01-02"),
+    "TIME '01:02:03.5'": ("01:02:03.500000", "01:02:03.500000"),
+    "TIMETZ '01:02:03+05'": ("01:02:03+05", "01:02:03+05"),
+    "TIMESTAMP '2020-01-02 03:04:05'": ("2020-01-02 03:04:05", "2020-01-02T03:04:05"),
+    "TIMESTAMP_NS '2020-01-02 03:04:05.123456789'": ("2020-01-02 03:04:05.123456789",) * 2,
+    "TIMESTAMPTZ '2020-01-02 03:04:05+00' = TIMESTAMPTZ '2020-01-02 04:04:05+01'": ("True", True),
+    "INTERVAL '1 month 2 days 3 hours'": ("1 month 2 days 03:00:00",) * 2,
+    "170141183460469231731687303715884105727::HUGEINT": (
+        "170141183460469231731687303715884105727",
+        170141183460469231731687303715884105727,
+    ),
+    "1.50::DECIMAL(10, 2)": ("1.50", "1.50"),
+    "'6542f9d2-5aa5-4527-b50b-a60ef9590dd6'::UUID": ("6542f9d2-5aa5-4527-b50b-a60ef9590dd6",) * 2,
+    r"'\xAA\x00b'::BLOB": (r"\xAA\x00b",) * 2,
+    "{'a': 1, 'b': [true]}": ('{"a": 1, "b": [true]}', {"a": 1, "b": [True]}),
+    "[INTERVAL '1 day']": ("[1 day]",) * 2,
+    "MAP {'k': 1}": ('{"k": 1}', {"k": 1}),
+    "[1, 2, NULL]": ("[1, 2, null]", [1, 2, None]),
+    "'a'::ENUM('a', 'b')": ("a", "a"),
+    "'0101'::BIT": ("0101", "0101"),
+    "'nan'::DOUBLE": ("nan", None),
+    "'inf'::DOUBLE": ("inf", None),
+    "NULL": ("", None),
+    "true": ("True", True),
+    "2.5::DOUBLE": ("2.5", 2.5),
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_sql_prints_values_of_every_type(srl, logs, value):
+    text, known = VALUES[value]
+    query = f"SELECT 0 AS zero, {value} AS v"
+    assert srl("sql", query)[1].splitlines()[1].removeprefix("0").strip() == text
+    assert json.loads(srl("sql", "--json", query)[1]) == {"zero": 0, "v": known}
+    (_, row) = csv.reader(srl("sql", "--csv", query)[1].splitlines())
+    assert row == ["0", text]
+
+
+@pytest.mark.parametrize("value", ["now()", "[now()]", "{'at': now()}", "TIMESTAMPTZ 'infinity'"])
+def test_times_with_a_zone_print_without_pytz(srl, logs, monkeypatch, value):
+    monkeypatch.setitem(sys.modules, "pytz", None)
+    for option in ([], ["--json"], ["--csv"]):
+        code, out, err = srl("sql", f"SELECT {value} AS at", *option)
+        assert (code, err) == (0, "")
+        assert re.search(r"20\d\d-\d\d-\d\d|infinity", out)
 
 
 def test_text_of_others_acts_in_no_output(srl, logs):

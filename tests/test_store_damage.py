@@ -147,6 +147,17 @@ def test_a_run_with_no_part_that_can_be_read_is_one_line(runs):
     assert "\n" not in str(error.value)
 
 
+def test_a_log_that_is_finished_under_a_reader_is_read_again(runs):
+    writer = LogWriter(runs / BAD / "log", run_info(BAD))
+
+    def read(connection):
+        if (runs / BAD / "log" / "parts").exists():
+            writer.finish()
+        return steps(connection)
+
+    assert srl.store.reading([runs], read, warn=pytest.fail) == [1, 1, 2, 2, 3, 3]
+
+
 def test_nothing_looks_for_damage_in_a_log_that_reads_well(runs, monkeypatch):
     monkeypatch.setattr(reader, "find_damage", lambda *_, **__: pytest.fail("looked"))
     assert srl.store.reading([runs], steps) == [1, 1, 2, 2, 3, 3]

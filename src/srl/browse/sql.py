@@ -12,9 +12,11 @@ import duckdb
 from srl.errors import UserError
 from srl.store import TABLES, in_one_line
 
-_READS = ("SELECT", "EXPLAIN", "MULTI")  # MULTI is PIVOT, which makes a type of its values first
+_READS = ("SELECT", "MULTI")  # MULTI is PIVOT, which makes a type of its values first
 _TABLES = ", ".join(table.name for table in TABLES)
-_EXPLAIN = re.compile(r"\s*explain(\s+analyze)?(\s*\([^)]*\))?\s", re.IGNORECASE)
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?=[a-z])", re.IGNORECASE)
+_AS_TEXT = re.compile(r"TIME ZONE|INTERVAL|TIMESTAMP_NS|TIME_NS|BLOB|GEOMETRY")
+"""Types of DuckDB's that Python has none for, or needs another package for; they are shown as DuckDB does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +36,36 @@ class Answer:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-def sql(connection: duckdb.DuckDBPyConnection, query: str) -> Answer:
-    """The answer to one query that reads. Raises UserError with DuckDB's message, on one line."""
+def sql(connection: duckdb.DuckDBPyConnection, query: str, *, unsafe: bool = False) -> Answer:
+    """The answer to one query that reads; `unsafe`: to whatever is asked.
+
+    On a sealed connection (`srl.store.reading`) DuckDB opens no other files than the log's. What it would
+    still write to, the log itself, is guarded here. Raises UserError with DuckDB's message, on one line.
+    """
     try:
-        _check(connection, query)
-        cursor = connection.execute(query)
-        columns = _distinct([column[0] for column in cursor.description or ()])
-        return Answer(columns, tuple(cursor.fetchall()))
+        if not unsafe:
+            _check(connection, query)
+        return _answer(connection.sql(query))
     except duckdb.IOException:  # perhaps the log was compacted meanwhile: `srl.store.reading` asks again
         raise
     except duckdb.CatalogException as error:
         raise UserError(f"{in_one_line(error)} The tables are {_TABLES}.") from error
+    except duckdb.PermissionException as error:
+        raise UserError(f"{in_one_line(error)}; add --unsafe to open other files than the log") from error
     except duckdb.Error as error:
         raise UserError(in_one_line(error)) from error
+
+
+def _answer(relation: duckdb.DuckDBPyRelation | None) -> Answer:
+    """The rows of a relation; a statement without any has none."""
+    if relation is None:
+        return Answer((), ())
+    shown = [
+        f"CAST(#{place} AS VARCHAR)" if _AS_TEXT.search(str(kind)) else f"#{place}"
+        for place, kind in enumerate(relation.types, start=1)
+    ]
+    rows = relation.project(", ".join(shown)).fetchall()
+    return Answer(_distinct(relation.columns), tuple(rows))
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
@@ -59,18 +78,20 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check(connection: duckdb.DuckDBPyConnection, query: str) -> None:
-    found = connection.extract_statements(query)
+    """Raise UserError for anything but one query that reads, or EXPLAIN of one.
+
+    What EXPLAIN explains is checked as a query of its own. It begins with a word, so DuckDB reads it the
+    same way there and here.
+    """
+    explain = _EXPLAIN.match(query)
+    found = connection.extract_statements(query[explain.end() :] if explain else query)
     if len(found) != 1:
         raise UserError(f"expected one query, found {len(found)}; give one at a time")
     kind = found[0].type.name
-    if kind not in _READS:
-        raise UserError(f"only queries that read are answered here, not {kind}; begin with SELECT or FROM")
     if kind == "EXPLAIN":
-        _check(connection, _explained(query))
-
-
-def _explained(query: str) -> str:
-    match = _EXPLAIN.match(query)
-    if match is None:
-        raise UserError("expected EXPLAIN at the very beginning of the query")
-    return query[match.end() :]
+        raise UserError("expected EXPLAIN or EXPLAIN ANALYZE right before the query, and no options")
+    if kind not in _READS:
+        raise UserError(
+            f"only queries that read are answered here, not {kind}; "
+            "begin with SELECT or FROM, or add --unsafe"
+        )

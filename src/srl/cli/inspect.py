@@ -217,11 +217,14 @@ def sql(
     ] = None,
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Also read and write other files: COPY, ATTACH, read_csv, SET.")
+    ] = False,
 ) -> None:
     """Ask the log in SQL.
 
     Its tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards; `DESCRIBE hits` says
-    what is in one.
+    what is in one. A query reads the log and no other file.
 
     \b
     Example:
@@ -230,7 +233,7 @@ def sql(
     from srl.browse.cells import csv_text
     from srl.browse.sql import sql as ask
 
-    answer = _read(_paths(runs or ["last"]), lambda log: ask(log, query))
+    answer = _read(_paths(runs or ["last"]), lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe)
     if csv:
         _print_text(csv_text(answer.columns, answer.rows))
     elif answer.is_plan and not json:
@@ -258,10 +261,10 @@ def _paths(names: Sequence[str]) -> list[Path]:
     return [workspace.runs if name == "all" else workspace.find_run(name) for name in names]
 
 
-def _read(paths: Sequence[Path], read: Read[T]) -> T:
+def _read(paths: Sequence[Path], read: Read[T], *, sealed: bool = True) -> T:
     from srl.store import reading
 
-    return reading(paths, read, warn=lambda text: _note(f"warning: {text}"))
+    return reading(paths, read, warn=lambda text: _note(f"warning: {text}"), sealed=sealed)
 
 
 def _print_rows(

@@ -65,13 +65,13 @@ def attach(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None
     connection.execute(f"ATTACH {quoted(path)} AS {name} (READ_ONLY)")
 
 
-def seal(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> None:
-    """Let queries open only `files` and the attached databases, for good.
+def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path]) -> None:
+    """Let queries open only what is under `directories` and the attached databases, for good.
 
-    DuckDB would still write to those where a query says so: what may be asked, the caller decides.
+    DuckDB would still write there where a query says so: what may be asked, the caller decides.
     """
-    allowed = [*files, *map(_pattern, files)]
-    connection.execute(f"SET allowed_paths = {_list(allowed)}")
+    allowed = [f"{path}/" for directory in directories for path in (directory, _pattern(directory))]
+    connection.execute(f"SET allowed_directories = {_list(allowed)}")
     connection.execute("SET enable_external_access = false; SET lock_configuration = true")
 
 

@@ -154,9 +154,9 @@ def _connect(paths: Sequence[Path | str], without: Damages, sealed: bool) -> duc
     logs = list(dict.fromkeys(log for path in paths for log in _existing(path)))
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:
-        files = _create_tables(connection, logs, without)
+        _create_tables(connection, logs, without)
         if sealed:
-            seal(connection, files)
+            seal(connection, [log / PARTS_DIRECTORY for log in logs])
     except BaseException:
         connection.close()
         raise
@@ -173,10 +173,8 @@ def _existing(path: Path | str) -> list[Path]:
     return logs
 
 
-def _create_tables(
-    connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], without: Damages
-) -> list[Path]:
-    """Create the log's tables over what can be read; the files of the parts behind them."""
+def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], without: Damages) -> None:
+    """Create the log's tables over what can be read. Raises UserError where nothing can."""
     connection.execute("SET enable_progress_bar = false; CREATE SCHEMA raw")
     parts: list[Part] = []
     finished: list[str] = []
@@ -194,12 +192,11 @@ def _create_tables(
             parts += left
         rows.append(run_info.run_row(log))
     if not rows:
-        raise UserError(f"{'; '.join(damage.why for damage in without.values())}")
+        raise UserError("; ".join(damage.why for damage in without.values()))
     create_runs(connection, rows)
     for table in PARTS:
         _create_table(connection, table, parts, finished)
     create_views(connection)
-    return [part.file(table) for part in parts for table in PARTS]
 
 
 def _create_table(
