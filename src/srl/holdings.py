@@ -34,11 +34,13 @@ def files_in(directory: Path) -> list[str]:
     return sorted(name for name in found if name != MANIFEST)
 
 
-def replaceable(kind: str, called: str, older: Collection[str] = ()) -> Replace:
+def replaceable(
+    kind: str, called: str, older: Collection[str] = (), besides: Collection[str] = ()
+) -> Replace:
     """Lets a directory be replaced if its manifest is of `kind` and it holds only the files named there.
 
     `called` says in words what it must be, such as "an index". `older` names what may be in a directory
-    whose manifest is of a version that named no files.
+    whose manifest is of a version that named no files, and `besides` what may be in any.
     """
 
     def check(path: Path) -> None:
@@ -48,7 +50,7 @@ def replaceable(kind: str, called: str, older: Collection[str] = ()) -> Replace:
                 "choose another directory, or remove it first"
             )
         ours = read_manifest(path, kind).get("files", older)
-        foreign = next((name for name in files_in(path) if name not in ours), None)
+        foreign = next((name for name in files_in(path) if name not in (*ours, *besides)), None)
         if foreign is not None:
             raise UserError(
                 f"{path} is not replaced: {foreign} in it is not srl's; move that file away, "
@@ -72,9 +74,9 @@ def checksum(path: Path, report: Report = _silent) -> str:
     return digest.hexdigest()
 
 
-def checksums(directory: Path) -> dict[str, str]:
-    """The checksum of every file below `directory` but its manifest, by relative path."""
-    names = files_in(directory)
+def checksums(directory: Path, names: Collection[str] | None = None) -> dict[str, str]:
+    """The checksums of the files `names` below `directory`; of all of them, but its manifest, by default."""
+    names = files_in(directory) if names is None else names
     with ThreadPoolExecutor() as pool:
         return dict(zip(names, pool.map(lambda name: checksum(directory / name), names), strict=True))
 

@@ -196,13 +196,14 @@ def _named(given: list[str]) -> dict[str, Path]:
 def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> Source:
     """An index with the settings that are for all or for it. Raises UserError where there is none."""
     from srl.cli.settings import read_settings
-    from srl.index import read_index_manifest
+    from srl.index import check_index, verify_once
     from srl.serve.server.serving import Source
 
     of_others = tuple(f"{other}." for other in names if other != name)
     mine = [one.removeprefix(f"{name}.") for one in settings if not one.startswith(of_others)]
-    retriever = read_index_manifest(names[name]).retriever
-    return Source(str(names[name]), read_settings(retriever, mine))
+    manifest = check_index(names[name])
+    verify_once(names[name], manifest)
+    return Source(str(names[name]), read_settings(manifest.retriever, mine))
 
 
 def _say(serving: Serving, name: str, index: Mapping[str, Any], replicas: int = 1) -> None:

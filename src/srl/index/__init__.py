@@ -6,6 +6,7 @@ from srl.index.manifest import Manifest, read_index_manifest
 from srl.index.opened import Index, check_index, live_index, open_index
 from srl.index.passages import PassageStore, keep_passages
 from srl.index.retriever import Retriever, load_retriever, open_retriever, outcomes_of
+from srl.index.verified import is_verified, verify, verify_once
 
 __all__ = [
     "Fault",
@@ -17,6 +18,7 @@ __all__ = [
     "check_corpus",
     "check_index",
     "import_index",
+    "is_verified",
     "keep_passages",
     "live_index",
     "load_retriever",
@@ -24,4 +26,6 @@ __all__ = [
     "open_retriever",
     "outcomes_of",
     "read_index_manifest",
+    "verify",
+    "verify_once",
 ]

@@ -12,9 +12,11 @@ from pydantic import BaseModel
 from srl import __version__
 from srl.data.corpus import read_corpus
 from srl.errors import CheckFailed, UserError
+from srl.holdings import checksums
 from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
 from srl.index.retriever import Retriever, load_retriever
+from srl.index.verified import record
 from srl.index.workplace import NOTE, workplace
 from srl.plugins import manager
 from srl.plugins.options import validated
@@ -107,8 +109,10 @@ def _build(
             make(store, place.directory, lambda done: report("indexing", done, count))
         of_corpus = (source[0], digest.hexdigest(), count) if source else ("", "", 0)
         files = mark_files(place.directory, leave_out=NOTE)
-        manifest = make_manifest(retriever, parameters, identity, *of_corpus, files)
+        sums = checksums(place.directory, files)
+        manifest = make_manifest(retriever, parameters, identity, *of_corpus, files, sums)
         manifest.write(place.directory)
+        record(place.directory, manifest)
     return manifest
 
 
@@ -156,6 +160,7 @@ def make_manifest(
     corpus_digest: str = "",
     passages: int = 0,
     files: Mapping[str, str] | None = None,
+    sums: Mapping[str, str] | None = None,
 ) -> Manifest:
     """What an index of these parameters says of itself."""
     entry = manager.find("retriever", retriever)
@@ -170,6 +175,7 @@ def make_manifest(
         srl_version=__version__,
         retriever_version=f"{entry.package} {entry.version}",
         files=files or {},
+        checksums=sums or {},
         identity=identity,
     )
 

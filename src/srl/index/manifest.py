@@ -14,6 +14,8 @@ from srl.errors import UserError
 from srl.files import MANIFEST, digest_text, read_manifest, write_manifest
 
 KIND = "index"
+RECORD = ".verified.json"
+"""The record of when the files were last read whole; it belongs to no copy, and is none of them."""
 _EDGE = 1 << 16
 _KINDS: dict[str, type] = {"str": str, "int": int}
 _NAMES = {str: "a text", int: "a whole number", dict: "an object"}
@@ -21,7 +23,11 @@ _NAMES = {str: "a text", int: "a whole number", dict: "an object"}
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The identity of an index. `digest` covers corpus, retriever and parameters, and nothing else."""
+    """The identity of an index. `digest` covers corpus, retriever and parameters, and nothing else.
+
+    `files` has a mark of each file, cheap to check, and `checksums` the checksum of all its bytes; there are
+    none of these in an index that an older version built.
+    """
 
     retriever: str
     options: Mapping[str, Any]
@@ -34,8 +40,14 @@ class Manifest:
     retriever_version: str
     files: Mapping[str, str] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = 1
     kind: str = KIND
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(int(mark.partition("-")[0]) for mark in self.files.values())
 
     def write(self, directory: Path) -> None:
         payload = asdict(self)
@@ -55,11 +67,12 @@ def read_index_manifest(directory: Path | str) -> Manifest:
     directory = Path(directory)
     found = read_manifest(directory, KIND)
     expected = {item.name for item in fields(Manifest)}
-    missing = sorted(expected - set(found) - {"identity"})
+    missing = sorted(expected - set(found) - {"identity", "checksums"})
     if missing:
         raise UserError(f"{directory / MANIFEST}: {', '.join(missing)} missing; build the index again")
     manifest = Manifest(**{name: found[name] for name in expected & set(found)})
     _check_fields(directory, manifest)
+    _check_checksums(directory, manifest)
     _check_identity(directory, manifest)
     return manifest
 
@@ -77,6 +90,14 @@ def _check_fields(directory: Path, manifest: Manifest) -> None:
         raise UserError(
             f"{directory / MANIFEST}: {manifest.passages} passages in {len(manifest.files)} files (edited?); "
             "build the index again"
+        )
+
+
+def _check_checksums(directory: Path, manifest: Manifest) -> None:
+    """Every file has a checksum, or none has."""
+    if manifest.checksums and manifest.checksums.keys() != manifest.files.keys():
+        raise UserError(
+            f"{directory / MANIFEST}: its checksums are not of its files (edited?); build the index again"
         )
 
 

@@ -12,6 +12,7 @@ from srl.index.fault import Fault
 from srl.index.manifest import Manifest, check_files, read_index_manifest
 from srl.index.passages import FOLDER, PassageStore
 from srl.index.retriever import Retriever, as_retriever, load_retriever, open_retriever, outcomes_of
+from srl.index.verified import verify_once
 from srl.plugins import manager
 from srl.plugins.options import validated
 from srl.trajectory import Hit, Passage
@@ -69,6 +70,7 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
     """
     directory = Path(directory)
     manifest = check_index(directory)
+    verify_once(directory, manifest)
     made = load_retriever(manifest.retriever, _options(directory, manifest, options or {}))
     retriever = _open(made, directory)
     _check_same(directory, manifest, retriever.identity())

@@ -19,10 +19,10 @@ from srl.files import (
     write_json,
 )
 from srl.holdings import replaceable
-from srl.index.manifest import KIND
+from srl.index.manifest import KIND, RECORD
 
 NOTE = "building.json"
-_REPLACEABLE = replaceable(KIND, "an index")
+_REPLACEABLE = replaceable(KIND, "an index", besides=(RECORD,))
 
 
 class Workplace:

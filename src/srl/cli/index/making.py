@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from srl.cli.index.shared import AsJson, IndexDirectory, Settings, show_index, stages
+from srl.cli.output import progress
 from srl.cli.settings import read_settings
+
+if TYPE_CHECKING:
+    from srl.index import Manifest
 
 Out = Annotated[Path, typer.Option(help="The directory to build; it appears whole or not at all.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an index that is there.")]
@@ -34,8 +38,8 @@ def build(
     from srl.index import build_index
 
     options = read_settings(retriever, settings or [])
-    with stages() as progress:
-        manifest = build_index(corpus, out, retriever, options, progress, overwrite=force)
+    with stages() as report:
+        manifest = build_index(corpus, out, retriever, options, report, overwrite=force)
     show_index(out, manifest, as_json)
 
 
@@ -59,8 +63,8 @@ def import_(
     from srl.index import import_index
 
     options = read_settings(retriever, settings or [])
-    with stages() as progress:
-        manifest = import_index(source, out, retriever, options, corpus, progress, overwrite=force)
+    with stages() as report:
+        manifest = import_index(source, out, retriever, options, corpus, report, overwrite=force)
     show_index(out, manifest, as_json)
 
 
@@ -69,17 +73,40 @@ def info(
     corpus: Annotated[
         Path | None, typer.Option(help="Also check that the index was built from this corpus.")
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--verify", help="Read all files whole and compare their checksums.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what an index is, and check that its files are whole.
+    """Say what an index is, and check its files: sizes and ends, or, with --verify, every byte.
 
     \b
     Example:
-      srl index info my-index --corpus corpus.jsonl
+      srl index info my-index --verify
     """
     from srl.index import check_corpus, check_index
 
     manifest = check_index(directory)
+    if whole:
+        _verify(directory, manifest)
     if corpus is not None:
         check_corpus(directory, corpus)
     show_index(directory, manifest, as_json)
+
+
+def _verify(directory: Path, manifest: Manifest) -> None:
+    """Read the index whole, with a bar."""
+    from threading import Lock
+
+    from srl.index import verify
+
+    done, lock = 0, Lock()
+    with progress("bytes read", manifest.size) as update:
+
+        def report(count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                update(done)
+
+        verify(directory, manifest, report)

@@ -62,7 +62,9 @@ def stages(what: str = "passages") -> Iterator[Callable[[str, int, int | None], 
 
 
 def show_index(directory: Path, manifest: Manifest, as_json: bool) -> None:
-    """What an index says about itself."""
+    """What an index says about itself, and whether its files were read whole since they last changed."""
+    from srl.index import is_verified
+
     facts = {
         "directory": directory,
         "retriever": manifest.retriever,
@@ -75,16 +77,21 @@ def show_index(directory: Path, manifest: Manifest, as_json: bool) -> None:
         "srl_version": manifest.srl_version,
         "retriever_version": manifest.retriever_version,
         "identity": dict(manifest.identity),
-        "bytes": sum(int(mark.partition("-")[0]) for mark in manifest.files.values()),
+        "bytes": manifest.size,
+        "verified": is_verified(directory, manifest),
     }
     if as_json:
         output.print_json(facts)
         return
     facts |= {name: _pairs(facts[name]) for name in ("options", "identity")}
     facts |= {name: f"{facts[name]:,}" for name in ("passages", "bytes")}
+    if not facts["verified"]:
+        facts["verified"] = f"no, sizes and ends only; type: srl index info {directory} --verify"
+    else:
+        facts["verified"] = "yes, every byte"
     if not manifest.corpus_digest:
         facts |= {"passages": "none: it searches outside", "corpus": "none"}
-        del facts["corpus_digest"], facts["bytes"]
+        del facts["corpus_digest"], facts["bytes"], facts["verified"]
     if not manifest.identity:
         del facts["identity"]
     for name, value in facts.items():

@@ -1,0 +1,128 @@
+"""Reading an index whole: once after it was copied or changed, and not again while its files stay.
+
+A record says which files were found right, by inode, size and time of the last change. A copy has others. The
+record lies in the index, or in the user's cache where the index cannot be written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from srl.errors import CheckFailed, UserError
+from srl.files import FORMAT, digest_text, read_json, write_json
+from srl.holdings import DamagedError, Report, check_files
+from srl.index.manifest import RECORD, Manifest
+
+log = logging.getLogger(__name__)
+_LARGE = 1 << 30
+"""Bytes from which on reading is worth a line, and one every `_EVERY_S` seconds."""
+_EVERY_S = 30.0
+
+
+def verify(directory: Path, manifest: Manifest, report: Report | None = None) -> None:
+    """Read every file of the index whole, and record that it is right. Raises UserError where it is not,
+    and CheckFailed where it holds no checksums.
+
+    `report` hears the number of bytes each time that some were read.
+    """
+    if manifest.files and not manifest.checksums:
+        raise CheckFailed(
+            f"{directory} holds no checksums, for srl {manifest.srl_version} built it: only sizes and ends "
+            "of its files could be checked; build it again to have them"
+        )
+    stamp = _stamp(directory, manifest)
+    try:
+        check_files(directory, manifest.checksums, report or _Log(directory, manifest))
+    except DamagedError as error:
+        raise UserError(f"{error}; copy or build the index again") from error
+    _record(directory, stamp)
+
+
+def verify_once(directory: Path, manifest: Manifest) -> None:
+    """`verify` if these files were not read whole before; one of several processes does it for all.
+
+    An index of a version that kept no checksums passes.
+    """
+    if is_verified(directory, manifest) or not manifest.checksums:
+        return
+    with _one_at_a_time(directory):
+        if not is_verified(directory, manifest):
+            verify(directory, manifest)
+
+
+def is_verified(directory: Path, manifest: Manifest) -> bool:
+    """Whether the files were read whole, or written, since they last changed."""
+    if not manifest.checksums:
+        return not manifest.files
+    stamp = _stamp(directory, manifest)
+    with suppress(OSError, UserError):
+        if read_json(directory / RECORD, dict[str, Any]).get("stamp") == stamp:
+            return True
+    return _cached(stamp).is_file()
+
+
+def record(directory: Path, manifest: Manifest) -> None:
+    """Record the files of an index as right that were just written; their checksums come from there."""
+    write_json(directory / RECORD, {"format": FORMAT, "stamp": _stamp(directory, manifest)})
+
+
+def _record(directory: Path, stamp: str) -> None:
+    try:
+        write_json(directory / RECORD, {"format": FORMAT, "stamp": stamp})
+    except (OSError, UserError):
+        try:
+            _cached(stamp).parent.mkdir(parents=True, exist_ok=True)
+            _cached(stamp).touch()
+        except OSError:
+            log.warning("%s is read whole each time: neither it nor the cache can be written", directory)
+
+
+def _cached(stamp: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home, "srl", "verified", stamp)
+
+
+def _stamp(directory: Path, manifest: Manifest) -> str:
+    """Another one for every copy and after every change; the same on each machine that shares the files."""
+    parts = []
+    for name, checksum in sorted(manifest.checksums.items()):
+        state = (directory / name).stat()
+        parts += [name, checksum, f"{state.st_ino} {state.st_size} {state.st_ctime_ns}"]
+    return digest_text(*parts)
+
+
+@contextmanager
+def _one_at_a_time(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock, on file systems that have one."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _Log:
+    """Says that a large index is being read, and every half minute how far that is."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._directory, self._done, self._told, self._lock = directory, 0, monotonic(), Lock()
+        self._size = manifest.size
+        if self._size >= _LARGE:
+            log.info("%s is new here or changed: reading its %.1f GB once", directory, self._size / 1e9)
+
+    def __call__(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            if monotonic() - self._told >= _EVERY_S:
+                self._told = monotonic()
+                log.info("%s: %.1f of %.1f GB read", self._directory, self._done / 1e9, self._size / 1e9)
