@@ -255,7 +255,7 @@ class TestToken:
             return httpx.Response(500, text=f"headers: {request.headers['Authorization']}")
 
         search = client(repeat)
-        assert "headers: Bearer [token]" in ask(search).error
+        assert "headers: Bearer [hidden]" in ask(search).error
         for query in "bcdefg":
             refused = ask(search, query)
         assert refused.status == "refused"

@@ -122,4 +122,4 @@ def test_a_token_is_not_repeated(index, monkeypatch):
     def repeats(request: httpx.Request) -> httpx.Response:
         return httpx.Response(404, text=f"no {request.headers['Authorization']}")
 
-    assert "no Bearer [token]" in refused(repeats, ONE)
+    assert "no Bearer [hidden]" in refused(repeats, ONE)

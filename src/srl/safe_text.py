@@ -45,7 +45,11 @@ def safe(text: str) -> str:
     Control and format characters (colours, cursor, titles, right-to-left overrides) show as escapes;
     line ends, tabs and the joiners of scripts and emoji stay.
     """
-    text = hidden(text)
+    return escaped(hidden(text))
+
+
+def escaped(text: str) -> str:
+    """`text` as `safe` writes it, secrets and all; for what has been searched for secrets."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(letter) for letter in text.replace("\r\n", "\n"))
@@ -62,8 +66,8 @@ def safe_message(text: str) -> str:
     return safe(redacted(text))
 
 
-def quoted(said: str | bytes, width: int = 200) -> str:
-    """What another program said, for a message: safe, on one line, at most `width` letters."""
+def quoted(said: str | bytes, width: int | None = None) -> str:
+    """What another program said, for a message: safe, on one line, cut to `width` letters after that."""
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
     return one_line(redacted(text), width)
 

@@ -8,7 +8,7 @@ from datetime import date
 from math import isfinite
 from typing import Any
 
-from srl.safe_text import safe_json
+from srl.safe_text import hide, safe_json, secrets
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
@@ -37,18 +37,20 @@ def duration(seconds: float | None) -> str:
 
 
 def json_line(value: object) -> str:
-    """`value` as JSON on one line: NaN becomes null, and what would act on a terminal an escape."""
-    return safe_json(json.dumps(_known(value), ensure_ascii=False, allow_nan=False))
+    """`value` as JSON on one line: NaN becomes null, what would act on a terminal an escape."""
+    return safe_json(json.dumps(_known(value, secrets()), ensure_ascii=False, allow_nan=False))
 
 
-def _known(value: Any) -> Any:
-    """`value` as what JSON knows; dates in ISO format, anything else by its text."""
-    if value is None or isinstance(value, str | int):
+def _known(value: Any, found: tuple[str, ...]) -> Any:
+    """`value` as what JSON knows; dates in ISO format, anything else by its text, no secret `found`."""
+    if isinstance(value, str):
+        return hide(value, found)
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _known(item) for key, item in value.items()}
+        return {str(key): _known(item, found) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(item) for item in value]
-    return value.isoformat() if isinstance(value, date) else str(value)
+        return [_known(item, found) for item in value]
+    return value.isoformat() if isinstance(value, date) else hide(str(value), found)

@@ -100,7 +100,9 @@ def _interrupted(error: BaseException, signal: Signals | None) -> int:
 
 
 def _say(message: object) -> None:
-    print("srl:", *str(message).split("\n"), file=sys.stderr)
+    from srl.cli import output
+
+    output.warn(" ".join(["srl:", *str(message).split("\n")]))
 
 
 def _escape_what_stdout_lacks() -> None:

@@ -6,6 +6,8 @@ import errno
 import tempfile
 import traceback
 
+from srl.safe_text import safe_message
+
 _ENVIRONMENT = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE}
 
 
@@ -25,12 +27,12 @@ def environment_error(error: BaseException) -> str | None:
 def write_traceback(error: BaseException) -> str:
     """Write the traceback to a file; one line that says what happened and where the file is."""
     what = f"{type(error).__name__}: {error}".partition("\n")[0]
-    lines = traceback.format_exception(error)
+    lines = safe_message("".join(traceback.format_exception(error)))
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="srl-traceback-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
         ) as file:
-            file.writelines(lines)
+            file.write(lines)
     except OSError:
-        return f"internal error, {what}; the traceback could not be written:\n{''.join(lines)}"
+        return f"internal error, {what}; the traceback could not be written:\n{lines}"
     return f"internal error, {what}; please report it with the traceback in {file.name}"

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from srl.cli import output
+
 app = typer.Typer(
     no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
 )
@@ -24,17 +26,16 @@ def list_sources(json: Json = False) -> None:
     Example:
       srl data list
     """
-    from srl.cli.output import print_json, table
     from srl.data.sources import SOURCES
 
     if json:
-        print_json([_source(source) for source in SOURCES.values()])
+        output.print_json([_source(source) for source in SOURCES.values()])
         return
     rows = [
         (s.name, "corpus" if s.is_corpus else "questions", s.hub or "-", s.licence, s.what)
         for s in SOURCES.values()
     ]
-    table(("source", "holds", "by name from", "licence", "what"), rows)
+    output.table(("source", "holds", "by name from", "licence", "what"), rows)
 
 
 def _source(source: Any) -> dict[str, object]:
@@ -79,7 +80,6 @@ def prepare(
     Example:
       srl data prepare squad=train-v1.1.json 2wiki-corpus=2wikimultihopqa_corpus.json --val 0.05
     """
-    from srl.cli.output import note, print_json, progress
     from srl.data.prepare import parse_input
     from srl.data.prepare import prepare as run
     from srl.errors import UserError
@@ -89,7 +89,7 @@ def prepare(
     inputs = [parse_input(text, file or (), split) for text in sources]
     inputs += [parse_input("corpus", (path,)) for path in corpus or ()]
     large = any(each.source.is_corpus for each in inputs)
-    with progress("passages written") if large else nullcontext() as update:
+    with output.progress("passages written") if large else nullcontext() as update:
         made = run(
             inputs,
             out or _default_out(inputs),
@@ -101,9 +101,9 @@ def prepare(
             progress=update,
         )
     for text in made.notes:
-        note(text)
+        output.note(text)
     if json:
-        print_json(made)
+        output.print_json(made)
     else:
         _print_prepared(made)
 
@@ -118,9 +118,9 @@ def _default_out(inputs: list[Any]) -> Path:
 
 def _print_prepared(made: Any) -> None:
     for split, count in made.questions.items():
-        print(f"{made.directory / split}.parquet  {count:,} questions")
+        output.line(f"{made.directory / split}.parquet  {count:,} questions")
     if made.passages:
-        print(f"{made.directory / 'corpus.jsonl'}  {made.passages:,} passages")
+        output.line(f"{made.directory / 'corpus.jsonl'}  {made.passages:,} passages")
 
 
 @app.command()
@@ -141,7 +141,7 @@ def world(
 
     directory = out or Workspace.resolve().worlds / f"world-s{seed}"
     write_world(directory, seed)
-    print(directory)
+    output.line(directory)
 
 
 @app.command()
@@ -158,14 +158,13 @@ def show(
     Example:
       srl data show srl-workspace/worlds/world-s0/train.parquet -n 1
     """
-    from srl.cli.output import print_json
     from srl.data.show import first_rows, rendered
 
     rows = first_rows(file, number)
     if json:
-        print_json(rows)
+        output.print_json(rows)
     else:
-        print("\n\n".join(rendered(row) for row in rows))
+        output.line("\n\n".join(rendered(row) for row in rows))
 
 
 @app.command()
@@ -187,4 +186,4 @@ def tokenizer(
     from srl.data.tokenizer import texts_of, train_tokenizer
 
     size = train_tokenizer(texts_of(corpus, questions or ()), out, vocab_size, overwrite=overwrite)
-    print(f"{out}  {size:,} tokens")
+    output.line(f"{out}  {size:,} tokens")

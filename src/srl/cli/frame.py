@@ -158,8 +158,10 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
+    from srl.cli import output
+
     if wanted:
-        typer.echo(f"srl {__version__}")
+        output.line(f"srl {__version__}")
         raise typer.Exit()
 
 
@@ -187,11 +189,11 @@ def _frame(
     Example:
       srl train --preset tiny
     """
-    from srl.cli.output import set_verbosity
+    from srl.cli import output
 
     if workspace is not None:
         os.environ["SRL_WORKSPACE"] = str(workspace)
-    set_verbosity(verbose - quiet)
+    output.set_verbosity(verbose - quiet)
 
 
 def command() -> Any:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from srl.cli import output
+
 if TYPE_CHECKING:
     import duckdb
 
@@ -110,9 +112,9 @@ def trajectories(
     if found:
         _print_rows(found, json, _TRAJECTORY_COLUMNS)
     else:
-        _note("no such trajectory; fewer conditions find more")
+        output.note("no such trajectory; fewer conditions find more")
     if found and len(found) == limit and not json:
-        _note(f"the first {limit}; --limit 0 lists all, and `srl inspect show ID` shows one")
+        output.note(f"the first {limit}; --limit 0 lists all, and `srl inspect show ID` shows one")
 
 
 @app.command()
@@ -132,16 +134,14 @@ def show(
     Example:
       srl inspect show 0bdf61 --tokens
     """
-    from srl.browse.plain import json_line
     from srl.browse.render import render
     from srl.browse.transcript import as_json, transcript
-    from srl.cli.output import stdout
 
     shown = _read(_paths([run]), lambda log: transcript(log, trajectory))
     if json:
-        print(json_line(as_json(shown)))
+        output.print_rows([as_json(shown)])
     else:
-        render(stdout(), shown, tokens)
+        render(output.stdout(), shown, tokens)
 
 
 @app.command()
@@ -172,7 +172,7 @@ def verdicts(
     if found:
         _print_rows(found, json, {column: by.value} | {name: name for name in (*VERDICTS, "total")})
     else:
-        _note("no such trajectory with golden answers; fewer conditions find more")
+        output.note("no such trajectory with golden answers; fewer conditions find more")
 
 
 @app.command()
@@ -201,7 +201,7 @@ def curve(
         from srl.browse.figure import save_figure
 
         save_figure(found, out)
-        print(out)
+        output.line(out)
     elif json:
         _print_rows([_series(one) for panel in found for one in panel], True, {})
     else:
@@ -235,9 +235,9 @@ def sql(
 
     answer = _read(_paths(runs or ["last"]), lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe)
     if csv:
-        _print_text(csv_text(answer.columns, answer.rows))
+        output.verbatim(csv_text(answer.columns, answer.rows))
     elif answer.is_plan and not json:
-        _print_text("".join(f"{plan}\n" for _, plan in answer.rows))
+        output.verbatim("".join(f"{plan}\n" for _, plan in answer.rows))
     else:
         _print_rows(answer.records(), json, {name: name for name in answer.columns}, digits=None)
 
@@ -264,7 +264,7 @@ def _paths(names: Sequence[str]) -> list[Path]:
 def _read(paths: Sequence[Path], read: Read[T], *, sealed: bool = True) -> T:
     from srl.store import reading
 
-    return reading(paths, read, warn=lambda text: _note(f"warning: {text}"), sealed=sealed)
+    return reading(paths, read, warn=lambda text: output.note(f"warning: {text}"), sealed=sealed)
 
 
 def _print_rows(
@@ -275,24 +275,12 @@ def _print_rows(
     from shutil import get_terminal_size
 
     from srl.browse.cells import cells, fitted
-    from srl.browse.plain import json_line
-    from srl.cli.output import table
 
     if json:
-        for row in rows:
-            print(json_line(row))
+        output.print_rows(rows)
         return
     heads, lines = list(columns.values()), cells(rows, columns, digits)
-    table(heads, fitted(heads, lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
-
-
-def _print_text(text: str) -> None:
-    """Text as it is for a program; on a terminal nothing in it acts."""
-    import sys
-
-    from srl.safe_text import safe
-
-    sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
+    output.table(heads, fitted(heads, lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
 
 
 def _series(one: Series) -> dict[str, Any]:
@@ -305,15 +293,8 @@ def _plot(panels: Sequence[Sequence[Series]]) -> None:
     from shutil import get_terminal_size
 
     from srl.browse.plot import plot
-    from srl.safe_text import safe
 
     width = min(get_terminal_size().columns, 120)
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
     drawn = [plot(series, width, ascii_only=ascii_only) for series in panels]
-    print(safe("\n\n".join(drawn)))
-
-
-def _note(message: str) -> None:
-    from srl.cli.output import note
-
-    note(message)
+    output.line("\n\n".join(drawn))

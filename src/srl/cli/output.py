@@ -1,12 +1,18 @@
-"""Output for people and programs: results on stdout, the rest on stderr, plain when not a terminal."""
+"""Output for people and programs: results on stdout, the rest on stderr, plain when not a terminal.
+
+All commands print through this module, which lets nothing act on a terminal and shows no secret: text for
+people is escaped wherever it goes, JSON has its own escapes, and only `verbatim` leaves a pipe as it is.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+
+from srl.safe_text import escaped, hidden, hide, safe, safe_json, safe_message, secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,13 +30,13 @@ def set_verbosity(level: int) -> None:
     """0 is normal, above it more is logged, below it only warnings or errors and no notes or progress."""
     import logging
 
+    from srl.safe_log import log_to_stderr
+
     global _quiet
     _quiet = level < 0
     ours = {-1: logging.WARNING, 0: logging.INFO}.get(level, logging.DEBUG if level > 0 else logging.ERROR)
     theirs = {0: logging.WARNING, 1: logging.INFO}.get(level, logging.DEBUG if level > 1 else logging.ERROR)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger().setLevel(theirs)
-    logging.getLogger("srl").setLevel(ours)
+    log_to_stderr(theirs, ours)
 
 
 def stdout() -> Console:
@@ -54,33 +60,54 @@ def print_json(obj: object) -> None:
     """`obj` as JSON on stdout: data classes, paths and numpy values too; NaN becomes null."""
     import json
 
-    print(json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False))
+    print(safe_json(json.dumps(_plain(obj, secrets()), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
-def _plain(obj: Any) -> Any:
-    """`obj` as what JSON knows: dict, list, str, number, bool, None."""
+def print_rows(rows: Iterable[object]) -> None:
+    """Each of `rows` as a line of JSON on stdout."""
+    from srl.browse.plain import json_line
+
+    for row in rows:
+        print(json_line(row))
+
+
+def line(text: object = "", *, flush: bool = False) -> None:
+    """A line of a result on stdout, or several."""
+    print(safe(str(text)), flush=flush)
+
+
+def verbatim(text: str) -> None:
+    """A whole file on stdout: as it is for a program, safe on a terminal. Secrets are in neither."""
+    sys.stdout.write(safe(text) if sys.stdout.isatty() else hidden(text))
+
+
+def _plain(obj: Any, found: tuple[str, ...]) -> Any:
+    """`obj` as what JSON knows: dict, list, str, number, bool, None; without the secrets `found`."""
     from collections.abc import Mapping
     from dataclasses import is_dataclass
     from math import isfinite
 
-    if obj is None or isinstance(obj, str | int):
+    if isinstance(obj, str):
+        return hide(obj, found)
+    if obj is None or isinstance(obj, int):
         return obj
     if isinstance(obj, float):
         return obj if isfinite(obj) else None
     if isinstance(obj, Mapping):
-        return {str(key): _plain(value) for key, value in obj.items()}
+        return {str(key): _plain(value, found) for key, value in obj.items()}
     if is_dataclass(obj) and not isinstance(obj, type):
-        return {name: _plain(getattr(obj, name)) for name in obj.__dataclass_fields__}
+        return {name: _plain(getattr(obj, name), found) for name in obj.__dataclass_fields__}
     if isinstance(obj, list | tuple | set | frozenset):
-        return [_plain(value) for value in obj]
+        return [_plain(value, found) for value in obj]
     if hasattr(obj, "tolist"):
-        return _plain(obj.tolist())
-    return str(obj)
+        return _plain(obj.tolist(), found)
+    return hide(str(obj), found)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Aligned columns on stdout; on a terminal the last column wraps, elsewhere no line does."""
-    cells = [[str(cell) for cell in row] for row in (headers, *rows)]
+    found = secrets()
+    cells = [[_cell(cell, found) for cell in row] for row in (headers, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers) - 1)]
     room = max(_terminal_width() - sum(widths) - 2 * len(widths), 20)
     for row in cells:
@@ -89,6 +116,10 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         print("  ".join([*start, first]).rstrip())
         for line in more:
             print(" " * (sum(widths) + 2 * len(widths)) + line)
+
+
+def _cell(value: object, found: tuple[str, ...]) -> str:
+    return escaped(hide(str(value), found)).replace("\n", " ")
 
 
 def _terminal_width() -> int:
@@ -106,7 +137,12 @@ def _wrapped(text: str, width: int) -> list[str]:
 def note(message: str) -> None:
     """One line for the person at the terminal, on stderr; nothing with `-q`."""
     if not _quiet:
-        print(message, file=sys.stderr)
+        warn(message)
+
+
+def warn(message: object) -> None:
+    """The same, whatever `-q` says."""
+    print(safe_message(str(message)), file=sys.stderr)
 
 
 @contextmanager
@@ -179,5 +215,5 @@ def _bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]
     left = [TextColumn("left"), TimeRemainingColumn()] if total else []
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=stderr(), speed_estimate_period=300) as bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task(safe(description), total=total)
         yield lambda so_far: bar.update(task, completed=so_far)

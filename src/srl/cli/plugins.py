@@ -115,5 +115,5 @@ def new(
     from srl.plugins.scaffold import create, next_steps
 
     folder = create(kind, name, out)
-    print(folder)
+    output.line(folder)
     output.note(next_steps(kind, name, folder))

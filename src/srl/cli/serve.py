@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,13 +145,13 @@ def _run(serving: Serving, replicas: int, listener: socket.socket) -> None:
         for name in serving.indexes:
             opened[name] = serving.open(name)
             _say(serving, name, facts_of(opened[name]))
-        run_server(serving.app(opened), listener, lambda url: print(url, flush=True))
+        run_server(serving.app(opened), listener, lambda url: output.line(url, flush=True))
         return
 
     def ready(url: str, facts: Facts) -> None:
         for name, index in facts.items():
             _say(serving, name, index, replicas)
-        print(url, flush=True)
+        output.line(url, flush=True)
 
     cores = len(os.sched_getaffinity(0))
     if replicas > cores:
@@ -218,10 +217,9 @@ def _warn(host: str, address: str, token: str) -> None:
     from srl.serve.wire import is_loopback
 
     if not token and not is_loopback(address):
-        print(
+        output.warn(
             f"listening on {host}: whoever can reach this machine can search, without a password; "
-            f"to ask for one, type: export {TOKEN_VARIABLE}=…",
-            file=sys.stderr,
+            f"to ask for one, type: export {TOKEN_VARIABLE}=…"
         )
 
 
@@ -269,7 +267,8 @@ def _print(report: Report) -> None:
         for finding in report.findings
     ]
     output.table(("holds", "what", "detail"), rows)
-    print(f"index digest: {report.index_digest or 'not named'}")
+    output.line(f"index digest: {report.index_digest or 'not named'}")
     if report.latency_s:
-        print(f"latency: median {report.median_latency_s * 1e3:.1f} ms, {len(report.latency_s)} requests")
-    print(f"{report.url} {'conforms' if report.conforms else 'does not conform'}")
+        milliseconds = report.median_latency_s * 1e3
+        output.line(f"latency: median {milliseconds:.1f} ms, {len(report.latency_s)} requests")
+    output.line(f"{report.url} {'conforms' if report.conforms else 'does not conform'}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from srl.cli import output
 from srl.cli.train_export import export
 from srl.cli.train_import import import_config
 from srl.errors import UserError
@@ -94,7 +95,7 @@ def init(
 
     sizes = Sizes(layers=layers, width=width, heads=heads, ffn=ffn, max_length=max_length)
     made = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)
-    typer.echo(f"{made.directory}  {made.parameters:,} parameters, {made.vocabulary:,} tokens")
+    output.line(f"{made.directory}  {made.parameters:,} parameters, {made.vocabulary:,} tokens")
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
@@ -117,42 +118,38 @@ def _configured(
     steps: int | None, sets: list[str],
 ) -> Any:  # fmt: skip
     """The resolved configuration; `--steps` counts the steps of whatever is trained."""
-    from srl.cli.output import note
     from srl.config import load_config
 
     steps_key = "sft.steps" if algo == SFT else "trainer.total_training_steps"
     flags = {"model.path": model, "trainer.seed": seed, steps_key: steps}
     resolved = load_config(preset, config, None if algo == SFT else algo, flags, sets)
     for warning in resolved.warnings:
-        note(f"warning: {warning}")
+        output.note(f"warning: {warning}")
     return resolved
 
 
 def _print_config(resolved: Any, json: bool) -> None:
     from json import dumps
 
-    from srl.cli.output import print_json
     from srl.config import describe
 
     rows = describe(resolved)
     if json:
-        print_json({key: {"value": value, "origin": origin} for key, value, origin in rows})
+        output.print_json({key: {"value": value, "origin": origin} for key, value, origin in rows})
         return
     width = max(len(key) for key, _, _ in rows)
     for key, value, origin in rows:
         written = value if isinstance(value, str) else dumps(value, ensure_ascii=False)
-        typer.echo(f"{key:<{width}}  {written:<24}  {origin}")
+        output.line(f"{key:<{width}}  {written:<24}  {origin}")
 
 
 def _dry_run(resolved: Any, engine: str, json: bool) -> None:
-    from srl.cli.output import print_json
-
     found, lines = _planned(resolved.config, engine)
     if json:
-        print_json(asdict(found))
+        output.print_json(asdict(found))
         return
     for line in lines:
-        typer.echo(line)
+        output.line(line)
 
 
 def _planned(config: Any, engine: str) -> tuple[Any, list[str]]:
@@ -216,16 +213,13 @@ def _terminal() -> Any:
 
 def _tell(summary: Any, json: bool) -> None:
     """The summary: one line of JSON, or a few for a person."""
-    from json import dumps
-
-    from srl.cli.output import note
 
     if json:
-        typer.echo(dumps(asdict(summary)))
+        output.print_rows([asdict(summary)])
         return
     if summary.test_em_start is not None and summary.test_em_end is not None:
-        typer.echo(f"test EM {summary.test_em_start:.3f} → {summary.test_em_end:.3f}")
-    typer.echo(f"{summary.run_id}: {summary.steps} steps in {summary.seconds:.0f} s")
+        output.line(f"test EM {summary.test_em_start:.3f} → {summary.test_em_end:.3f}")
+    output.line(f"{summary.run_id}: {summary.steps} steps in {summary.seconds:.0f} s")
     if summary.checkpoint is not None:
-        typer.echo(f"checkpoint {summary.checkpoint}")
-    note("look inside: srl inspect trajectories, srl inspect curve, srl inspect show ID")
+        output.line(f"checkpoint {summary.checkpoint}")
+    output.note("look inside: srl inspect trajectories, srl inspect curve, srl inspect show ID")

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from srl.cli import output
+
 
 def export(
     out: Annotated[Path, typer.Option(help="Where to, a new directory.")],
@@ -32,14 +34,13 @@ def export(
     """
     from dataclasses import asdict
 
-    from srl.cli.output import note, print_json
     from srl.train.export import export as write
     from srl.workspace import Workspace
 
     found = Workspace.resolve().find_run(run)
-    made = write(found, out, step=step, dtype=dtype, overwrite=overwrite, note=note)
+    made = write(found, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
     if json:
-        print_json(asdict(made))
+        output.print_json(asdict(made))
         return
-    typer.echo(f"{made.directory}  step {made.step} of {made.run}, {made.dtype}")
-    note(f"measure it: srl eval run {made.directory} --config {found / 'config.yaml'} --data FILE")
+    output.line(f"{made.directory}  step {made.step} of {made.run}, {made.dtype}")
+    output.note(f"measure it: srl eval run {made.directory} --config {found / 'config.yaml'} --data FILE")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from srl.cli import output
 from srl.errors import UserError
 
 
@@ -26,16 +27,15 @@ def import_config(
       srl train import train_grpo.sh --out grpo.yaml
       srl train --config grpo.yaml --dry-run
     """
-    from srl.cli.output import note
     from srl.train.importing import import_file
 
     made = import_file(file, _defined(define or []))
     if out is None:
-        typer.echo(made.text, nl=False)
+        output.verbatim(made.text)
     else:
         _write(out, made.text)
     for line in made.report:
-        note(line)
+        output.note(line)
 
 
 def _defined(given: list[str]) -> dict[str, str]:

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 import httpx
 
 from srl.errors import UserError
+from srl.safe_text import quoted
 from srl.serve.client import is_loopback, retrieve_url
-from srl.serve.wire import DIGEST_HEADER, read_answer
+from srl.serve.wire import DIGEST_HEADER, MAX_QUOTED, read_answer, read_digest
 from srl.trajectory import Hit
 
 QUERIES = ("Where was the first president of the country born?", "Who is the mayor of the capital city?")
@@ -69,17 +70,19 @@ def check_server(
     ) as client:
         probe = _Probe(client, url, list(queries), topk)
         findings = list(probe.findings())
-        digest = probe.digest or probe.health().get("index_digest") or ""
-        return Report(url, findings, str(digest), list(probe.latencies(calls)))
+        return Report(url, findings, probe.digest, list(probe.latencies(calls)))
 
 
 class _ProblemError(Exception):
-    """What an answer lacks, in one line."""
+    """What an answer lacks, in one line that is safe to show."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(quoted(message))
 
 
 @dataclass
 class _Probe:
-    """The requests of a check; `digest` is what the answers' header said."""
+    """The requests of a check; `digest` is what the answers' header said, or /health."""
 
     client: httpx.Client
     url: str
@@ -113,7 +116,7 @@ class _Probe:
         yield self._k("topk_retrieval, topk_rerank", {"topk_retrieval": 10, "topk_rerank": 1}, hits)
         yield self._try("a bad request gets a 4xx", self._refusal)
         yield self._try("an empty query fails no batch", lambda: self._empty(hits))
-        yield self._try("/health", lambda: "ok" if self.health() else _fail("there is none"))
+        yield self._try("/health", self._health)
         yield self._try("/metrics", self._metrics)
         yield self._try("/access", self._access)
 
@@ -142,16 +145,23 @@ class _Probe:
             response = self.client.post(self.url, json=body)
         except httpx.ConnectError as error:
             raise UserError(
-                f"no search server answers at {self.url} ({error}); type: srl serve retriever --index DIR"
+                f"no search server answers at {self.url} ({quoted(str(error))}); "
+                "type: srl serve retriever --index DIR"
             ) from error
         except httpx.HTTPError as error:
             raise _ProblemError(f"{type(error).__name__}: {error}") from error
-        self.digest = response.headers.get(DIGEST_HEADER, self.digest)
+        self._name(response.headers.get(DIGEST_HEADER))
         if response.status_code == 401:
             raise _ProblemError("HTTP 401: it wants a token; type: export SRL_SEARCH_TOKEN=…")
         if response.status_code != 200:
-            raise _ProblemError(f"HTTP {response.status_code}: {' '.join(response.text[:100].split())}")
+            raise _ProblemError(f"HTTP {response.status_code}: {quoted(response.text[:MAX_QUOTED], 100)}")
         return response.content
+
+    def _name(self, digest: object) -> None:
+        try:
+            self.digest = read_digest(digest) or self.digest
+        except ValueError as error:
+            raise _ProblemError(str(error)) from error
 
     def _alone(self, batch: list[list[Hit]]) -> str | None:
         for query, hits in zip(self.queries, batch, strict=True):
@@ -198,8 +208,7 @@ class _Probe:
 
     def _access(self) -> str | None:
         unknown = "srl-serve-check-asks-for-a-page-that-nobody-has"
-        found = self._beside("POST", "access", {"urls": [unknown]})
-        said = found.json() if "json" in found.headers.get("content-type", "") else None
+        said = _json(self._beside("POST", "access", {"urls": [unknown]}))
         told = isinstance(said, dict) and said.get("result") == [None]
         return None if told else _fail("an unknown page is not answered with null")
 
@@ -215,12 +224,12 @@ class _Probe:
         before, found, _ = self.url.rpartition("/retrieve")
         return f"{before}/{name}" if found else str(httpx.URL(self.url).join(name))
 
-    def health(self) -> dict[str, Any]:
-        try:
-            found = self.client.get(self._page("health")).raise_for_status().json()
-        except (httpx.HTTPError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    def _health(self) -> str:
+        found = _json(self._beside("GET", "health"))
+        if not isinstance(found, dict) or not found:
+            _fail("it is no JSON object")
+        self._name(self.digest or found.get("index_digest"))
+        return "ok"
 
     def latencies(self, calls: int) -> Iterator[float]:
         """Seconds of each of `calls` requests, one after the other."""
@@ -232,6 +241,14 @@ class _Probe:
             except _ProblemError:
                 return
             yield perf_counter() - start
+
+
+def _json(response: httpx.Response) -> Any:
+    """What the answer says; None where it is no JSON."""
+    try:
+        return response.json()
+    except (ValueError, RecursionError):
+        return None
 
 
 def _fail(why: str) -> NoReturn:

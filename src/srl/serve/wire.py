@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,9 +17,13 @@ from ipaddress import ip_address
 from typing import Any, NoReturn
 
 from srl.data.corpus import contents_of
+from srl.safe_text import quoted
 from srl.trajectory import Hit, Passage
 
 DIGEST_HEADER = "X-Index-Digest"
+MAX_QUOTED = 1 << 16
+"""Bytes of an answer that are looked at for a message about it."""
+_DIGEST = re.compile(r"[0-9a-f]{1,128}")
 TOPK_NAMES = ("topk", "top_k", "k", "topk_rerank", "topk_retrieval")
 """The names of k, the first that is there counts: a rerank server returns `topk_rerank` passages."""
 
@@ -139,7 +144,7 @@ def _k(name: str, value: Any, limits: Limits) -> int:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:40]
+    return quoted(repr(value), 40)
 
 
 def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
@@ -150,7 +155,7 @@ def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        start = body[:60].decode("utf-8", "replace").strip()
+        start = quoted(body[:MAX_QUOTED], 60)
         raise ValueError(f"the answer is not JSON; it begins {start!r}") from None
     result = found.get("result") if isinstance(found, dict) else None
     if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
@@ -158,6 +163,21 @@ def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
     if len(result) != queries:
         raise ValueError(f"the answer has {len(result)} lists for {queries} queries")
     return [[read_hit(item) for item in hits[:topk]] for hits in result]
+
+
+class BadDigestError(ValueError):
+    """A server names its index by what no digest can be."""
+
+
+def read_digest(said: object) -> str:
+    """The digest of a server's index, as it names it; empty where it names none. Raises BadDigestError."""
+    digest = "" if said is None else str(said)
+    if digest and not _DIGEST.fullmatch(digest):
+        raise BadDigestError(
+            f"the server names its index {quoted(digest[:MAX_QUOTED], 40)!r}; expected a digest of up to 128 "
+            "hexadecimal digits"
+        )
+    return digest
 
 
 def read_hit(item: Any) -> Hit:
@@ -180,9 +200,8 @@ def read_document(document: Any) -> Passage:
     if contents is None and "text" in document:
         contents = contents_of(str(document.get("title") or ""), str(document["text"]))
     if not isinstance(contents, str):
-        raise ValueError(
-            f"a document has neither contents nor text, only {', '.join(map(str, document))}"[:200]
-        )
+        names = quoted(", ".join(map(str, document)), 160)
+        raise ValueError(f"a document has neither contents nor text, only {names}")
     name = next(
         (document[key] for key in ("id", "_id", "docid", "url") if document.get(key) is not None), None
     )

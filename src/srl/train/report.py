@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from srl.errors import UserError
+from srl.safe_text import one_line, quoted, safe_message
 from srl.trajectory import Score, Trajectory
 
 
@@ -64,7 +65,7 @@ class _WandB:
         try:
             self.run = wandb.init(project=project, name=experiment, config=config)
         except wandb.Error as error:
-            why = str(error).partition("\n")[0]
+            why = quoted(str(error).partition("\n")[0])
             raise UserError(
                 f"trainer.logger: wandb does not start: {why}; or set trainer.logger=console"
             ) from error
@@ -85,7 +86,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(Text(text))
+            self.console.print(Text(safe_message(text)))
 
     def step(self, step: int, total: int, values: Mapping[str, float]) -> None:
         """`step 12/30  reward .43  EM .43  searches 1.21 | …health… | 1.9 s`."""
@@ -145,6 +146,5 @@ def _health(values: Mapping[str, float]) -> str:
 
 
 def _shortened(text: str, width: int = 240) -> str:
-    flat = " ".join(text.split())
-    flat = "".join(character if character.isprintable() else "�" for character in flat)
+    flat = one_line(text)
     return flat if len(flat) <= width else f"{flat[: width - 40]} … {flat[-37:]}"

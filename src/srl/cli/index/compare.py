@@ -57,8 +57,8 @@ def diff(
     if as_json:
         output.print_json(_facts(one, other, labelled, found, most))
         return
-    print(f"A: {_in_words(one)}")
-    print(f"B: {_in_words(other)}")
+    output.line(f"A: {_in_words(one)}")
+    output.line(f"B: {_in_words(other)}")
     _print(found)
     for each in most:
         _print_lists((one, other), labelled, found, each)
@@ -66,7 +66,7 @@ def diff(
 
 def _print(found: Compared) -> None:
     count = len(found.differences)
-    print(f"\n{count:,} questions")
+    output.line(f"\n{count:,} questions")
     rows = [
         (f"overlap@{found.k}", *figure_cells(found.overlap)),
         ("rank-biased overlap", *figure_cells(found.rbo)),
@@ -79,7 +79,7 @@ def _print(found: Compared) -> None:
     ]
     output.table(("in common", "mean", "95% interval"), rows)
     if found.measures:
-        print(f"\nby {LABELS[found.labels or 'judgements']}, the first {found.depth} hits")
+        output.line(f"\nby {LABELS[found.labels or 'judgements']}, the first {found.depth} hits")
         heads = ("measure", "A", "B", "B - A", "95% interval", "better", "worse", "p")
         output.table(heads, [_row(name, each) for name, each in found.measures.items()])
 
@@ -96,7 +96,7 @@ def _print_lists(indexes: tuple[Index, Index], labelled: Labelled, found: Compar
     question = next(one for one in labelled.questions if one.id == each.question)
     change = found.change(each.question)
     measured = f", {change[0]} {change[1]:.3f} in A and {change[2]:.3f} in B" if change else ""
-    print(f"\n{question.text}\n({question.id}: overlap {each.overlap:.2f}{measured})")
+    output.line(f"\n{question.text}\n({question.id}: overlap {each.overlap:.2f}{measured})")
     grades = labelled.judged.get(question.id, {})
     lists = [index.search([question.text], found.k)[0] for index in indexes]
     rows = []

@@ -121,7 +121,7 @@ def _facts(index: Any, found: Evaluation) -> dict[str, Any]:
 
 
 def _print(index: Any, found: Evaluation) -> None:
-    print(
+    output.line(
         f"{_named(index)[0]}: {found.measured:,} questions, the first {found.depth} hits, "
         f"by {LABELS[found.labels]}"
     )

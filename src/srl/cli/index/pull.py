@@ -51,5 +51,5 @@ def pull(
         )
         return
     for top in sorted({Path(target.name).parts[0] for target in plan.targets}):
-        print(place / top)
+        output.line(place / top)
     output.note(f"now type: {plan.then}")

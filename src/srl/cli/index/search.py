@@ -10,6 +10,7 @@ import typer
 from srl.cli import output
 from srl.cli.index.shared import AsJson, IndexDirectory, Settings, open_with
 from srl.errors import UserError
+from srl.safe_text import one_line
 
 if TYPE_CHECKING:
     from srl.trajectory import Hit
@@ -61,9 +62,10 @@ def _as_json(query: str, hits: list[Hit]) -> dict[str, Any]:
 
 def _print_hits(query: str, hits: list[Hit]) -> None:
     if query:
-        print(f"? {query}")
+        output.line(f"? {query}")
     if not hits:
-        print("no hits")
+        output.line("no hits")
     for rank, hit in enumerate(hits, start=1):
-        text = " ".join(hit.passage.text.split())
-        print(f"{rank}  {hit.score:.3f}  {hit.passage.id}  {hit.passage.title}: {text}")
+        passage = hit.passage
+        text = one_line(f"{passage.title}: {passage.text}")
+        output.line(f"{rank}  {hit.score:.3f}  {one_line(passage.id)}  {text}")

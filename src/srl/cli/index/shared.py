@@ -95,7 +95,7 @@ def show_index(directory: Path, manifest: Manifest, as_json: bool) -> None:
     if not manifest.identity:
         del facts["identity"]
     for name, value in facts.items():
-        print(f"{name.replace('_', ' '):<18}{value}")
+        output.line(f"{name.replace('_', ' '):<18}{value}")
 
 
 def _pairs(values: Any) -> str:

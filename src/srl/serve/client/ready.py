@@ -12,6 +12,7 @@ from socket import gethostname
 import httpx
 
 from srl.errors import UserError
+from srl.safe_text import quoted
 from srl.serve.client.request import (
     TOKEN_VARIABLE,
     RequestFault,
@@ -21,9 +22,8 @@ from srl.serve.client.request import (
     retrieve_url,
     shown,
     token,
-    without_token,
 )
-from srl.serve.wire import write_request
+from srl.serve.wire import BadDigestError, read_digest, write_request
 
 QUERY = "Who wrote On the Origin of Species?"
 START = "type: srl serve retriever --index DIR"
@@ -100,9 +100,11 @@ async def _look(client: httpx.AsyncClient, url: str, topk: int, timeout_s: float
     """Its /health, and a search in which nothing is searched for: that needs the token, /health does not."""
     try:
         digest = await _health(client, url, timeout_s)
+    except BadDigestError as error:
+        return Looked(url, problem=f"{shown(url)}: {error}", remedy=RETRIEVE)
     except Exception as error:  # whatever a library raises, the message is one line
         why = f"no search server answers at {shown(url)} ({type(error).__name__}: {error})"
-        return Looked(url, problem=" ".join(why.split()), remedy=START)
+        return Looked(url, problem=quoted(why), remedy=START)
     queries = [] if digest else [QUERY]
     body = write_request(queries, topk)
     try:
@@ -110,21 +112,24 @@ async def _look(client: httpx.AsyncClient, url: str, topk: int, timeout_s: float
     except RequestFault as fault:
         if fault.cause == "busy":
             return Looked(url, digest)
-        why = without_token(" ".join(str(fault).split()), client).removeprefix(f"{shown(url)}: ")
+        why = str(fault).removeprefix(f"{shown(url)}: ")
         problem = f"{shown(url)} answers, but not to searches: {why}"
         return Looked(url, problem=problem, remedy=TOKEN if TOKEN_VARIABLE in why else RETRIEVE)
     return Looked(url, digest or named)
 
 
 async def _health(client: httpx.AsyncClient, url: str, timeout_s: float) -> str:
-    """The digest in the server's /health; empty where it has no such page, or names none."""
+    """The digest in the server's /health; empty where it has no such page, or names none.
+
+    Raises BadDigestError.
+    """
     async with asyncio.timeout(timeout_s):
         response = await client.get(health_url(url))
     try:
         found = response.json() if response.status_code == 200 else {}
     except (ValueError, RecursionError):
         found = {}
-    return str(found.get("index_digest") or "") if isinstance(found, dict) else ""
+    return read_digest(found.get("index_digest")) if isinstance(found, dict) else ""
 
 
 def _remedy(one: Looked, looked: Sequence[Looked]) -> str:

@@ -12,7 +12,8 @@ from typing import Literal
 import httpx
 
 from srl.errors import UserError
-from srl.serve.wire import DIGEST_HEADER, is_loopback, read_answer
+from srl.safe_text import quoted
+from srl.serve.wire import DIGEST_HEADER, MAX_QUOTED, is_loopback, read_answer, read_digest
 from srl.trajectory import Hit
 
 TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"
@@ -30,12 +31,15 @@ _STATUSES: dict[int, FaultStatus] = {503: "refused", 504: "timed_out"}
 
 
 class RequestFault(Exception):  # noqa: N818 - a fault, as in srl.index.Fault
-    """Why a request brought no hits; `retry_after_s` is when the server wants to be asked again."""
+    """Why a request brought no hits, in one line that is safe to show.
+
+    `retry_after_s` is when the server wants to be asked again.
+    """
 
     def __init__(
         self, status: FaultStatus, message: str, cause: Cause, retry_after_s: float | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(quoted(message))
         self.status: FaultStatus = status
         self.cause: Cause = cause
         self.retry_after_s = retry_after_s
@@ -74,7 +78,7 @@ async def post(
         async with asyncio.timeout(timeout_s):
             code, headers, answer = await _exchange(client, url, body)
         check_status(name, code, headers, answer, queries)
-        return read_answer(answer, queries, topk), headers.get(DIGEST_HEADER, "")
+        return read_answer(answer, queries, topk), read_digest(headers.get(DIGEST_HEADER))
     except RequestFault:
         raise
     except (TimeoutError, httpx.TimeoutException):
@@ -104,7 +108,7 @@ def check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes
     """Raises RequestFault for every status but 200."""
     if code == 200:
         return
-    said = f"HTTP {code}: {' '.join(answer[:120].decode('utf-8', 'replace').split())}"
+    said = f"HTTP {code}: {quoted(answer[:MAX_QUOTED], 120)}"
     if code in (413, 422) and queries == 1:
         raise RequestFault("rejected", f"the server refused the query: {said}", "request")
     if code == 401:
@@ -134,12 +138,6 @@ def token() -> str:
     if not all("!" <= letter <= "~" for letter in found):
         raise UserError(f"{TOKEN_VARIABLE} is no token: it holds characters that no HTTP header can carry")
     return found
-
-
-def without_token(line: str, client: httpx.AsyncClient) -> str:
-    """`line`, in which a server may have repeated the token, without it."""
-    _, _, sent = client.headers.get("Authorization", "").partition(" ")
-    return line.replace(sent, "[token]") if sent else line
 
 
 def connections(

@@ -22,7 +22,6 @@ from srl.serve.client.request import (
     retrieve_url,
     shown,
     token,
-    without_token,
 )
 from srl.serve.wire import write_request
 from srl.trajectory import Hit, Search
@@ -148,7 +147,7 @@ class HttpSearch:
             try:
                 return await self._post(server, queries), list(faults.values())
             except RequestFault as fault:
-                log.debug("no answer to a search: %s", self._say(fault))
+                log.debug("no answer to a search: %s", fault)
                 faults[server] = fault
                 if not fault.elsewhere:
                     break
@@ -161,12 +160,8 @@ class HttpSearch:
         ]
 
     def _lost(self, queries: list[str], sent: int, fault: RequestFault) -> list[Search]:
-        why = self._say(fault)
+        why = str(fault)
         return [Search(query, (), fault.status, 0.0, sent, why, self._digest) for query in queries]
-
-    def _say(self, fault: RequestFault) -> str:
-        """The fault in one line; a token that a server repeats is not repeated again."""
-        return without_token(" ".join(str(fault).split()), self._client())
 
     def wait_s(self, queries: Sequence[str], number: int, faults: Sequence[RequestFault]) -> float:
         """Seconds before round `number` (from 1): the back-off, and what the servers ask for, within limits.

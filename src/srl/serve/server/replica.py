@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from srl.errors import SrlError
+from srl.safe_log import log_to_stderr
 from srl.serve.server.connection import BoundedConnection
 from srl.serve.server.link import Link
 from srl.serve.server.listen import SWITCH_S, allow_connections, config_of
@@ -34,7 +35,7 @@ def main() -> None:
     _end_with(link)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     told = link.first()
-    _log(*told["log_levels"])
+    log_to_stderr(*told["log_levels"])
     try:
         server = _server(link, told)
     except Exception as error:  # whatever it is, it is told where somebody reads
@@ -66,12 +67,6 @@ def _end_with(link: Link) -> None:
         os._exit(0)
 
     Thread(target=watch, daemon=True).start()
-
-
-def _log(root: int, ours: int) -> None:
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger().setLevel(root)
-    logging.getLogger("srl").setLevel(ours)
 
 
 class GivenConnection(BoundedConnection):

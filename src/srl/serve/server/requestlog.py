@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
+from srl.safe_text import redacted, safe_json
 from srl.serve.server.queue import Answered
 
 
@@ -54,10 +55,10 @@ class RequestLog:
         if self._replica is not None:
             line["replica"] = self._replica
         if detail:
-            line["detail"] = detail
+            line["detail"] = redacted(detail)
         if self._queries:
             line["texts"] = list(queries)
-        print(json.dumps(line), file=self._stream or sys.stderr, flush=True)
+        print(safe_json(json.dumps(line)), file=self._stream or sys.stderr, flush=True)
 
 
 def _ms(seconds: float) -> float:

@@ -7,10 +7,10 @@ run before it begins.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform as machine
 import socket
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,11 @@ from typing import Any
 from srl.config import Config, load_saved
 from srl.errors import UserError
 from srl.plugins import manager
+from srl.safe_log import handle_logs
+from srl.safe_text import quoted
 from srl.train.verl.job import RUN_VARIABLE
+
+_log = logging.getLogger(__name__)
 
 PREFIX = "srl_"
 """Before the name of an algorithm where it is registered with verl."""
@@ -67,12 +71,13 @@ def register() -> None:
     global _report
     if _report is not None:
         return
+    handle_logs()
     _report = _new_report()
     try:
         _register(_report)
     except Exception as error:
-        _report.error = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
+        _report.error = quoted(f"{type(error).__name__}: {error}")
+        _log.exception("this process cannot register with verl")
 
 
 def report(actor: object = None) -> Report | None:

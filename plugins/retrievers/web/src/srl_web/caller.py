@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from srl.index.fault import Fault
+from srl.safe_text import quoted
 from srl_web.api import Call, Result, open_part, read_answers, read_results
 from srl_web.hits import cleaned
 from srl_web.limits import Budget, Rate
@@ -185,7 +186,7 @@ def _said(text: str) -> str:
         found = _message(json.loads(text))
     except (ValueError, RecursionError):
         return ""
-    return " ".join(found.split())[:_SHOWN]
+    return quoted(found, _SHOWN)
 
 
 def _message(value: Any) -> str:

@@ -1,0 +1,235 @@
+"""What commands print acts on no terminal and has no secret in it, whoever wrote it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import threading
+import unicodedata
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from srl.cli import main, output
+from srl.index import Fault, build_index
+from srl.plugins import manager
+from srl.safe_log import SafeFormatter
+from srl.safe_text import HIDDEN
+from srl.serve.server.requestlog import RequestLog
+from srl.train.report import Terminal
+from srl.trajectory import Passage
+
+CLI = Path(__file__).parent.parent / "src" / "srl" / "cli"
+TOKEN = "s3cr3t-token-of-tests"
+ATTACK = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e\u2066"
+
+
+def is_safe(text: str) -> bool:
+    acts = [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\n\t"]
+    return not acts and TOKEN not in text
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", TOKEN)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A corpus, questions and two indexes, with an attack wherever there is text."""
+    for name, more in (("a", ""), ("b", "more ")):
+        passages = [Passage(f"p{row}{ATTACK}", f'"T{ATTACK}"\n{more}red fox {ATTACK}') for row in range(3)]
+        build_index(passages, tmp_path / name)
+    row = {"id": f"q{ATTACK}", "question": f"red fox {ATTACK}", "golden_answers": [f"fox{ATTACK}"]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(row) + "\n")
+    row = {"id": f"p{ATTACK}", "contents": f'"T{ATTACK}"\nfox {ATTACK} {TOKEN}'}
+    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
+    return tmp_path
+
+
+class Evil(BaseHTTPRequestHandler):
+    """Says back what it was sent, and more, with the status and in the place that the path names."""
+
+    def do_GET(self) -> None:
+        self._answer(200, b'{"index_digest": "d1"}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        said = f"{ATTACK} {self.headers['Authorization']}"
+        if self.path == "/echo/retrieve":
+            self._answer(500, said.encode())
+        elif self.path == "/late/retrieve":
+            self._answer(503, b"x" * 85 + said.encode())
+        elif self.path == "/html/retrieve":
+            self._answer(200, said.encode())
+        elif self.path == "/digest/retrieve":
+            self._answer(200, b'{"result": [[], []]}', f"{said.strip()} {'d' * 5000}")
+        else:
+            hit = {"document": {"id": said, "contents": said}, "score": 1.0}
+            self._answer(200, json.dumps({"result": [[hit], [hit | {"score": said}]]}).encode())
+
+    def _answer(self, status: int, body: bytes, digest: str = "d1") -> None:
+        self.send_response(status)
+        self.send_header("X-Index-Digest", digest.encode("ascii", "replace").decode())
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def evil() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("page", ["echo", "late", "html", "digest", "ids"])
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_serve_check_shows_no_token_and_no_escape_of_a_server(evil, capsys, page, more):
+    assert main(["serve", "check", f"{evil}/{page}/retrieve", *more]) == 1
+    said = capsys.readouterr()
+    assert is_safe(said.out + said.err)
+    if more:
+        assert json.loads(said.out)["conforms"] is False
+
+
+@pytest.mark.parametrize("page", ["echo", "late", "html", "digest", "ids"])
+def test_errors_that_quote_a_server_show_no_token_and_no_escape(evil, place, capsys, page):
+    url, questions = f"{evil}/{page}/retrieve", str(place / "q.jsonl")
+    assert main(["-vv", "index", "eval", "--url", url, "--questions", questions]) in (1, 2)
+    said = capsys.readouterr()
+    assert is_safe(said.out + said.err)
+
+
+def test_a_digest_that_is_none_is_a_fault_of_the_server_in_one_line(evil, capsys):
+    assert main(["serve", "check", f"{evil}/digest/retrieve"]) == 1
+    out = capsys.readouterr().out
+    assert "the server names its index '" in out
+    assert "expected a digest of up to 128 hexadecimal digits" in out
+    assert "d" * 100 not in out
+    assert "index digest: not named" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["index", "search", "a", "red fox"],
+        ["index", "diff", "a", "b", "--questions", "q.jsonl", "--show", "1"],
+        ["data", "show", "c.jsonl"],
+        ["data", "show", "q.jsonl"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_passages_titles_and_ids_act_on_no_terminal(place, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(place)
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert is_safe(said.out + said.err)
+    assert "\\x1b]0;pwned\\x07" in said.out
+    assert "\\u202e" in said.out
+    assert main([*arguments, "--json"]) == 0
+    said = capsys.readouterr()
+    assert is_safe(said.out)
+    assert ATTACK in _texts(json.loads(said.out))
+
+
+def _texts(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return "".join(_texts(item) for pair in value.items() for item in pair)
+    return "".join(map(_texts, value)) if isinstance(value, list) else ""
+
+
+def test_plugins_list_shows_a_broken_plugin_safely(monkeypatch, capsys):
+    entry = manager.Entry(
+        "retriever", f"bad{ATTACK}", "p", "1", f"sum{ATTACK}", error=f"no\n{ATTACK} {TOKEN}"
+    )
+    monkeypatch.setattr(manager, "entries", lambda: [entry])
+    assert main(["plugins", "list"]) == 0
+    said = capsys.readouterr().out
+    assert is_safe(said)
+    assert len(said.splitlines()) == 2
+    assert main(["plugins", "list", "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert shown["name"] == f"bad{ATTACK}"
+    assert shown["error"] == f"no\n{ATTACK} {HIDDEN}"
+
+
+def test_errors_notes_and_crashes_are_safe(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    def fail() -> None:
+        output.note(f"note {ATTACK} {TOKEN}")
+        raise RuntimeError(f"bug {ATTACK} {TOKEN} http://me:pw@h/?sig=abc")
+
+    monkeypatch.setattr("srl.cli.listing.print_list", fail)
+    assert main(["plugins", "list"]) == 70
+    err = capsys.readouterr().err
+    assert is_safe(err)
+    assert "pw@" not in err
+    assert "sig=abc" not in err
+    (path,) = tmp_path.glob("srl-traceback-*.txt")
+    assert is_safe(path.read_text())
+    assert "RuntimeError: bug \\x1b]0;pwned" in path.read_text()
+
+
+def test_logs_are_safe_tracebacks_too():
+    try:
+        raise ValueError(f"{ATTACK} {TOKEN}")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "n", 30, "f", 1, "said %s", (f"{ATTACK} {TOKEN}",), (ValueError, error, None)
+        )
+    line = SafeFormatter("%(levelname)s %(message)s").format(record)
+    assert is_safe(line)
+    assert line.startswith("WARNING said \\x1b]0;pwned")
+
+
+def test_the_lines_of_a_run_and_of_the_request_log_are_safe():
+    stream = io.StringIO()
+    Terminal(Console(file=stream, soft_wrap=True)).note(f"train {ATTACK} {TOKEN}")
+    log = io.StringIO()
+    RequestLog(log, queries=True).write("/retrieve", 502, 0.1, queries=[ATTACK], detail=f"{ATTACK} {TOKEN}")
+    assert is_safe(stream.getvalue() + log.getvalue())
+    assert json.loads(log.getvalue())["texts"] == [ATTACK]
+
+
+def test_a_fault_that_goes_into_the_log_of_a_run_is_one_safe_line():
+    assert str(Fault("failed", f"no\n{ATTACK} {TOKEN}")) == (
+        f"no \\x1b]0;pwned\\x07\\x1b[2J\\x9b31m\\u202e\\u2066 {HIDDEN}"
+    )
+
+
+@pytest.mark.parametrize(
+    "path", sorted({*CLI.rglob("*.py")} - {CLI / "output.py"}), ids=lambda path: str(path.relative_to(CLI))
+)
+def test_commands_print_through_the_module_output_alone(path):
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    called = [(node.lineno, ast.unparse(node.func)) for node in nodes if isinstance(node, ast.Call)]
+    found = [f"{path.name}:{line}: {name}" for line, name in called if _prints(name)]
+    assert not found, f"print with srl.cli.output instead: {found}"
+
+
+def _prints(called: str) -> bool:
+    parts = called.split(".")
+    writes = parts[-1] in ("print", "write", "writelines") and parts[-2:-1] in (["stdout"], ["stderr"])
+    return writes or called in ("print", "Console") or parts[-1] in ("echo", "secho")
+
+
+def test_what_prints_is_recognised():
+    assert all(map(_prints, ("print", "typer.echo", "sys.stdout.write", "sys.stderr.writelines", "Console")))
+    assert not any(map(_prints, ("output.line", "file.write", "traceback.print_exc", "_print")))
