@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl.browse.cells import cells, csv_text, fitted
+from srl.browse.cells import csv_text
 from srl.browse.plain import duration, json_line, number
 from srl.safe_text import one_line
 
@@ -45,13 +45,6 @@ def test_numbers_and_times_for_people():
     ]
     assert [duration(value) for value in (None, 5.4, 200, 3725)] == ["", "5s", "3m 20s", "1h 02m"]
     assert one_line(" a\n b\tc ", 4) == "a b…"
-
-
-def test_table_on_a_terminal_is_one_line_a_row():
-    rows = cells([{"a": "x" * 99, "b": 0.5, "c": "y" * 99}], ["a", "b", "c"])
-    ((first, second, third),) = fitted(["a", "b", "c"], rows, 80)
-    assert (len(first), second) == (32, "0.500")
-    assert len(first) + len(second) + len(third) + 4 == 80
 
 
 def test_csv_keeps_values_and_writes_lists_as_json():

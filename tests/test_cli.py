@@ -412,7 +412,7 @@ def test_table_is_aligned_and_wraps_only_on_a_terminal(capsys, monkeypatch):
     output.table(("a", "long"), [("xx", "w " * 60), (1, "")])
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["a   long", "xx  " + "w " * 59 + "w", "1"]
-    monkeypatch.setattr(output, "_terminal_width", lambda: 44)
+    monkeypatch.setattr(output, "terminal_width", lambda: 44)
     output.table(("a", "long"), [("xx", "w " * 30)])
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["a   long", "xx  " + "w " * 19 + "w", "    " + "w " * 9 + "w"]

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.plugin_site import Site, site  # noqa: F401
 
-from srl.cli import command, main
+from srl.cli import command, main, output
 from srl.cli.settings import read_settings
 from srl.errors import UserError
 
@@ -134,6 +134,17 @@ def test_search_prints_one_line_a_hit(built, capsys):
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("1  ")
     assert line.endswith("  p0  Lighthouse: The lighthouse of Genoa is tall.")
+
+
+def test_search_on_a_terminal_shows_a_few_lines_of_a_hit(built, capsys, monkeypatch):
+    monkeypatch.setattr(output, "terminal_width", lambda: 22)
+    assert main(["index", "search", "i", "tall lighthouse"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 3
+    assert all(len(line) <= 22 for line in shown)
+    assert shown[-1].endswith(" …")
+    assert main(["index", "search", "i", "tall lighthouse", "--full"]) == 0
+    assert capsys.readouterr().out.endswith("  p0  Lighthouse: The lighthouse of Genoa is tall.\n")
 
 
 def test_search_reads_queries_from_standard_input(built, capsys, monkeypatch):

@@ -378,6 +378,13 @@ def test_terminal_gets_colours_of_ours_only_and_rows_of_one_line(logs):
     table = on_a_terminal("trajectories", columns=140)
     assert len(table.splitlines()) == 7
     assert all(len(line) <= 140 for line in table.splitlines())
+    narrow = on_a_terminal("trajectories", columns=80).splitlines()
+    assert len(narrow) == 7
+    assert all(len(line) <= 80 for line in narrow)
+    assert [line.split()[0] for line in narrow[1:5]] == logs
+    listed = on_a_terminal("runs", columns=70).splitlines()
+    assert all(len(line) <= 70 for line in listed)
+    assert [line.split()[0][-12:] for line in listed[1:]] == [GRPO[-12:], PPO[-12:]]
     assert "\x1b" not in on_a_terminal("sql", "SELECT answer FROM trajectories", "--csv")
 
 

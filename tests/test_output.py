@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
 from srl.cli import output
@@ -30,6 +33,18 @@ def test_without_a_total_or_a_step_nothing_is_promised():
 )
 def test_durations_have_two_units_at_most(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("total", "shown"), [(None, " 6,228 "), (7000, "6228/7000")])
+def test_a_bar_without_a_total_is_a_count(monkeypatch, total, shown):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.progress("reading passages", total) as count:
+        count(6228)
+    assert shown in terminal.getvalue()
+    assert "?" not in terminal.getvalue().replace("\x1b[?25", "")
 
 
 def test_without_a_terminal_the_end_is_one_line(capsys):

@@ -10,8 +10,6 @@ from typing import Any
 from srl.browse.plain import duration, json_line, number
 from srl.safe_text import one_line
 
-_WIDE, _NARROW = 32, 20
-
 
 def cells(
     rows: Iterable[Mapping[str, Any]], columns: Iterable[str], digits: int | None = 3
@@ -33,14 +31,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple | dict):
         return json_line(value)
     return "" if value is None else str(value)
-
-
-def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """Cells cut so that each row, under these headings, is one line of `width` letters where it can be."""
-    short = [[one_line(cell, _WIDE) for cell in row[:-1]] for row in rows]
-    used = sum(max(len(row[place]) for row in (heads, *short)) + 2 for place in range(len(heads) - 1))
-    room = max(width - used, _NARROW)
-    return [[*cut, one_line(row[-1], room)] for cut, row in zip(short, rows, strict=True)]
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -47,6 +47,7 @@ Run = Annotated[
 ]
 RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="The run, as for the other commands.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Wide = Annotated[bool, typer.Option("--wide", help="All columns, whole, whatever the terminal's width.")]
 Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or from A to B.")]
 OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
 Source = Annotated[str | None, typer.Option(help="Only this data source.")]
@@ -57,7 +58,7 @@ Contains = Annotated[str | None, typer.Option(help="Only where question, text or
 
 
 @app.command()
-def runs(json: Json = False) -> None:
+def runs(json: Json = False, wide: Wide = False) -> None:
     """List the runs of the workspace, how they stand and what they reached.
 
     \b
@@ -69,7 +70,7 @@ def runs(json: Json = False) -> None:
 
     workspace = Workspace.resolve()
     workspace.find_run("last")
-    _print_rows(_read([workspace.runs], all_runs), json, _RUN_COLUMNS)
+    _print_rows(_read([workspace.runs], all_runs), json, _RUN_COLUMNS, wide=wide)
 
 
 @app.command()
@@ -93,6 +94,7 @@ def trajectories(
     sort: Annotated[str, typer.Option(metavar="COLUMN", help="Order by; -COLUMN: highest first.")] = "-step",
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 for all.")] = 20,
     json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """List trajectories, the latest first.
 
@@ -110,7 +112,7 @@ def trajectories(
     )  # fmt: skip
     found = _read(_paths([run]), lambda log: chosen(log, conditions, sort, limit or None))
     if found:
-        _print_rows(found, json, _TRAJECTORY_COLUMNS)
+        _print_rows(found, json, _TRAJECTORY_COLUMNS, wide=wide, least=_LEAST)
     else:
         output.note("no such trajectory; fewer conditions find more")
     if found and len(found) == limit and not json:
@@ -153,6 +155,7 @@ def verdicts(
     source: Source = None,
     hops: Hops = None,
     json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """Count why answers are wrong: the retriever, the reader, no search, no answer, a failed search.
 
@@ -170,7 +173,8 @@ def verdicts(
     conditions = Filter(steps=steps, phase=phase and phase.value, source=source, hops=hops)
     found = _read(_paths([run]), lambda log: count(log, conditions, column))
     if found:
-        _print_rows(found, json, {column: by.value} | {name: name for name in (*VERDICTS, "total")})
+        columns = {column: by.value} | {name: name for name in (*VERDICTS, "total")}
+        _print_rows(found, json, columns, wide=wide, least=["total"])
     else:
         output.note("no such trajectory with golden answers; fewer conditions find more")
 
@@ -217,6 +221,7 @@ def sql(
     ] = None,
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    wide: Wide = False,
     unsafe: Annotated[
         bool, typer.Option("--unsafe", help="Also read and write other files: COPY, ATTACH, read_csv, SET.")
     ] = False,
@@ -239,7 +244,7 @@ def sql(
     elif answer.is_plan and not json:
         output.verbatim("".join(f"{plan}\n" for _, plan in answer.rows))
     else:
-        _print_rows(answer.records(), json, {name: name for name in answer.columns}, digits=None)
+        _print_rows(answer.records(), json, {name: name for name in answer.columns}, None, wide=wide)
 
 
 _RUN_COLUMNS = {
@@ -251,6 +256,10 @@ _TRAJECTORY_COLUMNS = {
     "reward": "reward", "searches": "searches", "verdict": "verdict", "answer": "answer",
     "question": "question",
 }  # fmt: skip
+_LEAST = ("hops", "source", "reward", "searches", "phase")
+"""What a narrow terminal does without, the first first."""
+_BY_END = ("run", "run_id")
+"""What is typed by its end."""
 
 
 def _paths(names: Sequence[str]) -> list[Path]:
@@ -264,23 +273,26 @@ def _paths(names: Sequence[str]) -> list[Path]:
 def _read(paths: Sequence[Path], read: Read[T], *, sealed: bool = True) -> T:
     from srl.store import reading
 
-    return reading(paths, read, warn=lambda text: output.note(f"warning: {text}"), sealed=sealed)
+    return reading(paths, read, warn=lambda text: output.warn(f"warning: {text}"), sealed=sealed)
 
 
 def _print_rows(
-    rows: Sequence[dict[str, Any]], json: bool, columns: dict[str, str], digits: int | None = 3
+    rows: Sequence[dict[str, Any]],
+    json: bool,
+    columns: dict[str, str],
+    digits: int | None = 3,
+    *,
+    wide: bool = False,
+    least: Sequence[str] = (),
 ) -> None:
     """JSON lines, or the `columns` as a table with their headings; on a terminal a row is one line."""
-    import sys
-    from shutil import get_terminal_size
-
-    from srl.browse.cells import cells, fitted
+    from srl.browse.cells import cells
 
     if json:
         output.print_rows(rows)
         return
-    heads, lines = list(columns.values()), cells(rows, columns, digits)
-    output.table(heads, fitted(heads, lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
+    lines = cells(rows, columns, digits)
+    output.table(list(columns.values()), lines, one_line=True, wide=wide, least=least, by_end=_BY_END)
 
 
 def _series(one: Series) -> dict[str, Any]:

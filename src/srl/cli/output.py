@@ -104,34 +104,43 @@ def _plain(obj: Any, found: tuple[str, ...]) -> Any:
     return hide(str(obj), found)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns on stdout; on a terminal the last column wraps, elsewhere no line does."""
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    one_line: bool = False,
+    wide: bool = False,
+    least: Sequence[str] = (),
+    by_end: Sequence[str] = (),
+) -> None:
+    """Aligned columns on stdout, which fit a terminal; elsewhere, and if `wide`, every cell is whole.
+
+    The last column wraps; with `one_line` each row is one line, for which cells are cut and columns left
+    out (`srl.cli.layout.fitted`), and a note says so.
+    """
+    from srl.cli.layout import fitted, wrapped
+
     found = secrets()
     cells = [[_cell(cell, found) for cell in row] for row in (headers, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headers) - 1)]
-    room = max(_terminal_width() - sum(widths) - 2 * len(widths), 20)
-    for row in cells:
-        first, *more = _wrapped(row[-1], room)
-        start = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*start, first]).rstrip())
-        for line in more:
-            print(" " * (sum(widths) + 2 * len(widths)) + line)
+    width, missing = sys.maxsize if wide else terminal_width(), ""
+    if one_line and width < sys.maxsize:
+        lines, missing = fitted(cells, width, least, by_end)
+    else:
+        lines = wrapped(cells, width)
+    print("\n".join(lines))
+    if missing:
+        note(f"{width} columns: {missing}; --wide or a pipe shows all")
 
 
 def _cell(value: object, found: tuple[str, ...]) -> str:
     return escaped(hide(str(value), found)).replace("\n", " ")
 
 
-def _terminal_width() -> int:
+def terminal_width() -> int:
+    """Columns of the terminal that stdout is; without one there is no limit."""
     from shutil import get_terminal_size
 
     return get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    from textwrap import wrap
-
-    return wrap(text, width) if len(text) > width else [text]
 
 
 def note(message: str) -> None:
@@ -212,8 +221,8 @@ def _bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]
     )  # fmt: skip
 
     text = TextColumn("{task.description}", markup=False)
-    left = [TextColumn("left"), TimeRemainingColumn()] if total else []
-    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left)
-    with Progress(*columns, console=stderr(), speed_estimate_period=300) as bar:
+    counted = TextColumn("{task.completed:,}"), TimeElapsedColumn()
+    known = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+    with Progress(text, *(known if total else counted), console=stderr(), speed_estimate_period=300) as bar:
         task = bar.add_task(safe(description), total=total)
         yield lambda so_far: bar.update(task, completed=so_far)

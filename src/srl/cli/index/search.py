@@ -9,6 +9,7 @@ import typer
 
 from srl.cli import output
 from srl.cli.index.shared import AsJson, IndexDirectory, Settings, open_with
+from srl.cli.layout import snippet
 from srl.errors import UserError
 from srl.safe_text import one_line
 
@@ -21,9 +22,12 @@ def search(
     queries: Annotated[list[str], typer.Argument(metavar="QUERY…", help="What to look for; - reads lines.")],
     topk: Annotated[int, typer.Option("-k", "--topk", min=1, help="Hits for each query.")] = 3,
     settings: Settings = None,
+    full: Annotated[bool, typer.Option("--full", help="Print whole passages on a terminal too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search an index.
+
+    On a terminal a hit has three lines at most; in a pipe it has one, with the whole passage.
 
     \b
     Example:
@@ -37,7 +41,7 @@ def search(
         output.print_json([_as_json(*pair) for pair in zip(wanted, found, strict=True)])
         return
     for query, hits in zip(wanted, found, strict=True):
-        _print_hits(query if len(wanted) > 1 else "", hits)
+        _print_hits(query if len(wanted) > 1 else "", hits, full)
 
 
 def _hits(outcomes: list[Any], queries: list[str]) -> list[list[Hit]]:
@@ -60,12 +64,13 @@ def _as_json(query: str, hits: list[Hit]) -> dict[str, Any]:
     return {"query": query, "hits": rows}
 
 
-def _print_hits(query: str, hits: list[Hit]) -> None:
+def _print_hits(query: str, hits: list[Hit], full: bool) -> None:
     if query:
         output.line(f"? {query}")
     if not hits:
         output.line("no hits")
     for rank, hit in enumerate(hits, start=1):
-        passage = hit.passage
-        text = one_line(f"{passage.title}: {passage.text}")
-        output.line(f"{rank}  {hit.score:.3f}  {one_line(passage.id)}  {text}")
+        passage, width = hit.passage, sys.maxsize if full else output.terminal_width()
+        what = one_line(passage.id), one_line(f"{passage.title}: {passage.text}")
+        text = "  ".join((str(rank), f"{hit.score:.3f}", *what))
+        output.line(text if width == sys.maxsize else snippet(text, width))

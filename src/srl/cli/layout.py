@@ -1,0 +1,128 @@
+"""How a table fits a terminal: rows of text to lines, no wider than the terminal is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from textwrap import wrap
+
+GAP = 2
+_NARROWEST = 12
+"""What a column of text may be cut to, and no further."""
+_LAST = 20
+"""The same for the last column."""
+_PROSE = 32
+"""The least room beside the other columns for sentences; with less they go below them."""
+_INDENT = 4
+
+Row = Sequence[str]
+
+
+def wrapped(rows: Sequence[Row], width: int) -> list[str]:
+    """Lines of a table whose last column is prose: it wraps between words, beside the others or below."""
+    widths = _widths([row[:-1] for row in rows])
+    start = sum(widths) + GAP * len(widths)
+    if max((len(row[-1]) for row in rows), default=0) <= width - start or width - start >= _PROSE:
+        return [line for row in rows for line in _beside(row, widths, start, width)]
+    aligned = widths if start - GAP <= width else [0] * len(widths)
+    return [line for row in rows for line in _below(row, aligned, width)]
+
+
+def _beside(row: Row, widths: Sequence[int], start: int, width: int) -> list[str]:
+    first, *more = _prose(row[-1], width - start)
+    return [_line([*row[:-1], first], [*widths, 0]), *(" " * start + line for line in more)]
+
+
+def _below(row: Row, widths: Sequence[int], width: int) -> list[str]:
+    return [_line(row[:-1], widths), *(" " * _INDENT + line for line in _prose(row[-1], width - _INDENT))]
+
+
+def _prose(text: str, width: int) -> list[str]:
+    """`text` on lines of `width`; a word stays whole, so a URL can be copied."""
+    if len(text) <= width:
+        return [text]
+    return wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def snippet(text: str, width: int, lines: int = 3) -> str:
+    """The first `lines` lines of `text`, an ellipsis where more follows; they hang below the first."""
+    return "\n".join(wrap(text, width, max_lines=lines, placeholder=" …", subsequent_indent=" " * _INDENT))
+
+
+def fitted(
+    rows: Sequence[Row], width: int, least: Sequence[str] = (), by_end: Collection[str] = ()
+) -> tuple[list[str], str]:
+    """Lines of a table with one line a row, its headings first, and what is not shown, in words.
+
+    Columns are left out, those named in `least` first, then from the right, until the others fit; what is
+    left of the room goes to the columns that need it. A cell is cut at its end; one of a column in
+    `by_end`, whose end tells it from others, at its beginning.
+    """
+    heads = rows[0]
+    kept = _kept(rows, width, least)
+    shown = [[row[place] for place in kept] for row in rows]
+    widths = _shared(_widths(shown), _narrowest(shown), width - GAP * (len(kept) - 1))
+    ends = [heads[place] in by_end for place in kept]
+    lines = [_line(list(map(_cut, row, widths, ends)), widths) for row in shown]
+    left_out = [head for place, head in enumerate(heads) if place not in kept]
+    is_cut = any(len(cell) > wide for row in shown for cell, wide in zip(row, widths, strict=True))
+    told = [f"no room for: {', '.join(left_out)}"] if left_out else []
+    return lines, "; ".join([*told, *(["cells are cut"] if is_cut else [])])
+
+
+def _kept(rows: Sequence[Row], width: int, least: Sequence[str]) -> list[int]:
+    """The places of the columns for which there is room."""
+    heads = rows[0]
+    kept = list(range(len(heads)))
+    dropped = [heads.index(name) for name in least if name in heads]
+    dropped += [place for place in reversed(kept) if place not in dropped]
+    for place in dropped:
+        needed = _narrowest([[row[at] for at in kept] for row in rows])
+        if sum(needed) + GAP * (len(kept) - 1) <= width or len(kept) == 1:
+            break
+        kept.remove(place)
+    return kept
+
+
+def _narrowest(rows: Sequence[Row]) -> list[int]:
+    """How narrow each column may become; numbers are never cut."""
+    columns = list(zip(*rows, strict=True))
+    return [
+        max(map(len, column))
+        if all(_is_number(cell) for cell in column[1:])
+        else min(max(map(len, column)), _LAST if place == len(columns) - 1 else _NARROWEST)
+        for place, column in enumerate(columns)
+    ]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or 0)
+    except ValueError:
+        return False
+    return True
+
+
+def _shared(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """A width for each column, from `least` up to `wanted`: those that want least get it first."""
+    widths = list(least)
+    spare = room - sum(widths)
+    waiting = sorted((want - low, place) for place, (want, low) in enumerate(zip(wanted, least, strict=True)))
+    for count, (missing, place) in enumerate(waiting):
+        given = max(min(missing, spare // (len(waiting) - count)), 0)
+        widths[place] += given
+        spare -= given
+    return widths
+
+
+def _cut(text: str, width: int, by_end: bool) -> str:
+    if len(text) <= width:
+        return text
+    return "…" + text[len(text) - width + 1 :].lstrip() if by_end else text[: width - 1].rstrip() + "…"
+
+
+def _widths(rows: Sequence[Row]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _line(cells: Row, widths: Sequence[int]) -> str:
+    return (" " * GAP).join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
