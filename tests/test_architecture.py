@@ -18,12 +18,12 @@ STAGES = ["data", "index", "serve", "rollout", "reward", "advantage", "update", 
 ORDER = {name: position for position, name in enumerate(STAGES)}
 ORDER |= {"evaluate": len(STAGES), "browse": len(STAGES), "train": len(STAGES) + 1, "cli": len(STAGES) + 2}
 NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace", "config"}
-NOUNS |= {"holdings", "interrupts", "safe_log", "safe_text", "validation"}
+NOUNS |= {"holdings", "inputs", "interrupts", "safe_log", "safe_text", "validation"}
 """Modules at the root that everybody may import; they import each other and no stage."""
 
 BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}
 """What runs on a machine that has torch and transformers and nothing else."""
-BARE_HELPERS = {"errors", "files", "holdings", "answers", "safe_text", "validation"}
+BARE_HELPERS = {"errors", "files", "holdings", "inputs", "answers", "safe_text", "validation"}
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
 

@@ -326,8 +326,8 @@ FREE = {"corpus", "created", "srl_version", "retriever_version"}
 @pytest.mark.parametrize(
     "field",
     json.loads(
-        '["format", "kind", "retriever", "options", "passages", "corpus", '
-        '"corpus_digest", "digest", "created", "srl_version", "retriever_version", "files", "identity", "checksums"]'
+        '["format", "kind", "retriever", "options", "passages", "corpus", "corpus_digest", "digest", '
+        '"created", "srl_version", "retriever_version", "files", "identity", "checksums"]'
     ),
 )
 def test_an_edited_manifest_is_refused_whatever_was_put_there(shell: Shell, two: Path, field: str) -> None:

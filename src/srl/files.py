@@ -9,13 +9,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import gzip
 import json
 import os
 import re
 import shutil
 import socket
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -25,6 +23,7 @@ from secrets import token_hex
 from typing import IO, Any, TypeVar
 
 from srl.errors import UserError
+from srl.inputs import lines_of
 from srl.validation import no_constant
 
 T = TypeVar("T")
@@ -37,8 +36,6 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 """What numpy says of a write that did not fit."""
 _BLOCK = 4096
-_TAR = slice(257, 262)
-"""Where a tar archive says what it is."""
 _ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -299,39 +296,13 @@ def digest_text(*parts: str) -> str:
 def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     """`(line number from 1, object)` for each line of a JSON-lines file, `.gz` too; blank lines are skipped.
 
-    The file may lie in a tar archive, as Search-R1's `wiki-18.jsonl.gz` does in spite of its name.
-    Raises UserError naming file and line where a line is not a JSON object, or holds a NaN.
+    The file may be a pipe, or lie in a tar archive. Raises UserError naming file and line where a line is not
+    a JSON object, or holds a NaN.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(
-            f"{path}: no such file" if not path.exists() else f"{path} is a directory, not a file"
-        )
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            for number, line in enumerate(_lines(file, path), start=1):
-                if line.strip():
-                    yield number, _json_object(line, f"{path}:{number}", no_constant)
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path}: broken gzip file ({error})") from error
-
-
-def _lines(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterable[bytes]:
-    """The lines of a file, or of the files in it where it is a tar archive, which its name may not say."""
-    start = file.read(_TAR.stop)
-    file.seek(0)
-    return _archived(file, path) if start[_TAR] == b"ustar" else file
-
-
-def _archived(file: IO[bytes] | gzip.GzipFile, path: Path) -> Iterator[bytes]:
-    import tarfile
-
-    try:
-        with tarfile.open(fileobj=file, mode="r|") as archive:
-            for member in archive:
-                yield from archive.extractfile(member) or ()
-    except tarfile.TarError as error:
-        raise UserError(f"{path}: broken tar archive ({error})") from error
+    for number, line in enumerate(lines_of(path), start=1):
+        if line.strip():
+            yield number, _json_object(line, f"{path}:{number}", no_constant)
 
 
 def _json_object(line: bytes, where: str, constant: Callable[[str], object] | None = None) -> dict[str, Any]:

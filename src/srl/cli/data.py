@@ -159,8 +159,10 @@ def show(
       srl data show srl-workspace/worlds/world-s0/train.parquet -n 1
     """
     from srl.data.show import first_rows, rendered
+    from srl.inputs import on_disk
 
-    rows = first_rows(file, number)
+    with on_disk(file) as path:
+        rows = first_rows(path, number)
     if json:
         output.print_json(rows)
     else:

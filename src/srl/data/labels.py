@@ -16,6 +16,7 @@ from srl.data.readers import is_flashrag, read_format
 from srl.data.records import Record, describe, first_character, json_rows
 from srl.data.trec import is_tagged, read_qrels, read_table_of_questions, read_topics
 from srl.errors import UserError
+from srl.inputs import check_input
 from srl.trajectory import Question
 
 _IDS = ("id", "_id", "qid", "query_id", "query-id")
@@ -84,8 +85,7 @@ def _questions(path: Path) -> Iterator[Question]:
 
 def _from_parquet(path: Path) -> Iterator[Question]:
     """A training parquet as it is read everywhere; any other by the names of its columns."""
-    if not path.is_file():
-        raise UserError(f"{path} is a directory, not a file" if path.exists() else f"{path}: no such file")
+    check_input(path, regular=True)
     try:
         with pq.ParquetFile(path) as file:
             if {"data_source", "prompt"} <= set(file.schema_arrow.names):

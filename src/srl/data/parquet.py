@@ -22,6 +22,7 @@ from srl.data.records import Record, describe
 from srl.data.splits import guess_split
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, check_format
+from srl.inputs import check_input
 from srl.protocol import template as template_of
 from srl.trajectory import Question
 
@@ -140,8 +141,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[Record, Question]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Record]:
-    if not path.is_file():
-        raise UserError(f"{path} is a directory, not a file" if path.exists() else f"{path}: no such file")
+    check_input(path, regular=True)
     try:
         with pq.ParquetFile(path) as file:
             _check_columns(path, file.schema_arrow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from srl.data.splits import SPLITS, canonical_split, guess_split, split_off, wit
 from srl.errors import UserError
 from srl.files import atomic_directory, digest_file, write_manifest
 from srl.holdings import files_in, replaceable
+from srl.inputs import check_input, on_disk
 from srl.protocol import Template
 from srl.protocol import template as template_of
 from srl.trajectory import Passage, Question
@@ -84,9 +86,10 @@ def prepare(
     `progress` hears how many passages are written. Raises UserError; nothing half-written stays.
     """
     rendering = template_of(template)
-    files = [(each, path) for each in inputs for path in _files(each)]
+    named = [(each, path) for each in inputs for path in _files(each)]
     replace = replaceable(KIND, "a directory of prepared data", _FILES) if overwrite else None
-    with atomic_directory(out, replace=replace) as folder:
+    with atomic_directory(out, replace=replace) as folder, ExitStack() as copies:
+        files = [(each, copies.enter_context(on_disk(path))) for each, path in named]
         made = _read(files, limit)
         _set_aside(made, validation)
         counts = _write_splits(folder, made, rendering)
@@ -102,10 +105,7 @@ def prepare(
 def _files(each: Input) -> tuple[Path, ...]:
     """The files of an input, downloaded by name when none are given; UserError where one is none."""
     for path in each.files:
-        if not path.is_file():
-            raise UserError(
-                f"{path} is a directory, not a file" if path.exists() else f"{path}: no such file"
-            )
+        check_input(path)
     if each.files:
         return each.files
     if each.source.is_corpus:

@@ -11,7 +11,7 @@ from typing import Any
 from srl.data.corpus import passage_of
 from srl.data.records import Record, describe, json_rows
 from srl.errors import UserError
-from srl.files import read_jsonl
+from srl.inputs import beginning
 from srl.trajectory import Passage, Question
 
 
@@ -139,8 +139,8 @@ def is_flashrag(path: Path) -> bool:
     """Whether the file holds JSON lines with `golden_answers`."""
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         return False
-    _, first = next(read_jsonl(path), (0, {}))
-    return "golden_answers" in first
+    first = beginning(path).lstrip().partition(b"\n")[0]
+    return b'"golden_answers"' in first
 
 
 def flashrag(record: Record, source: str) -> Draft:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 from srl.errors import UserError
 from srl.files import read_jsonl
+from srl.inputs import beginning, open_input
 
 csv.field_size_limit(1 << 24)
 
@@ -152,25 +152,12 @@ def _load_json(path: Path) -> Any:
 
 
 def first_character(path: Path) -> str:
-    """The first character that is not white space; empty for an empty file, and one that is not text."""
-    try:
-        with open_text(path) as file:
-            while character := file.read(1):
-                if not character.isspace():
-                    return str(character)
-    except UnicodeDecodeError:
-        return ""
-    return ""
+    """The first character that is not white space; empty where there is none in the first MiB."""
+    return beginning(path).decode("utf-8-sig", errors="replace").lstrip()[:1]
 
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
-    """A text file in UTF-8, `.gz` too. Raises UserError where there is none, and on a broken gzip file."""
-    if not path.is_file():
-        raise UserError(f"{path} is a directory, not a file" if path.exists() else f"{path}: no such file")
-    opened: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig", newline=newline) as file:
-            yield file
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path}: broken gzip file ({error})") from error
+    """A text file in UTF-8, `.gz` too, or a pipe. Raises UserError, as `open_input` does."""
+    with open_input(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
+        yield text

@@ -6,10 +6,8 @@ they are read by their tags, not by an XML parser.
 
 from __future__ import annotations
 
-import gzip
 import html
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,14 +28,12 @@ _HEADERS = ("query-id", "query_id", "qid", "id")
 
 @contextmanager
 def _text(path: Path) -> Iterator[IO[str]]:
-    """The file, open. Raises UserError where it is no text, or where the gzip around it is broken."""
+    """The file, open. Raises UserError where it is no text, or a broken gzip file."""
     try:
         with open_text(path) as file:
             yield file
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: expected text in UTF-8, found {error.reason}") from error
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path}: broken gzip file ({error})") from error
 
 
 def is_tagged(path: Path) -> bool:

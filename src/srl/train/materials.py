@@ -17,6 +17,7 @@ from srl.errors import UserError
 from srl.files import digest_file, digest_text
 from srl.index import build_index, load_retriever
 from srl.index.build import build_parameters
+from srl.inputs import check_input
 from srl.protocol import WITHOUT_SEARCH, Template, template
 from srl.rollout.codec import Codec
 from srl.trajectory import Question
@@ -110,8 +111,9 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
     if config.data.corpus is None:
         raise UserError(NOTHING_TO_SEARCH)
     corpus, name = Path(config.data.corpus), config.retriever.name
-    if not corpus.is_file():
+    if not corpus.exists():
         raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
+    check_input(corpus, regular=True)
     options = config.retriever.options(name)
     identity = dict(load_retriever(name, options).identity())
     shaping = json.dumps([build_parameters(name, options), identity], sort_keys=True)
