@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from srl.cli import main
+from srl.cli import main, output
 from srl.index import build_index
 from srl.serve import server
 from srl.serve.server import bind
@@ -91,6 +91,16 @@ def test_an_open_door_is_said_whatever_q_says_and_a_token_closes_it(directory, c
     assert "without a password" not in err
     assert "s3cret" not in err
     assert app.guard.token == b"s3cret"
+
+
+def test_a_token_in_another_variable_is_kept_secret_too(directory, capsys, monkeypatch):
+    monkeypatch.setenv("MINE", "s3cret-of-mine")
+    _, (app,) = served(monkeypatch, "--index", directory, "--token-env", "MINE")
+    assert app.guard.token == b"s3cret-of-mine"
+    output.line("it is s3cret-of-mine")
+    said = capsys.readouterr()
+    assert "it is [hidden]" in said.out
+    assert "s3cret-of-mine" not in said.out + said.err
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_name_that_points_here_but_is_not_ours_is_refused(url, host, line):
 def test_a_page_of_another_origin_is_refused(url, origin):
     status, said = ask(url, "Host: localhost:8000", f"Origin: {origin}", "Content-Type: text/plain")
     assert status == 403
-    assert "does not answer pages of" in said["detail"]
+    assert "it does not answer pages of" in said["detail"]
 
 
 def test_one_foreign_origin_among_several_is_enough(url):

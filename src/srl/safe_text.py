@@ -39,25 +39,22 @@ _QUERY = r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?#'\"<>]*)\?[\w.%~-][^\s'\"<>)]*"
 _HEADER = r"(?i)(authorization\W{1,4}(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
 
 
-def safe(text: str) -> str:
+def safe(text: str, found: tuple[str, ...] | None = None) -> str:
     """`text` without secrets; what acts on a terminal is written out: `\\x1b[31m`, `\\u202e`.
 
     Control and format characters (colours, cursor, titles, right-to-left overrides) show as escapes;
-    line ends, tabs and the joiners of scripts and emoji stay.
+    line ends, tabs and the joiners of scripts and emoji stay. `found` is what `secrets()` gave, for those
+    who have many texts.
     """
-    return escaped(hidden(text))
-
-
-def escaped(text: str) -> str:
-    """`text` as `safe` writes it, secrets and all; for what has been searched for secrets."""
+    text = hidden(text, found)
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(letter) for letter in text.replace("\r\n", "\n"))
 
 
-def one_line(text: str, width: int | None = None) -> str:
+def one_line(text: str, width: int | None = None, found: tuple[str, ...] | None = None) -> str:
     """`text` safe, on one line, and cut to `width` letters with an ellipsis."""
-    line = re.sub(r"\s+", " ", safe(text)).strip()
+    line = re.sub(r"\s+", " ", safe(text, found)).strip()
     return line if width is None or len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
@@ -79,14 +76,10 @@ def redacted(text: str) -> str:
     return re.sub(_HEADER, rf"\1{HIDDEN}", hidden(text))
 
 
-def hidden(text: str) -> str:
+def hidden(text: str, found: tuple[str, ...] | None = None) -> str:
     """`text` with each secret in it replaced, also where it is percent-encoded, escaped or in base64."""
-    return hide(text, secrets()) if len(text) >= _SHORT else text
-
-
-def hide(text: str, found: tuple[str, ...]) -> str:
-    """`text` without the secrets that `secrets()` found, for those who have many texts."""
-    if not found:
+    found = secrets() if found is None else found
+    if not found or len(text) < _SHORT:
         return text
     plain, escaped = _patterns(found)
     text = plain.sub(HIDDEN, text)

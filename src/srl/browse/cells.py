@@ -8,19 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from srl.browse.plain import duration, json_line, number
-from srl.safe_text import one_line
+from srl.safe_text import one_line, secrets
 
 
 def cells(
     rows: Iterable[Mapping[str, Any]], columns: Iterable[str], digits: int | None = 3
 ) -> list[list[str]]:
     """The `columns` of each row as text on one line; without `digits` numbers are exact to six figures."""
-    return [[_cell(row[name], name, digits) for name in columns] for row in rows]
+    names, found = list(columns), secrets()
+    return [[_cell(row[name], name, digits, found) for name in names] for row in rows]
 
 
-def _cell(value: Any, name: str, digits: int | None) -> str:
+def _cell(value: Any, name: str, digits: int | None, found: tuple[str, ...]) -> str:
     if not isinstance(value, float):
-        return one_line(_text(value))
+        return one_line(_text(value), found=found)
     if digits is None:
         return f"{value:.6g}"
     return duration(value) if name == "seconds" else number(value, digits)

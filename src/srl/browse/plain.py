@@ -8,7 +8,7 @@ from datetime import date
 from math import isfinite
 from typing import Any
 
-from srl.safe_text import hide, safe_json, secrets
+from srl.safe_text import hidden, safe_json, secrets
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
@@ -36,15 +36,17 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
 
 
-def json_line(value: object) -> str:
+def json_line(value: object, found: tuple[str, ...] | None = None) -> str:
     """`value` as JSON on one line: NaN becomes null, what would act on a terminal an escape."""
-    return safe_json(json.dumps(_known(value, secrets()), ensure_ascii=False, allow_nan=False))
+    return safe_json(
+        json.dumps(_known(value, secrets() if found is None else found), ensure_ascii=False, allow_nan=False)
+    )
 
 
 def _known(value: Any, found: tuple[str, ...]) -> Any:
     """`value` as what JSON knows; dates in ISO format, anything else by its text, no secret `found`."""
     if isinstance(value, str):
-        return hide(value, found)
+        return hidden(value, found)
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
@@ -53,4 +55,4 @@ def _known(value: Any, found: tuple[str, ...]) -> Any:
         return {str(key): _known(item, found) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_known(item, found) for item in value]
-    return value.isoformat() if isinstance(value, date) else hide(str(value), found)
+    return value.isoformat() if isinstance(value, date) else hidden(str(value), found)

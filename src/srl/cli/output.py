@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from srl.safe_text import escaped, hidden, hide, safe, safe_json, safe_message, secrets
+from srl.safe_text import hidden, safe, safe_json, safe_message, secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,8 +67,9 @@ def print_rows(rows: Iterable[object]) -> None:
     """Each of `rows` as a line of JSON on stdout."""
     from srl.browse.plain import json_line
 
+    found = secrets()
     for row in rows:
-        print(json_line(row))
+        print(json_line(row, found))
 
 
 def line(text: object = "", *, flush: bool = False) -> None:
@@ -88,7 +89,7 @@ def _plain(obj: Any, found: tuple[str, ...]) -> Any:
     from math import isfinite
 
     if isinstance(obj, str):
-        return hide(obj, found)
+        return hidden(obj, found)
     if obj is None or isinstance(obj, int):
         return obj
     if isinstance(obj, float):
@@ -101,7 +102,7 @@ def _plain(obj: Any, found: tuple[str, ...]) -> Any:
         return [_plain(value, found) for value in obj]
     if hasattr(obj, "tolist"):
         return _plain(obj.tolist(), found)
-    return hide(str(obj), found)
+    return hidden(str(obj), found)
 
 
 def table(
@@ -133,7 +134,7 @@ def table(
 
 
 def _cell(value: object, found: tuple[str, ...]) -> str:
-    return escaped(hide(str(value), found)).replace("\n", " ")
+    return safe(str(value), found).replace("\n", " ")
 
 
 def terminal_width() -> int:

@@ -12,7 +12,7 @@ import typer
 
 from srl.cli import output
 from srl.errors import EXIT_CHECK_FAILED, UserError
-from srl.safe_text import refuse_credentials
+from srl.safe_text import keep_secret, refuse_credentials
 
 if TYPE_CHECKING:
     import socket
@@ -161,6 +161,7 @@ def _run(serving: Serving, replicas: int, listener: socket.socket) -> None:
 
 def _token(variable: str) -> str:
     """The token in the environment. Raises UserError for one that cannot be sent, or is asked for in vain."""
+    keep_secret([variable])
     token = os.environ.get(variable, "").strip()
     if not token and variable != TOKEN_VARIABLE:
         raise UserError(f"${variable} holds no token; type: export {variable}=…")

@@ -119,8 +119,8 @@ def test_an_index_that_was_built_and_searched_has_no_key_in_it(tmp_path, key):
     build_index(None, tmp_path / "index", "web", {"provider": "google", "country": "us"})
     open_index(tmp_path / "index")
     files = [path for path in (tmp_path / "index").rglob("*") if path.is_file()]
-    assert [path.name for path in files] == ["manifest.json"]
-    assert clear(files[0].read_text())
+    assert {path.name for path in files} == {"manifest.json", ".verified.json"}
+    assert all(clear(path.read_text()) for path in files)
 
 
 def test_hidden_is_the_key_in_every_form_that_it_travels_in(key):

@@ -98,8 +98,8 @@ def _is_open(path: str) -> bool:
 def _refused(whom: str, authority: bytes) -> RequestError:
     name = _name(authority) or "NAME"
     return RequestError(
-        f"this server has no token and does not answer {whom}; start it with --allow-host {name}, "
-        "or with SRL_SEARCH_TOKEN set",
+        f"start this server with --allow-host {name}, or with SRL_SEARCH_TOKEN set: without, it does not "
+        f"answer {whom}",
         403,
     )
 

@@ -34,7 +34,7 @@ class Serving:
     max_batch: int = 256
     batch_wait_s: float = 0.0
     cache_bytes: int = CACHE_BYTES
-    token: str = ""
+    token: str = field(default="", repr=False)
     hosts: tuple[str, ...] | None = None
     log_requests: bool = False
     log_queries: bool = False

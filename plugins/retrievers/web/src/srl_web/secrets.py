@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from srl.errors import UserError
-from srl.safe_text import hide, keep_secret
+from srl.safe_text import hidden, keep_secret
 from srl.serve.client import is_loopback
 from srl_web.api import Api, Call, merged, secret_part
 
@@ -51,7 +51,7 @@ class Secrets:
 
     def hide(self, text: str) -> str:
         """`text` with each key in it, in whatever form, replaced."""
-        return hide(text, self._longest_first)
+        return hidden(text, self._longest_first)
 
     def __repr__(self) -> str:
         return f"Secrets({', '.join(self.values)})"
