@@ -218,7 +218,7 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
 def test_a_damaged_run_is_named_when_it_is_resumed(shell: Shell, run: Path, harm, message) -> None:
     harm(run)
     before = (run / "log" / "log.duckdb").read_bytes()
-    code, out, err = shell.typed("-q", "train", "--resume")
+    code, out, err = shell.typed("-q", "train", "--resume", "--steps", "2")
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert message in err
     assert (run / "log" / "log.duckdb").read_bytes() == before

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.training import Said, config, train, write_setting
 
 import srl.store
-from srl.config import save_config
+from srl.config import load_saved, save_config
 from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.serve.local import LocalSearch
@@ -174,7 +174,7 @@ def test_another_index_is_said_aloud(workspace, tmp_path):
     with (tmp_path / "corpus.jsonl").open("a", encoding="utf-8") as corpus:
         corpus.write('{"id": "new", "contents": "\\"new\\"\\nthe flag of new is red ."}\n')
     said = Said()
-    resume(only_run(workspace), workspace=Workspace(workspace), terminal=said)
+    resume(only_run(workspace), workspace=Workspace(workspace), terminal=said, steps=2)
     assert "started with another index" in said.text
 
 
@@ -186,7 +186,7 @@ def test_another_reference_is_refused(setting, workspace, tmp_path):
     weights = {name: value + 1 for name, value in load_file(file).items()}
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(UserError, match=r"the reference of .* has changed"):
-        resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said())
+        resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said(), steps=2)
 
 
 @pytest.mark.slow
@@ -228,3 +228,98 @@ def test_a_run_goes_on_from_anywhere_in_a_workspace_that_was_moved(tmp_path, who
     assert differences(run, whole("grpo")) == []
     measured = settings_of(run / "checkpoints" / "step-000004", None, None, {}, [])
     assert measured.data.corpus == str(moved / "worlds" / "corpus.jsonl")
+
+
+CONSTANT = {**SETTINGS, "actor.optim.lr_scheduler_type": "constant", "actor.optim.lr_warmup_steps": 0}
+
+
+def longer(run, steps):
+    """What `srl train --resume --steps` says, and its summary."""
+    said = Said()
+    found = resume(run, workspace=Workspace(run.parent.parent), terminal=said, steps=steps)
+    return said.text, found
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_finished_run_that_gets_more_steps_is_the_run_that_had_them_from_the_start(setting, tmp_path, algo):
+    for steps, folder in ((2, "short"), (4, "long")):
+        settings = {**CONSTANT, "trainer.total_training_steps": steps, "data.test_files": None}
+        train(config(setting, algo, **settings), tmp_path / folder, algo)
+    run = only_run(tmp_path / "short")
+    text, summary = longer(run, 4)
+    assert "4 steps now, not 2" in text
+    assert "the learning rate of the actor goes on at 0.001" in text
+    assert summary.steps == 4
+    assert differences(run, only_run(tmp_path / "long")) == []
+    assert load_saved(run).trainer.total_training_steps == 4
+    with srl.store.open(run) as log:
+        ((known,),) = log.execute("SELECT config FROM runs").fetchall()
+    (extension,) = json.loads(known)["extended"]
+    assert (extension["at"], extension["before"], extension["after"]) == (2, 2, 4)
+
+
+def test_a_longer_run_is_tested_at_its_new_end_and_stays_one_run(setting, tmp_path):
+    train(config(setting, "grpo", **{**SETTINGS, "trainer.total_training_steps": 2}), tmp_path, "grpo")
+    run = only_run(tmp_path)
+    _, summary = longer(run, 3)
+    assert len(train_metrics(run, "actor/lr")) == 3
+    with srl.store.open(run) as log:
+        steps = log.execute("SELECT step FROM steps WHERE phase = 'train' ORDER BY step").fetchall()
+        tested = log.execute("SELECT step FROM steps WHERE phase = 'test' ORDER BY step").fetchall()
+        assert log.execute("SELECT status FROM runs").fetchall() == [("finished",)]
+    assert (steps, tested) == ([(1,), (2,), (3,)], [(0,), (2,), (3,)])
+    assert summary.test_em_end is not None
+
+
+def test_a_longer_run_has_the_learning_rate_of_its_new_schedule(setting, tmp_path):
+    linear = {**SETTINGS, "actor.optim.lr_scheduler_type": "linear", "actor.optim.lr_warmup_steps": 0}
+    for steps, folder in ((2, "short"), (3, "long")):
+        settings = {**linear, "trainer.total_training_steps": steps}
+        train(config(setting, "grpo", **settings), tmp_path / folder, "grpo")
+    run = only_run(tmp_path / "short")
+    text, _ = longer(run, 3)
+    assert "the linear schedule of the actor is planned anew for 3 steps" in text
+    assert "goes from 0.0005 in step 2 to 0.000333 in step 3" in text
+    whole = only_run(tmp_path / "long")
+    assert rates(run)[2] == rates(whole)[2]
+    assert rates(run)[1] != rates(whole)[1]
+
+
+def rates(run):
+    """The actor's learning rate, training step after training step."""
+    with srl.store.open(run) as log:
+        query = "SELECT value FROM metrics WHERE name = 'actor/lr' AND phase = 'train' ORDER BY step"
+        return [value for (value,) in log.execute(query).fetchall()]
+
+
+def test_a_run_gets_no_fewer_steps_than_it_has_made(workspace, whole):
+    run = workspace / "runs" / whole("grpo").name
+    shutil.copytree(whole("grpo"), run)
+    for steps in (3, 4):
+        with pytest.raises(UserError, match=rf"--steps {steps}: .* has made 4 steps"):
+            longer(run, steps)
+    assert differences(run, whole("grpo")) == []
+
+
+def test_a_stopped_run_gets_another_number_of_steps(setting, tmp_path, monkeypatch):
+    monkeypatch.setattr(RewardMix, "score", stop_at(3))
+    settings = {**CONSTANT, "data.test_files": None}
+    with pytest.raises(KeyboardInterrupt):
+        train(config(setting, "grpo", **settings), tmp_path / "stopped", "grpo")
+    train(
+        config(setting, "grpo", **{**settings, "trainer.total_training_steps": 3}), tmp_path / "whole", "grpo"
+    )
+    run = only_run(tmp_path / "stopped")
+    longer(run, 3)
+    found = differences(run, only_run(tmp_path / "whole"))
+    assert [line for line in found if "val/3" not in line] == []
+
+
+def test_a_finished_run_is_left_as_it_is_and_says_how_to_go_on(workspace, whole, monkeypatch):
+    run = workspace / "runs" / whole("grpo").name
+    shutil.copytree(whole("grpo"), run)
+    monkeypatch.setattr(RewardMix, "score", stop_at(4, "test"))
+    text, summary = longer(run, None)
+    assert "is finished, all 4 steps; to go on: srl --workspace" in text
+    assert "--steps N" in text
+    assert (summary.steps, None in (summary.test_em_start, summary.test_em_end)) == (4, False)

@@ -150,6 +150,20 @@ def test_rate_goes_on_after_a_resume(run):
     assert rates(second, 2) == pytest.approx(expected[4:])
 
 
+def test_rate_of_a_longer_run_is_that_of_its_new_schedule(run):
+    settings(run, actor__optim__lr_scheduler_type="linear")
+    whole = optimiser()
+    our_schedule(engine(total_training_steps=6), whole)
+    expected = rates(whole, 6)
+    first, second = optimiser(), optimiser()
+    before = our_schedule(engine(), first)
+    after = our_schedule(engine(total_training_steps=6), second)
+    rates(first, 4)
+    second.load_state_dict(first.state_dict())
+    after.load_state_dict(before.state_dict())
+    assert rates(second, 2) == pytest.approx(expected[4:])
+
+
 def test_what_the_section_verl_says_of_a_schedule_wins(run):
     settings(run, actor__optim__lr_scheduler_type="linear")
     one = optimiser()

@@ -34,11 +34,14 @@ def train(
     config: Annotated[Path | None, typer.Option(help="YAML file on top of the preset.")] = None,
     model: Annotated[Path | None, typer.Option(help="Hugging Face model directory to train.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps; with --resume, how many in all.")] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key, as in --print-config.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a run; --steps makes it longer."),
+    ] = False,
     run: Annotated[str, typer.Option(help="The run to resume.")] = "last",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, memory and time; start nothing.")] = False,
     print_config: Annotated[
@@ -58,7 +61,7 @@ def train(
         return
     if resume:
         _refuse_beside_resume(context)
-        _resume(run, json)
+        _resume(run, steps, json)
         return
     if dry_run and algo == SFT:
         raise UserError("--dry-run plans reinforcement learning; leave out --algo sft, or --dry-run")
@@ -99,8 +102,8 @@ def init(
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """A resumed run keeps its own configuration: whatever else was typed would be without effect."""
-    fitting = {"resume", "run", "json"}
+    """A resumed run keeps its own configuration but for its length: all else would be without effect."""
+    fitting = {"resume", "run", "steps", "json"}
     given = [
         name for name in context.params
         if name not in fitting and "COMMANDLINE" in str(context.get_parameter_source(name))
@@ -181,7 +184,7 @@ def _start(resolved: Any, algo: str | None, engine: str, json: bool) -> None:
     _tell(summary, json)
 
 
-def _resume(run: str, json: bool) -> None:
+def _resume(run: str, steps: int | None, json: bool) -> None:
     from srl.train.run import Identity
     from srl.workspace import Workspace
 
@@ -189,7 +192,7 @@ def _resume(run: str, json: bool) -> None:
     directory = workspace.find_run(run)
     workspace = Workspace.around(directory) or workspace
     engine = _engine(Identity.read(directory).engine)
-    _tell(engine.resume(directory, workspace=workspace, terminal=_terminal()), json)
+    _tell(engine.resume(directory, workspace=workspace, terminal=_terminal(), steps=steps), json)
 
 
 def _engine(name: str) -> Any:

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +23,12 @@ from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import Searcher
 from srl.serve.engines import digest_of
 from srl.store import LogWriter, RunInfo
+from srl.store.run_info import claim
 from srl.train.checkpoint import all_checkpoints, checkpoint_path, load_newest, newest_step
 from srl.train.cold_start import about, cold_started, demonstrated, demonstration_file
 from srl.train.cold_start import train as fine_tune
 from srl.train.experience import Learner
+from srl.train.extension import Extension, finished, planned, rate_notes
 from srl.train.local import LocalTrainer
 from srl.train.materials import BASE_MODEL, Note, with_data
 from srl.train.progress import Progress
@@ -78,6 +80,8 @@ class Identity:
     reference_digest: str = ""
     index_digest: str = ""
     engine_digests: dict[str, str] = field(default_factory=dict)
+    extended: list[dict[str, Any]] = field(default_factory=list)
+    """Each `Extension`, in order."""
 
     def save(self, run: Path) -> None:
         write_json(run / IDENTITY, {"format": FORMAT, **asdict(self)})
@@ -128,11 +132,18 @@ def removed_unless_begun(run: Path) -> Iterator[None]:
         raise
 
 
-def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
-    """Go on with `run` from its newest checkpoint, or from the start where it has none."""
-    identity, config = Identity.read(run), load_saved(run)
+def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | None = None) -> Summary:
+    """Go on with `run` from its newest checkpoint, or from the start where it has none.
+
+    `steps` is the new number of steps in all. A run that has made all of them is left as it is.
+    """
+    identity, before = Identity.read(run), load_saved(run)
     if identity.algo == SFT:
         raise UserError(f"{run.name} is a fine-tuning, which is not resumed; start it again")
+    done = newest_step(run)
+    config = planned(run, before, steps, done)
+    if progress := finished(run, config, done, terminal.note):
+        return _summary(run, config, identity, progress)
     set_threads(config.trainer.threads, config.rollout.deterministic)
     prepared = _prepare(config, identity.algo, workspace, terminal)
     if prepared.reference != identity.reference_digest:
@@ -142,7 +153,26 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
         )
     say_other_indexes(run, Searched.of(prepared.environment.search), identity, terminal)
     terminal.note(f"resuming {run.name}")
+    identity = extended(run, identity, before, config, done, terminal.note)
     return _go(run, config, identity, prepared, terminal, resumed=True)
+
+
+def extended(
+    run: Path, identity: Identity, before: Config, config: Config, done: int, note: Note
+) -> Identity:
+    """Save that the run has another number of steps from here on, where it has; and say what that changes."""
+    was, steps = before.trainer.total_training_steps, config.trainer.total_training_steps
+    if steps == was:
+        return identity
+    claim(run / LOG)
+    note(f"{run.name} has {steps} steps now, not {was}")
+    for line in rate_notes(before, config, done):
+        note(line)
+    save_config(run, config)
+    known = Extension(done, was, steps, started_now())
+    identity = replace(identity, extended=[*identity.extended, asdict(known)])
+    identity.save(run)
+    return identity
 
 
 def say_other_indexes(run: Path, now: Searched, identity: Identity, terminal: Terminal) -> None:
@@ -265,9 +295,10 @@ def _about(environment: Environment) -> dict[str, Any]:
 
 def run_info(run: Path, config: Config, identity: Identity, search: Searcher | None) -> RunInfo:
     """What the log says of the run."""
+    known = config.model_dump() | ({"extended": identity.extended} if identity.extended else {})
     return RunInfo(
         run_id=run.name, preset=identity.preset, algo=identity.algo, seed=config.trainer.seed,
-        model=config.model.path or "", config=config.model_dump(), index_digest=digest_of(search),
+        model=config.model.path or "", config=known, index_digest=digest_of(search),
         srl_version=__version__, started=identity.started,
     )  # fmt: skip
 
@@ -296,6 +327,10 @@ def _go(
             progress = prepared.loop(run, stage, resumed)
         finally:
             stage.close()
+    return _summary(run, config, identity, progress)
+
+
+def _summary(run: Path, config: Config, identity: Identity, progress: Progress) -> Summary:
     checkpoints = all_checkpoints(run)
     return Summary(
         run.name, identity.algo, config.trainer.seed, progress.step, round(progress.seconds, 3),

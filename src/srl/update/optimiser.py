@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -28,6 +29,15 @@ def schedule(kind: Schedule, warmup_steps: int, total_steps: int) -> Callable[[i
         return (1.0 + math.cos(math.pi * progress)) / 2 if kind == "cosine" else 1.0
 
     return factor
+
+
+def at_its_step(scheduler: LambdaLR) -> None:
+    """Give the optimiser the learning rate that the schedule has now, not the one that was saved with it."""
+    factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    rates = [base * factor(scheduler.last_epoch) for base, factor in factors]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates
 
 
 class Optimiser:
@@ -54,7 +64,7 @@ class Optimiser:
         self.adamw = torch.optim.AdamW(
             self.masters, lr=lr, betas=betas, weight_decay=weight_decay, eps=eps, foreach=True
         )
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.adamw, schedule)
+        self.scheduler = LambdaLR(self.adamw, schedule)
 
     @property
     def lr(self) -> float:
@@ -91,6 +101,7 @@ class Optimiser:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.adamw.load_state_dict(state["adamw"])
         self.scheduler.load_state_dict(state["scheduler"])
+        at_its_step(self.scheduler)
         with torch.no_grad():
             for (_, master), saved in zip(self._copies(), state["masters"], strict=True):
                 master.copy_(saved)

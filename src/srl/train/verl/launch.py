@@ -17,12 +17,14 @@ from srl.model import model_digest
 from srl.rollout.codec import Codec
 from srl.rollout.episode import Searcher
 from srl.train.cold_start import about
+from srl.train.extension import finished, planned
 from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
 from srl.train.resuming import how_to_resume, resumable
 from srl.train.run import (
     Identity,
     Summary,
+    extended,
     ready,
     removed_unless_begun,
     run_info,
@@ -80,9 +82,16 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
         return _go(run, config, identity, search, workspace, terminal, resumed=False)
 
 
-def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
-    """Go on with `run` from verl's newest checkpoint, or from the start where it has none."""
-    identity, config = Identity.read(run), load_saved(run)
+def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | None = None) -> Summary:
+    """Go on with `run` from verl's newest checkpoint, or from the start where it has none.
+
+    `steps` is the new number of steps in all. A run that has made all of them is left as it is.
+    """
+    identity, before = Identity.read(run), load_saved(run)
+    done = max(0, settled(run / "checkpoints"))
+    config = planned(run, before, steps, done)
+    if progress := finished(run, config, done, terminal.note):
+        return summary(run, config, identity, progress)
     check_installed(config)
     _, search = _checked(config, workspace, terminal)
     if _reference(config) != identity.reference_digest:
@@ -92,6 +101,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal) -> Summary:
         )
     say_other_indexes(run, Searched.of(search), identity, terminal)
     terminal.note(f"resuming {run.name}")
+    identity = extended(run, identity, before, config, done, terminal.note)
     return _go(run, config, identity, search, workspace, terminal, resumed=True)
 
 

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from srl.config import load_saved
 from srl.train.learning_rate import updates_per_step
 from srl.train.verl.job import RUN_VARIABLE
-from srl.update.optimiser import schedule
+from srl.update.optimiser import at_its_step, schedule
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,6 +28,12 @@ class Schedule(LambdaLR):
         super().__init__(optimiser, factor)
         self.used = float(self.get_last_lr()[0])
         optimiser.register_step_post_hook(self._follow)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the schedule was; the rate is that of this one, which may have another end."""
+        super().load_state_dict(state_dict)
+        at_its_step(self)
+        self.used = float(self.get_last_lr()[0])
 
     def _follow(self, *_: Any) -> None:
         self.used = float(self.get_last_lr()[0])
