@@ -21,13 +21,12 @@ from srl.model import add_lora, load_model, load_tokenizer, model_digest, new_mo
 from srl.train import checkpoint
 from srl.train.checkpoint import (
     Progress,
-    all_checkpoints,
-    checkpoint_path,
     load_checkpoint,
     load_newest,
     save_checkpoint,
 )
 from srl.train.experience import Learner
+from srl.train.saved import all_checkpoints, checkpoint_path
 from srl.update.critic import Critic
 from srl.update.kl import AdaptiveKL
 from srl.update.optimiser import Optimiser, schedule

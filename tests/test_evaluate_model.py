@@ -32,9 +32,9 @@ from srl.train.evaluation import (
     check_failures,
     evaluate_model,
     measure,
-    model_directory,
     settings_of,
 )
+from srl.train.saved import model_directory
 from srl.trajectory import Hit, Passage, Question, Search
 from srl.workspace import Workspace
 

@@ -19,9 +19,9 @@ from srl import interrupts
 from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.store import LogWriter, reading
-from srl.train.checkpoint import newest_step
 from srl.train.materials import made_once
 from srl.train.resuming import resume_command
+from srl.train.saved import newest_step
 
 __all__ = ["place", "shell"]
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import re
+import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
+from tests.mistakes import evaluate, place, shell, train
 
+from srl import counting
 from srl.cli import output
 from srl.cli.output import Pace, duration
+
+__all__ = ["place", "shell"]
 
 
 def test_the_time_left_is_that_of_the_work_since_the_start():
@@ -52,3 +61,126 @@ def test_without_a_terminal_the_end_is_one_line(capsys):
         for done in (1, 2, 3):
             count(done)
     assert capsys.readouterr().err == "indexing passages: 3 of 3\n"
+
+
+def test_a_part_of_a_work_is_told_every_half_minute_and_not_at_its_end(capsys, monkeypatch):
+    times = iter([0.0, 10.0, 31.0, 40.0])
+    monkeypatch.setattr(output, "monotonic", lambda: next(times))
+    with output.progress("val episodes", 300, passing=True) as count:
+        for done in (50, 100, 200):
+            count(done)
+    assert capsys.readouterr().err == "val episodes: 100 of 300, 62 s left\n"
+
+
+NOTES_UNDER_A_BAR = """
+import logging, sys
+from srl.cli import output
+from srl.train.report import Terminal
+from srl.cli.train import _terminal
+
+output.set_verbosity(0)
+terminal = _terminal()
+with output.progress("episodes", 10, passing=True) as count:
+    count(3)
+    terminal.note("step 1/2  reward 0.5")
+    output.note("a note")
+    logging.warning("a warning")
+    with output.progress("inside", 5, passing=True) as inner:
+        inner(1)
+    count(10)
+print("result")
+"""
+
+
+def in_a_terminal(code: str) -> tuple[str, list[str]]:
+    """What a process wrote on a terminal, and the lines of it that no bar is on."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    raw = b""
+    while True:
+        try:
+            read = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not read:
+            break
+        raw += read
+    assert process.wait() == 0
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode())
+    return text, [line for line in re.split(r"[\r\n]+", text) if line and "━" not in line]
+
+
+def test_what_is_said_while_a_bar_is_shown_stands_on_lines_of_its_own():
+    text, lines = in_a_terminal(NOTES_UNDER_A_BAR)
+    assert [line.rstrip() for line in lines] == [
+        "step 1/2  reward 0.5",
+        "a note",
+        "WARNING root: a warning",
+        "result",
+    ]
+    assert "10/10" in text
+    assert "inside" not in text
+
+
+@pytest.fixture
+def works(monkeypatch) -> dict[str, list[int]]:
+    """What is counted while a command runs: the counts by the name of the work."""
+    found: dict[str, list[int]] = {}
+
+    @contextmanager
+    def show(what, total):
+        counts = found.setdefault(f"{what} of {total}", [])
+        yield counts.append
+
+    monkeypatch.setattr(output, "show_counted", lambda: counting.show_with(show))
+    yield found
+    counting.show_with(None)
+
+
+def test_a_training_run_counts_its_episodes_and_prompts(shell, place, works):
+    assert shell.typed(*train(place, "--steps", 1))[0] == 0
+    assert works["train episodes of 8"] == list(range(1, 9))
+    assert works["val episodes of 3"] == [1, 2, 3] * 2
+    assert works["test episodes of 2"] == [1, 2] * 2
+    assert works["reading prompts of 8"] == list(range(1, 9))
+
+
+def test_a_fine_tuning_counts_demonstrations_and_steps(shell, place, works):
+    assert shell.typed(*train(place, "--algo", "sft", "--steps", 2))[0] == 0
+    assert works["fine-tuning steps of 2"] == [1, 2]
+    (name,) = (name for name in works if name.startswith("demonstrations of "))
+    assert works[name] == list(range(1, int(name.rpartition(" ")[2]) + 1))
+
+
+def test_an_evaluation_counts_its_episodes(shell, place, works):
+    assert shell.typed(*evaluate(place, "--data", place / "test.parquet"))[0] == 0
+    assert works["episodes with search of 2"] == [1, 2]
+
+
+def test_a_run_that_is_not_there_is_told_before_torch_is_imported(tmp_path):
+    code = (
+        "import sys; from srl.cli import main; code = main(['eval', 'run', 'nope', '--data', 'x']); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "2 False\n"
+
+
+def test_counting_that_nobody_shows_is_silent(capsys):
+    with counting.counted("episodes", 3) as count:
+        count(3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_models_load_without_the_libraries_bars_on_a_terminal_too(monkeypatch):
+    from transformers.utils import logging
+
+    from srl.model import quietly
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with quietly():
+        assert not logging.is_progress_bar_enabled()
+    assert logging.is_progress_bar_enabled()

@@ -27,6 +27,7 @@ SIGNALS = {
 }
 """What ends a command, and how that is said."""
 _ONCE_MORE = b"srl: stopping; one more signal ends it at once\n"
+_SHOW_CURSOR = b"\x1b[?25h"
 _AGAIN_S = 0.01
 
 _received: list[int] = []
@@ -102,6 +103,8 @@ def _on_signal(number: int, frame: object) -> None:
         with suppress(OSError):
             os.write(2, _ONCE_MORE)
     else:
+        if os.isatty(2):
+            os.write(2, _SHOW_CURSOR)  # which a bar hides
         os._exit(128 + _received[0])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -103,13 +102,12 @@ def load_model(
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without transformers' table of weights that do not fit, and off a terminal without its bars."""
+    """Without transformers' table of weights that do not fit, and without its bars."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()
     try:
         yield
     finally:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 
 from srl.safe_text import safe_message
+
+
+class Stderr(io.TextIOBase):
+    """Whatever stderr is when it is written to: while a bar is shown, what stands above the bar."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
 
 
 class SafeFormatter(logging.Formatter):
@@ -18,7 +32,7 @@ class SafeFormatter(logging.Formatter):
 def handle_logs() -> None:
     """Write this process's logs to stderr. Handlers that the root logger has already stay as they are."""
     if not logging.getLogger().handlers:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = logging.StreamHandler(Stderr())
         handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
 

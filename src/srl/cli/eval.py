@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,6 @@ import typer
 if TYPE_CHECKING:
     from srl.config import Config
     from srl.train.evaluation import Evaluation, Report
-    from srl.trajectory import Trajectory
 
 app = typer.Typer(no_args_is_help=True, help="Measure a model on questions.")
 
@@ -76,8 +74,9 @@ def run(
     Example:
       srl eval run last --data test.parquet --index my-index --no-search-too
     """
+    from srl.cli.output import progress, show_counted
     from srl.errors import UserError
-    from srl.train.evaluation import check_failures, evaluate_model, model_directory, settings_of
+    from srl.train.saved import model_directory
     from srl.workspace import Workspace
 
     if index is not None and url is not None:
@@ -91,13 +90,15 @@ def run(
         "eval.temperature": temperature,
         "data.template": template,
     }
+    show_counted()
+    with progress("starting", passing=True):
+        from srl.train.evaluation import check_failures, evaluate_model, settings_of
     settings = settings_of(directory, preset, config, flags, sets or [])
     _check_search(settings)
-    with ExitStack() as stack:
-        report = evaluate_model(
-            settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
-            no_search_template=no_search_template, note=_note, on_start=_progress(stack),
-        )  # fmt: skip
+    report = evaluate_model(
+        settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
+        no_search_template=no_search_template, note=_note,
+    )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)
 
@@ -115,24 +116,6 @@ def _note(text: str) -> None:
     from srl.cli.output import note
 
     note(text)
-
-
-def _progress(stack: ExitStack) -> Callable[[str, int], Callable[[Trajectory], None]]:
-    """One bar for each setting, counting its episodes."""
-    from srl.cli.output import progress
-
-    def start(setting: str, episodes: int) -> Callable[[Trajectory], None]:
-        stack.close()
-        update, done = stack.enter_context(progress(f"episodes {_HEADS[setting]}", episodes)), 0
-
-        def count(_: Trajectory) -> None:
-            nonlocal done
-            done += 1
-            update(done)
-
-        return count
-
-    return start
 
 
 def _show(report: Report, as_json: bool) -> None:

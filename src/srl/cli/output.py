@@ -155,15 +155,31 @@ def warn(message: object) -> None:
     print(safe_message(str(message)), file=sys.stderr)
 
 
+_barred = False
+"""Whether a bar is shown; there is one at a time."""
+
+
 @contextmanager
-def progress(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def progress(
+    description: str, total: int | None = None, *, passing: bool = False
+) -> Iterator[Callable[[int], None]]:
     """A bar on stderr; what it gives is called with how many are done so far.
 
     Without a terminal there is a line every half minute and one at the end, and with `-q` nothing.
+    One of a work that is a part of another is `passing`: at the end its bar goes, and no line is written.
+    Inside another bar nothing is shown.
     """
+    global _barred
     if sys.stderr.isatty() and not _quiet:
-        with _bar(description, total) as update:
-            yield update
+        if _barred:
+            yield lambda so_far: None
+            return
+        _barred = True
+        try:
+            with _bar(description, total, passing) as update:
+                yield update
+        finally:
+            _barred = False
         return
     pace, done = Pace(total), 0
 
@@ -173,8 +189,20 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[[i
         if line := pace.told(so_far, monotonic()):
             note(f"{description}: {line}")
 
+    if passing:
+        count(0)
     yield count
-    note(f"{description}: {done:,}" + (f" of {total:,}" if total else ""))
+    if not passing:
+        note(f"{description}: {done:,}" + (f" of {total:,}" if total else ""))
+
+
+def show_counted() -> None:
+    """Show what the stages count, each as a passing bar."""
+    from functools import partial
+
+    from srl.counting import show_with
+
+    show_with(partial(progress, passing=True))
 
 
 class Pace:
@@ -211,19 +239,29 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def _bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def _bar(description: str, total: int | None, passing: bool) -> Iterator[Callable[[int], None]]:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        SpinnerColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )  # fmt: skip
 
     text = TextColumn("{task.description}", markup=False)
-    counted = TextColumn("{task.completed:,}"), TimeElapsedColumn()
-    known = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
-    with Progress(text, *(known if total else counted), console=stderr(), speed_estimate_period=300) as bar:
-        task = bar.add_task(safe(description), total=total)
-        yield lambda so_far: bar.update(task, completed=so_far)
+    counted = SpinnerColumn("line"), text, TimeElapsedColumn()
+    known = text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")
+    columns = (*known, TimeRemainingColumn()) if total else counted
+    shown = safe(description)
+    with Progress(
+        *columns, console=stderr(), speed_estimate_period=300, transient=passing, redirect_stdout=False
+    ) as bar:
+        task = bar.add_task(shown, total=total)
+
+        def count(so_far: int) -> None:
+            named = shown if total or not so_far else f"{shown} {so_far:,}"
+            bar.update(task, completed=so_far, description=named)
+
+        yield count

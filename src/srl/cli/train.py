@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -197,21 +197,26 @@ def _resume(run: str, steps: int | None, json: bool) -> None:
 
 def _engine(name: str) -> Any:
     """The module that starts and resumes runs on this engine."""
-    if name == "verl":
-        from srl.train.verl import launch
+    from importlib import import_module
 
-        return launch
-    from srl.train import run
+    from srl.cli.output import progress
 
-    return run
+    with progress("starting", passing=True):
+        return import_module("srl.train.verl.launch" if name == "verl" else "srl.train.run")
 
 
 def _terminal() -> Any:
     import logging
 
+    from rich.console import Console
+
+    from srl.cli.output import show_counted
+    from srl.safe_log import Stderr
     from srl.train.report import Terminal
 
-    return Terminal(quiet=logging.getLogger("srl").getEffectiveLevel() > logging.INFO)
+    show_counted()
+    console = Console(file=cast("Any", Stderr()), highlight=False, soft_wrap=True)
+    return Terminal(console, quiet=logging.getLogger("srl").getEffectiveLevel() > logging.INFO)
 
 
 def _tell(summary: Any, json: bool) -> None:

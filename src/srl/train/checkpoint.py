@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import shlex
 import shutil
 import warnings
@@ -20,28 +19,11 @@ from srl.holdings import CHECKPOINT, DamagedError, before, check_checkpoint, che
 from srl.model import save_model
 from srl.train.experience import Learner
 from srl.train.progress import Progress
+from srl.train.saved import all_checkpoints, checkpoint_path
 from srl.update.optimiser import Optimiser
 
 _STATE = "state.json"
-_NAME = re.compile(r"^step-(\d{6})$")
 _REPLACEABLE = replaceable(CHECKPOINT, "a checkpoint")
-
-
-def checkpoint_path(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:06d}"
-
-
-def all_checkpoints(run: Path) -> list[Path]:
-    """Whole checkpoints of a run, oldest first; a half-written one has another name."""
-    folder = run / "checkpoints"
-    found = [path for path in folder.iterdir() if _NAME.match(path.name)] if folder.is_dir() else []
-    return sorted(found)
-
-
-def newest_step(run: Path) -> int:
-    """The step of the newest checkpoint; 0 where there is none."""
-    found = all_checkpoints(run)
-    return int(found[-1].name.removeprefix("step-")) if found else 0
 
 
 def save_checkpoint(

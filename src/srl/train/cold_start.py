@@ -13,6 +13,7 @@ from srl.config import Config
 from srl.config.acting import Model
 from srl.config.base import Section
 from srl.config.learning import Sft
+from srl.counting import counted
 from srl.data.demonstrations import read_demonstrations
 from srl.files import atomic_directory, digest_file, digest_text, write_json
 from srl.model import pick_device, pick_dtype, save_model
@@ -161,8 +162,14 @@ def train(
         eps=optim.eps, schedule=schedule(optim.lr_scheduler_type, optim.lr_warmup_steps, sft.steps),
     )  # fmt: skip
     data = batches(trajectories, sft.batch_size, sft.steps, seed)
-    fine_tune(
-        policy.model, optimiser, data, observation_weight=sft.observation_weight, max_tokens=max_tokens,
-        on_step=on_step,
-    )  # fmt: skip
+    with counted("fine-tuning steps", sft.steps) as count:
+
+        def stepped(step: int, metrics: dict[str, float]) -> None:
+            on_step(step, metrics)
+            count(step)
+
+        fine_tune(
+            policy.model, optimiser, data, observation_weight=sft.observation_weight, max_tokens=max_tokens,
+            on_step=stepped,
+        )  # fmt: skip
     return optimiser

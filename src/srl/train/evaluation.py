@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from srl import interrupts
 from srl.config import Config, load_config
+from srl.counting import counted
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import Interval, em_interval, summarise
 from srl.files import check_format
@@ -20,7 +22,6 @@ from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions, Searcher
 from srl.rollout.policy import Policy
 from srl.serve.engines import aclose, connect
-from srl.train.checkpoint import all_checkpoints
 from srl.train.materials import Note, load_questions, say_untold
 from srl.train.search import Other, Searched, load_search, new_tape
 from srl.train.setup import episode_options, load_engine, load_policy, load_template
@@ -30,9 +31,6 @@ from srl.workspace import Workspace
 
 ABOUT = "srl.json"
 """The file beside a model's weights that says how it was trained to talk, and with which index."""
-
-OnDone = Callable[[Trajectory], None]
-OnStart = Callable[[str, int], OnDone]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +74,16 @@ async def measure(
     n: int = 1,
     seed: int = 0,
     phase: Phase = "eval",
-    on_done: OnDone | None = None,
 ) -> Evaluation:
     """`n` episodes a question, and what is to be said of them. Raises UserError for no search server."""
+    done, setting = itertools.count(1), "with search" if template.searches else "without search"
     try:
         await connect(search)
-        trajectories = await rollout(
-            questions, policy, search, codec=codec, template=template, options=options, n=n, seed=seed,
-            phase=phase, on_done=on_done,
-        )  # fmt: skip
+        with counted(f"episodes {setting}", n * len(questions)) as count:
+            trajectories = await rollout(
+                questions, policy, search, codec=codec, template=template, options=options, n=n, seed=seed,
+                phase=phase, on_done=lambda trajectory: count(next(done)),
+            )  # fmt: skip
     finally:
         await aclose(search)
     return Evaluation(trajectories, summarise(trajectories, prefix=phase), em_interval(trajectories))
@@ -100,12 +99,10 @@ def evaluate_model(
     no_search_too: bool = False,
     no_search_template: str | None = None,
     note: Note = lambda text: None,
-    on_start: OnStart = lambda setting, episodes: lambda trajectory: None,
 ) -> Report:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
-    `limit` draws that many questions, the same each time. `on_start(setting, episodes)` gives what is
-    called after each episode. Raises UserError.
+    `limit` draws that many questions, the same each time. Raises UserError.
     """
     check_samples(n, config.eval.temperature)
     set_threads(config.trainer.threads, config.rollout.deterministic)
@@ -124,7 +121,7 @@ def evaluate_model(
             measure(
                 engine, search if setting.rollout.search else None, asked[name], codec=policy.codec,
                 template=load_template(setting), options=_options(setting), n=n,
-                seed=config.trainer.seed, on_done=on_start(name, n * len(asked[name])),
+                seed=config.trainer.seed,
             )
         )  # fmt: skip
     searched, trained = Searched.of(search), Searched.read(read_about(Path(str(config.model.path))))
@@ -162,26 +159,6 @@ def check_failures(report: Report, limit: float) -> None:
 
 
 _LOST_SHARES = ("failed_share", "env/failed_search_share")
-
-
-def model_directory(name: str, workspace: Workspace) -> Path:
-    """The model that `name` means: its directory, or the newest checkpoint of a run. Raises UserError."""
-    path = Path(name)
-    is_run = (path / "checkpoints").is_dir() or (path / "config.yaml").is_file()
-    if path.is_dir() and not is_run:
-        return path
-    if not is_run and not workspace.all_runs():
-        raise UserError(f"no model directory {name}, and no runs in {workspace.runs} whose model it could be")
-    run = path if is_run else workspace.find_run(name)
-    checkpoints = all_checkpoints(run)
-    if not checkpoints and any((run / "checkpoints").glob("global_step_*")):
-        raise UserError(
-            f"{run.name} was trained on verl, which saves a model in parts; type "
-            f"`srl train export {run.name} --out DIR` and give DIR"
-        )
-    if not checkpoints:
-        raise UserError(f"the run {run.name} has no checkpoint yet; give a model directory")
-    return checkpoints[-1]
 
 
 def settings_of(

@@ -15,10 +15,10 @@ from srl.files import FORMAT, MANIFEST, atomic_directory, link_or_copy, read_jso
 from srl.holdings import check_checkpoint, files_in, replaceable
 from srl.model import DTYPES, load_model
 from srl.protocol import STOP_STRINGS
-from srl.train.checkpoint import all_checkpoints
 from srl.train.cold_start import about
 from srl.train.export_tokenizer import readable_by_all
 from srl.train.materials import Note
+from srl.train.saved import all_checkpoints
 from srl.train.search import Searched
 from srl.train.setup import load_template
 from srl.train.shards import merged, shard_files

@@ -12,6 +12,7 @@ from typing import Any
 
 from srl.config import Config
 from srl.config.acting import Model
+from srl.counting import counted, counted_stages
 from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.files import digest_file, digest_text
@@ -121,7 +122,8 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
 
     def build(path: Path) -> None:
         note(f"building the index {path}")
-        build_index(corpus, path, name, options)
+        with counted_stages("passages") as progress:
+            build_index(corpus, path, name, options, progress)
 
     return made_once(workspace.indexes / f"{corpus.resolve().parent.name}-{name}-{key}", build)
 
@@ -183,7 +185,11 @@ def template_name(config: Config) -> str:
 
 def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:
     longest = config.data.max_prompt_length
-    lengths = [len(codec.encode_prompt(question.prompt)[0]) for question in questions]
+    with counted("reading prompts", len(questions)) as count:
+        lengths = []
+        for done, question in enumerate(questions, start=1):
+            lengths.append(len(codec.encode_prompt(question.prompt)[0]))
+            count(done)
     fitting = [item for item, length in zip(questions, lengths, strict=True) if length <= longest]
     dropped = len(questions) - len(fitting)
     if dropped and not config.data.filter_overlong_prompts:

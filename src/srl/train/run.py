@@ -24,7 +24,7 @@ from srl.rollout.episode import Searcher
 from srl.serve.engines import digest_of
 from srl.store import LogWriter, RunInfo
 from srl.store.run_info import claim
-from srl.train.checkpoint import all_checkpoints, checkpoint_path, load_newest, newest_step
+from srl.train.checkpoint import load_newest
 from srl.train.cold_start import about, cold_started, demonstrated, demonstration_file
 from srl.train.cold_start import train as fine_tune
 from srl.train.experience import Learner
@@ -34,6 +34,7 @@ from srl.train.materials import BASE_MODEL, Note, with_data
 from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
 from srl.train.resuming import LOG, how_to_resume, resumable
+from srl.train.saved import all_checkpoints, checkpoint_path, newest_step
 from srl.train.search import Searched, new_tape
 from srl.train.setup import (
     Policy,

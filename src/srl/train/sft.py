@@ -7,6 +7,7 @@ tokens and masks are those of a rollout.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from srl import interrupts
+from srl.counting import counted
 from srl.errors import UserError
 from srl.protocol import Template
 from srl.rollout.codec import Codec
@@ -50,12 +52,16 @@ def demonstrate(
         (trajectory,) = await rollout(
             [question], policy, search, codec=codec, template=template, options=options, phase="sft"
         )
+        count(next(done))
         return trajectory
 
     async def all_at_once() -> list[Trajectory]:
         return await asyncio.gather(*map(one, questions))
 
-    trajectories = interrupts.run(all_at_once())
+    done = itertools.count(1)
+
+    with counted("demonstrations", len(questions)) as count:
+        trajectories = interrupts.run(all_at_once())
     lost = [item for item in trajectories if not item.valid]
     if lost:
         fault = lost[0].searches[-1]

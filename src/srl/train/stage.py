@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from srl import interrupts
 from srl.config import Config
+from srl.counting import counted
 from srl.evaluate import summarise
 from srl.protocol import Template
 from srl.reward import RewardMix
@@ -66,13 +68,14 @@ class Stage:
 
         The engine is reset at the end, so that a GPU's memory is free for the update.
         """
-        environment = self.environment
+        environment, done = self.environment, itertools.count(1)
         try:
-            return interrupts.run(
+            with counted(f"{phase} episodes", n * len(questions)) as count:
+                return interrupts.run(
                 rollout(
                     questions, self.engine, environment.search, codec=environment.codec,
                     template=environment.template, options=options, n=n, seed=self.config.trainer.seed,
-                    step=step, phase=phase,
+                    step=step, phase=phase, on_done=lambda trajectory: count(next(done)),
                 ),
                 self.runner,
             )  # fmt: skip

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from srl.cli import output
+from srl.counting import counted_stages, show_with
 from srl.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,19 +47,10 @@ def open_with(directory: Path, settings: list[str] | None) -> Index:
     return open_index(directory, read_settings(read_index_manifest(directory).retriever, settings or []))
 
 
-@contextmanager
-def stages(what: str = "passages") -> Iterator[Callable[[str, int, int | None], None]]:
+def stages(what: str = "passages") -> AbstractContextManager[Callable[[str, int, int | None], None]]:
     """One bar for each stage of a work, one after the other."""
-    with ExitStack() as stack:
-        running: dict[str, Callable[[int], None]] = {}
-
-        def report(stage: str, done: int, total: int | None) -> None:
-            if stage not in running:
-                stack.close()
-                running[stage] = stack.enter_context(output.progress(f"{stage} {what}".strip(), total))
-            running[stage](done)
-
-        yield report
+    show_with(output.progress)
+    return counted_stages(what)
 
 
 def show_index(directory: Path, manifest: Manifest, as_json: bool) -> None:

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+NO_BARS = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1",
+}  # fmt: skip
+"""No process of a run draws a library's bar: what goes on is told here."""
 WITHOUT_GPU = {"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Our platform for verl; and vLLM's processes would else all bind to the same core."""
 NO_SIGNAL_HANDLER = {"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
@@ -225,6 +229,7 @@ def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[st
         RUN_VARIABLE: str(job.run.resolve()),
         "SRL_WORKSPACE": str(workspace.root.resolve()),
         **NO_TELEMETRY,
+        **NO_BARS,
         "TOKENIZERS_PARALLELISM": "false",
         "HYDRA_FULL_ERROR": "1",
         **NO_SIGNAL_HANDLER,
@@ -276,5 +281,5 @@ def _signals_are_ours() -> Iterator[None]:
 
 def _ours() -> dict[str, str]:
     names = (RUN_VARIABLE, "SRL_WORKSPACE", "TOKENIZERS_PARALLELISM", "VERL_LOGGING_LEVEL")
-    ours = (*names, *WITHOUT_GPU, *NO_TELEMETRY, *NO_SIGNAL_HANDLER)
+    ours = (*names, *WITHOUT_GPU, *NO_TELEMETRY, *NO_BARS, *NO_SIGNAL_HANDLER)
     return {name: os.environ[name] for name in ours if name in os.environ}
