@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 from collections import Counter
 
 import pytest
@@ -225,6 +226,17 @@ def broken_reward(one):
     return type("Broken", (Matching,), {"one": lambda self, trajectory: float(one(trajectory))})()
 
 
+def test_reward_that_belongs_to_one_thread_is_found_out():
+    class Bound(Matching):
+        def __init__(self):
+            self.thread = threading.get_ident()
+
+        def one(self, trajectory):
+            return super().one(trajectory) if threading.get_ident() == self.thread else 0.0
+
+    assert failed("reward", Bound) == {"scores alike in another thread"}
+
+
 def of_all_text(trajectory):
     return "<answer>Genoa</answer>" in "".join(segment.text for segment in trajectory.segments)
 
@@ -367,7 +379,7 @@ def test_batch_has_retrieved_spans_an_invalid_row_and_a_lone_survivor():
 
 def test_failure_names_the_checks_and_what_was_found():
     with pytest.raises(
-        CheckFailed, match=r"reward Broken fails 1 of 9 checks: a passage with the answer earns"
+        CheckFailed, match=r"reward Broken fails 1 of 10 checks: a passage with the answer earns"
     ):
         check_reward(broken_reward(of_kind("observation")))
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import pytest
+from tests.tiny_models import byte_level_tokenizer
 
 from srl.errors import UserError
+from srl.protocol import template
 from srl.reward import RewardMix
-from srl.trajectory import Question, Score, Segment, Trajectory
+from srl.rollout.codec import Codec
+from srl.rollout.episode import EpisodeOptions, run_episode
+from srl.rollout.scripted import ScriptedPolicy
+from srl.trajectory import Question, Score, Search, Segment, Trajectory
 
 
 def trajectory(answer: str | None = "x", turns: int = 1, end: str = "answered") -> Trajectory:
@@ -70,6 +76,112 @@ def test_plain_and_async_plugins_mix_and_keep_the_order() -> None:
 
     results = score(batch, {"now": 1, "later": 10}, now=Plain(rate), later=Later(rate))
     assert [result.value for result in results] == [11, 22, 33]
+
+
+class Gated(Plain):
+    """A plain reward that works until `gate` opens."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda trajectory: Score(float(trajectory.answer or 0)))
+        self.started, self.gate = threading.Event(), threading.Event()
+        self.batches: list[list[str | None]] = []
+        self.threads: set[int] = set()
+        self.working = self.most = 0
+
+    def score(self, trajectories: list[Trajectory]) -> list[Score]:
+        self.working += 1
+        self.most = max(self.most, self.working)
+        self.batches.append([item.answer for item in trajectories])
+        self.threads.add(threading.get_ident())
+        self.started.set()
+        assert self.gate.wait(10), "the event loop stood still while a reward worked"
+        self.working -= 1
+        return super().score(trajectories)
+
+
+def test_slow_plain_reward_stalls_no_other_episode() -> None:
+    """The reward of one episode ends only when another episode has generated, searched and answered."""
+    slow = Gated()
+    mix = RewardMix({"slow": 1}, plugins={"slow": slow})
+
+    async def episodes() -> list[Score]:
+        first = asyncio.create_task(mix.score([trajectory("1")]))
+        while not slow.started.is_set():
+            await asyncio.sleep(0)
+        other = await play()
+        slow.gate.set()
+        return [*await first, *await mix.score([other])]
+
+    assert [found.value for found in asyncio.run(episodes())] == [1, 2]
+    assert threading.get_ident() not in slow.threads
+
+
+async def play() -> Trajectory:
+    """A scripted episode of two turns, whose answer is 2."""
+    said = ("<search>velmar</search>", "<answer>2</answer>")
+    codec, options = Codec(byte_level_tokenizer()), EpisodeOptions(max_turns=1)
+    policy = ScriptedPolicy(codec, lambda request_id, turn: said[turn])
+    return await run_episode(
+        Question("q2", "Q?", ("2",)), policy, Nothing(), codec=codec, template=template("search-r1"),
+        options=options,
+    )  # fmt: skip
+
+
+class Nothing:
+    index_digest = ""
+
+    async def search(self, query: str) -> Search:
+        await asyncio.sleep(0)
+        return Search(query, (), "empty")
+
+
+def test_episodes_that_end_while_a_reward_works_are_scored_together() -> None:
+    slow = Gated()
+    mix = RewardMix({"slow": 1}, plugins={"slow": slow})
+
+    async def episodes() -> list[list[Score]]:
+        first = asyncio.create_task(mix.score([trajectory("1")]))
+        while not slow.started.is_set():
+            await asyncio.sleep(0)
+        others = [asyncio.create_task(mix.score([trajectory(answer)])) for answer in "234"]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        others[1].cancel()
+        slow.gate.set()
+        return [await first, await others[0], await others[2]]
+
+    assert [found.value for (found,) in asyncio.run(episodes())] == [1, 2, 4]
+    assert slow.batches == [["1"], ["2", "4"]]
+    assert slow.most == 1
+
+
+def test_reward_that_nobody_waits_for_any_more_is_not_called_beside_itself() -> None:
+    slow = Gated()
+    mix = RewardMix({"slow": 1}, plugins={"slow": slow})
+
+    async def episodes() -> list[Score]:
+        first = asyncio.create_task(mix.score([trajectory("1")]))
+        while not slow.started.is_set():
+            await asyncio.sleep(0)
+        first.cancel()
+        second = asyncio.create_task(mix.score([trajectory("2")]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        slow.gate.set()
+        return await second
+
+    assert [found.value for found in asyncio.run(episodes())] == [2]
+    assert slow.most == 1
+
+
+def test_error_of_a_plain_reward_reaches_every_episode_that_it_scored() -> None:
+    mix = RewardMix({"bad": 1}, plugins={"bad": Raw(ValueError("no judge"))})  # type: ignore[dict-item]
+
+    async def both() -> list[object]:
+        calls = [mix.score([trajectory()]) for _ in range(2)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [str(error) for error in asyncio.run(both())] == ["no judge", "no judge"]
 
 
 def test_a_reward_of_weight_zero_is_logged_and_not_counted() -> None:

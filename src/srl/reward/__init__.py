@@ -1,8 +1,11 @@
 """From trajectories to scores: a weighted sum of reward plugins.
 
 A reward plugin is any object with `score(trajectories) -> list[Score]`, plain or `async`, one score a
-trajectory in the same order. It reads what the policy wrote (`Trajectory.answer`, policy segments), never
-the prompt or a passage as if it were the policy's. Episodes that infrastructure broke never reach it.
+trajectory in the same order. A plain one is called in a thread, one call at a time; episodes that end
+meanwhile are scored together in the next call. An `async` one may be called again while it waits.
+
+A reward reads what the policy wrote (`Trajectory.answer`, policy segments), never the prompt or a passage as
+if it were the policy's. Episodes that infrastructure broke never reach it.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from srl.errors import UserError
+from srl.reward.plain import PlainReward
 from srl.trajectory import Score, Trajectory
 
 __all__ = ["Reward", "RewardMix"]
@@ -51,6 +56,7 @@ class RewardMix:
         given = plugins or {}
         chosen = options or {}
         self.plugins = {name: given.get(name) or _load(name, chosen.get(name, {})) for name in weights}
+        self._scorers = {name: _scorer(name, plugin) for name, plugin in self.plugins.items()}
 
     async def score(self, trajectories: list[Trajectory]) -> list[Score]:
         """One score a trajectory, in order; a failed trajectory gets 0 and is shown to no plugin.
@@ -68,13 +74,10 @@ class RewardMix:
 
     async def _column(self, name: str, trajectories: list[Trajectory]) -> list[Score]:
         try:
-            result = self.plugins[name].score(list(trajectories))
-            scores = await result if inspect.isawaitable(result) else result
+            return await self._scorers[name](list(trajectories))
         except Exception as error:
             error.add_note(f"while reward {name!r} scored {len(trajectories)} trajectories")
             raise
-        _check(name, trajectories, scores)
-        return scores
 
     def _sum(self, trajectory: Trajectory, scores: Sequence[Score]) -> Score:
         named = dict(zip(self.plugins, scores, strict=True))
@@ -96,6 +99,19 @@ class RewardMix:
 
     def _zero(self) -> Score:
         return Score(0.0, dict.fromkeys(self.plugins, 0.0))
+
+
+def _scorer(name: str, plugin: Reward) -> Callable[[list[Trajectory]], Awaitable[list[Score]]]:
+    """`plugin.score`, awaited and its scores checked."""
+    if not inspect.iscoroutinefunction(plugin.score):
+        return PlainReward(plugin.score, partial(_check, name)).score
+
+    async def score(trajectories: list[Trajectory]) -> list[Score]:
+        scores: list[Score] = await plugin.score(trajectories)  # type: ignore[misc]
+        _check(name, trajectories, scores)
+        return scores
+
+    return score
 
 
 def _load(name: str, options: Mapping[str, Any]) -> Reward:

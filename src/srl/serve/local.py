@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from threading import Thread
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from srl.beside import in_thread
 from srl.index.fault import Fault
 from srl.index.retriever import as_retriever, outcomes_of
 from srl.serve.batching import MAX_QUERY_CHARS, TickBatcher, clean, rejection
 from srl.trajectory import Hit, Search, SearchStatus
-
-T = TypeVar("T")
 
 LIVE_AT_ONCE = 16
 """How many queries are on their way to a live index at a time."""
@@ -91,22 +87,3 @@ class LocalSearch:
 
     async def aclose(self) -> None:
         """Nothing to close; as `HttpSearch.aclose`."""
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """What `work`, which must not raise, returns; a thread that still works does not keep Python from
-    ending, as those of a pool do."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(found: T) -> None:
-        if not answer.done():
-            answer.set_result(found)
-
-    def run() -> None:
-        found = work()
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, found)
-
-    Thread(target=run, daemon=True).start()
-    return await answer

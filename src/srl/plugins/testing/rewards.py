@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from srl.beside import in_thread
 from srl.plugins.testing.checks import Check, expect, run
 from srl.trajectory import EndReason, Hit, Passage, Question, Score, Search, Segment, Trajectory
 
@@ -144,6 +145,12 @@ def _a_score_does_not_depend_on_what_shares_the_batch(trial: Trial) -> None:
     expect(together[::-1] == trial.score(batch[::-1]), "in another order they score differently")
 
 
+def _scores_alike_in_another_thread(trial: Trial) -> None:
+    reward, batch = trial.make(), _batch()
+    there = asyncio.run(in_thread(lambda: Trial(lambda: reward).score(batch)))
+    expect(there == trial.score(batch), "in another thread than the one that made it they score differently")
+
+
 def _leaves_the_trajectories_as_they_were(trial: Trial) -> None:
     batch = _batch()
     before = deepcopy(batch)
@@ -160,5 +167,6 @@ CHECKS = [
     _a_prompt_with_the_answer_earns_nothing,
     _a_feedback_with_the_answer_earns_nothing,
     _a_score_does_not_depend_on_what_shares_the_batch,
+    _scores_alike_in_another_thread,
     _leaves_the_trajectories_as_they_were,
 ]

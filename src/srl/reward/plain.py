@@ -1,0 +1,80 @@
+"""Plain rewards beside the event loop, where a slow one stalls no episode."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from srl.beside import in_thread
+from srl.trajectory import Score, Trajectory
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """Trajectories that wait for their scores, and what they got: scores, or an error."""
+
+    trajectories: list[Trajectory]
+    scores: list[Score] | None = None
+    error: Exception | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.scores is not None or self.error is not None
+
+
+class PlainReward:
+    """`score` of a plugin that is not `async`, called by one thread at a time.
+
+    Calls that arrive while it works share the next one, in the order of their arrival. `check` raises for
+    scores that do not fit the trajectories they were made from.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[list[Trajectory]], list[Score] | Awaitable[list[Score]]],
+        check: Callable[[list[Trajectory], Any], None],
+    ) -> None:
+        self._score, self._check = score, check
+        self._waiting: list[_Call] = []
+        self._turn = asyncio.Lock()
+        self._one_thread = Lock()
+
+    async def score(self, trajectories: list[Trajectory]) -> list[Score]:
+        """One score a trajectory, in order. Raises what the plugin raises."""
+        call = _Call(trajectories)
+        self._waiting.append(call)
+        try:
+            async with self._turn:
+                if not call.settled:
+                    await self._answer([waiting for waiting in self._waiting if not waiting.settled])
+        finally:
+            self._waiting.remove(call)
+        if call.error is not None:
+            raise call.error
+        assert call.scores is not None, "a call that is answered has scores or an error"
+        return call.scores
+
+    async def _answer(self, calls: list[_Call]) -> None:
+        """Score the trajectories of all `calls` in one call of the plugin."""
+        batch = [trajectory for call in calls for trajectory in call.trajectories]
+        try:
+            scores = await in_thread(lambda: self._in_turn(batch))
+            if inspect.isawaitable(scores):
+                scores = await scores
+            self._check(batch, scores)
+        except Exception as error:
+            for call in calls:
+                call.error = error
+            return
+        left = iter(scores)
+        for call in calls:
+            call.scores = [next(left) for _ in call.trajectories]
+
+    def _in_turn(self, batch: list[Trajectory]) -> list[Score] | Awaitable[list[Score]]:
+        """In a thread. Whoever gave up waiting may have left one behind that still works."""
+        with self._one_thread:
+            return self._score(list(batch))
