@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -82,10 +83,9 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
             yield building
             _sync_tree(building)
         except Exception as error:
-            if is_disk_full(error) or not _has_room(building):
+            if why := why_not_written(error, building):
                 raise UserError(
-                    f"{path} is not finished: the disk is full; free some space and type the same again, "
-                    f"what is done stays in {building}"
+                    f"{path} is not finished: {why} and type the same again, what is done stays in {building}"
                 ) from error
             raise
         if replace and _is_taken(path):
@@ -176,10 +176,8 @@ def _aside(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     except Exception as error:
-        if is_disk_full(error) or is_disk_full(error.__cause__) or not _has_room(path.parent):
-            raise UserError(
-                f"{path} was not written: the disk is full; free some space and try again"
-            ) from error
+        if why := why_not_written(error, temporary):
+            raise UserError(f"{path} was not written: {why} and try again") from error
         if isinstance(error, OSError) and str(error.filename) == str(temporary):
             raise UserError(f"{path} cannot be written: {error.strerror}") from error
         raise
@@ -199,6 +197,26 @@ def _remove_empty(directories: Iterable[Path]) -> None:
     with suppress(OSError):
         for directory in directories:
             directory.rmdir()
+
+
+def why_not_written(error: BaseException, place: Path | None = None) -> str | None:
+    """Which limit of the machine ended a write at `place`, and what to do; None where it was none."""
+    if _is_too_large(error, place):
+        return "a file would be larger than the limit here; raise it (ulimit -f)"
+    full = is_disk_full(error) or is_disk_full(error.__cause__)
+    return "the disk is full; free some space" if full or (place and not _has_room(place.parent)) else None
+
+
+def _is_too_large(error: BaseException, place: Path | None) -> bool:
+    """Whether a file reached the limit of sizes; libraries do not always say why a write failed."""
+    too_large = os.strerror(errno.EFBIG)
+    if any(too_large in str(each) for each in (error, error.__cause__)):
+        return True
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if place is None or limit == resource.RLIM_INFINITY:
+        return False
+    written = [place, *place.rglob("*")]
+    return any(file.is_file() and file.stat().st_size >= limit for file in written)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

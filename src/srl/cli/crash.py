@@ -13,11 +13,11 @@ _ENVIRONMENT = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFI
 
 def environment_error(error: BaseException) -> str | None:
     """One line when the machine is to blame (disk full, no permission), else None."""
-    from srl.files import is_disk_full
+    from srl.files import why_not_written
 
     where = getattr(error, "filename", None)
-    if is_disk_full(error):
-        return f"the disk is full{f' at {where}' if where else ''}; free some space and try again"
+    if why := why_not_written(error):
+        return f"{why.replace(';', f' at {where};') if where else why} and try again"
     if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
         what = f"{error.strerror}: {where}" if where else str(error.strerror)
         return f"{what}; check the permissions and limits, or choose another --workspace"
