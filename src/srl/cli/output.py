@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 _WIDE = 1000
 """Columns where no terminal limits them: a program reads lines, so no line is wrapped for it."""
 
-_EVERY_S = 60.0
-"""Between two lines of progress where there is no terminal."""
-
 _quiet = False
 
 
