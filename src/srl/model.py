@@ -225,8 +225,10 @@ def add_lora(
 ) -> None:
     """Freeze `model` and add a trainable LoRA adapter (arXiv 2106.09685) in place, ΔW = alpha/rank · BA.
 
-    `all-linear` is every linear layer but the head. Raises UserError.
+    `all-linear` is every linear layer but the head. Raises UserError, also for a rank above its width.
     """
+    if rank > (width := model.config.get_text_config().hidden_size):
+        raise UserError(f"model.lora_rank={rank} is more than the model's width, {width}: give a smaller one")
     from peft import LoraConfig
 
     names = target_modules if isinstance(target_modules, str) else list(target_modules)

@@ -15,9 +15,11 @@ from srl.config import Config
 from srl.config.acting import Engine
 from srl.config.checks import algorithm_plugin
 from srl.model import pick_device, pick_dtype
+from srl.train.beforehand import refusals
 from srl.train.fitting import Phase, remedy
 from srl.train.footprint import Footprint, footprint, longest_episode, millions
-from srl.train.materials import BASE_MODEL, absent_questions, check_data
+from srl.train.learning_rate import updates_per_step
+from srl.train.materials import BASE_MODEL, check_data
 from srl.train.shape import Shape, shape_of
 from srl.train.speed import Lengths, Speed, Times, half_of_the_budgets, measure, times
 from srl.train.threads import fastest_threads
@@ -103,7 +105,7 @@ def facts(config: Config, shape: Shape, path: str | Path) -> Iterator[tuple[str,
     yield (
         "algorithm",
         f"{config.algorithm.name}: {data.train_batch_size} questions × {rollout.n} episodes a step, "
-        f"{data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs} optimiser steps, "
+        f"{updates_per_step(config, actor)} optimiser steps, "
         f"learning rate {actor.optim.lr:g}",
     )
     yield (
@@ -159,6 +161,8 @@ def _search(config: Config) -> str:
         f"{', '.join(search.url) if search.url else f'in this process, {source}'}, {_passages(search.topk)}"
     ]
     said += [_engine(name, engine, search.topk) for name, engine in search.engines.items()]
+    if search.url or any(engine.url for engine in search.engines.values()):
+        said.append("servers are not asked before the start (`srl serve check URL` does)")
     return "; ".join([*said, f"recorded on {search.tape[1]}"] if search.tape else said)
 
 
@@ -189,7 +193,7 @@ def _warnings(config: Config, shape: Shape, path: str | Path, device: Device) ->
     """What would keep the run from starting or from fitting, each with the key to turn."""
     if not Path(path).is_dir():
         yield f"there are no weights at {path}; give --model DIRECTORY to train"
-    yield from absent_questions(config)
+    yield from refusals(config)
     longest = longest_episode(config)
     if shape.context is not None and longest > shape.context:
         yield (

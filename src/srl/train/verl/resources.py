@@ -15,6 +15,7 @@ import torch
 
 from srl.config import Config
 from srl.config.checks import algorithm_plugin
+from srl.train.beforehand import refusals
 from srl.train.fitting import remedy, with_settings
 from srl.train.footprint import Footprint, Part
 from srl.train.materials import BASE_MODEL, check_data
@@ -200,6 +201,7 @@ def _warnings(
     if not Path(str(config.model.path)).is_dir():
         yield f"there are no weights at {config.model.path}; give --model DIRECTORY to train"
     yield from problems(composed, config)
+    yield from refusals(config)
     yield from _installed(config, job)
     if shape.context is not None and longest(config) > shape.context:
         yield (

@@ -1,0 +1,91 @@
+"""What a start refuses, a dry run says: the same faults, each in one line."""
+
+from __future__ import annotations
+
+import pytest
+from tests.training import config, train, write_setting
+
+from srl.errors import CheckFailed, UserError
+from srl.train.beforehand import refusals
+from srl.train.plan import facts, plan
+from srl.train.shape import shape_of
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The setting, and beside it what is none of what it is taken for."""
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    (folder / "folder").mkdir()
+    (folder / "words.parquet").write_text("no parquet")
+    (folder / "words.jsonl").write_text("{")
+    (folder / "words.tape").write_text("")
+    return folder
+
+
+FAULTS = {
+    "a folder as questions": ({"data.train_files": "folder"}, "folder is a directory, not a file"),
+    "no parquet": ({"data.val_files": "words.parquet"}, "words.parquet: expected a parquet file"),
+    "no JSON": ({"data.test_files": "words.jsonl"}, "words.jsonl:1"),
+    "no corpus": ({"data.corpus": "nowhere.jsonl"}, "no corpus at "),
+    "a folder as index": ({"data.corpus": None, "search.index": "folder"}, "folder"),
+    "no index": ({"data.corpus": None, "search.index": "nowhere"}, "nowhere"),
+    "no web address": ({"data.corpus": None, "search.url": "file:///tmp"}, "is not the URL of a search "),
+    "a tape that is not there": ({"search.cassette": "replay nowhere.tape"}, "there is no tape "),
+    "an engine without an index": (
+        {"search.engines": {"other": {"index": "/nowhere"}}, "data.max_prompt_length": 128}, "nowhere"
+    ),
+    "no tokenizer": ({"model.tokenizer": "nowhere"}, "no tokenizer directory "),
+    "an empty reference": ({"ref.path": "folder", "actor.use_kl_loss": True}, "is not a model directory"),
+    "a template for no search": ({"data.template": "tiny-r1"}, "do not go together"),
+}  # fmt: skip
+
+
+def configured(place, changes):
+    names = ("folder", "words.parquet", "words.jsonl", "nowhere", "nowhere.jsonl")
+    given = {key: str(place / value) if value in names else value for key, value in changes.items()
+             if key != "search.engines"}  # fmt: skip
+    engines = {key: value for key, value in changes.items() if key == "search.engines"}
+    return config(place, **{key.replace(".", "__"): value for key, value in {**given, **engines}.items()})
+
+
+@pytest.mark.parametrize(("changes", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_dry_run_says_what_a_start_refuses(place, tmp_path, changes, message):
+    chosen = configured(place, changes)
+    (said,) = refusals(chosen)
+    assert message in said
+    assert "\n" not in said
+    with pytest.raises((UserError, CheckFailed)) as refused:
+        train(chosen, tmp_path)
+    assert message in str(refused.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nothing_is_said_of_what_can_start(place):
+    assert list(refusals(configured(place, {}))) == []
+    assert list(refusals(configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"}))) == []
+
+
+def test_the_plan_says_that_a_server_was_not_asked(place):
+    chosen = configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"})
+    found = plan(chosen)
+    assert "servers are not asked" in found.facts["search"]
+    assert found.warnings == ()
+
+
+def test_the_plan_warns_of_what_a_start_refuses(place):
+    (warning,) = plan(configured(place, {"data.train_files": "folder"})).warnings
+    assert "folder is a directory, not a file" in warning
+
+
+def test_a_mini_batch_above_the_batch_is_one_optimiser_step(place):
+    chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=2)
+    shape = shape_of(chosen, place / "model", needs_critic=False)
+    assert " 2 optimiser steps" in dict(facts(chosen, shape, place / "model"))["algorithm"]
+
+
+def test_an_adapter_wider_than_the_model_is_refused_at_once(place, tmp_path):
+    chosen = config(place, model__lora_rank=1_000_000)
+    for begin in (lambda: plan(chosen), lambda: train(chosen, tmp_path)):
+        with pytest.raises(UserError, match=r"model\.lora_rank=1000000 is more than the model's width, 32"):
+            begin()
