@@ -150,6 +150,11 @@ def test_pivot_is_answered(log):
      "EXPLAIN ANALYZE /* SELECT 1 */ COPY (SELECT 42) TO '{}'", "CALL pragma_version()",
      "EXPLAIN ANALYZE -- SELECT\nCOPY (SELECT 42) TO '{}'", "EXPLAIN ANALYZE ANALYZE", "PRAGMA version",
      "EXPLAIN (SELECT 1)", "EXPLAIN EXPLAIN ANALYZE COPY runs TO '{}'", "LOAD json", "DETACH memory",
+     "IMPORT DATABASE '{}'", "WITH a AS (COPY runs TO '{}') FROM a",
+     "WITH a AS (COPY runs TO '{}') PIVOT steps ON phase USING max(step)",
+     "EXPLAIN ANALYZE WITH a AS (COPY runs TO '{}') FROM a", "FROM query('COPY runs TO ''{}''')",
+     "WITH a AS (DELETE FROM raw.runs RETURNING *) FROM a",
+     "EXPLAIN\x1cANALYZE COPY runs TO '{}'",
      "SELECT 1; COPY runs TO '{}'", "/* */ EXPLAIN ANALYZE COPY runs TO '{}'", "EXPORT DATABASE '{}'", ""],
 )  # fmt: skip
 def test_queries_that_write_are_refused(log, query, tmp_path):

@@ -251,6 +251,9 @@ def test_bad_query_is_one_line_and_exit_code_2(srl, logs, query, words):
         "EXPLAIN (ANALYZE /*) SELECT 1 -- */) COPY (SELECT 42) TO '{folder}/written'",
         "EXPLAIN ANALYZE COPY (SELECT 42) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
         "COPY (SELECT 42) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+        "WITH a AS (COPY (SELECT 42) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)) FROM a",
+        "WITH a AS (COPY (SELECT 42) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)) "
+        "PIVOT steps ON phase USING max(step)",
         "EXPLAIN ANALYZE COPY (SELECT 42) TO '{finished}' (USE_TMP_FILE false)",
         "WITH a AS (INSERT INTO log0.raw.steps SELECT * FROM log0.raw.steps RETURNING *) FROM a",
         "ATTACH '{folder}/written'",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 from tests.store_builder import new_log, run_info, write_step
 
 import srl.store
 from srl.errors import UserError
-from srl.store import LogWriter, parts, reader, writer
+from srl.store import LogWriter, damage, parts, reader, writer
 
 GOOD, BAD = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
 
@@ -219,3 +220,30 @@ def test_a_manifest_of_a_newer_srl_is_not_set_aside(runs):
     with pytest.raises(UserError, match="format 9"):
         LogWriter(runs / BAD / "log", run_info(BAD))
     assert manifest.exists()
+
+
+def test_a_database_that_another_program_holds_is_not_set_aside(runs, monkeypatch):
+    LogWriter(runs / BAD / "log", run_info(BAD)).finish()
+
+    def held(*_):
+        raise duckdb.IOException("IO Error: Could not set lock on file: Conflicting lock is held")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(damage, "attach", held)
+        with pytest.raises(UserError, match="Conflicting lock"):
+            LogWriter(runs / BAD / "log", run_info(BAD))
+    assert srl.store.reading([runs / BAD], steps, warn=pytest.fail) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "no"), OSError(24, "too many open files"), MemoryError()]
+)
+def test_a_part_that_is_only_out_of_reach_is_not_set_aside(runs, monkeypatch, error):
+    def failing(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(damage.pq, "ParquetFile", failing)
+        with pytest.raises(type(error)):
+            LogWriter(runs / BAD / "log", run_info(BAD))
+    assert srl.store.reading([runs / BAD], steps, warn=pytest.fail) == [1, 2, 3]

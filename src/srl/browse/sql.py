@@ -39,13 +39,11 @@ class Answer:
 def sql(connection: duckdb.DuckDBPyConnection, query: str, *, unsafe: bool = False) -> Answer:
     """The answer to one query that reads; `unsafe`: to whatever is asked.
 
-    On a sealed connection (`srl.store.reading`) DuckDB opens no other files than the log's. What it would
-    still write to, the log itself, is guarded here. Raises UserError with DuckDB's message, on one line.
+    On a sealed connection (`srl.store.reading`) DuckDB opens no other files than the log's, and what is
+    asked here writes to none. Raises UserError with DuckDB's message, on one line.
     """
     try:
-        if not unsafe:
-            _check(connection, query)
-        return _answer(connection.sql(query))
+        return _answer(connection.sql(query) if unsafe else _reading(connection, query))
     except duckdb.IOException:  # perhaps the log was compacted meanwhile: `srl.store.reading` asks again
         raise
     except duckdb.CatalogException as error:
@@ -77,21 +75,46 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(distinct)
 
 
-def _check(connection: duckdb.DuckDBPyConnection, query: str) -> None:
-    """Raise UserError for anything but one query that reads, or EXPLAIN of one.
+def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
+    """The rows of one query that reads, or of EXPLAIN of one; raises UserError or DuckDB's error for others.
 
-    What EXPLAIN explains is checked as a query of its own. It begins with a word, so DuckDB reads it the
-    same way there and here.
+    DuckDB's function `query` takes nothing that writes, not in a CTE either. What EXPLAIN explains goes
+    through it too: it begins with a word, with no option or comment before it, so DuckDB reads it the same
+    way there and here. A PIVOT is several statements, which `query` does not take.
     """
-    explain = _EXPLAIN.match(query)
-    found = connection.extract_statements(query[explain.end() :] if explain else query)
-    if len(found) != 1:
-        raise UserError(f"expected one query, found {len(found)}; give one at a time")
-    kind = found[0].type.name
-    if kind == "EXPLAIN":
+    kind, asked = _kind(connection, query), query
+    explain = _EXPLAIN.match(query) if kind == "EXPLAIN" else None
+    if explain:
+        asked = query[explain.end() :]
+        kind = _kind(connection, asked)
+    elif kind == "EXPLAIN":
         raise UserError("expected EXPLAIN or EXPLAIN ANALYZE right before the query, and no options")
-    if kind not in _READS:
+    if kind not in _READS or (kind == "MULTI" and "copy" in _words(asked)):
         raise UserError(
             f"only queries that read are answered here, not {kind}; "
             "begin with SELECT or FROM, or add --unsafe"
         )
+    if kind == "MULTI":
+        return connection.sql(query)
+    relation = connection.sql("FROM query($asked)", params={"asked": asked})
+    return connection.sql(query) if explain else relation
+
+
+def _words(query: str) -> set[str]:
+    """The words outside of texts and comments, in lower case."""
+    text, tokens = query.encode(), duckdb.tokenize(query)
+    ends = [start for start, _ in tokens[1:]] + [len(text)]
+    left_out = (duckdb.token_type.string_const, duckdb.token_type.comment)
+    return {
+        text[start:end].decode(errors="replace").strip().lower()
+        for (start, kind), end in zip(tokens, ends, strict=True)
+        if kind not in left_out
+    }
+
+
+def _kind(connection: duckdb.DuckDBPyConnection, query: str) -> str:
+    """What DuckDB's parser takes the one statement of a query for."""
+    found = connection.extract_statements(query)
+    if len(found) != 1:
+        raise UserError(f"expected one query, found {len(found)}; give one at a time")
+    return str(found[0].type.name)

@@ -7,7 +7,9 @@ a merge fails, and moves what it finds into `damaged/`, beside the parts.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,9 @@ from srl.store.schema import PARTS
 
 DAMAGED = "damaged"
 
+_MAY_BE_WHOLE = re.compile(r"set lock|version|permission denied|too many open", re.IGNORECASE)
+"""What DuckDB says of a file that another program holds, or that a newer DuckDB wrote."""
+
 _FAULTS = (
     DamagedError, OSError, duckdb.IOException, duckdb.InvalidInputException, duckdb.InternalException,
     duckdb.FatalException, duckdb.SerializationException, pa.ArrowException,
@@ -35,13 +40,15 @@ _FAULTS = (
 class Damage:
     """One thing that cannot be read: `place` is a part, a manifest or a database; `why` names the file.
 
-    `steps` says which steps it holds: `train step 30`.
+    `steps` says which steps it holds: `train step 30`. What `may_be_whole` is only out of reach: it is not
+    set aside.
     """
 
     log: Path
     place: Path
     why: str
     steps: str
+    may_be_whole: bool = False
 
     def __str__(self) -> str:
         return f"run {self.log.parent.name}: {self.why}"
@@ -49,6 +56,10 @@ class Damage:
 
 def may_be_damage(error: BaseException) -> bool:
     """Whether an error in reading a log may come from a damaged file."""
+    if isinstance(error, OSError) and error.errno is not None:  # Arrow's for a damaged file have no number
+        return error.errno in (errno.ENOENT, errno.EIO)
+    if isinstance(error, MemoryError):
+        return False
     return isinstance(error, _FAULTS) or type(error) is duckdb.Error  # which DuckDB raises for bad pages
 
 
@@ -86,7 +97,9 @@ def _database_damage(log: Path, thorough: bool) -> Iterator[Damage]:
             for table in PARTS if thorough else ():
                 _read_all(connection, f"log.raw.{table}")
     except duckdb.Error as error:
-        yield Damage(log, log / FINISHED, f"{log / FINISHED}: {in_one_line(error)}", "all steps")
+        why = in_one_line(error)
+        is_whole = bool(_MAY_BE_WHOLE.search(why)) or not may_be_damage(error)
+        yield Damage(log, log / FINISHED, f"{log / FINISHED}: {why}", "all steps", is_whole)
 
 
 def _part_damage(log: Path, thorough: bool) -> Iterator[Damage]:
@@ -98,7 +111,10 @@ def _part_damage(log: Path, thorough: bool) -> Iterator[Damage]:
 
 
 def _part_fault(part: Part, connection: duckdb.DuckDBPyConnection | None) -> str:
-    """Why a part cannot be read, or nothing; with a connection all that is in it, by Arrow and by DuckDB."""
+    """Why a part cannot be read, or nothing; with a connection all that is in it, by Arrow and by DuckDB.
+
+    Raises what is no fault of the file, such as a lack of memory or of permission.
+    """
     try:
         part.replaced()
         for table in PARTS:
@@ -110,6 +126,8 @@ def _part_fault(part: Part, connection: duckdb.DuckDBPyConnection | None) -> str
     except DamagedError as error:
         return str(error)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
+        if not may_be_damage(error):
+            raise
         return f"{part.file(table)}: {in_one_line(error)}"
     return ""
 

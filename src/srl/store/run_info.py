@@ -130,13 +130,20 @@ def load(log: Path) -> dict[str, Any]:
     """The manifest of a log. Raises DamagedError where there is none, or it is not whole, or newer."""
     try:
         manifest = read_manifest(log, KIND)
-        Writer(**manifest["writer"]), dict(manifest["run"])["run_id"], str(manifest["status"])
-        _worked_s(manifest, None)
+        _check(manifest)
     except UserError as error:
         raise DamagedError(str(error)) from error
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"{log / MANIFEST}: expected what srl writes there ({error!r})") from error
     return manifest
+
+
+def _check(manifest: Mapping[str, Any]) -> None:
+    """Raise KeyError, TypeError or ValueError where the fields are not those that `_write` writes."""
+    Writer(**manifest["writer"])
+    _worked_s(manifest, None)
+    if not isinstance(manifest["run"]["run_id"], str) or not isinstance(manifest["status"], str):
+        raise TypeError("run_id and status are texts")
 
 
 def status(manifest: Mapping[str, Any]) -> str:

@@ -169,9 +169,14 @@ class LogWriter:
             merge()
 
     def _set_damage_aside(self) -> bool:
-        """Move what cannot be read out of the way; whether there was anything."""
+        """Move what cannot be read out of the way; whether there was anything.
+
+        Raises UserError for what may be whole, such as a database that another program holds.
+        """
         found = find_damage(self.directory)
         for damage in found:
+            if damage.may_be_whole:
+                raise UserError(damage.why)
             place = set_aside(damage)
             lost = f"; {damage.steps}: lost unless trained again" if damage.steps else ""
             self._warn(f"{damage}; moved to {place}{lost}")
