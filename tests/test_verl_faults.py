@@ -18,6 +18,8 @@ from tests.verl_runs import kill, only_run, processes_of, said, srl, write_confi
 
 from srl.index import build_index
 from srl.store import reading
+from srl.train.resuming import how_to_resume
+from srl.train.verl.checkpoints import settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
 pytest.importorskip("verl")
@@ -176,7 +178,9 @@ def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(t
         with typed(workspace, "train", "--resume") as second:
             second.reaches(3)
             os.killpg(second.process.pid, signal.SIGINT)
-            assert second.ends() == (130, [f"srl: interrupted; go on from step 3 with {command}"])
+            code, said_last = second.ends()
+            saved = settled(run / "checkpoints")
+            assert (code, said_last) == (130, [f"srl: interrupted; {how_to_resume(run, saved)}"])
         assert nobody_is_left(run)
 
         with typed(workspace, "train", "--resume") as third:
