@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training import Said
+from tests.training import config as small
 from tests.verl_configs import GPU, job, made
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +24,7 @@ from srl.errors import UserError
 from srl.train.fitting import with_settings
 from srl.train.footprint import Footprint, kept_bytes
 from srl.train.shape import Shape, shape_of
+from srl.train.verl import launch
 from srl.train.verl.memory import (
     LOGIT,
     LOGIT_WITH_ENTROPY,
@@ -38,6 +41,7 @@ from srl.train.verl.memory import (
 )
 from srl.train.verl.resource_lines import plan_lines
 from srl.train.verl.resources import Plan, plan, planned_job
+from srl.workspace import Workspace
 
 QWEN_7B = 7_615_616_512
 EIGHT = Split(workers=8, nodes=1, copy_gpus=1, itemsize=2)
@@ -337,6 +341,12 @@ def test_plan_imports_neither_verl_nor_ray():
         "plan(config, planned_job(config)); sys.exit('verl' in sys.modules or 'ray' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_process_that_opens_the_index_for_itself_is_said_on_one_machine_too(tmp_path):
+    said = Said()
+    launch._checked(small(tmp_path, "grpo"), Workspace(tmp_path / "ws"), said)
+    assert "each of the processes in which episodes run opens the index for itself" in said.text
 
 
 def test_without_verl_one_line_says_what_to_install(monkeypatch):

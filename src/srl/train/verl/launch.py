@@ -155,7 +155,7 @@ def _checked(config: Config, workspace: Workspace, terminal: Terminal) -> tuple[
             "training questions, and verl takes whole batches only: lower it"
         )
     scene = load_scene(config, workspace, codec, terminal.note)
-    if config.rollout.search and config.search.url is None and config.cluster.nnodes > 1:
+    if config.rollout.search and config.search.url is None and not config.search.replays:
         terminal.note(
             "warning: search.url is not set, so each of the processes in which episodes run opens the index "
             "for itself; `srl serve retriever` answers all of them"
