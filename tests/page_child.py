@@ -45,16 +45,16 @@ def main(plan_file: str, results_file: str) -> int:
 
     sys.path.pop(0)
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
-    root = Path(plan["place"]).parent
-    write_programs(root / "bin", plan["names"])
     IN_SIGHT.update(plan["names"])
     hide_all_but(IN_SIGHT)
     results = []
-    for number, (page, commands) in enumerate(plan["pages"]):
-        copy = root / f"page-{number}"
-        shutil.copytree(plan["place"], copy, symlinks=True)
-        with in_place(copy, root / "bin"):
-            results += [(page, command, *run(command)) for command in commands]
+    with tempfile.TemporaryDirectory(dir=Path(plan["place"]).parent) as root:
+        write_programs(Path(root, "bin"), plan["names"])
+        for number, (page, commands) in enumerate(plan["pages"]):
+            copy = Path(root, f"page-{number}")
+            shutil.copytree(plan["place"], copy, symlinks=True)
+            with in_place(copy, Path(root, "bin")):
+                results += [(page, command, *run(command)) for command in commands]
     Path(results_file).write_text(json.dumps(results), encoding="utf-8")
     return 0
 
