@@ -26,6 +26,7 @@ from srl.train.checkpoint import (
     save_checkpoint,
 )
 from srl.train.experience import Learner
+from srl.train.resuming import resume_command
 from srl.train.saved import all_checkpoints, checkpoint_path
 from srl.update.critic import Critic
 from srl.update.kl import AdaptiveKL
@@ -317,12 +318,12 @@ def test_a_broken_newest_checkpoint_says_how_to_go_on_from_the_one_before(tmp_pa
     for step in (1, 2):
         save(run, them, those, step=step)
     spoil(checkpoint_path(run, 2) / "trainer" / "actor.pt")
-    with pytest.raises(DamagedError, match="before it is step-000001; to go on from there type: ") as said:
+    with pytest.raises(DamagedError, match="before it is step-000001; to go on without it type: ") as said:
         load_newest(all_checkpoints(run), learner(), optimisers(learner()))
     first, _, second = str(said.value).rpartition("type: ")[2].partition(" && ")
-    assert second == "srl train --resume --run 'my run'"
+    assert second == resume_command(run)
     subprocess.run(shlex.split(first), check=True)
     assert load_newest(all_checkpoints(run), learner(), optimisers(learner())).step == 1
     spoil(checkpoint_path(run, 1) / "trainer" / "actor.pt")
-    with pytest.raises(DamagedError, match=r"before it is none; to begin again at the first step type: mv "):
+    with pytest.raises(DamagedError, match=r"before it is none; to go on without it type: mv "):
         load_newest(all_checkpoints(run), learner(), optimisers(learner()))

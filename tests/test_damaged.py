@@ -210,7 +210,7 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
         (
             lambda run: (run / CHECKPOINT / "trainer" / "actor.pt").write_bytes(b""),
             "actor.pt is damaged: its bytes are not those that were written; the checkpoint before it is "
-            "none; to begin again at the first step type: mv ",
+            "none; to go on without it type: mv ",
         ),
         (lambda run: cut(run / CHECKPOINT / "manifest.json"), "manifest.json is damaged: "),
     ],

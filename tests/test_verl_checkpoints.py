@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
+from srl.files import write_manifest
+from srl.holdings import CHECKPOINT, DamagedError, checksums
 from srl.train.verl.checkpoints import MARKER, PARTS, folder_of, name_latest, settled, whole_steps
 
 
@@ -50,3 +54,19 @@ def test_marker_goes_where_no_checkpoint_is_whole(tmp_path):
     checkpoint(tmp_path, 3, ("actor",))
     assert settled(tmp_path) == -1
     assert not (tmp_path / MARKER).exists()
+
+
+def test_damaged_checkpoint_is_not_gone_on_from_and_says_how_to_go_on_without_it(tmp_path):
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for step in (9, 10):
+        checkpoint(checkpoints, step)
+        folder = folder_of(checkpoints, step)
+        (folder / "actor" / "model_world_size_1_rank_0.pt").write_bytes(bytes(1000))
+        write_manifest(folder, CHECKPOINT, {"files": checksums(folder)})
+    assert settled(checkpoints) == 10
+    (folder / "actor" / "model_world_size_1_rank_0.pt").write_bytes(bytes(999) + b"x")
+    with pytest.raises(DamagedError, match=r"rank_0\.pt is damaged.*is global_step_9; to go on") as said:
+        settled(checkpoints)
+    move = str(said.value).rpartition("type: ")[2].partition(" && ")[0]
+    subprocess.run(move.split(), check=True)
+    assert settled(checkpoints) == 9

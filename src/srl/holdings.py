@@ -110,7 +110,7 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
     except DamagedError as error:
         raise DamagedError(f"{error}{before(path)}") from error
     except ValueError as error:
-        if (path / "trainer").is_dir():
+        if (path / "trainer").is_dir() or (path / "actor").is_dir():
             raise DamagedError(f"{path / MANIFEST} is damaged: {error}{before(path)}") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shlex
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from srl.holdings import CHECKPOINT, DamagedError, before, check_checkpoint, che
 from srl.model import save_model
 from srl.train.experience import Learner
 from srl.train.progress import Progress
+from srl.train.resuming import go_on_without
 from srl.train.saved import all_checkpoints, checkpoint_path
 from srl.update.optimiser import Optimiser
 
@@ -70,10 +70,7 @@ def load_newest(checkpoints: Sequence[Path], learner: Learner, optimisers: dict[
     try:
         return load_checkpoint(newest, learner, optimisers)
     except DamagedError as error:
-        way = "go on from there" if len(checkpoints) > 1 else "begin again at the first step"
-        aside = shlex.join(["mv", str(newest), f"{newest}.damaged"])
-        resume = shlex.join(["srl", "train", "--resume", "--run", newest.parent.parent.name])
-        raise DamagedError(f"{error}; to {way} type: {aside} && {resume}") from error
+        raise DamagedError(f"{error}; {go_on_without(newest)}") from error
 
 
 def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:

@@ -39,3 +39,9 @@ def how_to_resume(run: Path, step: int) -> str:
     if step > 0:
         return f"go on from step {step} with `{command}`"
     return f"there is no checkpoint yet: `{command}` starts over from step 0"
+
+
+def go_on_without(checkpoint: Path) -> str:
+    """What to type to go on with a run whose newest checkpoint is damaged."""
+    aside = shlex.join(["mv", str(checkpoint), f"{checkpoint}.damaged"])
+    return f"to go on without it type: {aside} && {resume_command(checkpoint.parent.parent)}"

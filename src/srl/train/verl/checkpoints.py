@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srl.files import atomic_file
+from srl.holdings import DamagedError, check_checkpoint
+from srl.train.resuming import go_on_without
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -43,7 +45,8 @@ def whole_steps(checkpoints: Path) -> list[int]:
 def settled(checkpoints: Path) -> int:
     """The step to go on from, −1 where there is none: the one that is named, if it is whole, else the newest.
 
-    The file that verl reads names it from here on.
+    The file that verl reads names it from here on. Its files are read whole. Raises DamagedError, with what
+    to type, where one is not as it was saved.
     """
     whole, marker = whole_steps(checkpoints), checkpoints / MARKER
     if not whole:
@@ -51,9 +54,16 @@ def settled(checkpoints: Path) -> int:
         return -1
     named = marker.read_text(encoding="utf-8").strip() if marker.is_file() else ""
     if named.isdecimal() and int(named) in whole:
-        return int(named)
-    name_latest(checkpoints, whole[-1])
-    return whole[-1]
+        step = int(named)
+    else:
+        step = whole[-1]
+        name_latest(checkpoints, step)
+    folder = folder_of(checkpoints, step)
+    try:
+        check_checkpoint(folder)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; {go_on_without(folder)}") from error
+    return step
 
 
 def name_latest(checkpoints: Path, step: int) -> None:

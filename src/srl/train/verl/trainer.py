@@ -25,7 +25,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from srl.config import load_saved
 from srl.errors import UserError
-from srl.files import FORMAT, read_json, write_json
+from srl.files import FORMAT, read_json, write_json, write_manifest
+from srl.holdings import CHECKPOINT, checksums
 from srl.train.progress import Progress
 from srl.train.verl import torch_rollout
 from srl.train.verl.balance import block_of, dealt
@@ -260,6 +261,8 @@ class SearchTrainer(PPOTrainerSync):
         """The step's checkpoint is the latest from here on; older ones that verl has dropped go."""
         ray.get(self.station.flush.remote())
         self._save_state()
+        folder = self._folder(self.global_steps)
+        write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": checksums(folder)})
         name_latest(self._folder(0).parent, self.global_steps)
         self._drop_old()
 
