@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from tests.training import config as local_config
-from tests.training import train
+from tests.training import questions, train
 from tests.verl_runs import (
     checkpointed,
     finished,
@@ -23,6 +23,7 @@ from tests.verl_runs import (
 
 from srl import store
 from srl.store.records import read_records
+from srl.train.order import QuestionOrder
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
 pytest.importorskip("verl")
@@ -100,6 +101,21 @@ def index_of(towns):
     if not (towns / "index").is_dir():
         build_index(towns / "corpus.jsonl", towns / "index", "bm25", {})
     return towns / "index"
+
+
+def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(towns, tmp_path):
+    settled = {"data.val_files": None, "data.test_files": None, "trainer.total_training_steps": 1}
+    file = write_config(towns, "grpo", **settings(**settled))
+    workspace = tmp_path / "ws"
+    finished("train", "--engine", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
+    finished("train", "--resume", "--steps", "3", workspace=workspace)
+    run = only_run(workspace)
+    assert "has 3 steps now, not 1" in said(workspace)
+    assert steps(run) == [("train", 1), ("train", 2), ("train", 3)]
+    order = QuestionOrder(questions("train", 8), 4, 0, True)
+    for step in (1, 2, 3):
+        asked = rows(run, f"SELECT DISTINCT question_id FROM trajectories WHERE step = {step}")
+        assert {name for (name,) in asked} == {item.id for item in order.batch(step)}
 
 
 def test_grpo_samples_what_the_local_engine_samples(towns, tmp_path):
