@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -70,28 +71,31 @@ def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
     assert train_steps(workspace) == [1, 2]
 
 
-@pytest.fixture
-def limited() -> Iterator[Callable[[int], None]]:
-    """Sets the largest size of a file, in bytes, until the test ends."""
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file may be larger than `size` bytes. What the tests themselves print may go to a larger one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [10, 1000, 4000])
-def test_a_limit_of_file_sizes_ends_a_build_in_one_line(shell: Shell, limited, size: int) -> None:
+def test_a_limit_of_file_sizes_ends_a_build_in_one_line(shell: Shell, size: int) -> None:
     rows = [{"id": str(row), "contents": f'"T{row}"\nword{row} thing'} for row in range(300)]
     corpus = lines(shell.folder / "c.jsonl", rows)
-    limited(size)
-    said = shell.refused("-q", "index", "build", "--corpus", corpus, "--out", "in/out")
+    with limited(size):
+        said = shell.refused("-q", "index", "build", "--corpus", corpus, "--out", "in/out")
     why = "a file would be larger than the limit here; raise it (ulimit -f) and try again"
     assert said == f"in/out was not written: {why}"
 
 
 @pytest.mark.parametrize("size", [1000, 20_000, 60_000, 200_000, 600_000])
-def test_a_limit_of_file_sizes_ends_a_run_in_one_line(shell: Shell, place: Path, limited, size: int) -> None:
-    limited(size)
-    code, _, err = shell.typed(*train(place, "--steps", "1"))
+def test_a_limit_of_file_sizes_ends_a_run_in_one_line(shell: Shell, place: Path, size: int) -> None:
+    with limited(size):
+        code, _, err = shell.typed(*train(place, "--steps", "1"))
     assert (code, err.count("\n")) in [(2, 1), (0, 0)], err
     assert code == 0 or "was not written: a file would be larger than the limit here" in err
 
