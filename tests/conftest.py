@@ -45,6 +45,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(autouse=True)
+def _spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that types -q leaves no other one quiet."""
+    monkeypatch.setattr("srl.cli.output._quiet", False)
+
+
+@pytest.fixture(autouse=True)
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace of this test's own, as `$SRL_WORKSPACE`; nothing is in it."""
     folder = tmp_path / "workspace"

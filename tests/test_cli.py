@@ -368,7 +368,7 @@ def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, 
         "FAILED  a passage with the answer earns nothing: an episode that is unanswered goes from 0.0" in out
     )
     assert err.startswith(
-        "srl: reward 'words' fails 3 of 9 checks: a passage with the answer earns nothing ("
+        "srl: reward 'words' fails 3 of 10 checks: a passage with the answer earns nothing ("
     )
 
 
@@ -376,7 +376,7 @@ def test_plugins_check_as_json(site, capsys):
     site.install("srl-search-words", REWARD)
     assert main(["plugins", "check", "words", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["kind"], result["package"], len(result["checks"])) == ("reward", "srl-search-words", 9)
+    assert (result["kind"], result["package"], len(result["checks"])) == ("reward", "srl-search-words", 10)
     assert result["checks"][0] == {
         "name": "gives one score for each trajectory",
         "passed": True,

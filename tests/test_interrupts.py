@@ -16,6 +16,7 @@ from tests.mistakes import Shell, lines, place, shell, train
 from tests.store_builder import run_info
 
 from srl import interrupts
+from srl.browse import sql
 from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.store import LogWriter, reading
@@ -308,7 +309,13 @@ def _interrupted(*arguments: object, **named: object) -> None:
 def test_a_query_that_takes_forever_is_interrupted(shell: Shell, workspace: Path, monkeypatch) -> None:
     with LogWriter(workspace / "runs" / run_info().run_id / "log", run_info()):
         pass
-    monkeypatch.setattr("srl.browse.sql._check", _interrupted)
+    answer = sql._answer
+
+    def interrupted_answer(relation: object) -> object:
+        _interrupted()
+        return answer(relation)
+
+    monkeypatch.setattr(sql, "_answer", interrupted_answer)
     forever = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
     assert shell.refused("inspect", "sql", forever, "--run", "all", code=130) == "interrupted"
 

@@ -68,9 +68,10 @@ def test_directory_that_exists_is_left_as_it_is(
     words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "notes.txt").write_text("mine")
     assert init(words, tmp_path / "made") == 2
     assert capsys.readouterr().err.startswith(f"srl: {tmp_path / 'made'} exists already")
-    assert list((tmp_path / "made").iterdir()) == []
+    assert [file.name for file in (tmp_path / "made").iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize(

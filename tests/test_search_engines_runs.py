@@ -103,7 +103,7 @@ def test_a_resumed_run_says_that_an_engine_has_another_index(place, tmp_path, sc
     train(settings(place, f"search.engines.papers.index={moved}"), tmp_path)
     build_index(place / "pages.jsonl", moved, "bm25", {}, overwrite=True)
     said = Said()
-    resume(only_run(tmp_path), workspace=Workspace(tmp_path), terminal=said)
+    resume(only_run(tmp_path), workspace=Workspace(tmp_path), terminal=said, steps=2)
     assert "started with the index of the engine 'papers'" in said.text
     assert "started with another index" not in said.text
 

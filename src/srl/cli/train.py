@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -208,15 +208,10 @@ def _engine(name: str) -> Any:
 def _terminal() -> Any:
     import logging
 
-    from rich.console import Console
-
-    from srl.cli.output import show_counted
-    from srl.safe_log import Stderr
     from srl.train.report import Terminal
 
-    show_counted()
-    console = Console(file=cast("Any", Stderr()), highlight=False, soft_wrap=True)
-    return Terminal(console, quiet=logging.getLogger("srl").getEffectiveLevel() > logging.INFO)
+    output.show_counted()
+    return Terminal(quiet=logging.getLogger("srl").getEffectiveLevel() > logging.INFO)
 
 
 def _tell(summary: Any, json: bool) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rich.console import Console
 from rich.text import Text
 
 from srl.errors import UserError
+from srl.safe_log import Stderr
 from srl.safe_text import one_line, quoted, safe_message
 from srl.trajectory import Score, Trajectory
 
@@ -81,7 +82,7 @@ class Terminal:
     """Progress for a person, on stderr; `quiet` says nothing."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = console or Console(file=cast("Any", Stderr()), highlight=False, soft_wrap=True)
         self.quiet = quiet
 
     def note(self, text: str) -> None:
