@@ -18,7 +18,16 @@ STAGES = ["data", "index", "serve", "rollout", "reward", "advantage", "update", 
 ORDER = {name: position for position, name in enumerate(STAGES)}
 ORDER |= {"evaluate": len(STAGES), "browse": len(STAGES), "train": len(STAGES) + 1, "cli": len(STAGES) + 2}
 NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace", "config"}
-NOUNS |= {"beside", "counting", "holdings", "inputs", "interrupts", "safe_log", "safe_text", "validation"}
+NOUNS |= {
+    "daemon_thread",
+    "counting",
+    "holdings",
+    "inputs",
+    "interrupts",
+    "safe_log",
+    "safe_text",
+    "validation",
+}
 """Modules at the root that everybody may import; they import each other and no stage."""
 
 BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from srl.beside import in_thread
+from srl.daemon_thread import in_thread
 from srl.trajectory import Score, Trajectory
 
 

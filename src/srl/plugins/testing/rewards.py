@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from srl.beside import in_thread
+from srl.daemon_thread import in_thread
 from srl.plugins.testing.checks import Check, expect, run
 from srl.trajectory import EndReason, Hit, Passage, Question, Score, Search, Segment, Trajectory
 

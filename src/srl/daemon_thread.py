@@ -1,4 +1,4 @@
-"""Work beside the event loop, in a thread that may be left behind."""
+"""Blocking work in a thread of its own, which does not keep Python from ending."""
 
 from __future__ import annotations
 
