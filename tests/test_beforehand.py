@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from tests.training import config, train, write_setting
 
 from srl.errors import CheckFailed, UserError
+from srl.index import build_index
 from srl.train.beforehand import refusals
 from srl.train.plan import facts, plan
 from srl.train.shape import shape_of
@@ -20,6 +23,10 @@ def place(tmp_path_factory):
     (folder / "words.parquet").write_text("no parquet")
     (folder / "words.jsonl").write_text("{")
     (folder / "words.tape").write_text("")
+    build_index(folder / "corpus.jsonl", folder / "damaged", "bm25")
+    turned = bytearray((folder / "damaged" / "bm25" / "data.npy").read_bytes())
+    turned[len(turned) // 2] ^= 255
+    (folder / "damaged" / "bm25" / "data.npy").write_bytes(turned)
     return folder
 
 
@@ -37,12 +44,14 @@ FAULTS = {
     ),
     "no tokenizer": ({"model.tokenizer": "nowhere"}, "no tokenizer directory "),
     "an empty reference": ({"ref.path": "folder", "actor.use_kl_loss": True}, "is not a model directory"),
+    "no demonstrations": ({"model.path": None, "sft.train_files": "nowhere.jsonl"}, "no such file"),
+    "a damaged index": ({"data.corpus": None, "search.index": "damaged"}, "damaged"),
     "a template for no search": ({"data.template": "tiny-r1"}, "do not go together"),
 }  # fmt: skip
 
 
 def configured(place, changes):
-    names = ("folder", "words.parquet", "words.jsonl", "nowhere", "nowhere.jsonl")
+    names = ("damaged", "folder", "words.parquet", "words.jsonl", "nowhere", "nowhere.jsonl")
     given = {key: str(place / value) if value in names else value for key, value in changes.items()
              if key != "search.engines"}  # fmt: skip
     engines = {key: value for key, value in changes.items() if key == "search.engines"}
@@ -59,6 +68,22 @@ def test_a_dry_run_says_what_a_start_refuses(place, tmp_path, changes, message):
         train(chosen, tmp_path)
     assert message in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_prompts_that_are_too_long_are_said_for_each_split(place, tmp_path):
+    chosen = configured(place, {"data.max_prompt_length": 4})
+    said = list(refusals(chosen))
+    assert len(said) == 3
+    assert all("longer than data.max_prompt_length=4" in line for line in said)
+    with pytest.raises(UserError, match="longer than data"):
+        train(chosen, tmp_path)
+
+
+def test_a_chat_template_that_does_not_work_is_said_once(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{% if %}")
+    (said,) = refusals(configured(place, {"model.path": str(tmp_path / "model")}))
+    assert "chat_template.jinja does not work: TemplateSyntaxError" in said
 
 
 def test_nothing_is_said_of_what_can_start(place):

@@ -371,6 +371,12 @@ def test_saved_configuration_comes_back_the_same(tmp_path):
     assert to_yaml(config).startswith("format: 1\nextends: null\n")
 
 
+def test_a_saved_configuration_that_was_emptied_is_refused(tmp_path):
+    write(tmp_path, "", "config.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml is empty; restore it, or start a new run"):
+        load_saved(tmp_path)
+
+
 def test_saved_configuration_of_a_newer_version_is_refused(tmp_path):
     write(tmp_path, to_yaml(Config()).replace("format: 1", "format: 2"), "config.yaml")
     with pytest.raises(UserError, match="has format 2"):

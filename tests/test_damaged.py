@@ -52,6 +52,7 @@ def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> N
             "mine is not a model directory: expected a config.json",
         ),
         (lambda model: (model / "config.json").write_text("{"), "mine is not a model directory"),
+        (lambda model: (model / "config.json").write_text("[]"), "an object and not a list"),
         (lambda model: edit(model / "config.json", model_type="alien"), "could not be loaded"),
         (
             lambda model: edit(model / "config.json", vocab_size=20),

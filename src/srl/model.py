@@ -124,10 +124,8 @@ def check_directory(
     `setting` is what allows that.
     """
     if not path.is_dir():
-        raise UserError(
-            f"no model directory {path}; fetch a model into one first, "
-            "for example with `hf download ORG/NAME --local-dir DIRECTORY`"
-        )
+        fetch = "for example with `hf download ORG/NAME --local-dir DIRECTORY`"
+        raise UserError(f"no model directory {path}; fetch a model into one first, {fetch}")
     check_checkpoint(path, leave_out="trainer/")
     config = _read_config(path)
     if config.get("auto_map") and not trust_remote_code:
@@ -148,11 +146,13 @@ def check_directory(
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        return json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if isinstance(config, dict):
+            return config
+        why = f"an object and not a {type(config).__name__}"
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} is not a model directory: expected a config.json in it, {one_line(error)}{of_run(path)}"
-        ) from error
+        why = one_line(error)
+    raise UserError(f"{path} is not a model directory: expected a config.json in it, {why}{of_run(path)}")
 
 
 def of_run(path: Path) -> str:

@@ -77,8 +77,11 @@ def load_saved(path: Path | str) -> Config:
     """The configuration that was saved with a run; `path` is the run's directory or the file itself."""
     path = Path(path)
     file = path / SAVED if path.is_dir() else path
+    body = read_body(file, str(file))
+    if not body.entries:
+        raise UserError(f"{file} is empty; restore it, or start a new run")
     state = defaults()
-    for entry in read_body(file, str(file)).entries:
+    for entry in body.entries:
         put(state, entry)
     return build(state)
 

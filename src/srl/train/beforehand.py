@@ -3,48 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from srl.config import Config
-from srl.config.acting import Engine, Search
+from srl.config.acting import Engine, Model, Search
+from srl.data.demonstrations import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
-from srl.index.opened import check_index
+from srl.index import check_index, verify_once
 from srl.model import check_directory, load_tokenizer
+from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
-from srl.train.materials import absent_questions
+from srl.train.materials import BASE_MODEL, absent_questions, told_template
 from srl.train.report import check_loggers
-from srl.train.setup import load_template
+from srl.train.setup import SPLITS, load_codec, load_split, load_template
 
 
 def refusals(config: Config) -> Iterator[str]:
     """A line for each: model, files of questions, template, and what is searched. No server is asked."""
-    yield from absent_questions(config)
+    said = list(absent_questions(config))
     for check in _checks(config):
         try:
             check()
         except (UserError, CheckFailed) as error:
-            yield str(error)
+            said.append(str(error))
+    yield from dict.fromkeys(said)
 
 
 def _checks(config: Config) -> Iterator[Callable[[], object]]:
-    data, model = config.data, config.model
+    model = config.model
     yield partial(check_loggers, config.trainer.logger)
     for path in filter(None, (model.path, config.ref.path)):
         if Path(path).is_dir():
             yield partial(check_directory, Path(path), model.trust_remote_code)
     if model.tokenizer is not None:
         yield partial(load_tokenizer, model.tokenizer, model.trust_remote_code)
-    for file in [*(data.train_files or ()), *(data.val_files or ()), *(data.test_files or ())]:
-        if Path(file).exists():
-            yield partial(read_questions, file)
+    yield from _asked(config)
+    if model.path is None and config.sft.train_files is not None:
+        yield partial(read_demonstrations, Path(config.sft.train_files))
     yield partial(load_template, config)
     if config.rollout.search:
         yield partial(_check_tape, config)
     if config.rollout.search and not config.search.replays:
         yield from _searched(config)
+
+
+def _asked(config: Config) -> Iterator[Callable[[], object]]:
+    """The questions with their prompts; where there is no tokenizer to count with, the files alone."""
+    codec = _codec(config.model)
+    if codec is not None:
+        yield partial(codec.encode_prompt, told_template(config).messages("Who?"))
+    for phase in SPLITS:
+        files = getattr(config.data, f"{phase}_files") or ()
+        if codec is not None and all(Path(file).exists() for file in files):
+            yield partial(load_split, phase, config, codec, _unsaid)
+        else:
+            yield from (partial(read_questions, file) for file in files if Path(file).exists())
+
+
+def _codec(model: Model) -> Codec | None:
+    """The codec of a model that is here; None where its tokenizer is missing, or refused by itself."""
+    section = model if model.path is not None else model.model_copy(update={"path": str(BASE_MODEL)})
+    with suppress(UserError):
+        return load_codec(section, None, _unsaid)
+    return None
+
+
+def _unsaid(text: str) -> None:
+    """A start says it."""
 
 
 def _searched(config: Config) -> Iterator[Callable[[], object]]:
@@ -55,7 +84,11 @@ def _searched(config: Config) -> Iterator[Callable[[], object]]:
     for place in places:
         yield from (partial(retrieve_url, url) for url in place.url or ())
         if place.index is not None:
-            yield partial(check_index, place.index)
+            yield partial(_check_index, Path(place.index))
+
+
+def _check_index(index: Path) -> None:
+    verify_once(index, check_index(index))
 
 
 def _check_corpus(corpus: Path) -> None:

@@ -16,6 +16,7 @@ from srl.config.learning import Sft
 from srl.counting import counted
 from srl.data.demonstrations import read_demonstrations
 from srl.files import atomic_directory, digest_file, digest_text, write_json
+from srl.inputs import check_input
 from srl.model import pick_device, pick_dtype, save_model
 from srl.protocol import Template
 from srl.rollout.codec import Codec
@@ -102,7 +103,9 @@ def _content(value: object) -> str:
 def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path:
     """`sft.train_files`, or the world's: noisy searches, or guesses where search is off."""
     if config.sft.train_files is not None:
-        return Path(config.sft.train_files)
+        file = Path(config.sft.train_files)
+        check_input(file, regular=True)
+        return file
     return world(workspace, note) / ("cold-start.jsonl" if config.rollout.search else "no-search.jsonl")
 
 
