@@ -104,7 +104,7 @@ def test_replicas_answer_at_one_port_and_all_end_with_a_signal(directory, sent, 
     notes = [line for line in err.splitlines() if not line.startswith("{")]
     assert notes[0].startswith(f"serving {QUERIES} passages by bm25, index ")
     assert notes[0].endswith(", 2 replicas")
-    assert notes[1:] == (["srl: interrupted"] if code == 130 else [])
+    assert notes[1:] == ["srl: interrupted" if code == 130 else "srl: terminated"]
     logged = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
     assert set(Counter(one["replica"] for one in logged)) == {1, 2}
 
