@@ -106,7 +106,13 @@ def test_the_plan_warns_of_what_a_start_refuses(place):
 def test_a_mini_batch_above_the_batch_is_one_optimiser_step(place):
     chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=2)
     shape = shape_of(chosen, place / "model", needs_critic=False)
-    assert " 2 optimiser steps" in dict(facts(chosen, shape, place / "model"))["algorithm"]
+    assert " 2 optimiser steps," in dict(facts(chosen, shape, place / "model"))["algorithm"]
+
+
+def test_one_optimiser_step_is_one(place):
+    chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=1)
+    shape = shape_of(chosen, place / "model", needs_critic=False)
+    assert " 1 optimiser step," in dict(facts(chosen, shape, place / "model"))["algorithm"]
 
 
 def test_an_adapter_wider_than_the_model_is_refused_at_once(place, tmp_path):

@@ -142,6 +142,12 @@ def test_pivot_is_answered(log):
     assert sql(log, "PIVOT steps ON phase USING max(step) GROUP BY run_id").columns[1:] == ("train", "val")
 
 
+@pytest.mark.skipif(duckdb.__version__ < "2", reason="DuckDB 1 takes a PIVOT apart into two statements")
+@pytest.mark.parametrize("before", ["", "-- hello\n", "EXPLAIN ", "DESCRIBE ", "FROM (", "SELECT * FROM ("])
+def test_pivot_is_answered_wherever_it_is_read(log, before):
+    assert sql(log, f"{before}PIVOT steps ON phase USING max(step)" + ")" * before.count("(")).columns
+
+
 @pytest.mark.parametrize(
     "query",
     ["COPY runs TO '{}'", "EXPLAIN ANALYZE COPY runs TO '{}'", "EXPLAIN (FORMAT json) COPY runs TO '{}'",
@@ -152,6 +158,12 @@ def test_pivot_is_answered(log):
      "EXPLAIN (SELECT 1)", "EXPLAIN EXPLAIN ANALYZE COPY runs TO '{}'", "LOAD json", "DETACH memory",
      "IMPORT DATABASE '{}'", "WITH a AS (COPY runs TO '{}') FROM a",
      "WITH a AS (COPY runs TO '{}') PIVOT steps ON phase USING max(step)",
+     "CREATE TABLE a AS PIVOT steps ON phase USING max(step)",
+     "CREATE TEMP TABLE a AS (PIVOT steps ON phase USING max(step))",
+     "EXPLAIN ANALYZE CREATE TABLE a AS PIVOT steps ON phase USING max(step)",
+     "PREPARE a AS PIVOT steps ON phase USING max(step)",
+     "INSERT INTO raw.runs PIVOT steps ON phase USING max(step)",
+     "WITH a AS (FROM steps) INSERT INTO raw.runs PIVOT a ON phase USING max(step)",
      "EXPLAIN ANALYZE WITH a AS (COPY runs TO '{}') FROM a", "FROM query('COPY runs TO ''{}''')",
      "WITH a AS (DELETE FROM raw.runs RETURNING *) FROM a",
      "EXPLAIN\x1cANALYZE COPY runs TO '{}'",

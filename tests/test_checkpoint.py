@@ -26,7 +26,7 @@ from srl.train.checkpoint import (
     save_checkpoint,
 )
 from srl.train.experience import Learner
-from srl.train.resuming import resume_command
+from srl.train.resuming import resume_command, unchecked
 from srl.train.saved import all_checkpoints, checkpoint_path
 from srl.update.critic import Critic
 from srl.update.kl import AdaptiveKL
@@ -112,7 +112,7 @@ def test_a_checkpoint_is_a_model_directory(tmp_path):
     loaded = load_model(path)
     assert_equal(dict(loaded.state_dict()), dict(them.actor.state_dict()))
     assert loaded.generation_config.stop_strings == ["</search>", "</answer>"]
-    assert json.loads((path / "srl.json").read_text()) == {"format": 1, "step": 3, **ABOUT}
+    assert json.loads((path / "srl.json").read_text()) == {"format": 1, "step": 3, **ABOUT, "manifest": True}
     assert model_digest(path) == model_digest(them.actor)
 
 
@@ -228,8 +228,7 @@ def test_a_model_directory_is_not_a_checkpoint_to_resume_from(tmp_path):
 
 def test_a_newer_format_is_refused(tmp_path):
     them = learner()
-    path = save(tmp_path, them, optimisers(them))
-    (path / "manifest.json").unlink()
+    path = as_older(save(tmp_path, them, optimisers(them)))
     state = path / "trainer" / "state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "format": 2}))
     with pytest.raises(UserError, match="format 2"):
@@ -245,6 +244,34 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     stored = load_file(path / "model.safetensors")
     assert torch.equal(stored["model.norm.weight"], them.actor.model.norm.weight)
     assert all_checkpoints(tmp_path) == [path]
+
+
+def as_older(path):
+    """Make a checkpoint one of a version that kept no checksums."""
+    (path / "manifest.json").unlink()
+    known = json.loads((path / "srl.json").read_text())
+    (path / "srl.json").write_text(json.dumps({key: known[key] for key in known if key != "manifest"}))
+    return path
+
+
+def test_a_checkpoint_that_lost_its_manifest_is_refused(tmp_path):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+    (path / "manifest.json").unlink()
+    for load in (lambda: load_checkpoint(path, learner(), optimisers(learner())), lambda: load_model(path)):
+        with pytest.raises(DamagedError, match=r"manifest\.json is missing.*before it is none"):
+            load()
+    (path / "srl.json").write_text("{")
+    with pytest.raises(DamagedError, match=r"srl\.json is damaged"):
+        load_checkpoint(path, learner(), optimisers(learner()))
+
+
+def test_a_checkpoint_without_checksums_is_gone_on_from_with_a_note(tmp_path):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+    assert list(unchecked(path)) == []
+    (said,) = unchecked(as_older(path))
+    assert said == "step-000003 was saved without checksums: it cannot be checked for damage"
 
 
 def spoil(file):
@@ -300,8 +327,7 @@ class Command:
 @pytest.mark.parametrize("content", [b"", pickle.dumps(Command()), b"garbage"])
 def test_a_checkpoint_without_checksums_still_loads_and_its_damage_is_one_line(tmp_path, content):
     them = learner()
-    path = save(tmp_path, them, optimisers(them))
-    (path / "manifest.json").unlink()
+    path = as_older(save(tmp_path, them, optimisers(them)))
     load_checkpoint(path, learner(), optimisers(learner()))
     (path / "trainer" / "actor.pt").write_bytes(content)
     with pytest.raises(DamagedError) as said:

@@ -175,6 +175,7 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
 
     def both(run: Path) -> None:
         (run / CHECKPOINT / "manifest.json").unlink()
+        edit(run / CHECKPOINT / "srl.json", manifest=False)
         harm(run)
 
     return both

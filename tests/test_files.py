@@ -62,6 +62,36 @@ def test_empty_directory_is_filled_without_being_asked(tmp_path):
     assert names(tmp_path / "index") == ["new"]
 
 
+@pytest.mark.parametrize("writer", [files.atomic_directory, files.resumable_directory])
+def test_a_link_stays_and_what_it_points_at_is_replaced(tmp_path, writer):
+    target, link = tmp_path / "far" / "index", tmp_path / "link"
+    target.mkdir(parents=True)
+    (target / "old").write_text("1")
+    link.symlink_to(target)
+    with pytest.raises(UserError, match="far/index exists already"):
+        with writer(link):
+            pass
+    asked = []
+    with writer(link, replace=asked.append) as temporary:
+        (temporary / "new").write_text("2")
+        assert temporary.parent == target.parent
+    assert link.is_symlink()
+    assert names(target) == ["new"]
+    assert set(asked) == {target}
+    assert (names(tmp_path), names(target.parent)) == (["far", "link"], ["index"])
+
+
+def test_a_link_to_what_may_not_be_replaced_changes_nothing(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").write_text("1")
+    (tmp_path / "link").symlink_to("theirs")
+    with pytest.raises(UserError, match="is theirs"):
+        with files.atomic_directory(tmp_path / "link", replace=refused):
+            pass
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "theirs") == ["file"]
+
+
 def refused(path):
     raise UserError(f"{path} is theirs")
 

@@ -281,6 +281,16 @@ def test_sql_opens_and_writes_nothing_but_reads_the_log(srl, logs, workspace, tm
     assert srl("sql", "--run", "all", "SELECT count(*) FROM steps")[0] == 0
 
 
+def test_sql_reads_nothing_below_dot_tmp_of_the_current_directory(srl, logs, tmp_path, monkeypatch):
+    """Which is DuckDB's own temporary directory unless another one is set."""
+    (tmp_path / "here" / ".tmp").mkdir(parents=True)
+    (tmp_path / "here" / ".tmp" / "secret").write_text("hunter2")
+    monkeypatch.chdir(tmp_path / "here")
+    code, out, err = srl("sql", "FROM read_text('.tmp/secret')")
+    assert (code, out, "hunter2" in err) == (2, "", False)
+    assert "add --unsafe" in err
+
+
 def test_unsafe_sql_reads_and_writes_other_files(srl, logs, tmp_path):
     target = tmp_path / "steps.csv"
     assert srl("sql", "--unsafe", f"COPY (SELECT step FROM steps ORDER BY step) TO '{target}'")[0] == 0

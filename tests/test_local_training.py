@@ -10,9 +10,11 @@ from tests.training import TOWNS, Said, config, questions, tokenizer, train, wri
 import srl.store
 from srl.data.parquet import write_questions
 from srl.errors import UserError
+from srl.files import read_json, write_json
 from srl.serve.local import LocalSearch
 from srl.store import read_records
 from srl.train.run import resume
+from srl.train.saved import all_checkpoints
 from srl.trajectory import Search
 from srl.workspace import Workspace
 
@@ -154,6 +156,20 @@ def test_too_many_failed_searches_stop_the_run_with_one_line_and_it_resumes(sett
     with srl.store.open(run) as log:
         assert log.execute("SELECT status FROM runs").fetchall() == [("finished",)]
         assert log.execute("SELECT count(*) FROM trajectories WHERE NOT valid").fetchone() == (0,)
+
+
+def test_going_on_from_a_checkpoint_without_checksums_says_that_it_cannot_be_checked(setting, workspace):
+    train(config(setting, "grpo", trainer__val_before_train=False), workspace)
+    run = only_run(workspace)
+    newest = all_checkpoints(run)[-1]
+    for steps, count in ((3, 0), (4, 1)):
+        said = Said()
+        resume(run, workspace=Workspace(workspace), terminal=said, steps=steps)
+        assert said.text.count(f"{newest.name} was saved without checksums: it cannot be checked") == count
+        newest = all_checkpoints(run)[-1]
+        (newest / "manifest.json").unlink()
+        about = read_json(newest / "srl.json", dict)
+        write_json(newest / "srl.json", {"format": 1, **about, "manifest": False})
 
 
 def test_a_few_failed_searches_are_logged_and_left_out(setting, workspace, monkeypatch):

@@ -241,6 +241,18 @@ def test_reader_sees_whole_steps_only_while_another_process_writes(tmp_path):
     assert steps_of(tmp_path) == list(range(1, 17))
 
 
+def test_a_query_spills_to_a_directory_of_its_own_that_goes_with_it(tmp_path):
+    write_step(new_log(tmp_path), 1)
+
+    def spill(connection):
+        place = Path(one(connection, "SELECT current_setting('temp_directory')"))
+        return place, place.is_absolute() and place.is_dir()
+
+    place, was_there = srl.store.reading([tmp_path], spill)
+    assert was_there
+    assert not place.exists()
+
+
 def test_connection_that_is_open_does_not_stop_the_writer(tmp_path):
     log = new_log(tmp_path)
     write_step(log, 1)

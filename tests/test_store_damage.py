@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -125,6 +126,46 @@ def test_a_run_that_cannot_be_read_is_left_out_and_named(runs, name, content):
     with pytest.raises(UserError, match=name):
         srl.store.reading([runs / BAD], steps, warn=said.append)
     assert len(said) == 1
+
+
+def without_log(run: Path) -> None:
+    shutil.rmtree(run / "log")
+
+
+def with_a_file_for_log(run: Path) -> None:
+    without_log(run)
+    (run / "log").write_text("")
+
+
+def without_manifest(run: Path) -> None:
+    (run / "log" / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize("harm", [without_log, with_a_file_for_log, without_manifest])
+def test_a_run_that_lost_its_log_is_named(runs, harm):
+    (runs / BAD / "run.json").write_text("{}")
+    (runs / BAD / "checkpoints" / "step-000002").mkdir(parents=True)
+    harm(runs / BAD)
+    said: list[str] = []
+    assert srl.store.reading([runs], steps, warn=said.append) == [1, 2, 3]
+    (line,) = said
+    assert f"run {BAD}: no log in {runs / BAD / 'log'}: it" in line
+    assert "left out: the run" in line
+    with pytest.raises(UserError, match=f"run {BAD}: no log in"):
+        srl.store.reading([runs / BAD], steps, warn=said.append)
+
+
+def test_a_run_that_is_being_set_up_alarms_nobody(runs):
+    without_log(runs / BAD)
+    for name in ("run.json", "config.yaml"):
+        (runs / BAD / name).write_text("{}")
+    (runs / "notes").mkdir()
+    said: list[str] = []
+    for begun in (False, True):
+        assert srl.store.reading([runs], steps, warn=said.append) == [1, 2, 3]
+        if not begun:
+            (runs / BAD / "log").mkdir()
+    assert said == []
 
 
 def test_a_database_with_garbage_in_the_middle_is_left_out(runs):

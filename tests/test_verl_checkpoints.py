@@ -8,7 +8,15 @@ import pytest
 
 from srl.files import write_manifest
 from srl.holdings import CHECKPOINT, DamagedError, checksums
-from srl.train.verl.checkpoints import MARKER, PARTS, folder_of, name_latest, settled, whole_steps
+from srl.train.verl.checkpoints import (
+    MARKER,
+    PARTS,
+    STATE,
+    folder_of,
+    name_latest,
+    settled,
+    whole_steps,
+)
 
 
 def checkpoint(folder, step, parts=PARTS):
@@ -54,6 +62,17 @@ def test_marker_goes_where_no_checkpoint_is_whole(tmp_path):
     checkpoint(tmp_path, 3, ("actor",))
     assert settled(tmp_path) == -1
     assert not (tmp_path / MARKER).exists()
+
+
+def test_checkpoint_that_lost_its_manifest_is_not_gone_on_from(tmp_path):
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoint(checkpoints, 9)
+    assert settled(checkpoints) == 9, "an older version wrote none"
+    checkpoint(checkpoints, 10)
+    name_latest(checkpoints, 10)
+    (folder_of(checkpoints, 10) / STATE).write_text('{"format": 1, "manifest": true}')
+    with pytest.raises(DamagedError, match=r"10/manifest\.json is missing.*is global_step_9; to go on"):
+        settled(checkpoints)
 
 
 def test_damaged_checkpoint_is_not_gone_on_from_and_says_how_to_go_on_without_it(tmp_path):

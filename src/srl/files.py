@@ -98,8 +98,10 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
 
 
 def _target(path: Path | str, replace: Replace | None) -> Path:
-    """`path`, if a directory may be written there. Raises UserError where it may not."""
+    """`path`, or what it links to, if a directory may be written there. Raises UserError where it may not."""
     path = Path(path)
+    if path.is_symlink() or path.name == "..":
+        path = Path(os.path.realpath(path))
     with suppress(OSError):
         if Path.cwd().is_relative_to(path.resolve(strict=True)):
             raise UserError(f"{path} is the current directory, or holds it; choose a new one below it")
@@ -107,7 +109,7 @@ def _target(path: Path | str, replace: Replace | None) -> Path:
         if replace is None:
             raise UserError(f"{path} exists already; choose another name, or remove it first")
         replace(path)
-    return path if path.name != ".." else path.resolve()
+    return path
 
 
 def _is_taken(path: Path) -> bool:

@@ -18,6 +18,10 @@ from srl.files import MANIFEST, Replace, read_manifest
 
 Report = Callable[[int], None]
 CHECKPOINT = "checkpoint"
+ABOUT = "srl.json"
+"""What is said of a checkpoint or a model, beside its weights."""
+HAS_MANIFEST = {"manifest": True}
+"""Noted in a checkpoint's `srl.json`: a manifest belongs to it. Older versions wrote neither."""
 _CHUNK = 1 << 20
 
 
@@ -99,10 +103,13 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
     """Read the files of a checkpoint whole, but those whose names begin with `leave_out`.
 
     Raises DamagedError, which names the checkpoint before. Other directories pass, and so do checkpoints of
-    a version that kept no checksums.
+    a version that kept no checksums (`is_checked` is False of both).
     """
     try:
-        found = json.loads((path / MANIFEST).read_bytes()) if (path / MANIFEST).is_file() else {}
+        if not is_checked(path):
+            _refuse_lost_manifest(path)
+            return
+        found = json.loads((path / MANIFEST).read_bytes())
         if isinstance(found, dict) and found.get("kind") == CHECKPOINT:
             files = read_manifest(path, CHECKPOINT).get("files", {})
             kept = {name: files[name] for name in files if not (leave_out and name.startswith(leave_out))}
@@ -110,8 +117,29 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
     except DamagedError as error:
         raise DamagedError(f"{error}{before(path)}") from error
     except ValueError as error:
-        if (path / "trainer").is_dir() or (path / "actor").is_dir():
+        if _is_resumable(path):
             raise DamagedError(f"{path / MANIFEST} is damaged: {error}{before(path)}") from error
+
+
+def is_checked(path: Path) -> bool:
+    """Whether a directory has a manifest to be checked by."""
+    return (path / MANIFEST).is_file()
+
+
+def _is_resumable(path: Path) -> bool:
+    """Whether a directory holds the state of a training, ours or verl's."""
+    return (path / "trainer").is_dir() or (path / "actor").is_dir()
+
+
+def _refuse_lost_manifest(path: Path) -> None:
+    if not _is_resumable(path) or not (path / ABOUT).is_file():
+        return
+    try:
+        known = json.loads((path / ABOUT).read_bytes())
+    except ValueError as error:
+        raise DamagedError(f"{path / ABOUT} is damaged: {error}") from error
+    if isinstance(known, dict) and HAS_MANIFEST.items() <= known.items():
+        raise DamagedError(f"{path / MANIFEST} is missing, so damage to the checkpoint would not be noticed")
 
 
 def before(path: Path) -> str:

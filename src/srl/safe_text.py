@@ -109,8 +109,9 @@ def safe_json(text: str) -> str:
 def refuse_credentials(what: str, url: str) -> None:
     """Raise UserError where `url`, the URL of a search server, holds more than scheme, host, port and path.
 
-    A user name, a password, a query or a fragment may be a secret. A URL is saved with the run, logged and
-    shown in reports, and no search server needs any of them. The message repeats none of it.
+    A user name, a password, a path parameter (`;…`), a query or a fragment may be a secret. A URL is saved
+    with the run, logged and shown in reports, and no search server needs any of them. The message repeats
+    none of it.
     """
     from urllib.parse import urlsplit
 
@@ -119,12 +120,16 @@ def refuse_credentials(what: str, url: str) -> None:
         host = parts.hostname
     except ValueError as error:
         raise UserError(f"{what} is not a URL ({error}); expected http://HOST:PORT/retrieve") from None
-    found = [name for name in ("password", "username", "query", "fragment") if getattr(parts, name)]
+    held = {
+        "password": parts.password, "user name": parts.username, "path parameter": ";" in parts.path,
+        "query": parts.query, "fragment": parts.fragment,
+    }  # fmt: skip
+    found = next((name for name, value in held.items() if value), None)
     if found:
-        held = {"username": "user name"}.get(found[0], found[0])
+        named = f"{what} for {host}" if host else what
         raise UserError(
-            f"{what} for {host} holds a {held}, which would be shown and saved; give http://HOST:PORT/PATH "
-            "alone, and the server's key in the environment: export SRL_SEARCH_TOKEN=…"
+            f"{named} holds a {found}, which would be shown and saved; give http://HOST:PORT/PATH alone, and "
+            "the server's key in the environment: export SRL_SEARCH_TOKEN=…"
         )
 
 

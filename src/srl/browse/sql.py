@@ -13,6 +13,10 @@ from srl.errors import UserError
 from srl.store import TABLES, in_one_line
 
 _READS = ("SELECT", "MULTI")  # MULTI is PIVOT, which makes a type of its values first
+_PIVOT_BEGINS = {
+    "(", "describe", "explain", "from", "pivot", "pivot_wider", "select", "summarize", "unpivot", "with",
+}  # fmt: skip
+_WRITES = {"copy", "create", "delete", "insert", "merge", "update"}
 _TABLES = ", ".join(table.name for table in TABLES)
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?=[a-z])", re.IGNORECASE)
 _AS_TEXT = re.compile(r"TIME ZONE|INTERVAL|TIMESTAMP_NS|TIME_NS|BLOB|GEOMETRY")
@@ -89,7 +93,7 @@ def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDB
         kind = _kind(connection, asked)
     elif kind == "EXPLAIN":
         raise UserError("expected EXPLAIN or EXPLAIN ANALYZE right before the query, and no options")
-    if kind not in _READS or (kind == "MULTI" and "copy" in _words(asked)):
+    if kind not in _READS or (kind == "MULTI" and not _only_reads(asked)):
         raise UserError(
             f"only queries that read are answered here, not {kind}; "
             "begin with SELECT or FROM, or add --unsafe"
@@ -100,16 +104,22 @@ def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDB
     return connection.sql(query) if explain else relation
 
 
-def _words(query: str) -> set[str]:
-    """The words outside of texts and comments, in lower case."""
+def _only_reads(pivot: str) -> bool:
+    """Whether a query with a PIVOT begins as one that reads does, and has no word of one that writes."""
+    words = _words(pivot)
+    return words[0] in _PIVOT_BEGINS and _WRITES.isdisjoint(words)
+
+
+def _words(query: str) -> list[str]:
+    """The words and signs outside of texts and comments, in lower case."""
     text, tokens = query.encode(), duckdb.tokenize(query)
     ends = [start for start, _ in tokens[1:]] + [len(text)]
     left_out = (duckdb.token_type.string_const, duckdb.token_type.comment)
-    return {
+    return [
         text[start:end].decode(errors="replace").strip().lower()
         for (start, kind), end in zip(tokens, ends, strict=True)
         if kind not in left_out
-    }
+    ]
 
 
 def _kind(connection: duckdb.DuckDBPyConnection, query: str) -> str:

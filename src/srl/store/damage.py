@@ -73,6 +73,24 @@ def find_damage(log: Path, *, thorough: bool = True) -> list[Damage]:
     return [damage for damage in found if damage.place.exists()]  # parts go when they are compacted
 
 
+def lost_log(run: Path) -> Damage | None:
+    """The log of `run` where there is nothing to read, and parts of it or checkpoints show that it had one.
+
+    A run that is being set up has neither yet.
+    """
+    log = run / "log"
+    if run_info.has_log(log) or not (run / "run.json").is_file():
+        return None
+    if log.exists() and not log.is_dir():
+        return Damage(log, log, f"no log in {log}: it is a file", "")
+    if (log / PARTS_DIRECTORY).is_dir() or (log / FINISHED).exists():
+        return Damage(log, log / MANIFEST, f"no log in {log}: its {MANIFEST} is missing", "")
+    saved = run / "checkpoints"
+    if saved.is_dir() and any(saved.iterdir()):
+        return Damage(log, log, f"no log in {log}: it is missing", "")
+    return None
+
+
 def set_aside(damage: Damage) -> Path:
     """Move what is damaged into the log's `damaged/`; its new place."""
     folder = damage.log / DAMAGED

@@ -65,12 +65,15 @@ def attach(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None
     connection.execute(f"ATTACH {quoted(path)} AS {name} (READ_ONLY)")
 
 
-def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path]) -> None:
+def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path], spill: Path) -> None:
     """Let queries open only what is under `directories` and the attached databases, for good.
 
+    What does not fit into memory goes to `spill`, a directory of this connection alone: queries may open what
+    is in DuckDB's temporary directory, which would be `.tmp` in the current one.
     DuckDB would still write there where a query says so: what may be asked, the caller decides.
     """
     allowed = [f"{path}/" for directory in directories for path in (directory, _pattern(directory))]
+    connection.execute(f"SET temp_directory = {quoted(spill)}")
     connection.execute(f"SET allowed_directories = {_list(allowed)}")
     connection.execute("SET enable_external_access = false; SET lock_configuration = true")
 

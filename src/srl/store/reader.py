@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ import duckdb
 from srl.errors import UserError
 from srl.files import MANIFEST
 from srl.store import run_info
-from srl.store.damage import Damage, find_damage, may_be_damage
+from srl.store.damage import Damage, find_damage, lost_log, may_be_damage
 from srl.store.database import (
     attach,
     create_empty,
@@ -49,9 +50,20 @@ def find_logs(path: Path | str) -> list[Path]:
     for log in (path, path / "log"):
         if run_info.has_log(log):
             return [log]
+    return sorted(log for run in _children(path) if run_info.has_log(log := run / "log"))
+
+
+def _children(path: Path) -> list[Path]:
+    """What may be runs in a folder of runs or a workspace."""
     folders = [folder for folder in (path, path / "runs") if folder.is_dir()]
-    children = [child / "log" for folder in folders for child in folder.iterdir()]
-    return sorted(log for log in children if run_info.has_log(log))
+    return [child for folder in folders for child in folder.iterdir()]
+
+
+def _lost(path: Path | str) -> list[Damage]:
+    """The runs at `path` that have lost their log, where `find_logs` looks."""
+    path = Path(path)
+    found = map(lost_log, [path, *sorted(_children(path))])
+    return [damage for damage in found if damage]
 
 
 def open_logs(*paths: Path | str, warn: Warn = _logger.warning) -> duckdb.DuckDBPyConnection:
@@ -61,7 +73,7 @@ def open_logs(*paths: Path | str, warn: Warn = _logger.warning) -> duckdb.DuckDB
     caller's own: it can also read other files, and write. A part or a run that cannot be read is left out,
     and `warn` is told. Raises UserError where there is no log, or none that can be read.
     """
-    return _patiently(paths, lambda without: _connect(paths, without, sealed=False), warn)
+    return _patiently(paths, lambda without: _connect(paths, without), warn)
 
 
 def reading(
@@ -78,7 +90,10 @@ def reading(
     """
 
     def once(without: Damages) -> T:
-        with _connect(paths, without, sealed) as connection:
+        with (
+            TemporaryDirectory(prefix="srl-", ignore_cleanup_errors=True) as spill,
+            _connect(paths, without, Path(spill) if sealed else None) as connection,
+        ):
             return _interruptible(connection, read)
 
     try:
@@ -104,7 +119,7 @@ def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn
                 raise
             without |= found
         else:
-            for damage in without.values():
+            for damage in [*(lost for path in paths for lost in _lost(path)), *without.values()]:
                 warn(_left_out(damage))
             return done
 
@@ -120,8 +135,9 @@ def _damage(paths: Sequence[Path | str], known: Damages) -> Damages:
 
 
 def _left_out(damage: Damage) -> str:
+    mend = "restore the file, or set it aside" if damage.place.exists() else "restore it, or do without it,"
     return (
-        f"{damage}; left out: {damage.steps or 'the run'}; restore the file, or set it aside and go on with "
+        f"{damage}; left out: {damage.steps or 'the run'}; {mend} and go on with "
         f"`srl train --resume --run {damage.log.parent.name}`"
     )
 
@@ -150,13 +166,16 @@ def _interruptible(
         raise
 
 
-def _connect(paths: Sequence[Path | str], without: Damages, sealed: bool) -> duckdb.DuckDBPyConnection:
+def _connect(
+    paths: Sequence[Path | str], without: Damages, spill: Path | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A connection over the logs at `paths`; with a directory to `spill` to, a sealed one."""
     logs = list(dict.fromkeys(log for path in paths for log in _existing(path)))
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:
         _create_tables(connection, logs, without)
-        if sealed:
-            seal(connection, [log / PARTS_DIRECTORY for log in logs])
+        if spill:
+            seal(connection, [log / PARTS_DIRECTORY for log in logs], spill)
     except BaseException:
         connection.close()
         raise
@@ -165,6 +184,8 @@ def _connect(paths: Sequence[Path | str], without: Damages, sealed: bool) -> duc
 
 def _existing(path: Path | str) -> list[Path]:
     logs = find_logs(path)
+    if not logs and (lost := _lost(path)):
+        raise UserError("; ".join(map(str, lost)))
     if not logs:
         raise UserError(
             f"no log in {path}: expected a run that has begun, or a folder of such runs; "

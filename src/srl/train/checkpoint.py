@@ -14,7 +14,16 @@ import torch
 
 from srl.errors import UserError
 from srl.files import atomic_directory, read_json, write_json, write_manifest
-from srl.holdings import CHECKPOINT, DamagedError, before, check_checkpoint, checksums, replaceable
+from srl.holdings import (
+    ABOUT,
+    CHECKPOINT,
+    HAS_MANIFEST,
+    DamagedError,
+    before,
+    check_checkpoint,
+    checksums,
+    replaceable,
+)
 from srl.model import save_model
 from srl.train.experience import Learner
 from srl.train.progress import Progress
@@ -42,7 +51,7 @@ def save_checkpoint(
     path = checkpoint_path(run, progress.step)
     with atomic_directory(path, replace=_REPLACEABLE) as folder:
         save_model(learner.actor, tokenizer, folder)
-        write_json(folder / "srl.json", {"format": 1, "step": progress.step, **about})
+        write_json(folder / ABOUT, {"format": 1, "step": progress.step, **about, **HAS_MANIFEST})
         trainer = folder / "trainer"
         trainer.mkdir()
         write_json(trainer / _STATE, {"format": 1, **asdict(progress)})

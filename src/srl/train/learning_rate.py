@@ -25,3 +25,9 @@ def warmup_steps(config: Config, network: Network) -> int:
 def updates_per_step(config: Config, section: Actor | Critic) -> int:
     """Optimiser steps in a training step."""
     return -(-config.data.train_batch_size // section.ppo_mini_batch_size) * section.ppo_epochs
+
+
+def updates_in_words(config: Config, section: Actor | Critic) -> str:
+    """`1 optimiser step`, `2 optimiser steps`: those of a training step."""
+    updates = updates_per_step(config, section)
+    return f"{updates} optimiser step{'' if updates == 1 else 's'}"

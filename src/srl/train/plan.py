@@ -18,7 +18,7 @@ from srl.model import pick_device, pick_dtype
 from srl.train.beforehand import refusals
 from srl.train.fitting import Phase, remedy
 from srl.train.footprint import Footprint, footprint, longest_episode, millions
-from srl.train.learning_rate import updates_per_step
+from srl.train.learning_rate import updates_in_words
 from srl.train.materials import BASE_MODEL, check_data
 from srl.train.shape import Shape, shape_of
 from srl.train.speed import Lengths, Speed, Times, half_of_the_budgets, measure, times
@@ -105,8 +105,7 @@ def facts(config: Config, shape: Shape, path: str | Path) -> Iterator[tuple[str,
     yield (
         "algorithm",
         f"{config.algorithm.name}: {data.train_batch_size} questions × {rollout.n} episodes a step, "
-        f"{updates_per_step(config, actor)} optimiser steps, "
-        f"learning rate {actor.optim.lr:g}",
+        f"{updates_in_words(config, actor)}, learning rate {actor.optim.lr:g}",
     )
     yield (
         "episodes",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from srl import interrupts
+from srl.holdings import is_checked
 from srl.workspace import Workspace
 
 LOG = "log"
@@ -39,6 +40,12 @@ def how_to_resume(run: Path, step: int) -> str:
     if step > 0:
         return f"go on from step {step} with `{command}`"
     return f"there is no checkpoint yet: `{command}` starts over from step 0"
+
+
+def unchecked(checkpoint: Path) -> Iterator[str]:
+    """What is said of going on from a checkpoint that cannot be checked for damage."""
+    if not is_checked(checkpoint):
+        yield f"{checkpoint.name} was saved without checksums: it cannot be checked for damage"
 
 
 def go_on_without(checkpoint: Path) -> str:

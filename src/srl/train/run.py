@@ -33,7 +33,7 @@ from srl.train.local import LocalTrainer
 from srl.train.materials import BASE_MODEL, Note, with_data
 from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
-from srl.train.resuming import LOG, how_to_resume, resumable
+from srl.train.resuming import LOG, how_to_resume, resumable, unchecked
 from srl.train.saved import all_checkpoints, checkpoint_path, newest_step
 from srl.train.search import Searched, new_tape
 from srl.train.setup import (
@@ -241,7 +241,8 @@ def _rl_loop(config: Config, learner: Learner, environment: Environment, termina
         checkpoints = all_checkpoints(run) if resumed else []
         if checkpoints:
             trainer.progress = load_newest(checkpoints, learner, optimisers)
-            terminal.note(f"from {checkpoints[-1].name}")
+            for line in (f"from {checkpoints[-1].name}", *unchecked(checkpoints[-1])):
+                terminal.note(line)
         if resumed:
             stage.log.supersede(trainer.progress.step if checkpoints else -1)
         return trainer.run()

@@ -20,7 +20,7 @@ from srl.train.cold_start import about
 from srl.train.extension import finished, planned
 from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
-from srl.train.resuming import how_to_resume, resumable
+from srl.train.resuming import how_to_resume, resumable, unchecked
 from srl.train.run import (
     Identity,
     Summary,
@@ -35,7 +35,7 @@ from srl.train.search import Searched
 from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits, load_template
 from srl.train.stage import Splits
 from srl.train.verl.check import notes, refused, validated
-from srl.train.verl.checkpoints import settled
+from srl.train.verl.checkpoints import folder_of, settled
 from srl.train.verl.faults import ray_starts
 from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.setting import rollout_name
@@ -105,6 +105,8 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
         )
     say_other_indexes(run, Searched.of(search), identity, terminal)
     terminal.note(f"resuming {run.name}")
+    for line in unchecked(folder_of(run / "checkpoints", done)) if done else ():
+        terminal.note(line)
     identity = extended(run, identity, before, config, done, terminal.note)
     return _go(run, config, identity, search, workspace, terminal, resumed=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from srl.config import Config
-from srl.train.learning_rate import updates_per_step
+from srl.train.learning_rate import updates_in_words
 from srl.train.plan import facts, gib
 from srl.train.shape import Shape
 from srl.train.verl.job import Job
@@ -62,6 +62,5 @@ def _step(config: Config, split: Split, shape: Shape) -> str:
     """What one step counts: episodes, optimiser steps, and bytes of weights that go to the copies."""
     batch, n, actor = config.data.train_batch_size, config.rollout.n, config.actor
     mini = min(actor.ppo_mini_batch_size, batch)
-    updates = updates_per_step(config, actor)
     weights = f"{gib((shape.parameters + shape.adapter) * split.itemsize)} of weights to each copy"
-    return f"{batch * n:,} episodes, {updates} optimiser steps of {mini * n:,}; {weights}"
+    return f"{batch * n:,} episodes, {updates_in_words(config, actor)} of {mini * n:,}; {weights}"

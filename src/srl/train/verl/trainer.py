@@ -26,7 +26,7 @@ from verl.workers.utils.padding import response_to_nested
 from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json, write_manifest
-from srl.holdings import CHECKPOINT, checksums
+from srl.holdings import CHECKPOINT, HAS_MANIFEST, checksums
 from srl.train.progress import Progress
 from srl.train.verl import torch_rollout
 from srl.train.verl.balance import block_of, dealt
@@ -260,23 +260,25 @@ class SearchTrainer(PPOTrainerSync):
     def _settle_checkpoint(self) -> None:
         """The step's checkpoint is the latest from here on; older ones that verl has dropped go."""
         ray.get(self.station.flush.remote())
-        self._save_state()
         folder = self._folder(self.global_steps)
-        write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": checksums(folder)})
+        files = checksums(folder)
+        self._save_state(**HAS_MANIFEST)
+        files |= checksums(folder, [STATE])
+        write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": files})
         name_latest(self._folder(0).parent, self.global_steps)
         self._drop_old()
 
-    def _save_state(self) -> None:
+    def _save_state(self, **noted: bool) -> None:
         """Progress, KL controller and what the model was taught, beside verl's parts of the checkpoint.
 
-        Written again once the step's validation is known.
+        Written again once the step's validation is known, and the checksums of the other files.
         """
         progress = ray.get(self.station.state.remote())
         progress.step, progress.kl = self.global_steps, self.kl.state_dict()
         folder = self._folder(self.global_steps)
         folder.mkdir(parents=True, exist_ok=True)
         known = {"format": FORMAT, "step": self.global_steps, "progress": asdict(progress)}
-        write_json(folder / STATE, {**known, **read_json(self.run / ABOUT, dict)})
+        write_json(folder / STATE, {**known, **read_json(self.run / ABOUT, dict), **noted})
 
     def _keep_tokens(self, step: StepBatch, learned: Learned, lengths: list[int]) -> None:
         """Advantages and returns by trajectory, for the log."""
