@@ -68,8 +68,8 @@ def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> N
         ),
         (lambda model: edit(model / "config.json", hidden_act="bright"), "model: unknown 'bright'"),
         (
-            lambda model: (model / "chat_template.jinja").write_text("{% if %}"),
-            "mine/chat_template.jinja does not work: TemplateSyntaxError",
+            lambda model: (model / "chat_template.jinja").write_text("{{ messages"),
+            "expected 'end of print statement'; correct it, or remove it to give prompts as plain text",
         ),
         (
             lambda model: (model / "chat_template.jinja").write_text("{{ raise_exception('no user') }}"),
@@ -211,10 +211,11 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
         ),
         (
             lambda run: (run / CHECKPOINT / "trainer" / "actor.pt").write_bytes(b""),
-            "actor.pt is damaged: its bytes are not those that were written; the checkpoint before it is "
+            "actor.pt is damaged: its checksum differs from the recorded one; the checkpoint before it is "
             "none; to go on without it type: mv ",
         ),
         (lambda run: cut(run / CHECKPOINT / "manifest.json"), "manifest.json is damaged: "),
+        (lambda run: (run / CHECKPOINT / "manifest.json").write_bytes(b""), "manifest.json is empty; the "),
     ],
 )
 def test_a_damaged_run_is_named_when_it_is_resumed(shell: Shell, run: Path, harm, message) -> None:

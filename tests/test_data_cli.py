@@ -92,7 +92,9 @@ def test_current_directory_is_no_place_to_prepare_into(srl, tmp_path, extra):
     (tmp_path / "thesis.tex").write_text("years of work")
     code, out, err = srl("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", "--out", ".", *extra)
     assert (code, out) == (2, "")
-    assert err == "srl: . is the current directory, or holds it; choose a new one below it\n"
+    assert (
+        err == "srl: .: this is the current directory, or holds it; give a new directory, such as ./result\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -18,6 +18,7 @@ from tests.mistakes import Shell, lines, place, shell, train
 
 from srl import files
 from srl.store import reading
+from srl.train.resuming import resume_command
 
 __all__ = ["place", "shell"]
 
@@ -67,6 +68,8 @@ def test_a_disk_that_fills_up_in_training_stops_the_run_which_goes_on_later(
         code, out, err = shell.typed(*train(place, "--steps", "2"))
     assert (code, out, err.count("\n"), shell.hidden()) == (2, "", 1, [])
     assert "step-000001 was not written: the disk is full" in err
+    (run,) = (workspace / "runs").iterdir()
+    assert err.endswith(f"; there is no checkpoint yet: `{resume_command(run)}` starts over from step 0\n")
     assert shell.typed("-q", "train", "--resume")[0] == 0
     assert train_steps(workspace) == [1, 2]
 
@@ -98,6 +101,7 @@ def test_a_limit_of_file_sizes_ends_a_run_in_one_line(shell: Shell, place: Path,
         code, _, err = shell.typed(*train(place, "--steps", "1"))
     assert (code, err.count("\n")) in [(2, 1), (0, 0)], err
     assert code == 0 or "was not written: a file would be larger than the limit here" in err
+    assert code == 0 or err.count("train --resume") == any(shell.folder.glob("*/runs/*/log"))
 
 
 def train_steps(workspace: Path) -> list[int]:

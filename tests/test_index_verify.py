@@ -70,7 +70,7 @@ def test_no_middle_of_a_file_is_overwritten_unnoticed(
     spoil(index / name, byte)
     for command in (("index", "info", index, "--verify"), ("index", "search", index, "word7")):
         said = shell.refused("-q", *command)
-        assert f"{name} is damaged: its bytes are not those that were written; copy or build" in said
+        assert f"{name} is damaged: its checksum differs from the recorded one; copy or build" in said
     code, out, _ = shell.typed("index", "info", index)
     assert (code, "verified          no, sizes and ends only" in out) == (0, True)
 

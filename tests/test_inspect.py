@@ -15,7 +15,7 @@ import sys
 import pytest
 from tests.store_builder import BERN, episode, new_log, question, record, write_step
 
-from srl.cli import main
+from srl.cli import main, output
 from srl.trajectory import Passage
 
 GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
@@ -103,6 +103,13 @@ def test_trajectories_of_the_last_run_the_latest_first(srl, logs):
     assert heads.split()[:3] == ["id", "step", "phase"]
     assert [row.split()[0] for row in rows[:4]] == logs
     assert "srl inspect show ID" in err
+
+
+def test_a_narrow_terminal_keeps_the_reward_of_a_trajectory(srl, logs, monkeypatch):
+    monkeypatch.setattr(output, "terminal_width", lambda: 84)
+    heads = srl("trajectories")[1].splitlines()[0].split()
+    assert "reward" in heads
+    assert "phase" not in heads
 
 
 def test_trajectories_by_conditions_of_a_run_by_its_end(srl, logs):

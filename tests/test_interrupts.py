@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -223,6 +224,14 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 def test_what_to_type_names_the_workspace_unless_it_is_the_default_one() -> None:
     assert resume_command(Path("srl-workspace/runs/r")) == "srl train --resume --run r"
     assert resume_command(Path("my ws/runs/r")) == "srl --workspace 'my ws' train --resume --run r"
+
+
+def test_the_hints_at_the_end_of_a_run_work_when_they_are_typed(shell, place) -> None:
+    begin = "--workspace", "my ws", "train", "--config", place / "small.yaml", "--steps", "1"
+    hints = shell.typed(*begin)[2].splitlines()[-1]
+    srl = "srl --workspace 'my ws' inspect"
+    assert hints == f"look inside: {srl} trajectories, {srl} curve, {srl} show ID"
+    assert shell.typed(*shlex.split(f"{srl} trajectories")[1:])[0] == 0
 
 
 def test_event_loops_in_the_main_thread_are_run_where_signals_cancel_them() -> None:

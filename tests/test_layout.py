@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from srl.cli import output
-from srl.cli.layout import fitted, wrapped
+from srl.cli.layout import cut, fitted, prose, snippet, wrapped
 
 RUNS = [
     ["run", "status", "step", "val em"],
@@ -41,22 +42,26 @@ def test_columns_go_the_least_first_and_are_named():
     lines, missing = fitted(rows, 45, ["hops", "source"])
     assert lines[0].split() == ["id", "source", "question"]
     assert missing == "no room for: hops; cells are cut"
+    many = [[f"column {place}" for place in range(9)], ["x" * 40] * 9]
+    assert fitted(many, 12)[1] == "no room for: column 1, column 2, column 3 and 5 more; cells are cut"
     assert fitted(rows, 36, ["hops", "source"])[0][0].split() == ["id", "question"]
 
 
 @given(
     st.integers(1, 8).flatmap(
         lambda columns: st.lists(
-            st.lists(st.text("ab 1", max_size=60), min_size=columns, max_size=columns), min_size=2, max_size=5
+            st.lists(st.text("a 1語é", max_size=60), min_size=columns, max_size=columns),
+            min_size=2,
+            max_size=5,
         )
     ),
     st.integers(20, 120),
 )
 def test_no_line_is_wider_than_the_terminal(rows, width):
     rows = [[f"column {place}" for place, _ in enumerate(rows[0])], *rows]
-    lines, _ = fitted(rows, max(width, max(len(row[0]) for row in rows)))
+    lines, _ = fitted(rows, max(width, max(cell_len(row[0]) for row in rows)))
     assert len(lines) == len(rows)
-    assert all(len(line) <= max(width, max(len(row[0]) for row in rows)) for line in lines)
+    assert all(cell_len(line) <= max(width, max(cell_len(row[0]) for row in rows)) for line in lines)
 
 
 def test_prose_wraps_between_words_beside_the_other_columns():
@@ -81,6 +86,29 @@ def test_prose_without_room_goes_below_and_breaks_no_word():
         "    https://example.org/a-page/of/many-words",
         "    now",
     ]
+
+
+def test_columns_line_up_beside_wide_characters():
+    assert fitted([["name", "step"], ["東京タワー", "1"]], 40)[0] == ["name        step", "東京タワー  1"]
+
+
+@given(st.text("ab 語", max_size=80), st.integers(2, 30))
+def test_cut_text_fits_its_cells(text, width):
+    assert all(cell_len(cut(text, width, by_end)) <= width for by_end in (False, True))
+
+
+def test_text_without_spaces_wraps_beside_wide_characters():
+    assert prose("bm25 東京タワーは高い", 10) == ["bm25 東京", "タワーは高", "い"]
+    shown = snippet("1  0.5  東京タワーは日本の東京都港区にある電波塔である https://example.org/a-page", 20)
+    assert shown.splitlines() == ["1  0.5  東京タワーは", "    日本の東京都港区", "    にある電波塔で …"]
+    assert snippet("x" * 50, 20).splitlines() == ["x" * 16, "    " + "x" * 16, "    " + "x" * 15 + "…"]
+
+
+@given(st.text("ab 語", max_size=200), st.integers(8, 40))
+def test_no_line_of_a_hit_is_wider_than_the_terminal(text, width):
+    lines = snippet(text, width).splitlines()
+    assert len(lines) <= 3
+    assert all(cell_len(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -92,10 +92,10 @@ print("result")
 """
 
 
-def in_a_terminal(code: str) -> tuple[str, list[str]]:
+def in_a_terminal(code: str, columns: int = 100) -> tuple[str, list[str]]:
     """What a process wrote on a terminal, and the lines of it that no bar is on."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     raw = b""
@@ -123,6 +123,41 @@ def test_what_is_said_while_a_bar_is_shown_stands_on_lines_of_its_own():
     ]
     assert "10/10" in text
     assert "inside" not in text
+
+
+LONG_LINES = """
+from srl.cli import output
+from srl.train.report import Terminal
+
+Terminal().note("step 1/2  reward 0.500  searches 1.000  |  equal groups 12%")
+output.paragraph("A: my-index (bm25 stopwords=english, 4 passages)")
+heads = [f"column{place}" for place in range(9)]
+output.table(heads, [["x" * 40] * 9], one_line=True)
+"""
+
+
+def test_a_terminal_wraps_what_is_said_between_words():
+    _, lines = in_a_terminal(LONG_LINES, 30)
+    assert [line.rstrip() for line in lines if "…" not in line] == [
+        "step 1/2  reward 0.500",
+        "searches 1.000  |  equal",
+        "groups 12%",
+        "A: my-index (bm25",
+        "stopwords=english, 4 passages)",
+        "column0",
+        "30 columns: no room for:",
+        "column1, column2, column3 and",
+        "5 more; cells are cut; --wide",
+        "or a pipe shows all",
+    ]
+
+
+def test_without_a_terminal_a_note_of_training_is_one_line(capsys, monkeypatch):
+    from srl.train.report import Terminal
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    Terminal().note("word " * 60)
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.fixture
@@ -160,13 +195,26 @@ def test_an_evaluation_counts_its_episodes(shell, place, works):
     assert works["episodes with search of 2"] == [1, 2]
 
 
-def test_a_run_that_is_not_there_is_told_before_torch_is_imported(tmp_path):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("nope", "--data", "x"), "no model directory nope"),
+        (("model", "--data", "nope.parquet"), "nope.parquet: no such file"),
+        (("model", "--index", "nope", "--data", "q.jsonl"), "nope is not a directory of kind 'index'"),
+        (("model", "--index", "nope", "--data", "nope.jsonl"), "nope.jsonl: no such file"),
+        (("model", "--template", "nope", "--data", "q.jsonl"), "no template 'nope'"),
+    ],
+)
+def test_inputs_that_are_not_there_are_told_before_torch_is_imported(tmp_path, given, said):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "q.jsonl").write_text("{}")
     code = (
-        "import sys; from srl.cli import main; code = main(['eval', 'run', 'nope', '--data', 'x']); "
+        "import sys; from srl.cli import main; code = main(['eval', 'run', *sys.argv[1:]]); "
         "print(code, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout == "2 False\n"
+    command = [sys.executable, "-c", code, *given]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, said in done.stderr) == ("2 False\n", True), done.stderr
 
 
 def test_counting_that_nobody_shows_is_silent(capsys):

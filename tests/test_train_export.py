@@ -372,11 +372,14 @@ def test_tokenizer_that_is_read_right_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "my model"
     assert main(["train", "export", "--out", str(out), "--step", "10"]) == 0
     said = capsys.readouterr()
     assert said.out == f"{out}  step 10 of {NAME}, float32\n"
-    assert f"srl eval run {out} --config {run / 'config.yaml'} --data FILE" in said.err
+    command = (
+        f"srl --workspace {run.parent.parent} eval run '{out}' --config {run / 'config.yaml'} --data FILE"
+    )
+    assert said.err == f"measure it: {command}\n"
     assert main(["train", "export", "00ff", "--out", str(out), "--overwrite", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"directory": str(out), "run": NAME, "engine": "local", "step": 20, "dtype": "float32"}

@@ -44,6 +44,10 @@ Replace = Callable[[Path], None]
 """Told what is at a path before it is replaced; raises UserError where it must stay."""
 
 
+class NotWritten(UserError):  # noqa: N818 - what happened, as in CheckFailed
+    """A full disk, or a limit of file sizes, kept a file from being written."""
+
+
 @contextmanager
 def atomic_directory(path: Path | str, *, replace: Replace | None = None) -> Iterator[Path]:
     """A temporary directory beside `path` that becomes `path` when the block ends without an error.
@@ -84,7 +88,7 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
             _sync_tree(building)
         except Exception as error:
             if why := why_not_written(error, building):
-                raise UserError(
+                raise NotWritten(
                     f"{path} is not finished: {why} and type the same again, what is done stays in {building}"
                 ) from error
             raise
@@ -104,7 +108,9 @@ def _target(path: Path | str, replace: Replace | None) -> Path:
         path = Path(os.path.realpath(path))
     with suppress(OSError):
         if Path.cwd().is_relative_to(path.resolve(strict=True)):
-            raise UserError(f"{path} is the current directory, or holds it; choose a new one below it")
+            raise UserError(
+                f"{path}: this is the current directory, or holds it; give a new directory, such as ./result"
+            )
     if _is_taken(path):
         if replace is None:
             raise UserError(f"{path} exists already; choose another name, or remove it first")
@@ -179,7 +185,7 @@ def _aside(path: Path) -> Iterator[Path]:
         yield temporary
     except Exception as error:
         if why := why_not_written(error, temporary):
-            raise UserError(f"{path} was not written: {why} and try again") from error
+            raise NotWritten(f"{path} was not written: {why} and try again") from error
         if isinstance(error, OSError) and str(error.filename) == str(temporary):
             raise UserError(f"{path} cannot be written: {error.strerror}") from error
         raise

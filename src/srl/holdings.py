@@ -93,7 +93,7 @@ def check_files(directory: Path, expected: Mapping[str, str], report: Report = _
         if not path.is_file():
             raise DamagedError(f"{path} is missing")
         if checksum(path, report) != expected[name]:
-            raise DamagedError(f"{path} is damaged: its bytes are not those that were written")
+            raise DamagedError(f"{path} is damaged: its checksum differs from the recorded one")
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(check, expected))
@@ -118,7 +118,8 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
         raise DamagedError(f"{error}{before(path)}") from error
     except ValueError as error:
         if _is_resumable(path):
-            raise DamagedError(f"{path / MANIFEST} is damaged: {error}{before(path)}") from error
+            why = f"damaged: {error}" if (path / MANIFEST).stat().st_size else "empty"
+            raise DamagedError(f"{path / MANIFEST} is {why}{before(path)}") from error
 
 
 def is_checked(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from srl.errors import UserError, nearest
 
 _RUN = re.compile(r"^(?P<stamp>\d{8}T\d{6}Z)-(?P<what>.+)-s(?P<seed>\d+)-(?P<tail>[0-9a-f]{4})$")
 _LISTED = 5
+_DEFAULT = Path("srl-workspace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Workspace:
     @classmethod
     def resolve(cls, option: Path | str | None = None) -> Workspace:
         """`--workspace`, else `$SRL_WORKSPACE`, else `./srl-workspace`."""
-        root = Path(option or os.environ.get("SRL_WORKSPACE") or "srl-workspace").expanduser()
+        root = Path(option or os.environ.get("SRL_WORKSPACE") or _DEFAULT).expanduser()
         if root.exists() and not root.is_dir():
             raise UserError(
                 f"the workspace {root} is a file; give a directory with --workspace or $SRL_WORKSPACE"
@@ -39,6 +41,11 @@ class Workspace:
             if folder.parent.name == "runs" and _RUN.match(folder.name):
                 return cls(folder.parent.parent)
         return None
+
+    def command(self, *arguments: str) -> str:
+        """`srl` with these arguments, quoted for a shell; it names the workspace unless it is the default."""
+        named = [] if self.root == _DEFAULT else ["--workspace", str(self.root)]
+        return shlex.join(["srl", *named, *arguments])
 
     @property
     def worlds(self) -> Path:

@@ -80,12 +80,12 @@ def _report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if isinstance(error, SrlError):
-        _say(error)
+        _say(_with_notes(error, error))
         return error.exit_code
     from srl.cli.crash import environment_error, write_traceback
 
     if message := environment_error(error):
-        _say(message)
+        _say(_with_notes(message, error))
         return EXIT_USER
     _say(write_traceback(error))
     return EXIT_BUG
@@ -95,8 +95,12 @@ def _interrupted(error: BaseException, signal: Signals | None) -> int:
     """Say what ended the command, and what whoever was at work noted: how to go on."""
     what = interrupts.SIGNALS[signal] if signal else "interrupted"
     with suppress(OSError):  # the terminal may be the one that was closed
-        _say("; ".join([what, *getattr(error, "__notes__", [])]))
+        _say(_with_notes(what, error))
     return EXIT_SIGNAL + (signal or SIGINT)
+
+
+def _with_notes(what: object, error: BaseException) -> str:
+    return "; ".join([str(what), *getattr(error, "__notes__", [])])
 
 
 def _say(message: object) -> None:

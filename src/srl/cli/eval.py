@@ -84,6 +84,7 @@ def run(
     workspace = Workspace.resolve()
     directory = model_directory(model, workspace)
     workspace = Workspace.around(directory) or workspace
+    _check_inputs(data, index, [name for name in (template, no_search_template) if name])
     flags = {
         "search.index": index,
         "search.url": url,
@@ -101,6 +102,20 @@ def run(
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)
+
+
+def _check_inputs(data: Iterable[Path], index: Path | None, templates: Iterable[str]) -> None:
+    """Raises UserError for an input that cannot be read, before torch is imported."""
+    from srl.index import check_index
+    from srl.inputs import check_input
+    from srl.protocol import template
+
+    for file in data:
+        check_input(file)
+    if index is not None:
+        check_index(index)
+    for name in templates:
+        template(name)
 
 
 def _check_search(settings: Config) -> None:

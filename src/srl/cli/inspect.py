@@ -256,7 +256,7 @@ _TRAJECTORY_COLUMNS = {
     "reward": "reward", "searches": "searches", "verdict": "verdict", "answer": "answer",
     "question": "question",
 }  # fmt: skip
-_LEAST = ("hops", "source", "reward", "searches", "phase")
+_LEAST = ("hops", "source", "phase", "searches", "reward")
 """What a narrow terminal does without, the first first."""
 _BY_END = ("run", "run_id")
 """What is typed by its end."""

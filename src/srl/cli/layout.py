@@ -1,9 +1,14 @@
-"""How a table fits a terminal: rows of text to lines, no wider than the terminal is."""
+"""How a table fits a terminal: rows of text to lines, no wider than the terminal is.
+
+Widths are in terminal cells: a Chinese, Japanese or Korean character takes two, a combining one none.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
-from textwrap import wrap
+
+from rich.cells import cell_len, set_cell_size
 
 GAP = 2
 _NARROWEST = 12
@@ -13,6 +18,10 @@ _LAST = 20
 _PROSE = 32
 """The least room beside the other columns for sentences; with less they go below them."""
 _INDENT = 4
+_NAMED = 3
+"""Columns without room that are named; the others are counted."""
+_WIDE = r"\u2e80-\U0010ffff"
+"""Chinese, Japanese and Korean characters, and emoji, as a range of a regular expression."""
 
 Row = Sequence[str]
 
@@ -21,31 +30,47 @@ def wrapped(rows: Sequence[Row], width: int) -> list[str]:
     """Lines of a table whose last column is prose: it wraps between words, beside the others or below."""
     widths = _widths([row[:-1] for row in rows])
     start = sum(widths) + GAP * len(widths)
-    if max((len(row[-1]) for row in rows), default=0) <= width - start or width - start >= _PROSE:
+    if max((cell_len(row[-1]) for row in rows), default=0) <= width - start or width - start >= _PROSE:
         return [line for row in rows for line in _beside(row, widths, start, width)]
     aligned = widths if start - GAP <= width else [0] * len(widths)
     return [line for row in rows for line in _below(row, aligned, width)]
 
 
 def _beside(row: Row, widths: Sequence[int], start: int, width: int) -> list[str]:
-    first, *more = _prose(row[-1], width - start)
+    first, *more = prose(row[-1], width - start)
     return [_line([*row[:-1], first], [*widths, 0]), *(" " * start + line for line in more)]
 
 
 def _below(row: Row, widths: Sequence[int], width: int) -> list[str]:
-    return [_line(row[:-1], widths), *(" " * _INDENT + line for line in _prose(row[-1], width - _INDENT))]
+    return [_line(row[:-1], widths), *(" " * _INDENT + line for line in prose(row[-1], width - _INDENT))]
 
 
-def _prose(text: str, width: int) -> list[str]:
+def prose(text: str, width: int) -> list[str]:
     """`text` on lines of `width`; a word stays whole, so a URL can be copied."""
-    if len(text) <= width:
-        return [text]
-    return wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False) or [""]
+    return [text] if cell_len(text) <= width else _filled(text, max(width, 1))
 
 
 def snippet(text: str, width: int, lines: int = 3) -> str:
     """The first `lines` lines of `text`, an ellipsis where more follows; they hang below the first."""
-    return "\n".join(wrap(text, width, max_lines=lines, placeholder=" …", subsequent_indent=" " * _INDENT))
+    found = _filled(text, width, " " * _INDENT, longest=max(width - _INDENT, 1))
+    if len(found) > lines:
+        found[lines - 1 :] = [cut(_filled(found[lines - 1], width - 2)[0] + " …", width)]
+    return "\n".join(found)
+
+
+def _filled(text: str, width: int, indent: str = "", longest: int | None = None) -> list[str]:
+    """`text` on lines of `width`, all but the first indented; a word of more letters than `longest` is split.
+
+    A line breaks at spaces and beside wide characters, whose scripts have no spaces.
+    """
+    unit_of = rf"(\s*)([{_WIDE}]|[^\s{_WIDE}]{{1,{longest or ''}}})"
+    lines = [""]
+    for gap, unit in re.findall(unit_of, text):
+        if lines[-1].strip() and cell_len(lines[-1] + gap + unit) > width:
+            lines.append(indent + unit)
+        else:
+            lines[-1] += gap + unit
+    return lines
 
 
 def fitted(
@@ -62,11 +87,16 @@ def fitted(
     shown = [[row[place] for place in kept] for row in rows]
     widths = _shared(_widths(shown), _narrowest(shown), width - GAP * (len(kept) - 1))
     ends = [heads[place] in by_end for place in kept]
-    lines = [_line(list(map(_cut, row, widths, ends)), widths) for row in shown]
+    lines = [_line(list(map(cut, row, widths, ends)), widths) for row in shown]
     left_out = [head for place, head in enumerate(heads) if place not in kept]
-    is_cut = any(len(cell) > wide for row in shown for cell, wide in zip(row, widths, strict=True))
-    told = [f"no room for: {', '.join(left_out)}"] if left_out else []
+    is_cut = any(cell_len(cell) > wide for row in shown for cell, wide in zip(row, widths, strict=True))
+    told = [f"no room for: {_few(left_out)}"] if left_out else []
     return lines, "; ".join([*told, *(["cells are cut"] if is_cut else [])])
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _kept(rows: Sequence[Row], width: int, least: Sequence[str]) -> list[int]:
@@ -87,9 +117,9 @@ def _narrowest(rows: Sequence[Row]) -> list[int]:
     """How narrow each column may become; numbers are never cut."""
     columns = list(zip(*rows, strict=True))
     return [
-        max(map(len, column))
+        max(map(cell_len, column))
         if all(_is_number(cell) for cell in column[1:])
-        else min(max(map(len, column)), _LAST if place == len(columns) - 1 else _NARROWEST)
+        else min(max(map(cell_len, column)), _LAST if place == len(columns) - 1 else _NARROWEST)
         for place, column in enumerate(columns)
     ]
 
@@ -114,15 +144,19 @@ def _shared(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]
     return widths
 
 
-def _cut(text: str, width: int, by_end: bool) -> str:
-    if len(text) <= width:
+def cut(text: str, width: int, by_end: bool = False) -> str:
+    """`text` in at most `width` cells, with an ellipsis for its end, with `by_end` for its beginning."""
+    if cell_len(text) <= width:
         return text
-    return "…" + text[len(text) - width + 1 :].lstrip() if by_end else text[: width - 1].rstrip() + "…"
+    if by_end:
+        return "…" + set_cell_size(text[::-1], width - 1)[::-1].lstrip()
+    return set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def _widths(rows: Sequence[Row]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
 
 
 def _line(cells: Row, widths: Sequence[int]) -> str:
-    return (" " * GAP).join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+    padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True))
+    return (" " * GAP).join(padded).rstrip()

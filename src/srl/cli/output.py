@@ -116,7 +116,7 @@ def table(
     The last column wraps; with `one_line` each row is one line, for which cells are cut and columns left
     out (`srl.cli.layout.fitted`), and a note says so.
     """
-    from srl.cli.layout import fitted, wrapped
+    from srl.cli.layout import fitted, prose, wrapped
 
     found = secrets()
     cells = [[_cell(cell, found) for cell in row] for row in (headers, *rows)]
@@ -127,11 +127,19 @@ def table(
         lines = wrapped(cells, width)
     print("\n".join(lines))
     if missing:
-        note(f"{width} columns: {missing}; --wide or a pipe shows all")
+        told = f"{width} columns: {missing}; --wide or a pipe shows all"
+        note("\n".join(prose(told, width)) if sys.stderr.isatty() else told)
 
 
 def _cell(value: object, found: tuple[str, ...]) -> str:
     return safe(str(value), found).replace("\n", " ")
+
+
+def paragraph(text: str) -> None:
+    """A paragraph of a result on stdout; a terminal wraps it between words, elsewhere it is one line."""
+    from srl.cli.layout import prose
+
+    line("\n".join(prose(safe(text), terminal_width())))
 
 
 def terminal_width() -> int:

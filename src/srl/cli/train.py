@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +12,9 @@ from srl.cli import output
 from srl.cli.train_export import export
 from srl.cli.train_import import import_config
 from srl.errors import UserError
+
+if TYPE_CHECKING:
+    from srl.workspace import Workspace
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
 app.command()(export)
@@ -174,14 +177,15 @@ def _start(resolved: Any, algo: str | None, engine: str, json: bool) -> None:
     name = SFT if algo == SFT else resolved.config.algorithm.name
     if engine == "verl" and algo == SFT:
         raise UserError("--algo sft trains in this process; leave out --engine verl")
+    workspace = Workspace.resolve()
     summary = _engine(engine).start(
         resolved.config,
         preset=resolved.preset,
         algo=name,
-        workspace=Workspace.resolve(),
+        workspace=workspace,
         terminal=_terminal(),
     )
-    _tell(summary, json)
+    _tell(summary, json, workspace)
 
 
 def _resume(run: str, steps: int | None, json: bool) -> None:
@@ -192,7 +196,8 @@ def _resume(run: str, steps: int | None, json: bool) -> None:
     directory = workspace.find_run(run)
     workspace = Workspace.around(directory) or workspace
     engine = _engine(Identity.read(directory).engine)
-    _tell(engine.resume(directory, workspace=workspace, terminal=_terminal(), steps=steps), json)
+    summary = engine.resume(directory, workspace=workspace, terminal=_terminal(), steps=steps)
+    _tell(summary, json, workspace)
 
 
 def _engine(name: str) -> Any:
@@ -214,7 +219,7 @@ def _terminal() -> Any:
     return Terminal(quiet=logging.getLogger("srl").getEffectiveLevel() > logging.INFO)
 
 
-def _tell(summary: Any, json: bool) -> None:
+def _tell(summary: Any, json: bool, workspace: Workspace) -> None:
     """The summary: one line of JSON, or a few for a person."""
 
     if json:
@@ -225,4 +230,5 @@ def _tell(summary: Any, json: bool) -> None:
     output.line(f"{summary.run_id}: {summary.steps} steps in {summary.seconds:.0f} s")
     if summary.checkpoint is not None:
         output.line(f"checkpoint {summary.checkpoint}")
-    output.note("look inside: srl inspect trajectories, srl inspect curve, srl inspect show ID")
+    commands = (workspace.command("inspect", *what) for what in (["trajectories"], ["curve"], ["show", "ID"]))
+    output.note(f"look inside: {', '.join(commands)}")

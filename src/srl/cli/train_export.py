@@ -37,10 +37,12 @@ def export(
     from srl.train.export import export as write
     from srl.workspace import Workspace
 
-    found = Workspace.resolve().find_run(run)
+    workspace = Workspace.resolve()
+    found = workspace.find_run(run)
     made = write(found, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
     if json:
         output.print_json(asdict(made))
         return
     output.line(f"{made.directory}  step {made.step} of {made.run}, {made.dtype}")
-    output.note(f"measure it: srl eval run {made.directory} --config {found / 'config.yaml'} --data FILE")
+    given = str(made.directory), "--config", str(found / "config.yaml"), "--data", "FILE"
+    output.note(f"measure it: {workspace.command('eval', 'run', *given)}")

@@ -56,10 +56,10 @@ class Codec:
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # a template is a program of its own
-            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            why = f"{type(error).__name__}: {' '.join(str(error).split()).removesuffix('.')}"
             raise UserError(
-                f"the chat template in {self._template_file()} does not work: {why}; mend it, or remove "
-                "it to give prompts as plain text"
+                f"the chat template in {self._template_file()} does not work: {why}; correct it, or "
+                "remove it to give prompts as plain text"
             ) from error
         return text  # a string, as `tokenize` is off and this is one conversation
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from srl.errors import UserError
-from srl.files import why_not_written
+from srl.files import NotWritten, why_not_written
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
 from srl.store.database import attach, create_empty, create_runs, create_views, scan
@@ -124,7 +124,7 @@ class LogWriter:
                 os.replace(written, path)
         except Exception as error:
             if why := why_not_written(error, self.directory):
-                raise UserError(f"{path} was not written: {why}; the run's parts are kept") from error
+                raise NotWritten(f"{path} was not written: {why}; the run's parts are kept") from error
             raise
 
     def close(self, status: str) -> None:

@@ -79,15 +79,15 @@ class _WandB:
 
 
 class Terminal:
-    """Progress for a person, on stderr; `quiet` says nothing."""
+    """Progress for a person, on stderr; `quiet` says nothing. Only a terminal wraps lines, between words."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(file=cast("Any", Stderr()), highlight=False, soft_wrap=True)
+        self.console = console or Console(file=cast("Any", Stderr()), highlight=False)
         self.quiet = quiet
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(Text(safe_message(text)))
+            self.console.print(Text(safe_message(text)), soft_wrap=not self.console.file.isatty())
 
     def step(self, step: int, total: int, values: Mapping[str, float]) -> None:
         """`step 12/30  reward .43  EM .43  searches 1.21 | …health… | 1.9 s`."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from srl import interrupts
+from srl.files import NotWritten, why_not_written
 from srl.holdings import is_checked
 from srl.workspace import Workspace
 
@@ -17,19 +18,18 @@ LOG = "log"
 
 def resume_command(run: Path) -> str:
     """What to type to go on with `run`; the workspace is named unless it is the default one."""
-    workspace = Workspace(run.parent.parent)
-    named = [] if workspace.root == Path("srl-workspace") else ["--workspace", str(workspace.root)]
-    return shlex.join(["srl", *named, "train", "--resume", "--run", run.name])
+    return Workspace(run.parent.parent).command("train", "--resume", "--run", run.name)
 
 
 @contextmanager
 def resumable(run: Path, how: Callable[[], str]) -> Iterator[None]:
-    """Note on the signal that ends a run inside `how` to go on with it."""
+    """Note on the signal or the full disk that ends a run inside `how` to go on with it."""
     try:
         yield
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt) or interrupts.received()
-        if stopped and (run / LOG).is_dir():
+        stopped = isinstance(error, KeyboardInterrupt | NotWritten) or interrupts.received()
+        is_told = resume_command(run) in str(error)
+        if (stopped or why_not_written(error)) and not is_told and (run / LOG).is_dir():
             error.add_note(how())
         raise
 

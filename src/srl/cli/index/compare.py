@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 
 from srl.cli import output
 from srl.cli.index.shared import LABELS, Answers, AsJson, Qrels, Questions, figure_cells, notes
+from srl.cli.layout import cut
 
 if TYPE_CHECKING:
     from srl.data.labels import Labelled
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 _ID = 24
 _COLUMN = 72
-"""Characters of an id, and of a hit with its title and text where no terminal says how many fit."""
+"""Cells of an id, and of a hit with its title and text where no terminal says how many fit."""
 
 
 def diff(
@@ -57,8 +59,8 @@ def diff(
     if as_json:
         output.print_json(_facts(one, other, labelled, found, most))
         return
-    output.line(f"A: {_in_words(one)}")
-    output.line(f"B: {_in_words(other)}")
+    output.paragraph(f"A: {_in_words(one)}")
+    output.paragraph(f"B: {_in_words(other)}")
     _print(found)
     for each in most:
         _print_lists((one, other), labelled, found, each)
@@ -113,12 +115,11 @@ def _cell(hits: list[Hit], grades: Mapping[str, int]) -> str:
     mark = "* " if grades.get(passage.id, 0) >= 1 else ""
     name = _short(passage.id, _ID)
     text = " ".join(f"{passage.title}: {passage.text}".split())
-    room = max(_column() - len(mark) - len(name) - 3, 0)
-    return f"{mark}[{name}] {text if len(text) <= room else text[: room - 1] + '…'}"
+    return cut(f"{mark}[{name}] {text}", _column())
 
 
 def _column() -> int:
-    """Characters for each of two lists side by side."""
+    """Cells for each of two lists side by side."""
     from shutil import get_terminal_size
 
     return (get_terminal_size().columns - 8) // 2 if sys.stdout.isatty() else _COLUMN
@@ -126,8 +127,8 @@ def _column() -> int:
 
 def _short(text: str, width: int) -> str:
     """`text` with its middle left out where it is longer than `width`: the ends of ids tell them apart."""
-    half = (width - 1) // 2
-    return text if len(text) <= width else f"{text[: width - 1 - half]}…{text[-half:]}"
+    half = width // 2
+    return text if cell_len(text) <= width else cut(text, width - half) + cut(text, half + 1, by_end=True)[1:]
 
 
 def _in_words(index: Index) -> str:
