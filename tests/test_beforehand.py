@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -84,6 +85,20 @@ def test_a_chat_template_that_does_not_work_is_said_once(place, tmp_path):
     (tmp_path / "model" / "chat_template.jinja").write_text("{% if %}")
     (said,) = refusals(configured(place, {"model.path": str(tmp_path / "model")}))
     assert "chat_template.jinja does not work: TemplateSyntaxError" in said
+
+
+@pytest.mark.parametrize(
+    "key", ["data.train_files", "data.val_files", "data.test_files", "data.corpus", "sft.train_files"]
+)
+def test_a_pipe_is_refused_that_a_resumed_run_could_not_read_again(place, tmp_path, key):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    chosen = config(place, **{key.replace(".", "__"): str(pipe)})
+    message = f"{pipe} can be read only once, and is needed more often; write it to a file first"
+    assert list(refusals(chosen)) == [message]
+    with pytest.raises(UserError, match="can be read only once"):
+        train(chosen, tmp_path)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_nothing_is_said_of_what_can_start(place):

@@ -17,14 +17,14 @@ from srl.model import check_directory, load_tokenizer
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
-from srl.train.materials import BASE_MODEL, absent_questions, told_template
+from srl.train.materials import BASE_MODEL, told_template, unusable_files
 from srl.train.report import check_loggers
 from srl.train.setup import SPLITS, load_codec, load_split, load_template
 
 
 def refusals(config: Config) -> Iterator[str]:
     """A line for each: model, files of questions, template, and what is searched. No server is asked."""
-    said = list(absent_questions(config))
+    said = list(unusable_files(config))
     for check in _checks(config):
         try:
             check()
@@ -58,10 +58,10 @@ def _asked(config: Config) -> Iterator[Callable[[], object]]:
         yield partial(codec.encode_prompt, told_template(config).messages("Who?"))
     for phase in SPLITS:
         files = getattr(config.data, f"{phase}_files") or ()
-        if codec is not None and all(Path(file).exists() for file in files):
+        if codec is not None and all(Path(file).is_file() for file in files):
             yield partial(load_split, phase, config, codec, _unsaid)
         else:
-            yield from (partial(read_questions, file) for file in files if Path(file).exists())
+            yield from (partial(read_questions, file) for file in files if Path(file).is_file())
 
 
 def _codec(model: Model) -> Codec | None:
@@ -92,7 +92,7 @@ def _check_index(index: Path) -> None:
 
 
 def _check_corpus(corpus: Path) -> None:
-    if not corpus.is_file():
+    if not corpus.exists():
         raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
 
 

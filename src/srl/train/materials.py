@@ -63,7 +63,7 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
     filled in, and `data.corpus` alone is an error.
     """
     check_data(config)
-    for complaint in absent_questions(config):
+    for complaint in unusable_files(config):
         raise UserError(complaint)
     if config.data.train_files is not None:
         return config
@@ -92,10 +92,14 @@ def check_data(config: Config) -> None:
         raise UserError(NOTHING_TO_SEARCH)
 
 
-def absent_questions(config: Config) -> Iterator[str]:
-    """A line for each file of questions that is named and is not there, with what makes one."""
+def unusable_files(config: Config) -> Iterator[str]:
+    """A line for each file of questions that is not there, and each pipe, which `--resume` could not read."""
+    data = config.data
+    for file in filter(None, (data.corpus, config.sft.train_files)):
+        yield from _unreadable(Path(file))
     for key in ("train_files", "val_files", "test_files"):
-        for file in getattr(config.data, key) or ():
+        for file in getattr(data, key) or ():
+            yield from _unreadable(Path(file))
             folder = Path(file).parent
             if not Path(file).exists():
                 yield (
@@ -103,6 +107,15 @@ def absent_questions(config: Config) -> Iterator[str]:
                     f"{folder / 'my-data' if folder.exists() else folder}` writes train.parquet and "
                     "validation.parquet there; `srl data list` names the sources"
                 )
+
+
+def _unreadable(path: Path) -> Iterator[str]:
+    """What keeps something that is there from being read more than once."""
+    try:
+        if path.exists():
+            check_input(path, regular=True)
+    except UserError as error:
+        yield str(error)
 
 
 def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
