@@ -14,7 +14,10 @@ from threading import Thread
 import pytest
 from tests.mistakes import Shell, lines, shell
 
+from srl.data.labels import read_any_questions
+from srl.data.parquet import read_questions
 from srl.errors import UserError
+from srl.index.manifest import read_index_manifest
 from srl.inputs import beginning, on_disk, open_input
 
 __all__ = ["shell"]
@@ -25,6 +28,12 @@ QUESTIONS = [
     {"id": "1", "question": "a fox ?", "golden_answers": ["red"], "supporting_ids": ["a"]},
     {"id": "2", "question": "a dog ?", "golden_answers": ["blue"], "supporting_ids": ["b"]},
 ]
+SQUAD = {
+    "title": "A",
+    "paragraphs": [
+        {"context": "red fox", "qas": [{"id": "1", "question": "a fox ?", "answers": [{"text": "red"}]}]}
+    ],
+}
 
 
 @pytest.fixture
@@ -91,6 +100,70 @@ def test_sources_are_read_from_pipes_and_the_tokenizer_learns_from_one(typed, sh
     assert typed("srl data tokenizer --corpus <(cat corpus.jsonl) --vocab-size 300 --out words")[0] == 0
     code, out, _ = typed("srl data show <(cat q.jsonl) -n 1")
     assert (code, "question: a fox ?" in out) == (0, True)
+
+
+def test_questions_have_the_same_measures_from_a_file_and_from_a_pipe(typed, shell: Shell) -> None:
+    rows = [{**row, "golden_answers": ["no passage says this"]} for row in QUESTIONS]
+    lines(shell.folder / "q.jsonl", rows)
+    assert typed("srl -q index build --corpus corpus.jsonl --out out")[0] == 0
+    for questions in ("q.jsonl", "<(cat q.jsonl)"):
+        code, out, err = typed(f"srl -q index eval out --questions {questions} --json")
+        assert code == 0, err
+        assert json.loads(out)["labels"] == "judgements"
+        assert json.loads(out)["metrics"]["recall@1"]["mean"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"1\ta fox ?\n2\ta dog ?\n",
+        json.dumps({"data": [SQUAD], "version": "1.1"}).encode(),
+        json.dumps({"version": "v2.0", "data": [SQUAD]}, indent=1).encode(),
+    ],
+    ids=["table", "SQuAD", "SQuAD 2"],
+)
+def test_questions_of_a_published_format_are_known_in_a_pipe(fifo, content: bytes) -> None:
+    asked = read_any_questions(fifo(content))
+    assert (asked[0].id.removeprefix("squad/test/"), asked[0].text) == ("1", "a fox ?")
+
+
+def test_parquet_in_a_pipe_is_shown_or_refused(typed, shell: Shell) -> None:
+    assert typed("srl -q data prepare questions=q.jsonl --corpus corpus.jsonl --out made")[0] == 0
+    assert typed("srl -q index build --corpus corpus.jsonl --out out")[0] == 0
+    pipe = "<(cat made/train.parquet)"
+    code, out, _ = typed(f"srl data show {pipe} -n 1")
+    assert (code, "question: a fox ?" in out) == (0, True)
+    for line in (
+        f"srl -q index eval out --questions {pipe}",
+        f"srl -q data tokenizer --corpus corpus.jsonl --questions {pipe} --vocab-size 300 --out words",
+    ):
+        code, _, err = typed(line)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "/dev/fd/" in err
+        assert "parquet cannot be read from a pipe; write it to a file first" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("srl data prepare corpus=/dev/null --out made", "/dev/null: expected passages"),
+        ("srl data show /dev/null", "/dev/null: expected passages"),
+        ("srl data show <(echo nothing)", "/dev/fd/63:1: not JSON"),
+        ("srl data show -", "-: no such file; standard input is /dev/stdin"),
+    ],
+)
+def test_an_error_names_what_was_typed(typed, line: str, named: str) -> None:
+    code, _, err = typed(line)
+    assert (code, err.splitlines()[-1][: len("srl: ") + len(named)]) == (2, f"srl: {named}")
+
+
+def test_the_number_of_a_pipe_becomes_no_data(typed, shell: Shell) -> None:
+    assert typed("srl -q data prepare questions=<(cat q.jsonl) --out made")[0] == 0
+    asked = read_questions(shell.folder / "made" / "train.parquet")
+    assert [each.id for each in asked] == ["pipe/train/1", "pipe/train/2"]
+    assert {each.data_source for each in asked} == {"pipe"}
+    assert typed("srl -q index build --corpus <(cat corpus.jsonl) --out out")[0] == 0
+    assert read_index_manifest(shell.folder / "out").corpus == "pipe"
 
 
 def test_nothing_is_no_directory(typed) -> None:

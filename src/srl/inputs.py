@@ -31,9 +31,15 @@ def check_input(path: Path, *, regular: bool = False) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a directory, not a file")
     if not path.exists():
-        raise UserError(f"{path}: no such file")
+        hint = "; standard input is /dev/stdin" if str(path) == "-" else ""
+        raise UserError(f"{path}: no such file{hint}")
     if regular and not path.is_file():
         raise UserError(f"{path} can be read only once, and is needed more often; write it to a file first")
+
+
+def input_name(path: Path) -> str:
+    """The name of a file; `pipe` for one that has only the shell's number, as `<(…)` has in /dev/fd."""
+    return "pipe" if path.parent.name == "fd" and path.name.isdecimal() else path.name
 
 
 @contextmanager
@@ -74,7 +80,10 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[Path]:
-    """`path`, or for a pipe a copy of what it gives, so that it can be read more than once."""
+    """`path`, or for a pipe a copy of what it gives, so that it can be read more than once.
+
+    A UserError of the block that names the copy names `path` instead.
+    """
     check_input(path)
     if path.is_file():
         yield path
@@ -82,10 +91,13 @@ def on_disk(path: Path) -> Iterator[Path]:
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="srl-input-") as folder:
-        copy = Path(folder, path.name)
+        copy = Path(folder, input_name(path))
         with open(path, "rb") as source, open(copy, "wb") as target:
             shutil.copyfileobj(source, target)
-        yield copy
+        try:
+            yield copy
+        except UserError as error:
+            raise UserError(str(error).replace(str(copy), str(path))) from error
 
 
 def _open(path: Path) -> IO[bytes]:

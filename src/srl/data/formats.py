@@ -11,7 +11,7 @@ from typing import Any
 
 from srl.data.corpus import passage_of
 from srl.data.readers import Draft, Format, own_id, paragraphs, support
-from srl.data.records import Record, describe, json_array, json_rows, table_rows
+from srl.data.records import Record, describe, first_character, json_array, json_rows, table_rows
 from srl.errors import UserError
 from srl.trajectory import Passage
 
@@ -157,7 +157,7 @@ def squad_passages(record: Record, source: str) -> Iterator[Passage]:
 
 
 def bamboogle_records(path: Path) -> Iterator[Record]:
-    return table_rows(path, ",") if path.suffix == ".csv" else json_rows(path)
+    return json_rows(path) if first_character(path) in ("{", "[") else table_rows(path, ",")
 
 
 NQ_OPEN = Format(json_rows, nq_open)

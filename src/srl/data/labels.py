@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from srl.data.formats import SQUAD
-from srl.data.parquet import read_questions
-from srl.data.readers import is_flashrag, read_format
+from srl.data.parquet import is_parquet, open_parquet, read_questions
+from srl.data.readers import first_row_has, is_flashrag, read_format
 from srl.data.records import Record, describe, first_character, json_rows
 from srl.data.trec import is_tagged, read_qrels, read_table_of_questions, read_topics
 from srl.errors import UserError
-from srl.inputs import check_input
+from srl.inputs import beginning, input_name
 from srl.trajectory import Question
 
 _IDS = ("id", "_id", "qid", "query_id", "query-id")
 _TEXTS = ("question", "query", "text")
 _ANSWERS = ("golden_answers", "answers", "answer")
+_SQUAD = re.compile(rb'\s*{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
 _ROWS = 4096
 
 
@@ -69,35 +68,44 @@ def read_any_questions(path: Path) -> list[Question]:
 
 
 def _questions(path: Path) -> Iterator[Question]:
-    if path.suffix == ".parquet":
+    if is_parquet(path):
         yield from _from_parquet(path)
     elif is_tagged(path):
         yield from (Question(name, text, ()) for name, text in read_topics(path))
-    elif path.name.removesuffix(".gz").endswith((".tsv", ".txt")):
+    elif _is_table(path):
         yield from (Question(name, text, ()) for name, text in read_table_of_questions(path))
-    elif is_flashrag(path):
+    elif is_flashrag(path) and not first_row_has("supporting_ids", path):
         yield from read_questions(path)
-    elif path.name.removesuffix(".gz").endswith(".json") and first_character(path) == "{":
+    elif _is_squad(path):
         yield from read_format(SQUAD, path, "squad", "test")
     else:
         yield from map(_question, json_rows(path))
 
 
+def _is_table(path: Path) -> bool:
+    """Whether the lines are `id <tab> question`, by the file's name or, in a pipe, by the first of them."""
+    if path.is_file():
+        return path.name.removesuffix(".gz").endswith((".tsv", ".txt"))
+    return first_character(path) not in "{[" and b"\t" in beginning(path).partition(b"\n")[0]
+
+
+def _is_squad(path: Path) -> bool:
+    """Whether the file is one JSON object, by its name, or has the articles that SQuAD begins with."""
+    is_json = path.name.removesuffix(".gz").endswith(".json")
+    return (is_json and first_character(path) == "{") or _SQUAD.match(beginning(path)) is not None
+
+
 def _from_parquet(path: Path) -> Iterator[Question]:
     """A training parquet as it is read everywhere; any other by the names of its columns."""
-    check_input(path, regular=True)
-    try:
-        with pq.ParquetFile(path) as file:
-            if {"data_source", "prompt"} <= set(file.schema_arrow.names):
-                yield from read_questions(path)
-                return
-            index = 0
-            for batch in file.iter_batches(_ROWS):
-                for row in batch.to_pylist():
-                    yield _question(Record(path, f": row {index}", index, row))
-                    index += 1
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: expected a parquet file, found {str(error).splitlines()[0]}") from error
+    with open_parquet(path) as file:
+        if {"data_source", "prompt"} <= set(file.schema_arrow.names):
+            yield from read_questions(path)
+            return
+        index = 0
+        for batch in file.iter_batches(_ROWS):
+            for row in batch.to_pylist():
+                yield _question(Record(path, f": row {index}", index, row))
+                index += 1
 
 
 def _question(record: Record) -> Question:
@@ -135,7 +143,8 @@ def _judged_by(
             f"theirs {_some(question.id for question in questions)}; give the qrels of these questions"
         )
     if unknown := len(judged) - len(matched):
-        notes.append(f"{unknown:,} of the {len(judged):,} questions in {qrels.name} are not in {path.name}")
+        named = f"the {len(judged):,} questions in {input_name(qrels)}"
+        notes.append(f"{unknown:,} of {named} are not in {input_name(path)}")
     return Labelled(questions, matched, tuple(notes))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from srl.data.records import Record, describe
 from srl.data.splits import guess_split
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, check_format
-from srl.inputs import check_input
+from srl.inputs import beginning, check_input, input_name
 from srl.protocol import template as template_of
 from srl.trajectory import Question
 
@@ -108,7 +109,7 @@ def read_questions(path: Path | str, template: str | None = None) -> list[Questi
     Raises UserError with the row on a malformed one, on two with one id, and when there are none.
     """
     path = Path(path)
-    questions = _unique(path, _read_parquet(path) if path.suffix == ".parquet" else _read_json(path))
+    questions = _unique(path, _read_parquet(path) if is_parquet(path) else _read_json(path))
     if template is None:
         return questions
     chosen = template_of(template)
@@ -127,8 +128,9 @@ def _unique(path: Path, found: Iterable[tuple[Record, Question]]) -> list[Questi
 
 
 def _read_json(path: Path) -> Iterator[tuple[Record, Question]]:
+    stem = input_name(path).partition(".")[0]
     for record in FLASHRAG.records(path):
-        source = record.text("data_source") if record.row.get("data_source") else path.name.partition(".")[0]
+        source = record.text("data_source") if record.row.get("data_source") else stem
         split = record.text("split") if record.row.get("split") else guess_split(path) or "train"
         draft = FLASHRAG.draft(record, source)
         assert isinstance(draft, Draft)
@@ -141,16 +143,30 @@ def _read_parquet(path: Path) -> Iterator[tuple[Record, Question]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Record]:
-    check_input(path, regular=True)
+    with open_parquet(path) as file:
+        _check_columns(path, file.schema_arrow)
+        columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        index = 0
+        for batch in file.iter_batches(_ROWS, columns=columns):
+            for row in batch.to_pylist():
+                yield Record(path, f": row {index}", index, row)
+                index += 1
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether the file is parquet, by its name or, where that does not say it, by its first bytes."""
+    return path.suffix == ".parquet" or beginning(path).startswith(b"PAR1")
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """A parquet file, open. Raises UserError on a pipe, and on what is no parquet."""
+    check_input(path)
+    if not path.is_file():
+        raise UserError(f"{path}: parquet cannot be read from a pipe; write it to a file first")
     try:
         with pq.ParquetFile(path) as file:
-            _check_columns(path, file.schema_arrow)
-            columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
-            index = 0
-            for batch in file.iter_batches(_ROWS, columns=columns):
-                for row in batch.to_pylist():
-                    yield Record(path, f": row {index}", index, row)
-                    index += 1
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: expected a parquet file, found {str(error).splitlines()[0]}") from error
 

@@ -137,10 +137,13 @@ def support(record: Record, source: str) -> dict[str, list[str]]:
 
 def is_flashrag(path: Path) -> bool:
     """Whether the file holds JSON lines with `golden_answers`."""
-    if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        return False
-    first = beginning(path).lstrip().partition(b"\n")[0]
-    return b'"golden_answers"' in first
+    return first_row_has("golden_answers", path)
+
+
+def first_row_has(name: str, path: Path) -> bool:
+    """Whether the first line is JSON and has a field of this name."""
+    first = beginning(path).decode("utf-8-sig", errors="replace").lstrip().partition("\n")[0]
+    return first.startswith(("{", "[")) and f'"{name}"' in first
 
 
 def flashrag(record: Record, source: str) -> Draft:

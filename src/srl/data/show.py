@@ -6,14 +6,14 @@ from itertools import islice
 from pathlib import Path
 
 from srl.data.corpus import read_corpus
-from srl.data.parquet import read_questions
+from srl.data.parquet import is_parquet, read_questions
 from srl.data.records import json_rows
 from srl.trajectory import Passage, Question
 
 
 def first_rows(path: Path, number: int) -> list[Question] | list[Passage]:
     """The first `number` questions of a parquet or JSON-lines file, or passages of a corpus."""
-    if path.suffix == ".parquet":
+    if is_parquet(path):
         return read_questions(path)[:number]
     first = next(json_rows(path), None)
     if first is not None and "question" in first.row:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from srl.data import formats
 from srl.data.corpus import parse_passage, read_corpus
-from srl.data.parquet import read_questions
+from srl.data.parquet import is_parquet, read_questions
 from srl.data.readers import Format, read_format, read_paragraphs
 from srl.data.records import json_rows
 from srl.errors import UserError, nearest
@@ -45,7 +45,7 @@ class Source:
         """
         if self.is_corpus:
             return
-        if self.format is None or path.suffix == ".parquet":
+        if self.format is None or is_parquet(path):
             yield from read_questions(path)
         else:
             yield from read_format(self.format, path, self.data_source, split, skipped, start)
@@ -54,7 +54,7 @@ class Source:
         """The passages of a corpus, or the paragraphs that come with the questions of one file."""
         if self.is_corpus:
             yield from self._corpus(path)
-        elif self.format is not None and path.suffix != ".parquet":
+        elif self.format is not None and not is_parquet(path):
             yield from read_paragraphs(self.format, path, self.data_source)
 
     def _corpus(self, path: Path) -> Iterator[Passage]:

@@ -18,6 +18,7 @@ from srl.index.passages import CorpusDigest, PassageStore, keep_passages
 from srl.index.retriever import Retriever, load_retriever
 from srl.index.verified import record
 from srl.index.workplace import NOTE, workplace
+from srl.inputs import input_name
 from srl.plugins import manager
 from srl.plugins.options import validated
 from srl.trajectory import Passage
@@ -148,7 +149,7 @@ def check_corpus(directory: Path | str, corpus: Path | str) -> Manifest:
 def _source(corpus: Path | str | Iterable[Passage]) -> tuple[str, Iterator[Passage]]:
     """A name for the manifest (no directories: those say nothing elsewhere) and the passages."""
     if isinstance(corpus, Path | str):
-        return Path(corpus).name, read_corpus(Path(corpus))
+        return input_name(Path(corpus)), read_corpus(Path(corpus))
     return "", iter(corpus)
 
 
