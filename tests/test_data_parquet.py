@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from srl.data.parquet import read_questions, write_questions
@@ -72,6 +72,7 @@ def complaint(path: Path) -> str:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(QUESTIONS, min_size=1, max_size=5, unique_by=lambda q: q.id))
+@example([Question("a", "who?", ("Ann",), data_source="searchR1_")])
 def test_what_is_written_is_read_back(tmp_path_factory, questions):
     path = tmp_path_factory.mktemp("questions") / "train.parquet"
     assert write_questions(path, questions) == len(questions)

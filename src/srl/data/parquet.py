@@ -191,7 +191,9 @@ def _question(record: Record) -> Question:
         raise record.error("a struct in 'extra_info'", describe(extra))
     if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
         raise record.error("chat messages in 'prompt'", describe(prompt))
-    source = record.text("data_source").removeprefix("searchR1_")
+    source = record.text("data_source")
+    if "id" not in extra:  # which only srl writes
+        source = source.removeprefix("searchR1_")
     split = str(extra.get("split") or "train")
     index = record.index if extra.get("index") is None else extra["index"]
     return Question(
