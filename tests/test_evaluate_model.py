@@ -388,14 +388,15 @@ def test_a_run_means_its_newest_checkpoint(place: Path, workspace: Path) -> None
         (["--index", "nowhere"], "nowhere"),
         (["--url", "http://127.0.0.1:1"], "no search server answers"),
         (["--index", "x", "--template", "nope"], "no template 'nope'"),
-        (["--index", "x", "--set", "rollout.max_turn=1"], "max_turns"),
-        (["--index", "x", "--preset", "huge"], "no preset 'huge'"),
+        (["--index", "INDEX", "--set", "rollout.max_turn=1"], "max_turns"),
+        (["--index", "INDEX", "--preset", "huge"], "no preset 'huge'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
     place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
 ) -> None:
-    code, out, err = run(place, capsys, *arguments)
+    typed = [str(place / "index") if item == "INDEX" else item for item in arguments]
+    code, out, err = run(place, capsys, *typed)
     assert (code, out) == (2, "")
     assert complaint in err
     assert sum(line.startswith("srl:") for line in err.splitlines()) == 1

@@ -112,10 +112,10 @@ def _check_inputs(data: Iterable[Path], index: Path | None, templates: Iterable[
 
     for file in data:
         check_input(file)
-    if index is not None:
-        check_index(index)
     for name in templates:
         template(name)
+    if index is not None:
+        check_index(index)
 
 
 def _check_search(settings: Config) -> None:

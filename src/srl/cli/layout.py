@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from rich.cells import cell_len, set_cell_size
-
 GAP = 2
 _NARROWEST = 12
 """What a column of text may be cut to, and no further."""
@@ -24,6 +22,15 @@ _WIDE = r"\u2e80-\U0010ffff"
 """Chinese, Japanese and Korean characters, and emoji, as a range of a regular expression."""
 
 Row = Sequence[str]
+
+
+def cell_len(text: str) -> int:
+    """The terminal cells that `text` takes; rich is imported only where letters do not say it alone."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len as of_any
+
+    return of_any(text)
 
 
 def wrapped(rows: Sequence[Row], width: int) -> list[str]:
@@ -148,6 +155,8 @@ def cut(text: str, width: int, by_end: bool = False) -> str:
     """`text` in at most `width` cells, with an ellipsis for its end, with `by_end` for its beginning."""
     if cell_len(text) <= width:
         return text
+    from rich.cells import set_cell_size
+
     if by_end:
         return "…" + set_cell_size(text[::-1], width - 1)[::-1].lstrip()
     return set_cell_size(text, width - 1).rstrip() + "…"

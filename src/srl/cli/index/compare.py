@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.cells import cell_len
 
 from srl.cli import output
 from srl.cli.index.shared import LABELS, Answers, AsJson, Qrels, Questions, figure_cells, notes
-from srl.cli.layout import cut
+from srl.cli.layout import cell_len, cut
 
 if TYPE_CHECKING:
     from srl.data.labels import Labelled
