@@ -301,12 +301,14 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def digest_file(path: Path | str) -> str:
-    """32 hex digits (blake2b-128) of the file's bytes."""
+def digest_file(path: Path | str, report: Callable[[int], object] | None = None) -> str:
+    """32 hex digits (blake2b-128) of the file's bytes; `report` hears how many more were read."""
     digest = blake2b(digest_size=16)
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
+            if report:
+                report(len(chunk))
     return digest.hexdigest()
 
 

@@ -10,11 +10,10 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
 from pathlib import Path
 
 from srl.errors import UserError
-from srl.files import MANIFEST, Replace, read_manifest
+from srl.files import MANIFEST, Replace, digest_file, read_manifest
 
 Report = Callable[[int], None]
 CHECKPOINT = "checkpoint"
@@ -22,11 +21,6 @@ ABOUT = "srl.json"
 """What is said of a checkpoint or a model, beside its weights."""
 HAS_MANIFEST = {"manifest": True}
 """Noted in a checkpoint's `srl.json`: a manifest belongs to it. Older versions wrote neither."""
-_CHUNK = 1 << 20
-
-
-def _silent(count: int) -> None:
-    """Nobody listens."""
 
 
 def files_in(directory: Path) -> list[str]:
@@ -68,31 +62,21 @@ class DamagedError(UserError):
     """A file is missing, or holds other bytes than were written."""
 
 
-def checksum(path: Path, report: Report = _silent) -> str:
-    """32 hex digits (blake2b-128) of all bytes of a file; `report` hears how many more were read."""
-    digest = blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            report(len(chunk))
-    return digest.hexdigest()
-
-
 def checksums(directory: Path, names: Collection[str] | None = None) -> dict[str, str]:
     """The checksums of the files `names` below `directory`; of all of them, but its manifest, by default."""
     names = files_in(directory) if names is None else names
     with ThreadPoolExecutor() as pool:
-        return dict(zip(names, pool.map(lambda name: checksum(directory / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: digest_file(directory / name), names), strict=True))
 
 
-def check_files(directory: Path, expected: Mapping[str, str], report: Report = _silent) -> None:
+def check_files(directory: Path, expected: Mapping[str, str], report: Report | None = None) -> None:
     """Read every file of `expected` whole. Raises DamagedError for one that is missing or has other bytes."""
 
     def check(name: str) -> None:
         path = directory / name
         if not path.is_file():
             raise DamagedError(f"{path} is missing")
-        if checksum(path, report) != expected[name]:
+        if digest_file(path, report) != expected[name]:
             raise DamagedError(f"{path} is damaged: its checksum differs from the recorded one")
 
     with ThreadPoolExecutor() as pool:
