@@ -44,12 +44,12 @@ from srl.rollout.codec import Codec  # noqa: E402
 from srl.rollout.driver import rollout  # noqa: E402
 from srl.rollout.engine import TorchEngine  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
+from srl.train.dry_run.memory import footprint, longest_episode  # noqa: E402
+from srl.train.dry_run.model_size import Shape, shape_of  # noqa: E402
+from srl.train.dry_run.published_models import PUBLISHED  # noqa: E402
+from srl.train.dry_run.remedy import with_settings  # noqa: E402
+from srl.train.dry_run.step_time import Lengths, measure, times  # noqa: E402
 from srl.train.experience import Learner, make_experience  # noqa: E402
-from srl.train.fitting import with_settings  # noqa: E402
-from srl.train.footprint import footprint, longest_episode  # noqa: E402
-from srl.train.published import PUBLISHED  # noqa: E402
-from srl.train.shape import Shape, shape_of  # noqa: E402
-from srl.train.speed import Lengths, measure, times  # noqa: E402
 from srl.trajectory import Question, Score, Search, Trajectory  # noqa: E402
 from srl.update.actor import ActorLoss, update_actor  # noqa: E402
 from srl.update.kl import kl_controller  # noqa: E402

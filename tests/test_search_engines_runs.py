@@ -22,9 +22,9 @@ from srl.protocol import template
 from srl.serve.engines import SearchEngines, digest_of
 from srl.serve.server import bind, create_app, url_of
 from srl.train import search as searching
+from srl.train.dry_run.plan import plan
 from srl.train.evaluation import evaluate_model, settings_of
 from srl.train.materials import load_questions, say_untold, told_template
-from srl.train.plan import plan
 from srl.train.run import resume
 from srl.train.search import Searched, load_search
 from srl.train.setup import load_policy

@@ -161,11 +161,11 @@ def _dry_run(resolved: Any, engine: str, json: bool) -> None:
 def _planned(config: Any, engine: str) -> tuple[Any, list[str]]:
     """The plan of a run on this engine, and what is printed of it."""
     if engine == "verl":
-        from srl.train.verl import resource_lines, resources
+        from srl.train.dry_run import verl_plan, verl_text
 
-        found: Any = resources.plan(config, resources.planned_job(config))
-        return found, resource_lines.plan_lines(found)
-    from srl.train.plan import plan, plan_lines
+        found: Any = verl_plan.plan(config, verl_plan.planned_job(config))
+        return found, verl_text.plan_lines(found)
+    from srl.train.dry_run.plan import plan, plan_lines
 
     found = plan(config)
     return found, plan_lines(found)

@@ -1,8 +1,8 @@
 """How much memory a run on verl takes on each GPU, on each machine, and on disk.
 
 What is sharded is counted as FSDP shards it: float32 weights, gradients and AdamW's two moments, each worker
-its part. What a pass takes is counted as for the local engine (`srl.train.footprint`), with the logits that
-verl keeps whole. Under Megatron the numbers are split as its documentation says of the distributed
+its part. What a pass takes is counted as for the local engine (`srl.train.dry_run.memory`), with the logits
+that verl keeps whole. Under Megatron the numbers are split as its documentation says of the distributed
 optimiser; no run of it has been measured.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from srl.config import Config
 from srl.config.learning import Actor, Critic
-from srl.train.footprint import (
+from srl.train.dry_run.memory import (
     DRAWN,
     MASTER,
     MOMENTS,
@@ -24,7 +24,7 @@ from srl.train.footprint import (
     millions,
     one_layer_bytes,
 )
-from srl.train.shape import Shape
+from srl.train.dry_run.model_size import Shape
 from srl.train.verl.setting import at_least_one_episode, longest
 from srl.train.verl.translate_acting import VLLM_TOKENS
 

@@ -15,15 +15,13 @@ import torch
 
 from srl.config import Config
 from srl.config.checks import algorithm_plugin
-from srl.train.beforehand import refusals
-from srl.train.fitting import remedy, with_settings
-from srl.train.footprint import Footprint, Part
-from srl.train.materials import BASE_MODEL, check_data
-from srl.train.plan import USABLE, Device, device_of, gib
-from srl.train.shape import Shape, shape_of
-from srl.train.verl.check import notes, problems
-from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job
-from srl.train.verl.memory import (
+from srl.train.dry_run.memory import Footprint, Part
+from srl.train.dry_run.model_size import Shape, shape_of
+from srl.train.dry_run.plan import USABLE, Device, device_of, gib
+from srl.train.dry_run.preflight import refusals
+from srl.train.dry_run.remedy import remedy, with_settings
+from srl.train.dry_run.verl_facts import machine_facts, run_facts
+from srl.train.dry_run.verl_memory import (
     Generation,
     Split,
     generation,
@@ -31,8 +29,10 @@ from srl.train.verl.memory import (
     training,
     without_gpu,
 )
+from srl.train.materials import BASE_MODEL, check_data
+from srl.train.verl.check import notes, problems
+from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.overrides import given
-from srl.train.verl.resource_facts import machine_facts, run_facts
 from srl.train.verl.setting import is_megatron, longest, precision, rollout_name
 from srl.train.verl.translate import compose, defaults, settings
 from srl.workspace import Workspace

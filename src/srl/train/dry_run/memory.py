@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from srl.config import Config
 from srl.rollout.forward import PADDED_TOKENS
 from srl.rollout.kv_cache import BLOCK
-from srl.train.shape import Shape
+from srl.train.dry_run.model_size import Shape
 from srl.update.forward import CHUNK, KEPT_LOGITS
 
 LOGIT, ENTROPY = 12, 20

@@ -20,7 +20,7 @@ from srl.model import add_lora, new_model
 from srl.rollout.forward import CachedForward
 from srl.rollout.policy import Sampling
 from srl.rollout.slots import SlotTable
-from srl.train.shape import Shape
+from srl.train.dry_run.model_size import Shape
 
 PRODUCT = 500_000_000
 """Operations of the product that is timed on a CPU; a hundred times as many on a GPU."""

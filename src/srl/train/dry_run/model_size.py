@@ -11,7 +11,7 @@ import torch
 from srl.config import Config
 from srl.errors import UserError
 from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
-from srl.train.published import PUBLISHED
+from srl.train.dry_run.published_models import PUBLISHED
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:

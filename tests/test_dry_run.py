@@ -22,12 +22,12 @@ from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import TorchEngine
 from srl.rollout.policy import Sampling
-from srl.train.fitting import with_settings
-from srl.train.footprint import cache_bytes, footprint
+from srl.train.dry_run.memory import cache_bytes, footprint
+from srl.train.dry_run.model_size import Shape, shape_of
+from srl.train.dry_run.plan import Device, _available_memory, _too_large, gib, plan, plan_lines
+from srl.train.dry_run.remedy import with_settings
+from srl.train.dry_run.step_time import Lengths, Speed, half_of_the_budgets, measure, times
 from srl.train.materials import model_options
-from srl.train.plan import Device, _available_memory, _too_large, gib, plan, plan_lines
-from srl.train.shape import Shape, shape_of
-from srl.train.speed import Lengths, Speed, half_of_the_budgets, measure, times
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.batch import collate
@@ -149,7 +149,7 @@ def test_cache_bytes_are_those_that_the_engine_allocates(saved):
 @pytest.mark.parametrize(("vocabulary", "prompt"), [(6000, 8), (400, 240)])
 def test_rollout_takes_about_what_is_estimated_and_not_more(tmp_path, monkeypatch, vocabulary, prompt):
     """Eight episodes at once: drawing from a large vocabulary, or attending to many keys."""
-    monkeypatch.setattr("srl.train.footprint.PADDED_TOKENS", 1)
+    monkeypatch.setattr("srl.train.dry_run.memory.PADDED_TOKENS", 1)
     monkeypatch.setattr("srl.rollout.forward.PADDED_TOKENS", 1)
     path, slots, longest = tmp_path / "model", 8, 256
     save_model(tiny_model(vocab_size=vocabulary, width=64, ffn=96), byte_level_tokenizer(), path)
@@ -198,7 +198,7 @@ def test_update_takes_about_what_is_estimated_and_not_more(
 ):
     for module in (
         "srl.update.forward",
-        "srl.train.footprint",
+        "srl.train.dry_run.memory",
     ):  # small, so that a large vocabulary need not be
         monkeypatch.setattr(f"{module}.CHUNK", 256)
         monkeypatch.setattr(f"{module}.KEPT_LOGITS", 256 * 1000)
@@ -337,8 +337,8 @@ def test_available_memory_is_read_in_bytes(tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("srl.train.plan.measure", lambda *given: SPEED)
-    monkeypatch.setattr("srl.train.plan.fastest_threads", lambda: 1)
+    monkeypatch.setattr("srl.train.dry_run.plan.measure", lambda *given: SPEED)
+    monkeypatch.setattr("srl.train.dry_run.plan.fastest_threads", lambda: 1)
 
 
 @pytest.mark.usefixtures("quick")
@@ -372,7 +372,7 @@ def test_dry_run_speaks_json(saved):
 
 @pytest.mark.usefixtures("quick")
 def test_plan_of_the_tiny_world_is_that_of_its_base(saved, monkeypatch):
-    monkeypatch.setattr("srl.train.plan.BASE_MODEL", saved["qwen2"])
+    monkeypatch.setattr("srl.train.dry_run.plan.BASE_MODEL", saved["qwen2"])
     found = plan(load_config("tiny", algo="ppo", flags={"model.device": "cpu"}).config)
     assert found.shape.critic > 0
     assert "80 steps of fine-tuning" in found.facts["trained"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from srl.config import Config
+from srl.train.dry_run.model_size import Shape
+from srl.train.dry_run.plan import facts, gib
+from srl.train.dry_run.verl_memory import Split, checkpoint_bytes
 from srl.train.learning_rate import updates_in_words
-from srl.train.plan import facts, gib
-from srl.train.shape import Shape
 from srl.train.verl.job import Job
-from srl.train.verl.memory import Split, checkpoint_bytes
 from srl.train.verl.setting import rollout_name
 from srl.workspace import Workspace
 

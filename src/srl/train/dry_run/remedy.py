@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from srl.config import Config
-from srl.train.footprint import Footprint, longest_episode
+from srl.train.dry_run.memory import Footprint, longest_episode
 
 Phase = Literal["rollout", "update"]
 

@@ -10,9 +10,9 @@ from tests.training import config, train, write_setting
 
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index
-from srl.train.beforehand import refusals
-from srl.train.plan import facts, plan
-from srl.train.shape import shape_of
+from srl.train.dry_run.model_size import shape_of
+from srl.train.dry_run.plan import facts, plan
+from srl.train.dry_run.preflight import refusals
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from srl.config import Config, load_config
 from srl.errors import UserError
-from srl.train.fitting import with_settings
-from srl.train.footprint import Footprint, kept_bytes
-from srl.train.shape import Shape, shape_of
-from srl.train.verl import launch
-from srl.train.verl.memory import (
+from srl.train.dry_run.memory import Footprint, kept_bytes
+from srl.train.dry_run.model_size import Shape, shape_of
+from srl.train.dry_run.remedy import with_settings
+from srl.train.dry_run.verl_memory import (
     LOGIT,
     LOGIT_WITH_ENTROPY,
     SERVER,
@@ -39,8 +38,9 @@ from srl.train.verl.memory import (
     training,
     without_gpu,
 )
-from srl.train.verl.resource_lines import plan_lines
-from srl.train.verl.resources import Plan, plan, planned_job
+from srl.train.dry_run.verl_plan import Plan, plan, planned_job
+from srl.train.dry_run.verl_text import plan_lines
+from srl.train.verl import launch
 from srl.workspace import Workspace
 
 QWEN_7B = 7_615_616_512
@@ -337,7 +337,7 @@ def test_plan_imports_neither_verl_nor_ray():
     pytest.importorskip("hydra")
     code = (
         "import sys; from srl.config import load_config; "
-        "from srl.train.verl.resources import plan, planned_job; config = load_config('tiny').config; "
+        "from srl.train.dry_run.verl_plan import plan, planned_job; config = load_config('tiny').config; "
         "plan(config, planned_job(config)); sys.exit('verl' in sys.modules or 'ray' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,13 +15,13 @@ from srl.config import Config
 from srl.config.acting import Engine
 from srl.config.checks import algorithm_plugin
 from srl.model import pick_device, pick_dtype
-from srl.train.beforehand import refusals
-from srl.train.fitting import Phase, remedy
-from srl.train.footprint import Footprint, footprint, longest_episode, millions
+from srl.train.dry_run.memory import Footprint, footprint, longest_episode, millions
+from srl.train.dry_run.model_size import Shape, shape_of
+from srl.train.dry_run.preflight import refusals
+from srl.train.dry_run.remedy import Phase, remedy
+from srl.train.dry_run.step_time import Lengths, Speed, Times, half_of_the_budgets, measure, times
 from srl.train.learning_rate import updates_in_words
 from srl.train.materials import BASE_MODEL, check_data
-from srl.train.shape import Shape, shape_of
-from srl.train.speed import Lengths, Speed, Times, half_of_the_budgets, measure, times
 from srl.train.threads import fastest_threads
 from srl.workspace import Workspace
 

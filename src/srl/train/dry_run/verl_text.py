@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from srl.train.footprint import Part
-from srl.train.plan import gib
-from srl.train.verl.memory import Generation
-from srl.train.verl.resources import Fit, Line, Plan
+from srl.train.dry_run.memory import Part
+from srl.train.dry_run.plan import gib
+from srl.train.dry_run.verl_memory import Generation
+from srl.train.dry_run.verl_plan import Fit, Line, Plan
 
 
 def plan_lines(plan: Plan) -> list[str]:

@@ -1,0 +1,1 @@
+"""What `srl train --dry-run` says before anything starts: the plan of a run, its memory, its time."""
