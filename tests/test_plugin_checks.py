@@ -21,9 +21,9 @@ from srl.advantage import (
     valid_mask,
 )
 from srl.errors import CheckFailed, UserError
-from srl.plugins.testing import check_algorithm, check_retriever, check_reward, checks
-from srl.plugins.testing.algorithms import batch
-from srl.plugins.testing.retrievers import CORPUS
+from srl.testing import check_algorithm, check_retriever, check_reward, checks
+from srl.testing.algorithms import batch
+from srl.testing.retrievers import CORPUS
 from srl.trajectory import Hit, Passage, Score
 
 __all__ = ["site"]

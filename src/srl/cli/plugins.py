@@ -12,7 +12,7 @@ from srl.cli import listing, output
 from srl.plugins import manager
 
 if TYPE_CHECKING:
-    from srl.plugins.testing import Check
+    from srl.testing import Check
 
 app = typer.Typer(help="List, check and start plugins.", no_args_is_help=True)
 
@@ -57,7 +57,7 @@ def check(
       srl plugins check em
     """
     from srl.cli.settings import read_settings
-    from srl.plugins.testing import checks, conclude
+    from srl.testing import checks, conclude
 
     entry = _entry(name, kind)
     outcomes = checks(entry.kind, name, read_settings(name, set_ or [], entry.kind))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from srl.plugins.testing import check_algorithm
+from srl.testing import check_algorithm
 from srl_gae.estimator import algorithm, estimate
 
 ONE_ROW = {

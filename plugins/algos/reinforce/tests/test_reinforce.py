@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from srl.errors import UserError
 from srl.plugins import manager
-from srl.plugins.testing import check_algorithm
+from srl.testing import check_algorithm
 from srl_reinforce.estimator import estimate
 
 TWO_ROWS = {

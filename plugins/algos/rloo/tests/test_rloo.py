@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.testing import assert_close
 
-from srl.plugins.testing import check_algorithm
+from srl.testing import check_algorithm
 from srl_rloo.estimator import algorithm, estimate
 
 GROUP = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from srl.errors import UserError
 from srl.index import keep_passages
-from srl.plugins.testing import check_retriever
+from srl.testing import check_retriever
 from srl.trajectory import Passage
 from srl_bm25 import retriever
 from srl_bm25.analysis import Analyzer, words

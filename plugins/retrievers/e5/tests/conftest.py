@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from srl.plugins.testing.retrievers import CORPUS, QUERIES
+from srl.testing.retrievers import CORPUS, QUERIES
 from srl.trajectory import Passage
 from srl_e5.encoder import Encoder
 

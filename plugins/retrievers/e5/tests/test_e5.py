@@ -16,7 +16,7 @@ import torch
 from srl.errors import UserError
 from srl.index import Fault, build_index, open_index
 from srl.index.phases import collected
-from srl.plugins.testing import check_retriever
+from srl.testing import check_retriever
 from srl_e5.encoder import Encoder, pool
 from srl_e5.options import Options
 from srl_e5.retriever import DenseRetriever

@@ -10,7 +10,7 @@ from hybrid_parts import PASSAGES
 from srl.errors import UserError
 from srl.index import Fault, build_index, open_index, phases
 from srl.plugins import manager
-from srl.plugins.testing import check_retriever
+from srl.testing import check_retriever
 from srl_hybrid.options import HybridOptions
 
 BOTH = {"retrievers": {"bm25": {"k1": 1.2}, "letters": {}}}

@@ -8,7 +8,7 @@ import pytest
 from hybrid_parts import PASSAGES, cross_encoder
 
 from srl.index import build_index, open_index
-from srl.plugins.testing import check_retriever
+from srl.testing import check_retriever
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("srl_e5")

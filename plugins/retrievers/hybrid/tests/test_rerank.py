@@ -16,7 +16,7 @@ from transformers import BertForSequenceClassification, BertModel
 from srl.errors import UserError
 from srl.index import Fault, build_index, live_index, open_index, phases
 from srl.plugins import manager
-from srl.plugins.testing import check_retriever
+from srl.testing import check_retriever
 from srl.trajectory import Passage
 from srl_hybrid.cross_encoder import CrossEncoder, model_directory
 from srl_hybrid.rerank import text_of

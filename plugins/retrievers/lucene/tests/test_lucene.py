@@ -13,7 +13,7 @@ import pytest
 
 from srl.errors import UserError
 from srl.index import build_index, import_index, open_index
-from srl.plugins.testing import check_retriever
+from srl.testing import check_retriever
 from srl.trajectory import Hit, Passage
 from srl_lucene import java, lucene, writing
 from srl_lucene.options import Language, Options

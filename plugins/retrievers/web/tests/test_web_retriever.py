@@ -21,8 +21,8 @@ from srl.index import build_index, open_index
 from srl.index.fault import Fault
 from srl.index.opened import live_index
 from srl.index.phases import collected
-from srl.plugins.testing import check_retriever
-from srl.plugins.testing.retrievers import CHECKS, CORPUS, Trial
+from srl.testing import check_retriever
+from srl.testing.retrievers import CHECKS, CORPUS, Trial
 from srl_web.api import Result
 from srl_web.options import Options
 from srl_web.retriever import WebRetriever

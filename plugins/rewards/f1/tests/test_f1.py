@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srl.plugins.testing import check_reward
+from srl.testing import check_reward
 from srl.trajectory import Question, Segment, Trajectory
 from srl_f1.reward import WordF1
 

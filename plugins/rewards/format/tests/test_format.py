@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 from pydantic import ValidationError
 
-from srl.plugins.testing import check_reward
 from srl.protocol import render_information, render_passage
+from srl.testing import check_reward
 from srl.trajectory import Hit, Passage, Question, Search, Segment, Trajectory
 from srl_format.options import Options
 from srl_format.reward import FormatReward

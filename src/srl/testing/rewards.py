@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from srl.daemon_thread import in_thread
-from srl.plugins.testing.checks import Check, expect, run
+from srl.testing.checks import Check, expect, run
 from srl.trajectory import EndReason, Hit, Passage, Question, Score, Search, Segment, Trajectory
 
 GOLD = "Genoa"

@@ -1,6 +1,6 @@
 """The conformance kit: what every plugin of a kind must do, in three lines of a plugin's tests.
 
-    from srl.plugins.testing import check_reward
+    from srl.testing import check_reward
 
     def test_reward_conforms():
         check_reward("em")
@@ -16,7 +16,7 @@ from typing import Any
 
 from srl.errors import CheckFailed
 from srl.plugins import manager
-from srl.plugins.testing.checks import Check
+from srl.testing.checks import Check
 
 __all__ = ["Check", "check_algorithm", "check_retriever", "check_reward", "checks", "conclude"]
 
@@ -43,7 +43,7 @@ def checks(kind: str, given: Any, options: Mapping[str, Any] | None = None) -> l
     """The outcome of every check of `kind`, passed or not. Raises UserError for an unknown name."""
     make = _maker(kind, given, options or {})
     make()
-    return import_module(f"srl.plugins.testing.{kind}s").checks(make)
+    return import_module(f"srl.testing.{kind}s").checks(make)
 
 
 def conclude(label: str, outcomes: list[Check]) -> list[Check]:

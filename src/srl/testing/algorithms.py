@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from srl.advantage import Advantages, Algorithm
-from srl.plugins.testing.checks import Check, expect, run
+from srl.testing.checks import Check, expect, run
 
 Batch = dict[str, Any]
 ROWS = ("token_level_rewards", "response_mask", "group_ids", "valid", "values")

@@ -12,7 +12,7 @@ from typing import Any
 
 from srl.index.fault import Fault
 from srl.index.retriever import Retriever, as_retriever, open_retriever, outcomes_of
-from srl.plugins.testing.checks import Check, expect, run
+from srl.testing.checks import Check, expect, run
 from srl.trajectory import Hit, Passage
 
 CORPUS = [
