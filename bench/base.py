@@ -18,8 +18,8 @@ import torch
 
 from srl.files import write_json
 from srl.model import count_parameters, save_model
-from srl.train.base import make_base
-from srl.train.materials import BASE_MODEL
+from srl.train.base_model import make_base
+from srl.train.prepare import BASE_MODEL
 
 
 def main() -> None:

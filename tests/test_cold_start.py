@@ -16,9 +16,9 @@ from srl.config.schema import flat, keys
 from srl.data.parquet import write_corpus
 from srl.index import Retriever
 from srl.model import model_digest
-from srl.train import cold_start, materials
+from srl.train import cold_start, prepare
 from srl.train.cold_start import cold_started
-from srl.train.materials import index_of
+from srl.train.prepare import index_of
 from srl.trajectory import Passage
 from srl.workspace import Workspace
 from srl_bm25.options import Options
@@ -118,7 +118,7 @@ def place(tmp_path_factory):
     passages = [Passage(word, f'"{word}"\nthe city of {word} .') for word in WORDS]
     write_corpus(folder / "corpus.jsonl", passages)
     write_corpus(folder / "other.jsonl", passages[:3])
-    shutil.copytree(materials.BASE_MODEL, folder / "tokenizer", ignore=lambda *_: ["model.safetensors"])
+    shutil.copytree(prepare.BASE_MODEL, folder / "tokenizer", ignore=lambda *_: ["model.safetensors"])
     made = index_of(
         configured(folder, {"data.corpus": Path("other.jsonl")}), Workspace(folder / "ws"), lambda text: None
     )
@@ -149,7 +149,7 @@ def configured(folder: Path, changes: Mapping[str, object] | None = None) -> Con
 @pytest.fixture
 def name_of(place, tmp_path, monkeypatch):
     """The name of the cold start of a configuration, which is not made."""
-    monkeypatch.setattr(cold_start, "made_once", lambda path, make: path)
+    monkeypatch.setattr(cold_start, "make_if_missing", lambda path, make: path)
     workspace = Workspace(place / "ws")
     return lambda changes=None: cold_started(configured(place, changes), workspace, lambda text: None).name
 

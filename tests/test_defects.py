@@ -23,8 +23,8 @@ from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.policy import Completion, Sampling
 from srl.serve.server import bind
+from srl.train.episodes import Environment, EpisodeRunner, Splits
 from srl.train.progress import Progress
-from srl.train.stage import Environment, Splits, Stage
 from srl.trajectory import Question
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +98,7 @@ def test_validation_is_greedy_and_leaves_no_question_out():
     )  # fmt: skip
     config = load_config(None, sets=["data.train_batch_size=4", "actor.ppo_mini_batch_size=4",
                                      "critic.ppo_mini_batch_size=4"]).config  # fmt: skip
-    Stage(config, environment, policy, said, said).validate(Progress())
+    EpisodeRunner(config, environment, policy, said, said).validate(Progress())
     assert [record.trajectory.question.id for record in said.records] == [item.id for item in questions]
     assert {(sampling.temperature, sampling.top_p) for sampling in policy.samplings} == {(0.0, 1.0)}
 

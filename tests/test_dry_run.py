@@ -27,7 +27,7 @@ from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import Device, _available_memory, _too_large, gib, plan, plan_lines
 from srl.train.dry_run.remedy import with_settings
 from srl.train.dry_run.step_time import Lengths, Speed, half_of_the_budgets, measure, times
-from srl.train.materials import model_options
+from srl.train.prepare import model_options
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.batch import collate

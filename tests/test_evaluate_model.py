@@ -26,7 +26,7 @@ from srl.rollout.policy import Completion, Sampling
 from srl.rollout.scripted import ScriptedPolicy
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
-from srl.train.evaluation import (
+from srl.train.evaluate_model import (
     Evaluation,
     Report,
     check_failures,
@@ -281,7 +281,7 @@ class Actor(ScriptedPolicy):
 def test_search_and_no_search_run_on_the_same_questions_with_their_own_prompts(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("srl.train.evaluation.load_engine", lambda config, policy: Actor(policy.codec))
+    monkeypatch.setattr("srl.train.evaluate_model.load_engine", lambda config, policy: Actor(policy.codec))
     config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
     report = evaluate_model(
         config, [str(place / "test.parquet")], Workspace.resolve(), no_search_too=True, limit=3
@@ -422,7 +422,7 @@ def test_no_model_is_a_mistake(place: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_dead_search_is_exit_code_1_after_the_table(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import srl.train.evaluation as evaluation
+    import srl.train.evaluate_model as evaluation
 
     found = play(SCRIPT, Library(down=tuple(TOWERS)))
 

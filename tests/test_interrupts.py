@@ -21,7 +21,7 @@ from srl.browse import sql
 from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.store import LogWriter, reading
-from srl.train.materials import made_once
+from srl.train.prepare import make_if_missing
 from srl.train.resuming import resume_command
 from srl.train.saved import newest_step
 
@@ -73,19 +73,19 @@ def steps_of(run: Path) -> list[tuple[int, int]]:
 
 
 MOMENTS = {
-    "loading the model": "srl.train.setup:load_model:1",
-    "reading questions": "srl.train.materials:read_questions:2",
-    "loading the reference": "srl.train.setup:load_model:2",
+    "loading the model": "srl.train.loading:load_model:1",
+    "reading questions": "srl.train.prepare:read_questions:2",
+    "loading the reference": "srl.train.loading:load_model:2",
     "opening the log": "srl.train.run:LogWriter:1",
-    "the first validation": "srl.train.stage:summarise:1",
+    "the first validation": "srl.train.episodes:summarise:1",
     "sampling": "srl.rollout.engine:draw:40",
-    "scoring": "srl.train.stage/Stage:score:4",
+    "scoring": "srl.train.episodes/EpisodeRunner:score:4",
     "the update": "srl.train.local:update_actor:2",
     "a step's part of the log": "srl.store.writer:write_part:5",
-    "a validation": "srl.train.stage:summarise:3",
+    "a validation": "srl.train.episodes:summarise:3",
     "saving weights": "srl.train.checkpoint:save_model:2",
     "saving the optimiser": "torch:save:3",
-    "the last test": "srl.train.stage:summarise:6",
+    "the last test": "srl.train.episodes:summarise:6",
     "finishing the log": "srl.store.writer:_write_database:1",
 }
 
@@ -119,7 +119,7 @@ def going_on(run: Path) -> str:
     return f"; there is no checkpoint yet: {command} starts over from step 0"
 
 
-SECOND = "srl.train.stage:aclose:1"
+SECOND = "srl.train.episodes:aclose:1"
 """Called while a run unwinds."""
 
 
@@ -299,7 +299,7 @@ def test_an_evaluation_that_is_interrupted_is_one_line(shell: Shell, place: Path
         os.kill(os.getpid(), signal.SIGINT)
         return summarise(*arguments, **named)
 
-    monkeypatch.setattr("srl.train.evaluation.summarise", interrupted)
+    monkeypatch.setattr("srl.train.evaluate_model.summarise", interrupted)
     data = ("--data", place / "test.parquet", "--index", place / "index")
     command = ("-q", "eval", "run", place / "model", "--config", place / "small.yaml", *data)
     assert shell.refused(*command, code=130) == "interrupted"
@@ -339,6 +339,6 @@ def test_two_runs_that_begin_at_once_share_what_they_make(tmp_path: Path) -> Non
     def fail(path: Path) -> None:
         raise UserError("the corpus has no passages")
 
-    assert made_once(made, lose_the_race) == made_once(made, fail) == made
+    assert make_if_missing(made, lose_the_race) == make_if_missing(made, fail) == made
     with pytest.raises(UserError, match="no passages"):
-        made_once(tmp_path / "other", fail)
+        make_if_missing(tmp_path / "other", fail)

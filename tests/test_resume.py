@@ -22,7 +22,7 @@ from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.serve.local import LocalSearch
 from srl.train import threads
-from srl.train.evaluation import settings_of
+from srl.train.evaluate_model import settings_of
 from srl.train.run import resume
 from srl.workspace import Workspace
 

@@ -23,11 +23,11 @@ from srl.serve.engines import SearchEngines, digest_of
 from srl.serve.server import bind, create_app, url_of
 from srl.train import search as searching
 from srl.train.dry_run.plan import plan
-from srl.train.evaluation import evaluate_model, settings_of
-from srl.train.materials import load_questions, say_untold, told_template
+from srl.train.evaluate_model import evaluate_model, settings_of
+from srl.train.loading import load_policy
+from srl.train.prepare import choose_template, load_questions, warn_about_unlisted_retrievers
 from srl.train.run import resume
-from srl.train.search import Searched, load_search
-from srl.train.setup import load_policy
+from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Hit, Question
 from srl.workspace import Workspace
 
@@ -84,7 +84,7 @@ def test_another_index_of_a_named_engine_is_said_aloud(place, tmp_path, scripted
     other = evaluate_model(settings_of(model, None, None, {}, sets), files, workspace)
     _show(other, as_json=True)
     out, err = capsys.readouterr()
-    trained = Searched.read(json.loads((model / "srl.json").read_text(encoding="utf-8")))
+    trained = IndexDigests.read(json.loads((model / "srl.json").read_text(encoding="utf-8")))
     pages, papers = trained.index_digest, trained.engine_digests["papers"]
     assert f"warning: trained with the index {pages[:12]}, measured with {papers[:12]}" in err
     assert f"trained with the index of the engine 'papers' {papers[:12]}, measured with {pages[:12]}" in err
@@ -225,10 +225,10 @@ def test_the_index_must_be_the_expected_one(place, tmp_path):
 
 
 def test_an_older_description_knows_no_engines():
-    older = Searched.read({"index_digest": "a"})
-    assert Searched("b", {"web": "c"}).others(older)[0].now == "b"
-    assert Searched("", {"web": "c"}).others(older) == []
-    assert Searched.read({}) == Searched()
+    older = IndexDigests.read({"index_digest": "a"})
+    assert IndexDigests("b", {"web": "c"}).others(older)[0].now == "b"
+    assert IndexDigests("", {"web": "c"}).others(older) == []
+    assert IndexDigests.read({}) == IndexDigests()
 
 
 def test_the_plan_names_every_engine_and_the_tape(place):
@@ -247,7 +247,9 @@ def untold(config: Config, tmp_path: Path) -> list[str]:
     """What is said of the training prompts that leave engines out."""
     said: list[str] = []
     codec = load_policy(config.model, lambda text: None).codec
-    say_untold(load_questions(config.data.train_files, config, codec, said.append), config, said.append)
+    warn_about_unlisted_retrievers(
+        load_questions(config.data.train_files, config, codec, said.append), config, said.append
+    )
     return said
 
 
@@ -286,4 +288,4 @@ def test_a_template_file_without_its_place_for_engines_is_said(place, tmp_path):
 
 def test_without_search_no_prompt_names_an_engine(place):
     off = settings(place, rollout__search=False, data__template="r1")
-    assert told_template(off) == template("r1")
+    assert choose_template(off) == template("r1")

@@ -19,7 +19,7 @@ from srl.serve.cassette import Recorder, Replay
 from srl.serve.tape import read_tape
 from srl.train import cold_start
 from srl.train import search as searching
-from srl.train.evaluation import evaluate_model, settings_of
+from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.run import resume
 from srl.train.search import load_search, new_tape
 from srl.train.verl import launch

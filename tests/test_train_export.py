@@ -23,10 +23,10 @@ from srl.holdings import checksums
 from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.dry_run.model_size import shape_of
-from srl.train.evaluation import settings_of
+from srl.train.evaluate_model import settings_of
 from srl.train.export import export, whole_checkpoints
 from srl.train.export_tokenizer import readable_by_all
-from srl.train.materials import BASE_MODEL
+from srl.train.prepare import BASE_MODEL
 from srl.train.saved import model_directory
 from srl.train.shards import division, merged, shard_files
 from srl.train.weights import cast, write_weights

@@ -12,7 +12,7 @@ from srl.data.parquet import read_questions
 from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.rollout.policy import Sampling
-from srl.train.order import QuestionOrder
+from srl.train.question_order import QuestionOrder
 from srl.train.verl.batch import StepBatch, learn_from, token_rewards, turn_ends
 from srl.train.verl.dataset import Questions, read_row, row
 from srl.train.verl.job import TORCH

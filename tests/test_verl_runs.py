@@ -23,7 +23,7 @@ from tests.verl_runs import (
 
 from srl import store
 from srl.store.records import read_records
-from srl.train.order import QuestionOrder
+from srl.train.question_order import QuestionOrder
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
 pytest.importorskip("verl")

@@ -15,7 +15,7 @@ from tests.training import config
 from srl.config import load_config, save_config
 from srl.model import save_model
 from srl.train.learning_rate import learning_steps, updates_per_step, warmup_steps
-from srl.train.setup import Policy, load_learner, load_optimisers
+from srl.train.loading import LoadedModel, load_learner, load_optimisers
 from srl.train.verl.schedule import VERLS_OWN, actor_learns_after_the_critic, our_schedule
 from srl.update.optimiser import schedule
 
@@ -68,7 +68,7 @@ def rates(one, updates):
 
 def local_rates(chosen, network, updates):
     """The learning rate of each update of the local engine."""
-    local = load_optimisers(chosen, load_learner(chosen, Policy(tiny_model(), None)))[network]
+    local = load_optimisers(chosen, load_learner(chosen, LoadedModel(tiny_model(), None)))[network]
     found = []
     for _ in range(updates):
         found.append(local.lr)

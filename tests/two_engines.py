@@ -71,7 +71,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> None:
         return Scripted(policy.codec, lambda request, turn: SAYS[turn])
 
     monkeypatch.setattr(runs, "load_engine", load)
-    monkeypatch.setattr("srl.train.evaluation.load_engine", load)
+    monkeypatch.setattr("srl.train.evaluate_model.load_engine", load)
 
 
 def only_run(workspace: Path) -> Path:

@@ -27,9 +27,9 @@ from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.policy import Sampling
 from srl.rollout.scripted import ScriptedPolicy
+from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
-from srl.train.setup import Policy, episode_options, load_learner
-from srl.train.stage import Environment, Splits
+from srl.train.loading import LoadedModel, episode_options, load_learner
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory
 from srl.update.actor import Experience
 
@@ -198,7 +198,7 @@ def padded(tensors: Sequence[Tensor]) -> Tensor:
 def learner(chosen: Config, folder: Path) -> Learner:
     """The local engine's networks, with a reference that is not the policy and a head that is not zero."""
     model = load_model(folder / "model", device="cpu")
-    made = load_learner(chosen, Policy(model, Codec(byte_level_tokenizer())))
+    made = load_learner(chosen, LoadedModel(model, Codec(byte_level_tokenizer())))
     made.reference = tiny_model(max_length=1024, seed=3).eval() if made.needs_reference() else None
     if made.critic is not None:
         torch.nn.init.normal_(made.critic.head.weight, generator=torch.Generator().manual_seed(0))

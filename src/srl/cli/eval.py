@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from srl.config import Config
-    from srl.train.evaluation import Evaluation, Report
+    from srl.train.evaluate_model import Evaluation, ModelReport
 
 app = typer.Typer(no_args_is_help=True, help="Measure a model on questions.")
 
@@ -93,7 +93,7 @@ def run(
     }
     show_counted()
     with progress("starting", passing=True):
-        from srl.train.evaluation import check_failures, evaluate_model, settings_of
+        from srl.train.evaluate_model import check_failures, evaluate_model, settings_of
     settings = settings_of(directory, preset, config, flags, sets or [])
     _check_search(settings)
     report = evaluate_model(
@@ -133,7 +133,7 @@ def _note(text: str) -> None:
     note(text)
 
 
-def _show(report: Report, as_json: bool) -> None:
+def _show(report: ModelReport, as_json: bool) -> None:
     from srl.cli.output import note, print_json, table
 
     for other in report.others:
@@ -186,7 +186,7 @@ def _row(head: str, name: str, columns: list[Evaluation]) -> list[str]:
     return [head, *("" if value is None else f"{value:.3f}" for value in values)]
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: ModelReport) -> dict[str, Any]:
     settings = {
         name: {
             "template": report.templates[name],

@@ -97,7 +97,7 @@ def init(
     Example:
       srl train init --tokenizer my-tokenizer --out my-model --layers 4 --width 128
     """
-    from srl.train.scratch import Sizes, make_model
+    from srl.train.new_model import Sizes, make_model
 
     sizes = Sizes(layers=layers, width=width, heads=heads, ffn=ffn, max_length=max_length)
     made = make_model(tokenizer, out, kind=kind, sizes=sizes, seed=seed)

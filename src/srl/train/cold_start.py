@@ -21,9 +21,9 @@ from srl.model import pick_device, pick_dtype, save_model
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, Searcher
-from srl.train.materials import BASE_MODEL, Note, made_once, world
+from srl.train.loading import LoadedModel, episode_options, load_policy, load_template
+from srl.train.prepare import BASE_MODEL, Note, make_if_missing, world
 from srl.train.search import Answering, answering, load_search, without_tape
-from srl.train.setup import Policy, episode_options, load_policy, load_template
 from srl.train.sft import batches, demonstrate, fine_tune
 from srl.trajectory import Trajectory
 from srl.update.optimiser import Optimiser, schedule
@@ -121,7 +121,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         note(f"cold start: {recipe.sft.steps} steps on {recipe.demonstrations.name} → {path}")
         make(recipe, search, path)
 
-    return made_once(workspace.models / f"cold-start-{recipe.key()[:8]}", fine_tuned)
+    return make_if_missing(workspace.models / f"cold-start-{recipe.key()[:8]}", fine_tuned)
 
 
 def _untaped(config: Config) -> Config:
@@ -155,7 +155,7 @@ def demonstrated(
 
 
 def train(
-    sft: Sft, policy: Policy, trajectories: list[Trajectory], on_step: OnStep, max_tokens: int, seed: int
+    sft: Sft, policy: LoadedModel, trajectories: list[Trajectory], on_step: OnStep, max_tokens: int, seed: int
 ) -> Optimiser:
     """`sft.steps` optimiser steps over the demonstrations, at most `max_tokens` in a forward pass."""
     torch.manual_seed(seed)

@@ -17,10 +17,10 @@ from srl.model import DTYPES, load_model
 from srl.protocol import STOP_STRINGS
 from srl.train.cold_start import about
 from srl.train.export_tokenizer import readable_by_all
-from srl.train.materials import Note
+from srl.train.loading import load_template
+from srl.train.prepare import Note
 from srl.train.saved import all_checkpoints
-from srl.train.search import Searched
-from srl.train.setup import load_template
+from srl.train.search import IndexDigests
 from srl.train.shards import merged, shard_files
 from srl.train.weights import GENERATION, cast, write_weights
 
@@ -187,5 +187,5 @@ def _about(run: Path, step: int, checkpoint: Path, config: Config) -> dict[str, 
     file = checkpoint / ABOUT
     if file.is_file():
         return {"format": FORMAT, **read_json(file, dict)}
-    searched = Searched.read(identity_of(run))
+    searched = IndexDigests.read(identity_of(run))
     return {"format": FORMAT, "step": step, **about(load_template(config)), **searched.as_fields()}

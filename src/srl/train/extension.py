@@ -12,7 +12,7 @@ from srl.config.checks import algorithm_plugin
 from srl.errors import UserError
 from srl.store.parts import FINISHED
 from srl.train.learning_rate import Network, learning_steps, updates_per_step, warmup_steps
-from srl.train.materials import Note
+from srl.train.prepare import Note
 from srl.train.progress import Progress
 from srl.train.resuming import LOG, resume_command
 from srl.update.optimiser import schedule

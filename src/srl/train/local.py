@@ -14,11 +14,11 @@ from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.store import Record
 from srl.train.checkpoint import save_checkpoint
+from srl.train.episodes import EpisodeRunner
 from srl.train.experience import Learner, make_experience
-from srl.train.order import QuestionOrder
 from srl.train.progress import Progress
+from srl.train.question_order import QuestionOrder
 from srl.train.resuming import resume_command
-from srl.train.stage import Stage
 from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, update_actor
 from srl.update.critic import update_critic
@@ -34,7 +34,7 @@ class LocalTrainer:
 
     config: Config
     run_directory: Path
-    stage: Stage
+    runner: EpisodeRunner
     learner: Learner
     optimisers: dict[str, Optimiser]
     about: dict[str, Any] = field(default_factory=dict)
@@ -44,16 +44,16 @@ class LocalTrainer:
     def run(self) -> Progress:
         """Train; the progress at the end. Ctrl-C leaves the log and the checkpoints as they are."""
         data, trainer = self.config.data, self.config.trainer
-        questions = self.stage.environment.splits.train
+        questions = self.runner.environment.splits.train
         order = QuestionOrder(questions, data.train_batch_size, trainer.seed, data.shuffle)
         if self.progress.step == 0 and trainer.val_before_train:
-            self.stage.validate(self.progress)
-            self.progress.test_em_start = self.stage.test(0)
+            self.runner.validate(self.progress)
+            self.progress.test_em_start = self.runner.test(0)
         for step in range(self.progress.step + 1, trainer.total_training_steps + 1):
             self._step(step, order.batch(step))
             self._after(step)
         if self.progress.step > 0 or self.progress.test_em_start is None:
-            self.progress.test_em_end = self.stage.test(self.progress.step)
+            self.progress.test_em_end = self.runner.test(self.progress.step)
         return self.progress
 
     def _step(self, step: int, questions: list[Question]) -> None:
@@ -68,38 +68,38 @@ class LocalTrainer:
         self.progress.seconds += self._timings["step"]
         metrics |= step_metrics(trajectories, scores)
         metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
-        self.stage.record(step, "train", _records(trajectories, scores, experience), metrics)
-        self.stage.terminal.step(step, self.config.trainer.total_training_steps, metrics)
+        self.runner.record(step, "train", _records(trajectories, scores, experience), metrics)
+        self.runner.terminal.step(step, self.config.trainer.total_training_steps, metrics)
         if _due(step, self.config.trainer.sample_freq):
-            self.stage.terminal.samples(trajectories, scores, self.config.trainer.sample_count)
+            self.runner.terminal.samples(trajectories, scores, self.config.trainer.sample_count)
 
     def _after(self, step: int) -> None:
         """Validation and checkpoint where they are due; both after the last step."""
         trainer = self.config.trainer
         last = step == trainer.total_training_steps
         if trainer.test_freq and (last or _due(step, trainer.test_freq)):
-            self.stage.validate(self.progress)
+            self.runner.validate(self.progress)
         if last or _due(step, trainer.save_freq):
             self.progress.kl = self.learner.kl_control.state_dict()
             save_checkpoint(
-                self.run_directory, self.progress, self.learner, self.stage.environment.codec.tokenizer,
+                self.run_directory, self.progress, self.learner, self.runner.environment.codec.tokenizer,
                 self.optimisers, self.about, trainer.max_ckpt_to_keep,
             )  # fmt: skip
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
         with self._timed("gen"):
-            options, n = self.stage.environment.options, self.config.rollout.n
-            trajectories = self.stage.episodes(questions, "train", step, options, n)
+            options, n = self.runner.environment.options, self.config.rollout.n
+            trajectories = self.runner.roll_out(questions, "train", step, options, n)
         self._stop_on_failures(step, trajectories)
         with self._timed("reward"):
-            return trajectories, self.stage.score(trajectories)
+            return trajectories, self.runner.score(trajectories)
 
     def _stop_on_failures(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Log the episodes and raise UserError when search broke more of them than is allowed."""
         lost = [item for item in trajectories if not item.valid]
         limit = self.config.search.max_failed
         if len(lost) > limit * len(trajectories):
-            self.stage.record(step, "train", list(map(Record, trajectories)), step_metrics(trajectories))
+            self.runner.record(step, "train", list(map(Record, trajectories)), step_metrics(trajectories))
             fault = lost[0].searches[-1]
             raise UserError(
                 f"search failed in {len(lost)} of {len(trajectories)} episodes, more than "

@@ -27,17 +27,11 @@ from srl.store.run_info import claim
 from srl.train.checkpoint import load_newest
 from srl.train.cold_start import about, cold_started, demonstrated, demonstration_file
 from srl.train.cold_start import train as fine_tune
+from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner
 from srl.train.extension import Extension, finished, planned, rate_notes
-from srl.train.local import LocalTrainer
-from srl.train.materials import BASE_MODEL, Note, with_data
-from srl.train.progress import Progress
-from srl.train.report import Terminal, check_loggers, loggers
-from srl.train.resuming import LOG, how_to_resume, resumable, unchecked
-from srl.train.saved import all_checkpoints, checkpoint_path, newest_step
-from srl.train.search import Searched, new_tape
-from srl.train.setup import (
-    Policy,
+from srl.train.loading import (
+    LoadedModel,
     load_engine,
     load_environment,
     load_learner,
@@ -45,7 +39,13 @@ from srl.train.setup import (
     load_policy,
     reference_digest,
 )
-from srl.train.stage import Environment, Stage
+from srl.train.local import LocalTrainer
+from srl.train.prepare import BASE_MODEL, Note, with_data
+from srl.train.progress import Progress
+from srl.train.report import Terminal, check_loggers, loggers
+from srl.train.resuming import LOG, how_to_resume, resumable, unchecked
+from srl.train.saved import all_checkpoints, checkpoint_path, newest_step
+from srl.train.search import IndexDigests, new_tape
 from srl.train.threads import set_threads
 from srl.workspace import Workspace
 
@@ -96,7 +96,7 @@ class Identity:
         return read_json(path, cls)
 
 
-def started_now() -> str:
+def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -105,14 +105,14 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
     began = time.perf_counter()
     threads = set_threads(config.trainer.threads, config.rollout.deterministic)
     with new_tape(config):
-        config = ready(config, algo, workspace, terminal)
+        config = with_paths(config, algo, workspace, terminal)
         prepared = _prepare(config, algo, workspace, terminal)
     run = workspace.new_run(preset, algo, config.trainer.seed)
     with removed_unless_begun(run):
         save_config(run, config)
         identity = Identity(
-            preset, algo, started_now(), reference_digest=prepared.reference,
-            **Searched.of(prepared.environment.search).as_fields(),
+            preset, algo, utc_now(), reference_digest=prepared.reference,
+            **IndexDigests.of(prepared.environment.search).as_fields(),
         )  # fmt: skip
         identity.save(run)
         terminal.note(
@@ -152,7 +152,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
             f"the reference of {run.name} has changed: {config.ref.path or config.model.path} is not the "
             f"model that the run started with (digest {identity.reference_digest})"
         )
-    say_other_indexes(run, Searched.of(prepared.environment.search), identity, terminal)
+    warn_about_other_indexes(run, IndexDigests.of(prepared.environment.search), identity, terminal)
     terminal.note(f"resuming {run.name}")
     identity = extended(run, identity, before, config, done, terminal.note)
     return _go(run, config, identity, prepared, terminal, resumed=True)
@@ -170,15 +170,15 @@ def extended(
     for line in rate_notes(before, config, done):
         note(line)
     save_config(run, config)
-    known = Extension(done, was, steps, started_now())
+    known = Extension(done, was, steps, utc_now())
     identity = replace(identity, extended=[*identity.extended, asdict(known)])
     identity.save(run)
     return identity
 
 
-def say_other_indexes(run: Path, now: Searched, identity: Identity, terminal: Terminal) -> None:
+def warn_about_other_indexes(run: Path, now: IndexDigests, identity: Identity, terminal: Terminal) -> None:
     """Every search engine that has another index than when the run began, or that no longer says which."""
-    before = Searched(identity.index_digest, identity.engine_digests)
+    before = IndexDigests(identity.index_digest, identity.engine_digests)
     if now.index_digest != before.index_digest:
         terminal.note(f"warning: {run.name} started with another index ({before.index_digest[:12] or '?'})")
     for other in now.others(before):
@@ -194,7 +194,7 @@ def _unless_ours(config: Config, workspace: Workspace, terminal: Terminal) -> No
     return (lambda text: None) if ours else terminal.note
 
 
-def ready(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Config:
+def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Config:
     """`config` with every path filled in and absolute: the world's files, the model that RL starts from.
 
     With no model of the user's own, RL starts from the cold-started base and fine-tuning from the base.
@@ -206,7 +206,7 @@ def ready(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -
     return located(config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})}))
 
 
-Loop = Callable[[Path, Stage, bool], Progress]
+Loop = Callable[[Path, EpisodeRunner, bool], Progress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,22 +236,22 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
 def _rl_loop(config: Config, learner: Learner, environment: Environment, terminal: Terminal) -> Loop:
     optimisers = load_optimisers(config, learner)
 
-    def loop(run: Path, stage: Stage, resumed: bool) -> Progress:
-        trainer = LocalTrainer(config, run, stage, learner, optimisers, _about(environment))
+    def loop(run: Path, runner: EpisodeRunner, resumed: bool) -> Progress:
+        trainer = LocalTrainer(config, run, runner, learner, optimisers, _about(environment))
         checkpoints = all_checkpoints(run) if resumed else []
         if checkpoints:
             trainer.progress = load_newest(checkpoints, learner, optimisers)
             for line in (f"from {checkpoints[-1].name}", *unchecked(checkpoints[-1])):
                 terminal.note(line)
         if resumed:
-            stage.log.supersede(trainer.progress.step if checkpoints else -1)
+            runner.log.supersede(trainer.progress.step if checkpoints else -1)
         return trainer.run()
 
     return loop
 
 
 def _sft_loop(
-    config: Config, policy: Policy, environment: Environment, workspace: Workspace, terminal: Terminal
+    config: Config, policy: LoadedModel, environment: Environment, workspace: Workspace, terminal: Terminal
 ) -> Loop:
     if config.sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
@@ -259,30 +259,30 @@ def _sft_loop(
     place = environment
     episodes = demonstrated(file, place.search, policy.codec, place.template, place.options)
 
-    def loop(run: Path, stage: Stage, resumed: bool) -> Progress:
+    def loop(run: Path, runner: EpisodeRunner, resumed: bool) -> Progress:
         progress = Progress()
         if config.trainer.val_before_train:
-            stage.validate(progress)
-            progress.test_em_start = stage.test(0)
+            runner.validate(progress)
+            progress.test_em_start = runner.test(0)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             progress.step = step
-            stage.record(step, "sft", [], metrics)
+            runner.record(step, "sft", [], metrics)
             if step % 10 == 0 or step == config.sft.steps:
                 terminal.step(step, config.sft.steps, metrics)
 
         began = time.perf_counter()
         fine_tune(config.sft, policy, episodes, on_step, config.actor.ppo_max_token_len, config.trainer.seed)
         progress.seconds = time.perf_counter() - began
-        stage.validate(progress)
-        progress.test_em_end = stage.test(progress.step)
+        runner.validate(progress)
+        progress.test_em_end = runner.test(progress.step)
         save_fine_tuned(checkpoint_path(run, progress.step), policy, _about(environment))
         return progress
 
     return loop
 
 
-def save_fine_tuned(path: Path, policy: Policy, known: dict[str, Any]) -> None:
+def save_fine_tuned(path: Path, policy: LoadedModel, known: dict[str, Any]) -> None:
     """The fine-tuned model as a Hugging Face directory, with what it was taught beside it."""
     with atomic_directory(path) as folder:
         save_model(policy.model, policy.codec.tokenizer, folder)
@@ -292,7 +292,7 @@ def save_fine_tuned(path: Path, policy: Policy, known: dict[str, Any]) -> None:
 
 def _about(environment: Environment) -> dict[str, Any]:
     """What a checkpoint says of how its model was trained to talk, and with which index."""
-    return {**about(environment.template), **Searched.of(environment.search).as_fields()}
+    return {**about(environment.template), **IndexDigests.of(environment.search).as_fields()}
 
 
 def run_info(run: Path, config: Config, identity: Identity, search: Searcher | None) -> RunInfo:
@@ -324,11 +324,11 @@ def _go(
         resumable(run, lambda: _how_to_go_on(run, identity)),
         LogWriter(run / LOG, info, warn=lambda text: terminal.note(f"warning: {text}")) as log,
     ):
-        stage = Stage(config, prepared.environment, prepared.engine, log, terminal, known)
+        runner = EpisodeRunner(config, prepared.environment, prepared.engine, log, terminal, known)
         try:
-            progress = prepared.loop(run, stage, resumed)
+            progress = prepared.loop(run, runner, resumed)
         finally:
-            stage.close()
+            runner.close()
     return _summary(run, config, identity, progress)
 
 

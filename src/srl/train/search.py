@@ -19,7 +19,7 @@ from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
 from srl.serve.engines import SearchEngines, aclose, connect, digest_of
 from srl.serve.local import LocalSearch
-from srl.train.materials import Note, index_of
+from srl.train.prepare import Note, index_of
 from srl.workspace import Workspace
 
 
@@ -166,7 +166,7 @@ def _claim(tape: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class IndexDigests:
     """Which indexes answered: the digest of the default engine's and those of the engines with names.
 
     Empty where search is off, and where a server names none.
@@ -176,13 +176,13 @@ class Searched:
     engine_digests: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, search: Searcher | None) -> Searched:
+    def of(cls, search: Searcher | None) -> IndexDigests:
         """The indexes behind a searcher."""
         named = {name: digest for name, digest in getattr(search, "digests", {}).items() if name}
         return cls(digest_of(search), named)
 
     @classmethod
-    def read(cls, known: Mapping[str, Any]) -> Searched:
+    def read(cls, known: Mapping[str, Any]) -> IndexDigests:
         """As `as_fields` wrote them, into a run's or a model's description; an older one says less."""
         return cls(str(known.get("index_digest") or ""), dict(known.get("engine_digests") or {}))
 
@@ -190,7 +190,7 @@ class Searched:
         """For the description of a run or a model."""
         return {"index_digest": self.index_digest, "engine_digests": dict(self.engine_digests)}
 
-    def others(self, before: Searched) -> list[Other]:
+    def others(self, before: IndexDigests) -> list[Other]:
         """The engines that have another index than `before`; one that is not known is not another."""
         then = {"": before.index_digest, **before.engine_digests}
         now = {"": self.index_digest, **self.engine_digests}

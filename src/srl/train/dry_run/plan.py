@@ -21,7 +21,7 @@ from srl.train.dry_run.preflight import refusals
 from srl.train.dry_run.remedy import Phase, remedy
 from srl.train.dry_run.step_time import Lengths, Speed, Times, half_of_the_budgets, measure, times
 from srl.train.learning_rate import updates_in_words
-from srl.train.materials import BASE_MODEL, check_data
+from srl.train.prepare import BASE_MODEL, check_data
 from srl.train.threads import fastest_threads
 from srl.workspace import Workspace
 

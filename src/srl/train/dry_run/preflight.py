@@ -17,9 +17,9 @@ from srl.model import check_directory, load_tokenizer
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
-from srl.train.materials import BASE_MODEL, told_template, unusable_files
+from srl.train.loading import SPLITS, load_codec, load_split, load_template
+from srl.train.prepare import BASE_MODEL, choose_template, unusable_files
 from srl.train.report import check_loggers
-from srl.train.setup import SPLITS, load_codec, load_split, load_template
 
 
 def refusals(config: Config) -> Iterator[str]:
@@ -55,7 +55,7 @@ def _asked(config: Config) -> Iterator[Callable[[], object]]:
     """The questions with their prompts; where there is no tokenizer to count with, the files alone."""
     codec = _codec(config.model)
     if codec is not None:
-        yield partial(codec.encode_prompt, told_template(config).messages("Who?"))
+        yield partial(codec.encode_prompt, choose_template(config).messages("Who?"))
     for phase in SPLITS:
         files = getattr(config.data, f"{phase}_files") or ()
         if codec is not None and all(Path(file).is_file() for file in files):

@@ -29,7 +29,7 @@ from srl.train.dry_run.verl_memory import (
     training,
     without_gpu,
 )
-from srl.train.materials import BASE_MODEL, check_data
+from srl.train.prepare import BASE_MODEL, check_data
 from srl.train.verl.check import notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.overrides import given

@@ -17,7 +17,9 @@ from srl.model import model_digest
 from srl.rollout.codec import Codec
 from srl.rollout.episode import Searcher
 from srl.train.cold_start import about
+from srl.train.episodes import Splits
 from srl.train.extension import finished, planned
+from srl.train.loading import load_algorithm, load_codec, load_scene, load_splits, load_template
 from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
 from srl.train.resuming import how_to_resume, resumable, unchecked
@@ -25,15 +27,13 @@ from srl.train.run import (
     Identity,
     Summary,
     extended,
-    ready,
     removed_unless_begun,
     run_info,
-    say_other_indexes,
-    started_now,
+    utc_now,
+    warn_about_other_indexes,
+    with_paths,
 )
-from srl.train.search import Searched
-from srl.train.setup import load_algorithm, load_codec, load_scene, load_splits, load_template
-from srl.train.stage import Splits
+from srl.train.search import IndexDigests
 from srl.train.verl.check import notes, refused, validated
 from srl.train.verl.checkpoints import folder_of, settled
 from srl.train.verl.faults import ray_starts
@@ -66,15 +66,15 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
     for problem in refused(config):
         raise UserError(problem)
     check_installed(config)
-    config = ready(config, algo, workspace, terminal)
+    config = with_paths(config, algo, workspace, terminal)
     splits, search = _checked(config, workspace, terminal)
     run = workspace.new_run(preset, algo, config.trainer.seed)
     with removed_unless_begun(run):
-        searched = Searched.of(search)
+        searched = IndexDigests.of(search)
         identity = Identity(
             preset,
             algo,
-            started_now(),
+            utc_now(),
             engine="verl",
             reference_digest=_reference(config),
             **searched.as_fields(),
@@ -103,7 +103,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
             f"the reference of {run.name} has changed: {config.ref.path or config.model.path} is not the "
             f"model that the run started with (digest {identity.reference_digest})"
         )
-    say_other_indexes(run, Searched.of(search), identity, terminal)
+    warn_about_other_indexes(run, IndexDigests.of(search), identity, terminal)
     terminal.note(f"resuming {run.name}")
     for line in unchecked(folder_of(run / "checkpoints", done)) if done else ():
         terminal.note(line)

@@ -20,8 +20,8 @@ from srl.rollout.driver import until_valid
 from srl.rollout.episode import run_episode
 from srl.rollout.policy import Completion, Sampling
 from srl.store import Record
-from srl.train.setup import load_codec, load_scene
-from srl.train.stage import Environment
+from srl.train.episodes import Environment
+from srl.train.loading import load_codec, load_scene
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.faults import reason, root
 from srl.train.verl.job import RUN_VARIABLE

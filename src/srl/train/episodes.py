@@ -47,7 +47,7 @@ class Environment:
 
 
 @dataclass(slots=True)
-class Stage:
+class EpisodeRunner:
     """The policy's engine in its environment, and the log of what happens there.
 
     One event loop lasts the whole run, so that connections to a search server outlive a step.
@@ -59,9 +59,9 @@ class Stage:
     log: LogWriter
     terminal: Terminal
     reporters: Sequence[Reporter] = ()
-    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    event_loop: asyncio.Runner = field(default_factory=asyncio.Runner)
 
-    def episodes(
+    def roll_out(
         self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
     ) -> list[Trajectory]:
         """`n` episodes a question with the weights as they are now.
@@ -77,13 +77,13 @@ class Stage:
                     template=environment.template, options=options, n=n, seed=self.config.trainer.seed,
                     step=step, phase=phase, on_done=lambda trajectory: count(next(done)),
                 ),
-                self.runner,
+                self.event_loop,
             )  # fmt: skip
         finally:
             self.engine.reset()
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
-        return interrupts.run(self.environment.reward.score(trajectories), self.runner)
+        return interrupts.run(self.environment.reward.score(trajectories), self.event_loop)
 
     def validate(self, progress: Progress) -> None:
         """Evaluate the validation split; the best figure so far is kept in `progress`."""
@@ -102,7 +102,7 @@ class Stage:
             return None
         start = time.perf_counter()
         options = replace(self.environment.options, temperature=self.config.eval.temperature, top_p=1.0)
-        trajectories = self.episodes(questions, phase, step, options)
+        trajectories = self.roll_out(questions, phase, step, options)
         scores = self.score(trajectories)
         metrics = summarise(trajectories, scores, phase)
         metrics["timing_s/testing"] = time.perf_counter() - start
@@ -122,5 +122,5 @@ class Stage:
         """Close the external loggers and the connections to a search server."""
         for reporter in self.reporters:
             reporter.close()
-        interrupts.run(aclose(self.environment.search), self.runner)
-        self.runner.close()
+        interrupts.run(aclose(self.environment.search), self.event_loop)
+        self.event_loop.close()

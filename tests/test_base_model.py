@@ -10,8 +10,8 @@ from srl.data.demonstrations import CLEAN, demonstrations
 from srl.data.encyclopedia import make_world, questions
 from srl.model import count_parameters, load_model, load_tokenizer
 from srl.rollout.codec import Codec
-from srl.train.base import clean_episodes, new_base, stages, world_tokenizer
-from srl.train.materials import BASE_MODEL
+from srl.train.base_model import clean_episodes, new_base, stages, world_tokenizer
+from srl.train.prepare import BASE_MODEL
 
 
 def test_the_packaged_tokenizer_is_the_one_that_the_command_makes():

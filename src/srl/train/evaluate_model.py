@@ -22,9 +22,9 @@ from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions, Searcher
 from srl.rollout.policy import Policy
 from srl.serve.engines import aclose, connect
-from srl.train.materials import Note, load_questions, say_untold
-from srl.train.search import Other, Searched, load_search, new_tape
-from srl.train.setup import episode_options, load_engine, load_policy, load_template
+from srl.train.loading import episode_options, load_engine, load_policy, load_template
+from srl.train.prepare import Note, load_questions, warn_about_unlisted_retrievers
+from srl.train.search import IndexDigests, Other, load_search, new_tape
 from srl.train.threads import set_threads
 from srl.trajectory import Phase, Question, Trajectory
 from srl.workspace import Workspace
@@ -43,7 +43,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ModelReport:
     """A model measured. `settings` has `search`, `no_search`, or both on the same questions.
 
     `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
@@ -99,7 +99,7 @@ def evaluate_model(
     no_search_too: bool = False,
     no_search_template: str | None = None,
     note: Note = lambda text: None,
-) -> Report:
+) -> ModelReport:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
     `limit` draws that many questions, the same each time. Raises UserError.
@@ -111,7 +111,7 @@ def evaluate_model(
     asked = _asked(settings, files, policy.codec, note, limit)
     engine = load_engine(_with(config, "rollout", max_num_seqs=_seats(config, n)), policy)
     if "search" in asked:
-        say_untold(asked["search"], config, note)
+        warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_tape(config):
         search = load_search(config, workspace, note)
     found = {}
@@ -124,8 +124,8 @@ def evaluate_model(
                 seed=config.trainer.seed,
             )
         )  # fmt: skip
-    searched, trained = Searched.of(search), Searched.read(read_about(Path(str(config.model.path))))
-    return Report(
+    searched, trained = IndexDigests.of(search), IndexDigests.read(read_about(Path(str(config.model.path))))
+    return ModelReport(
         model=str(config.model.path),
         files=tuple(files),
         questions=len(asked[next(iter(asked))]),
@@ -146,7 +146,7 @@ def check_samples(n: int, temperature: float) -> None:
         raise UserError(f"{n} samples at temperature 0 are all the same; type --temperature 1 as well")
 
 
-def check_failures(report: Report, limit: float) -> None:
+def check_failures(report: ModelReport, limit: float) -> None:
     """Raises CheckFailed when the share of episodes, or of searches, lost to faults is above `limit`."""
     for evaluation in report.settings.values():
         episodes, searches = (evaluation.metrics[f"eval/{name}"] for name in _LOST_SHARES)

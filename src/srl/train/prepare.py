@@ -41,10 +41,10 @@ def world(workspace: Workspace, note: Note) -> Path:
         note(f"writing the world to {path}")
         write_world(path, WORLD_SEED)
 
-    return made_once(workspace.worlds / f"world-s{WORLD_SEED}", write)
+    return make_if_missing(workspace.worlds / f"world-s{WORLD_SEED}", write)
 
 
-def made_once(path: Path, make: Callable[[Path], object]) -> Path:
+def make_if_missing(path: Path, make: Callable[[Path], object]) -> Path:
     """`path`, made where it is not there; another run that began at the same time may be the first."""
     if path.is_dir():
         return path
@@ -138,7 +138,7 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
         with counted_stages("passages") as progress:
             build_index(corpus, path, name, options, progress)
 
-    return made_once(workspace.indexes / f"{corpus.resolve().parent.name}-{name}-{key}", build)
+    return make_if_missing(workspace.indexes / f"{corpus.resolve().parent.name}-{name}-{key}", build)
 
 
 def load_questions(
@@ -150,7 +150,7 @@ def load_questions(
     that does not fit, unless `data.filter_overlong_prompts`.
     """
     as_written = config.data.template is None and config.rollout.search
-    asking = told_template(config)
+    asking = choose_template(config)
     questions = [item for file in files or () for item in read_questions(file)]
     questions = [
         item if as_written and item.prompt else replace(item, prompt=asking.messages(item.text))
@@ -167,7 +167,7 @@ def load_questions(
     return _that_fit(questions, config, codec, note)
 
 
-def told_template(config: Config) -> Template:
+def choose_template(config: Config) -> Template:
     """The template of `template_name`, which tells of the search engines that have a name."""
     return template(template_name(config)).naming(engine_descriptions(config))
 
@@ -178,7 +178,7 @@ def engine_descriptions(config: Config) -> dict[str, str]:
     return {name: engine.description for name, engine in engines.items()}
 
 
-def say_untold(questions: Sequence[Question], config: Config, note: Note) -> None:
+def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
     """Say how many prompts leave out a search engine: a policy does not ask what it was not told of."""
     names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in engine_descriptions(config)]
     texts = ["\n".join(message["content"] for message in item.prompt) for item in questions]

@@ -12,7 +12,7 @@ from srl.cli import main
 from srl.errors import UserError
 from srl.model import count_parameters, load_model, load_tokenizer, model_digest
 from srl.protocol import STOP_STRINGS
-from srl.train.scratch import Sizes, make_model
+from srl.train.new_model import Sizes, make_model
 
 SMALL = Sizes(layers=2, width=32, heads=4, ffn=48, max_length=256)
 FLAGS = ["--layers", "2", "--width", "32", "--heads", "4", "--ffn", "48", "--max-length", "256"]

@@ -16,18 +16,18 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions
+from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.learning_rate import Network, learning_steps, updates_per_step, warmup_steps
-from srl.train.materials import (
+from srl.train.prepare import (
     Note,
+    choose_template,
     load_questions,
     model_options,
-    say_untold,
     template_name,
-    told_template,
+    warn_about_unlisted_retrievers,
 )
 from srl.train.search import load_search
-from srl.train.stage import Environment, Splits
 from srl.trajectory import Phase, Question
 from srl.update.critic import Critic
 from srl.update.forward import disable_dropout
@@ -44,19 +44,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class LoadedModel:
     """The policy's model with what turns text into its ids."""
 
     model: PreTrainedModel
     codec: Codec
 
 
-def load_policy(section: Model, note: Note) -> Policy:
+def load_policy(section: Model, note: Note) -> LoadedModel:
     """The policy of the section `model`, dropout off; what its tokenizer lacks is said."""
     assert section.path is not None, "the model's path is filled in before it is loaded"
     model = load_model(section.path, **model_options(section))
     disable_dropout(model)
-    return Policy(model, load_codec(section, getattr(model.generation_config, "eos_token_id", None), note))
+    return LoadedModel(
+        model, load_codec(section, getattr(model.generation_config, "eos_token_id", None), note)
+    )
 
 
 def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec:
@@ -77,7 +79,7 @@ def load_algorithm(config: Config) -> Algorithm:
 
 def load_template(config: Config) -> Template:
     """The template whose feedback a useless turn gets; it must match whether search is on."""
-    name, found = template_name(config), told_template(config)
+    name, found = template_name(config), choose_template(config)
     if found.searches != config.rollout.search:
         other = "one without search such as r1" if found.searches else "one with search such as search-r1"
         raise UserError(
@@ -119,7 +121,7 @@ def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
     splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
     if not splits.train:
         raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
-    say_untold(splits.train, config, note)
+    warn_about_unlisted_retrievers(splits.train, config, note)
     return splits
 
 
@@ -134,7 +136,7 @@ def load_scene(
     return Environment(codec, load_template(config), episode_options(config), search, mix, known)
 
 
-def load_engine(config: Config, policy: Policy) -> TorchEngine:
+def load_engine(config: Config, policy: LoadedModel) -> TorchEngine:
     """The engine that generates with the policy's own weights."""
     longest = config.data.max_prompt_length + config.data.max_response_length
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
@@ -149,7 +151,7 @@ def load_engine(config: Config, policy: Policy) -> TorchEngine:
     )  # fmt: skip
 
 
-def load_learner(config: Config, policy: Policy) -> Learner:
+def load_learner(config: Config, policy: LoadedModel) -> Learner:
     """Actor, frozen reference and critic; the critic is a copy of the policy as RL starts."""
     algorithm = load_algorithm(config)
     needs_reference = config.algorithm.use_kl_in_reward or config.actor.use_kl_loss
