@@ -20,7 +20,7 @@ from torch import Tensor
 
 from srl.errors import UserError
 from srl.files import atomic_directory
-from srl.holdings import check_checkpoint
+from srl.manifests import check_checkpoint
 from srl.protocol import STOP_STRINGS
 
 if TYPE_CHECKING:

@@ -205,7 +205,7 @@ def show_counted() -> None:
     """Show what the stages count, each as a passing bar."""
     from functools import partial
 
-    from srl.counting import show_with
+    from srl.progress import show_with
 
     show_with(partial(progress, passing=True))
 

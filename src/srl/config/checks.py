@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from srl.config.acting import Engine
 from srl.config.schema import Config, Path, flat, plain
+from srl.config.sections import Engine
 from srl.errors import UserError
 from srl.safe_text import refuse_credentials
 

@@ -13,10 +13,23 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
-from srl.config.acting import Data, Model, Retriever, Reward, Rollout, Search
 from srl.config.base import PluginSection, Section, one_or_many
-from srl.config.cluster import Cluster
-from srl.config.learning import Actor, Algorithm, Critic, Eval, Ref, Sft, Trainer
+from srl.config.sections import (
+    Actor,
+    Algorithm,
+    Cluster,
+    Critic,
+    Data,
+    Eval,
+    Model,
+    Ref,
+    Retriever,
+    Reward,
+    Rollout,
+    Search,
+    Sft,
+    Trainer,
+)
 
 Path = tuple[str, ...]
 """A dotted key, split."""

@@ -12,7 +12,7 @@ from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.files import atomic_directory, write_manifest
-from srl.holdings import files_in, replaceable
+from srl.manifests import files_in, replaceable
 
 KIND = "tokenizer"
 EOS = "<|endoftext|>"

@@ -18,8 +18,8 @@ from typing import Any
 
 from srl.errors import CheckFailed, UserError
 from srl.files import FORMAT, digest_text, read_json, write_json
-from srl.holdings import DamagedError, Report, check_files
 from srl.index.manifest import RECORD, Manifest
+from srl.manifests import DamagedError, Report, check_files
 
 log = logging.getLogger(__name__)
 _LARGE = 1 << 30

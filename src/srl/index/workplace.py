@@ -18,8 +18,8 @@ from srl.files import (
     resumable_directory,
     write_json,
 )
-from srl.holdings import replaceable
 from srl.index.manifest import KIND, RECORD
+from srl.manifests import replaceable
 
 NOTE = "building.json"
 _REPLACEABLE = replaceable(KIND, "an index", besides=(RECORD,))

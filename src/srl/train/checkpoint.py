@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from srl.errors import UserError
-from srl.files import atomic_directory, read_json, write_json, write_manifest
-from srl.holdings import (
+from srl.manifests import (
     ABOUT,
     CHECKPOINT,
     HAS_MANIFEST,
@@ -24,6 +21,9 @@ from srl.holdings import (
     checksums,
     replaceable,
 )
+
+from srl.errors import UserError
+from srl.files import atomic_directory, read_json, write_json, write_manifest
 from srl.model import save_model
 from srl.train.experience import Learner
 from srl.train.progress import Progress

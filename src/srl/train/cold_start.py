@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from srl.progress import counted
 
 from srl.config import Config
-from srl.config.acting import Model
 from srl.config.base import Section
-from srl.config.learning import Sft
-from srl.counting import counted
+from srl.config.sections import Model, Sft
 from srl.data.demonstrations import read_demonstrations
 from srl.files import atomic_directory, digest_file, digest_text, write_json
 from srl.inputs import check_input

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from srl.config import Config
-from srl.config.learning import Actor, Critic
+from srl.config.sections import Actor, Critic
 
 Network = Literal["actor", "critic"]
 

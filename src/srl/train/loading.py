@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from srl.advantage import Algorithm
 from srl.config import Config
-from srl.config.acting import Model
+from srl.config.sections import Model
 from srl.errors import UserError
 from srl.model import load_model, load_tokenizer, model_digest
 from srl.plugins import manager

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from srl.progress import counted, counted_stages
+
 from srl.config import Config
-from srl.config.acting import Model
-from srl.counting import counted, counted_stages
+from srl.config.sections import Model
 from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.files import digest_file, digest_text

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from srl.manifests import is_checked
+
 from srl import interrupts
 from srl.files import NotWritten, why_not_written
-from srl.holdings import is_checked
 from srl.workspace import Workspace
 
 LOG = "log"

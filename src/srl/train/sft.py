@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from srl.progress import counted
 from torch import Tensor
 
 from srl import interrupts
-from srl.counting import counted
 from srl.errors import UserError
 from srl.protocol import Template
 from srl.rollout.codec import Codec

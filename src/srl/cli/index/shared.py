@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.counting import counted_stages, show_with
 from srl.errors import UserError
+from srl.progress import counted_stages, show_with
 
 if TYPE_CHECKING:
     from srl.evaluate.ir import Figure

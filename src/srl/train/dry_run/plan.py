@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from srl.config import Config
-from srl.config.acting import Engine
 from srl.config.checks import algorithm_plugin
+from srl.config.sections import Engine
 from srl.model import pick_device, pick_dtype
 from srl.train.dry_run.memory import Footprint, footprint, longest_episode, millions
 from srl.train.dry_run.model_size import Shape, shape_of

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from srl.config import Config
-from srl.config.acting import Engine, Model, Search
+from srl.config.sections import Engine, Model, Search
 from srl.data.demonstrations import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError

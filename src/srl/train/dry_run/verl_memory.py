@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from srl.config import Config
-from srl.config.learning import Actor, Critic
+from srl.config.sections import Actor, Critic
 from srl.train.dry_run.memory import (
     DRAWN,
     MASTER,

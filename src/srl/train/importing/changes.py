@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import get_args
 
-from srl.config.acting import Rollout
-from srl.config.learning import Trainer
+from srl.config.sections import Rollout, Trainer
 from srl.train.importing.changes_search_r1 import SEARCH_R1_PARTS
 from srl.train.importing.changes_verl import VERL_PARTS
 from srl.train.importing.meaning import ACTOR, ROLLOUT, Meaning

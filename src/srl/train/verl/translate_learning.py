@@ -6,7 +6,7 @@ from typing import Any
 
 from srl.config import Config
 from srl.config.checks import algorithm_plugin
-from srl.config.learning import Actor, Critic
+from srl.config.sections import Actor, Critic
 from srl.train.learning_rate import Network, warmup_steps
 from srl.train.verl.job import Job
 from srl.train.verl.setting import ACTOR, Rows, at_least_one_episode, is_megatron
