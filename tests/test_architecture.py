@@ -22,8 +22,8 @@ ORDER |= {"train": len(ORDER), "cli": len(ORDER) + 1}
 NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace"}
 NOUNS |= {
     "daemon_thread",
-    "counting",
-    "holdings",
+    "progress",
+    "manifests",
     "inputs",
     "interrupts",
     "safe_log",
@@ -34,7 +34,7 @@ NOUNS |= {
 
 BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}
 """What runs on a machine that has torch and transformers and nothing else."""
-BARE_HELPERS = {"errors", "files", "holdings", "inputs", "answers", "safe_text", "validation"}
+BARE_HELPERS = {"errors", "files", "manifests", "inputs", "answers", "safe_text", "validation"}
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from srl.manifests import DamagedError
 from tests.training import SETTINGS, tokenizer
 
 from srl.advantage import Algorithm
 from srl.config import load_config
 from srl.errors import UserError
+from srl.manifests import DamagedError
 from srl.model import add_lora, load_model, load_tokenizer, model_digest, new_model
 from srl.train import checkpoint
 from srl.train.checkpoint import (

@@ -21,7 +21,7 @@ from tests.plugin_site import hook, site
 
 from srl import __version__
 from srl.cli import main, output
-from srl.cli.frame import COMMANDS
+from srl.cli.app import COMMANDS
 from srl.errors import CheckFailed, UserError
 from srl.plugins import manager
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from tests.mistakes import evaluate, place, shell, train
 
-from srl import counting
+from srl import progress
 from srl.cli import output
 from srl.cli.output import Pace, duration
 
@@ -170,9 +170,9 @@ def works(monkeypatch) -> dict[str, list[int]]:
         counts = found.setdefault(f"{what} of {total}", [])
         yield counts.append
 
-    monkeypatch.setattr(output, "show_counted", lambda: counting.show_with(show))
+    monkeypatch.setattr(output, "show_counted", lambda: progress.show_with(show))
     yield found
-    counting.show_with(None)
+    progress.show_with(None)
 
 
 def test_a_training_run_counts_its_episodes_and_prompts(shell, place, works):
@@ -218,7 +218,7 @@ def test_inputs_that_are_not_there_are_told_before_torch_is_imported(tmp_path, g
 
 
 def test_counting_that_nobody_shows_is_silent(capsys):
-    with counting.counted("episodes", 3) as count:
+    with progress.counted("episodes", 3) as count:
         count(3)
     assert capsys.readouterr() == ("", "")
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from srl.manifests import checksums
 from tests.training import SETTINGS, tokenizer
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -20,6 +19,7 @@ from srl.cli import main
 from srl.config import Config, load_config, save_config
 from srl.errors import UserError
 from srl.files import write_json, write_manifest
+from srl.manifests import checksums
 from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.dry_run.model_size import shape_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from srl.manifests import CHECKPOINT, DamagedError, checksums
 
 from srl.files import write_manifest
+from srl.manifests import CHECKPOINT, DamagedError, checksums
 from srl.train.verl.checkpoints import (
     MARKER,
     PARTS,

@@ -22,9 +22,9 @@ _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_
 
 def command() -> Any:
     """The whole of `srl` as a click command, for those who write its documentation."""
-    from srl.cli import frame
+    from srl.cli import app
 
-    return frame.command()
+    return app.command()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,11 +57,11 @@ def _run(arguments: list[str]) -> int:
 
         print_list()
         return EXIT_OK
-    from srl.cli import frame
+    from srl.cli import app
 
     try:
-        frame.command().main(args=arguments, prog_name="srl")
-    except frame.Carried as carried:
+        app.command().main(args=arguments, prog_name="srl")
+    except app.Carried as carried:
         return _report(carried.error)
     return EXIT_OK
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from srl.errors import UserError
+from srl.files import atomic_directory, read_json, write_json, write_manifest
 from srl.manifests import (
     ABOUT,
     CHECKPOINT,
@@ -21,9 +24,6 @@ from srl.manifests import (
     checksums,
     replaceable,
 )
-
-from srl.errors import UserError
-from srl.files import atomic_directory, read_json, write_json, write_manifest
 from srl.model import save_model
 from srl.train.experience import Learner
 from srl.train.progress import Progress

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from srl.progress import counted
 
 from srl.config import Config
 from srl.config.base import Section
@@ -17,6 +16,7 @@ from srl.data.demonstrations import read_demonstrations
 from srl.files import atomic_directory, digest_file, digest_text, write_json
 from srl.inputs import check_input
 from srl.model import pick_device, pick_dtype, save_model
+from srl.progress import counted
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, Searcher

@@ -8,11 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from srl.progress import counted
-
 from srl import interrupts
 from srl.config import Config
 from srl.evaluate import summarise
+from srl.progress import counted
 from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec

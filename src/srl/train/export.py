@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srl.manifests import check_checkpoint, files_in, replaceable
-
 from srl.config import Config, load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, MANIFEST, atomic_directory, link_or_copy, read_json, write_json, write_manifest
+from srl.manifests import check_checkpoint, files_in, replaceable
 from srl.model import DTYPES, load_model
 from srl.protocol import STOP_STRINGS
 from srl.train.cold_start import about

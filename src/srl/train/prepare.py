@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from srl.progress import counted, counted_stages
-
 from srl.config import Config
 from srl.config.sections import Model
 from srl.data.parquet import read_questions
@@ -20,6 +18,7 @@ from srl.files import digest_file, digest_text
 from srl.index import build_index, load_retriever
 from srl.index.build import build_parameters
 from srl.inputs import check_input
+from srl.progress import counted, counted_stages
 from srl.protocol import WITHOUT_SEARCH, Template, template
 from srl.rollout.codec import Codec
 from srl.trajectory import Question

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from srl.manifests import is_checked
-
 from srl import interrupts
 from srl.files import NotWritten, why_not_written
+from srl.manifests import is_checked
 from srl.workspace import Workspace
 
 LOG = "log"

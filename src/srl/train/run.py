@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from srl.manifests import CHECKPOINT, checksums
 
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_directory, read_json, write_json, write_manifest
+from srl.manifests import CHECKPOINT, checksums
 from srl.model import save_model
 from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import Searcher

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from srl.progress import counted
 from torch import Tensor
 
 from srl import interrupts
 from srl.errors import UserError
+from srl.progress import counted
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout

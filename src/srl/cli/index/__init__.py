@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import typer
 
-from srl.cli.index import compare, making, measure, pull, search
+from srl.cli.index import build, diff, pull, search
+from srl.cli.index import eval as eval_
 
 __all__ = ["app"]
 
@@ -15,13 +16,13 @@ app = typer.Typer(
 )
 
 _COMMANDS: dict[str, Callable[..., None]] = {
-    "build": making.build,
-    "import": making.import_,
+    "build": build.build,
+    "import": build.import_,
     "pull": pull.pull,
-    "info": making.info,
+    "info": build.info,
     "search": search.search,
-    "eval": measure.evaluate,
-    "diff": compare.diff,
+    "eval": eval_.evaluate,
+    "diff": diff.diff,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srl.manifests import DamagedError, check_checkpoint
-
 from srl.files import atomic_file
+from srl.manifests import DamagedError, check_checkpoint
 from srl.train.resuming import go_on_without
 
 if TYPE_CHECKING:

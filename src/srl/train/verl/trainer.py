@@ -14,7 +14,6 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
-from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums
 from tensordict import TensorDict
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -27,6 +26,7 @@ from verl.workers.utils.padding import response_to_nested
 from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json, write_manifest
+from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums
 from srl.train.progress import Progress
 from srl.train.verl import torch_rollout
 from srl.train.verl.balance import block_of, dealt
