@@ -25,7 +25,7 @@ from srl.index import (
 PLUGIN = """
     from pydantic import BaseModel, Field
     from srl.index import Fault
-    from srl.index.phases import phase
+    from srl.index.timing import phase
     from srl.index.passages import keep_passages, PassageStore
     from srl.plugins import hookimpl
     from srl.trajectory import Hit, Passage

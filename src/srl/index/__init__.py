@@ -3,10 +3,10 @@
 from srl.index.build import build_index, check_corpus, import_index
 from srl.index.fault import Fault
 from srl.index.manifest import Manifest, read_index_manifest
-from srl.index.opened import Index, check_index, live_index, open_index
+from srl.index.open import Index, check_index, live_index, open_index
 from srl.index.passages import PassageStore, keep_passages
 from srl.index.retriever import Retriever, load_retriever, open_retriever, outcomes_of
-from srl.index.verified import is_verified, verify, verify_once
+from srl.index.verification import is_verified, verify, verify_once
 
 __all__ = [
     "Fault",

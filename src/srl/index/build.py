@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from srl import __version__
 from srl.data.corpus import read_corpus
 from srl.errors import CheckFailed, UserError
+from srl.index.build_directory import NOTE, workplace
 from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
 from srl.index.retriever import Retriever, load_retriever
-from srl.index.verified import record
-from srl.index.workplace import NOTE, workplace
+from srl.index.verification import record
 from srl.inputs import input_name
 from srl.manifests import checksums
 from srl.plugins import manager

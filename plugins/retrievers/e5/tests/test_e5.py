@@ -15,8 +15,8 @@ import torch
 
 from srl.errors import UserError
 from srl.index import Fault, build_index, open_index
-from srl.index.phases import collected
 from srl.testing import check_retriever
+from srl.index.timing import collected
 from srl_e5.encoder import Encoder, pool
 from srl_e5.options import Options
 from srl_e5.retriever import DenseRetriever

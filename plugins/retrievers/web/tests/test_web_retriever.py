@@ -19,10 +19,10 @@ import pytest
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index, open_index
 from srl.index.fault import Fault
-from srl.index.opened import live_index
-from srl.index.phases import collected
 from srl.testing import check_retriever
 from srl.testing.retrievers import CHECKS, CORPUS, Trial
+from srl.index.open import live_index
+from srl.index.timing import collected
 from srl_web.api import Result
 from srl_web.options import Options
 from srl_web.retriever import WebRetriever

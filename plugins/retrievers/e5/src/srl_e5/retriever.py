@@ -18,7 +18,7 @@ from srl.errors import UserError
 from srl.files import link_or_copy, read_json, write_json
 from srl.index import Retriever
 from srl.index.passages import FOLDER, PassageStore, keep_passages
-from srl.index.phases import phase
+from srl.index.timing import phase
 from srl.model import pick_device
 from srl.trajectory import Hit, Passage
 from srl_e5 import making

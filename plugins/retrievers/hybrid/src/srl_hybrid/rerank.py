@@ -12,7 +12,7 @@ from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.index import Fault, Retriever, load_retriever, open_retriever, outcomes_of
 from srl.index.passages import FOLDER, PassageStore, keep_passages
-from srl.index.phases import phase
+from srl.index.timing import phase
 from srl.trajectory import Hit, Passage
 from srl_hybrid.cross_encoder import CrossEncoder
 from srl_hybrid.fusion import best

@@ -18,7 +18,7 @@ import httpx
 from srl.errors import UserError
 from srl.files import digest_text
 from srl.index import Fault, Retriever
-from srl.index.phases import phase
+from srl.index.timing import phase
 from srl.trajectory import Hit, Passage
 from srl_web.api import Result
 from srl_web.caller import Caller

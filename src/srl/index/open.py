@@ -12,7 +12,7 @@ from srl.index.fault import Fault
 from srl.index.manifest import Manifest, check_files, read_index_manifest
 from srl.index.passages import FOLDER, PassageStore
 from srl.index.retriever import Retriever, as_retriever, load_retriever, open_retriever, outcomes_of
-from srl.index.verified import verify_once
+from srl.index.verification import verify_once
 from srl.plugins import manager
 from srl.plugins.options import validated
 from srl.trajectory import Hit, Passage
