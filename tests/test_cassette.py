@@ -10,7 +10,7 @@ from tests.taped import Scripted, ask, hit, ok
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.errors import EXIT_USER
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout

@@ -19,13 +19,13 @@ from srl.index import (
     live_index,
     open_index,
     open_retriever,
-    phases,
+    timing,
 )
 
 PLUGIN = """
     from pydantic import BaseModel, Field
     from srl.index import Fault
-    from srl.index.timing import phase
+    from srl.index.timing import timed
     from srl.index.passages import keep_passages, PassageStore
     from srl.plugins import hookimpl
     from srl.trajectory import Hit, Passage
@@ -64,7 +64,7 @@ PLUGIN = """
             self.store = PassageStore(directory / "passages")
 
         def search(self, queries, k):
-            with phase("embed"):
+            with timed("embed"):
                 pass
             if "boom" in queries:
                 raise OSError("the disk is gone")
@@ -280,7 +280,7 @@ def test_phases_are_counted_where_somebody_collects_them(plugin, corpus, tmp_pat
     build_index(corpus, tmp_path / "out", "shards")
     opened = open_index(tmp_path / "out")
     opened.search(["x"], 1)
-    with phases.collected() as seconds:
+    with timing.collect_timings() as seconds:
         opened.search(["x"], 1)
     assert set(seconds) == {"embed"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 from srl.serve import LocalSearch
 from srl.serve.batching import TickBatcher
 from srl.serve.local import LIVE_AT_ONCE

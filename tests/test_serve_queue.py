@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from srl.index import Fault, phases
+from srl.index import Fault, timing
 from srl.serve.server.answers import Found
 from srl.serve.server.cache import AnswerCache
 from srl.serve.server.queue import Answered, Batch, SearchQueue
@@ -196,7 +196,7 @@ def test_an_answer_is_the_same_in_any_company():
 def test_the_seconds_of_a_batch_go_to_their_phase():
     class Dense(Index):
         def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-            with phases.phase("embed"):
+            with timing.timed("embed"):
                 return super().outcomes(queries, k)
 
     batches: list[Batch] = []

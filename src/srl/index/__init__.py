@@ -1,11 +1,10 @@
 """A corpus made searchable: passages, a manifest with a digest, and the retriever's own files."""
 
 from srl.index.build import build_index, check_corpus, import_index
-from srl.index.fault import Fault
 from srl.index.manifest import Manifest, read_index_manifest
 from srl.index.open import Index, check_index, live_index, open_index
 from srl.index.passages import PassageStore, keep_passages
-from srl.index.retriever import Retriever, load_retriever, open_retriever, outcomes_of
+from srl.index.retriever import Fault, Retriever, load_retriever, open_retriever, outcomes_of
 from srl.index.verification import is_verified, verify, verify_once
 
 __all__ = [

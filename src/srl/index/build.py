@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from srl import __version__
 from srl.data.corpus import read_corpus
 from srl.errors import CheckFailed, UserError
-from srl.index.build_directory import NOTE, workplace
+from srl.index.build_directory import NOTE, build_directory
 from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
 from srl.index.retriever import Retriever, load_retriever
@@ -101,7 +101,7 @@ def _build(
     report, digest, count = progress or _silent, CorpusDigest(), 0
     plan = {"retriever": retriever, "options": parameters, "identity": identity}
     resumable = engine.resumable and make == engine.build
-    with workplace(out, plan, resumable, overwrite) as place:
+    with build_directory(out, plan, resumable, overwrite) as place:
         if source is not None and make is not None:
             passages = digest.of(source[1])
             store = keep_passages(passages, place.directory, lambda done: report("reading", done, None))

@@ -25,7 +25,7 @@ NOTE = "building.json"
 _REPLACEABLE = replaceable(KIND, "an index", besides=(RECORD,))
 
 
-class Workplace:
+class BuildDirectory:
     """The directory of a build, and what an earlier try noted there of what it was building."""
 
     def __init__(self, directory: Path, plan: Mapping[str, Any], noted: Mapping[str, Any]) -> None:
@@ -46,7 +46,9 @@ _WAYS = "finish that one, remove it, or add --force to start anew"
 
 
 @contextmanager
-def workplace(out: Path, plan: Mapping[str, Any], resumable: bool, overwrite: bool) -> Iterator[Workplace]:
+def build_directory(
+    out: Path, plan: Mapping[str, Any], resumable: bool, overwrite: bool
+) -> Iterator[BuildDirectory]:
     """A directory that becomes `out` at the end. `plan` (retriever, options, …) is what will be built.
 
     Raises UserError where `out` is taken, or holds the beginning of something else.
@@ -55,10 +57,10 @@ def workplace(out: Path, plan: Mapping[str, Any], resumable: bool, overwrite: bo
     replace = _REPLACEABLE if overwrite else None
     if not resumable:
         with atomic_directory(out, replace=replace) as directory:
-            yield Workplace(directory, plan, {})
+            yield BuildDirectory(directory, plan, {})
         return
     with resumable_directory(out, replace=replace) as directory:
-        yield Workplace(directory, plan, _resume(directory, dict(plan), overwrite))
+        yield BuildDirectory(directory, plan, _resume(directory, dict(plan), overwrite))
         (directory / NOTE).unlink()
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from srl.errors import UserError
 from srl.index.build import build_parameters, make_manifest, runtime_options
-from srl.index.fault import Fault
 from srl.index.manifest import Manifest, check_files, read_index_manifest
 from srl.index.passages import FOLDER, PassageStore
-from srl.index.retriever import Retriever, as_retriever, load_retriever, open_retriever, outcomes_of
+from srl.index.retriever import Fault, Retriever, as_retriever, load_retriever, open_retriever, outcomes_of
 from srl.index.verification import verify_once
 from srl.plugins import manager
 from srl.plugins.options import validated

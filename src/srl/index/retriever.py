@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from srl.index.fault import Fault, as_fault
 from srl.index.passages import PassageStore
 from srl.plugins import manager
+from srl.safe_text import safe_message
 from srl.trajectory import Hit, Passage
+
+FaultStatus = Literal["timed_out", "refused", "failed", "rejected"]
 
 Report = Callable[[int], None]
 """Told how many passages are done so far."""
+
+
+class Fault(Exception):  # noqa: N818  # not an error of the program: an outcome
+    """A query that a retriever could not answer; the statuses are those of `srl.trajectory.Search`.
+
+    `rejected` is the query's own fault, the rest the infrastructure's. `retry_after_s` is when another
+    try may help, where that is known. The message is made safe to show.
+    """
+
+    def __init__(self, status: FaultStatus, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(safe_message(message))
+        self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class Retriever:
@@ -90,6 +105,15 @@ def open_retriever(retriever: Retriever, directory: Path | None) -> Retriever:
     """What searches after `retriever` was opened on `directory`."""
     opened = retriever.open(directory)
     return retriever if opened is None else as_retriever(opened)
+
+
+def as_fault(error: Exception) -> Fault:
+    """What a retriever raised, as an outcome."""
+    if isinstance(error, Fault):
+        return error
+    fault = Fault("failed", f"{type(error).__name__}: {error}".partition("\n")[0])
+    fault.__cause__ = error
+    return fault
 
 
 class Answering(Protocol):

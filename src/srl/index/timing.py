@@ -1,4 +1,4 @@
-"""Where the seconds of a search go: a retriever names its phases, whoever wants to know collects them."""
+"""How long the phases of a search take: a retriever times its phases, a caller collects the times."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
 
-_collector: ContextVar[dict[str, float] | None] = ContextVar("phases", default=None)
+_collector: ContextVar[dict[str, float] | None] = ContextVar("timings", default=None)
 
 
 @contextmanager
-def collected() -> Iterator[dict[str, float]]:
-    """Phase → seconds of everything searched in this block, in this thread or task."""
+def collect_timings() -> Iterator[dict[str, float]]:
+    """Phase → seconds of all searches inside the block, in this thread or task."""
     seconds: dict[str, float] = {}
     token = _collector.set(seconds)
     try:
@@ -22,11 +22,11 @@ def collected() -> Iterator[dict[str, float]]:
 
 
 @contextmanager
-def phase(name: str) -> Iterator[None]:
-    """Count the block's seconds as `name`: `embed`, `search`, `rerank` or `web`."""
+def timed(phase: str) -> Iterator[None]:
+    """Add the block's duration to `phase`: `embed`, `search`, `rerank` or `web`."""
     seconds, start = _collector.get(), perf_counter()
     try:
         yield
     finally:
         if seconds is not None:
-            seconds[name] = seconds.get(name, 0.0) + perf_counter() - start
+            seconds[phase] = seconds.get(phase, 0.0) + perf_counter() - start

@@ -8,8 +8,7 @@ from time import perf_counter
 from typing import Protocol
 
 from srl.daemon_thread import in_thread
-from srl.index.fault import Fault
-from srl.index.retriever import as_retriever, outcomes_of
+from srl.index.retriever import Fault, as_retriever, outcomes_of
 from srl.serve.batching import MAX_QUERY_CHARS, TickBatcher, clean, rejection
 from srl.trajectory import Hit, Search, SearchStatus
 

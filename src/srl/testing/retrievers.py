@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 from types import MethodType
 from typing import Any
 
-from srl.index.fault import Fault
-from srl.index.retriever import Retriever, as_retriever, open_retriever, outcomes_of
+from srl.index.retriever import Fault, Retriever, as_retriever, open_retriever, outcomes_of
 from srl.testing.checks import Check, expect, run
 from srl.trajectory import Hit, Passage
 

@@ -15,8 +15,8 @@ import torch
 
 from srl.errors import UserError
 from srl.index import Fault, build_index, open_index
+from srl.index.timing import collect_timings
 from srl.testing import check_retriever
-from srl.index.timing import collected
 from srl_e5.encoder import Encoder, pool
 from srl_e5.options import Options
 from srl_e5.retriever import DenseRetriever
@@ -208,7 +208,7 @@ def test_half_precision_comes_near(encoder, dtype):
 def test_time_is_told_as_embedding_and_search(encoder, corpus, tmp_path):
     build_index(corpus, tmp_path / "index", "e5", {"model": str(encoder)})
     index = open_index(tmp_path / "index")
-    with collected() as seconds:
+    with collect_timings() as seconds:
         index.search(["red fox"], 3)
     assert set(seconds) == {"embed", "search"}
     assert all(value > 0 for value in seconds.values())

@@ -8,7 +8,7 @@ import pytest
 from hybrid_parts import PASSAGES
 
 from srl.errors import UserError
-from srl.index import Fault, build_index, open_index, phases
+from srl.index import Fault, build_index, open_index, timing
 from srl.plugins import manager
 from srl.testing import check_retriever
 from srl_hybrid.options import HybridOptions
@@ -125,7 +125,7 @@ def test_a_build_goes_on_where_one_of_the_retrievers_does(letters, tmp_path):
 def test_phases_are_those_of_the_retrievers(letters, tmp_path):
     build_index(PASSAGES, tmp_path / "one", "hybrid", BOTH)
     found = open_index(tmp_path / "one")
-    with phases.collected() as seconds:
+    with timing.collect_timings() as seconds:
         found.search(["radium"], 1)
     assert set(seconds) <= {"embed", "search"}
 

@@ -14,7 +14,7 @@ from hybrid_parts import PASSAGES, TEXTS, cross_encoder, tokenizer
 from transformers import BertForSequenceClassification, BertModel
 
 from srl.errors import UserError
-from srl.index import Fault, build_index, live_index, open_index, phases
+from srl.index import Fault, build_index, live_index, open_index, timing
 from srl.plugins import manager
 from srl.testing import check_retriever
 from srl.trajectory import Passage
@@ -254,7 +254,7 @@ def test_a_score_that_is_no_number_is_a_fault_and_not_a_ranking(options, tmp_pat
 def test_reranking_is_a_phase_of_its_own(options, tmp_path):
     build_index(PASSAGES, tmp_path / "one", "rerank", options)
     found = open_index(tmp_path / "one")
-    with phases.collected() as seconds:
+    with timing.collect_timings() as seconds:
         found.search(["radium"], 1)
     assert seconds["rerank"] > 0
 

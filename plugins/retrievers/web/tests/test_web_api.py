@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 from srl_web.providers import PROVIDERS
 
 SERPAPI = {

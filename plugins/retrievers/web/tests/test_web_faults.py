@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from web_answers import GOOD, fault_of, good, in_turn
 
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 from srl_web.api import read_answers, read_results
 from srl_web.caller import MAX_BYTES
 from srl_web.hits import cleaned, hits_of

@@ -12,7 +12,7 @@ import pytest
 from web_answers import fault_of, good, in_turn
 
 from srl.errors import UserError
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 from srl_web.caller import Caller
 from srl_web.limits import Budget, Rate
 from srl_web.options import Options

@@ -18,11 +18,11 @@ import pytest
 
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index, open_index
-from srl.index.fault import Fault
+from srl.index.open import live_index
+from srl.index.retriever import Fault
+from srl.index.timing import collect_timings
 from srl.testing import check_retriever
 from srl.testing.retrievers import CHECKS, CORPUS, Trial
-from srl.index.open import live_index
-from srl.index.timing import collected
 from srl_web.api import Result
 from srl_web.options import Options
 from srl_web.retriever import WebRetriever
@@ -233,7 +233,7 @@ def test_a_search_before_opening_is_a_bug_of_the_caller():
 
 def test_the_time_counts_as_web(web):
     retriever = web(echo)
-    with collected() as seconds:
+    with collect_timings() as seconds:
         retriever.search(["x"], 1)
     assert list(seconds) == ["web"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from srl.errors import UserError
 from srl.index import build_index, open_index
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 from srl.safe_text import HIDDEN
 from srl_web.options import Options
 from srl_web.providers import PROVIDERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 
 GOOD = {
     "searchParameters": {},

@@ -12,7 +12,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Protocol
 
-from srl.index import Fault, phases
+from srl.index import Fault, timing
 from srl.serve.server.answers import Found, encode
 from srl.serve.server.cache import AnswerCache
 from srl.trajectory import Hit
@@ -233,7 +233,7 @@ class SearchQueue:
     def _outcomes(self, batch: Batch) -> list[Found | Fault]:
         batch.started = perf_counter()
         try:
-            with phases.collected() as seconds:
+            with timing.collect_timings() as seconds:
                 outcomes = self._index.outcomes(batch.queries, batch.k)
             batch.embed_s = seconds.get("embed", 0.0)
             batch.search_s = perf_counter() - batch.started - batch.embed_s

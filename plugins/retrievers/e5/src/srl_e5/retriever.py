@@ -18,7 +18,7 @@ from srl.errors import UserError
 from srl.files import link_or_copy, read_json, write_json
 from srl.index import Retriever
 from srl.index.passages import FOLDER, PassageStore, keep_passages
-from srl.index.timing import phase
+from srl.index.timing import timed
 from srl.model import pick_device
 from srl.trajectory import Hit, Passage
 from srl_e5 import making
@@ -100,9 +100,9 @@ class DenseRetriever(Retriever):
         """
         if not queries:
             return []
-        with phase("embed"):
+        with timed("embed"):
             vectors = self._encoder.queries(queries)
-        with phase("search"):
+        with timed("search"):
             scores, rows = self._searcher.search(vectors, k)
         return [
             [Hit(self._store[row], score) for row, score in zip(*pair, strict=True) if row >= 0]

@@ -12,7 +12,7 @@ from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.index import Fault, Retriever, load_retriever, open_retriever, outcomes_of
 from srl.index.passages import FOLDER, PassageStore, keep_passages
-from srl.index.timing import phase
+from srl.index.timing import timed
 from srl.trajectory import Hit, Passage
 from srl_hybrid.cross_encoder import CrossEncoder
 from srl_hybrid.fusion import best
@@ -84,7 +84,7 @@ class RerankRetriever(Retriever):
             return []
         found = outcomes_of(self._retriever, queries, max(k, self.options.depth))
         candidates = [[] if isinstance(one, Fault) else [hit.passage for hit in one] for one in found]
-        with phase("rerank"):
+        with timed("rerank"):
             scored = self._scores(queries, candidates)
         return [
             one if isinstance(one, Fault) else self._ranked(passages, scores, k)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 from srl.safe_text import quoted
 from srl_web.api import Call, Result, open_part, read_answers, read_results
 from srl_web.hits import cleaned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Awaitable, Callable
 
-from srl.index.fault import Fault
+from srl.index.retriever import Fault
 
 
 class Rate:

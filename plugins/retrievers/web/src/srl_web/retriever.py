@@ -18,7 +18,7 @@ import httpx
 from srl.errors import UserError
 from srl.files import digest_text
 from srl.index import Fault, Retriever
-from srl.index.timing import phase
+from srl.index.timing import timed
 from srl.trajectory import Hit, Passage
 from srl_web.api import Result
 from srl_web.caller import Caller
@@ -74,7 +74,7 @@ class WebRetriever(Retriever):
             return []
         session = self._running()
         try:
-            with phase("web"):
+            with timed("web"):
                 return session.run(session.outcomes(queries, k))
         except CancelledError:
             return [Fault("failed", "web search was closed before the answer came") for _ in queries]
