@@ -42,7 +42,6 @@ from srl.model import add_lora, new_model  # noqa: E402
 from srl.protocol import template  # noqa: E402
 from srl.rollout.codec import Codec  # noqa: E402
 from srl.rollout.driver import rollout  # noqa: E402
-from srl.rollout.engine import TorchEngine  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
 from srl.train.dry_run.memory import footprint, longest_episode  # noqa: E402
 from srl.train.dry_run.model_size import Shape, shape_of  # noqa: E402

@@ -78,7 +78,7 @@ MOMENTS = {
     "loading the reference": "srl.train.loading:load_model:2",
     "opening the log": "srl.train.run:LogWriter:1",
     "the first validation": "srl.train.episodes:summarise:1",
-    "sampling": "srl.rollout.engine:draw:40",
+    "sampling": "srl.rollout.torch_engine:draw:40",
     "scoring": "srl.train.episodes/EpisodeRunner:score:4",
     "the update": "srl.train.local:update_actor:2",
     "a step's part of the log": "srl.store.writer:write_part:5",

@@ -18,8 +18,8 @@ from srl.model import new_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
-from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.torch_engine import TorchEngine
 from srl.train.sft import accumulate, batches, demonstrate, fine_tune, token_weights
 from srl.trajectory import Question, Search
 from srl.update.batch import collate

@@ -12,8 +12,8 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from srl.errors import SrlError, UserError
 from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
-from srl.rollout.engine import TorchEngine
 from srl.rollout.policy import Completion, Sampling
+from srl.rollout.torch_engine import TorchEngine
 from srl.train.verl.torch_server import ServerOptions, TorchServer, as_array, load_state
 
 KEY = [7, "train", 3, "question", 1, 0, 0]

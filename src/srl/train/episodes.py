@@ -16,8 +16,8 @@ from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
-from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.rollout.torch_engine import TorchEngine
 from srl.serve.engines import aclose
 from srl.store import LogWriter, Record
 from srl.train.progress import Progress

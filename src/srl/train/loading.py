@@ -14,7 +14,6 @@ from srl.plugins import manager
 from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
-from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner

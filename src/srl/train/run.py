@@ -19,8 +19,8 @@ from srl.errors import UserError
 from srl.files import FORMAT, atomic_directory, read_json, write_json, write_manifest
 from srl.manifests import CHECKPOINT, checksums
 from srl.model import save_model
-from srl.rollout.engine import TorchEngine
 from srl.rollout.episode import Searcher
+from srl.rollout.torch_engine import TorchEngine
 from srl.serve.engines import digest_of
 from srl.store import LogWriter, RunInfo
 from srl.store.run_info import claim

@@ -24,7 +24,7 @@ from srl.rollout.policy import Completion, Sampling
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from srl.rollout.engine import TorchEngine
+    from srl.rollout.torch_engine import TorchEngine
 
 _READ = ("temperature", "top_p", "max_tokens", "stop", "srl_key")
 """What a turn's sampling parameters may say …"""
@@ -85,7 +85,7 @@ class TorchServer:
         """Load model and tokenizer. Raises UserError."""
         from srl.model import load_model, load_tokenizer
         from srl.rollout.codec import Codec
-        from srl.rollout.engine import TorchEngine
+        from srl.rollout.torch_engine import TorchEngine
 
         options = self.options
         if options.threads:

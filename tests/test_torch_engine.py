@@ -17,8 +17,8 @@ from tests.tiny_models import EOS, Bigram, byte_level_tokenizer, tiny_model
 from srl.errors import SrlError, UserError
 from srl.protocol import STOP_STRINGS
 from srl.rollout.codec import Codec
-from srl.rollout.engine import TorchEngine
 from srl.rollout.policy import Completion, Sampling
+from srl.rollout.torch_engine import TorchEngine
 
 CODEC = Codec(byte_level_tokenizer())
 
@@ -230,7 +230,7 @@ def test_deterministic_rollouts_are_the_same_to_the_bit_in_another_process():
     code = (
         "import sys, types; tests = sys.modules['tests'] = types.ModuleType('tests')\n"
         f"tests.__path__ = [{folder!r}]\n"
-        "import torch; torch.set_num_threads(1); from tests.test_engine import deterministic_rollout\n"
+        "import torch; torch.set_num_threads(1); from tests.test_torch_engine import deterministic_rollout\n"
         "print(sorted(deterministic_rollout(range(12), seed=9)[0].items()))"
     )
     threads = torch.get_num_threads()
