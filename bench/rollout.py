@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from srl.model import count_parameters, new_model
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Sampling
+from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 
 VOCABULARY, EPISODES, GROUP = 659, 128, 8

@@ -8,8 +8,8 @@ from typing import Any
 
 from srl.protocol import TEMPLATES, Template
 from srl.rollout.codec import Codec
+from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.rollout.policy import Completion, Sampling
 from srl.rollout.scripted import ScriptedPolicy
 from srl.trajectory import Hit, Passage, Question, Search, Trajectory
 

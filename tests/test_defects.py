@@ -19,8 +19,8 @@ from srl.config import load_config
 from srl.protocol import TEMPLATES
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
+from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.policy import Completion, Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.server import bind
 from srl.train.episodes import Environment, EpisodeRunner, Splits

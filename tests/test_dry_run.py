@@ -20,7 +20,7 @@ from srl.config import Config, load_config
 from srl.errors import UserError
 from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Sampling
+from srl.rollout.engine import Sampling
 from srl.train.dry_run.memory import cache_bytes, footprint
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import Device, _available_memory, _too_large, gib, plan, plan_lines

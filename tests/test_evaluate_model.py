@@ -21,8 +21,8 @@ from srl.index import build_index, open_index
 from srl.model import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
+from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.policy import Completion, Sampling
 from srl.rollout.scripted import ScriptedPolicy
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app

@@ -17,7 +17,7 @@ from tests.tiny_models import EOS, Bigram, byte_level_tokenizer, tiny_model
 from srl.errors import SrlError, UserError
 from srl.protocol import STOP_STRINGS
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Completion, Sampling
+from srl.rollout.engine import Completion, Sampling
 from srl.rollout.torch_engine import TorchEngine
 
 CODEC = Codec(byte_level_tokenizer())

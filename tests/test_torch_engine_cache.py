@@ -22,9 +22,9 @@ from transformers import (
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
+from srl.rollout.engine import Sampling
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.forward import CachedForward, PlainForward, padded_groups
-from srl.rollout.policy import Sampling
 from srl.rollout.slots import SlotTable
 from srl.rollout.torch_engine import TorchEngine
 from srl.trajectory import Question

@@ -11,7 +11,7 @@ from srl.config import load_config, save_config
 from srl.data.parquet import read_questions
 from srl.plugins import manager
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Sampling
+from srl.rollout.engine import Sampling
 from srl.train.question_order import QuestionOrder
 from srl.train.verl.batch import StepBatch, learn_from, token_rewards, turn_ends
 from srl.train.verl.dataset import Questions, read_row, row

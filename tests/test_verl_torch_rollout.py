@@ -12,7 +12,7 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 from srl.errors import SrlError, UserError
 from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Completion, Sampling
+from srl.rollout.engine import Completion, Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.verl.torch_server import ServerOptions, TorchServer, as_array, load_state
 

@@ -25,7 +25,7 @@ from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
-from srl.rollout.policy import Sampling
+from srl.rollout.engine import Sampling
 from srl.rollout.scripted import ScriptedPolicy
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner

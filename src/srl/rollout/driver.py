@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from srl.protocol import Template
 from srl.rollout.codec import Codec
+from srl.rollout.engine import Policy
 from srl.rollout.episode import EpisodeOptions, Searcher, run_episode
-from srl.rollout.policy import Policy
 from srl.trajectory import Phase, Question, Trajectory
 
 ATTEMPTS = 2

@@ -17,7 +17,7 @@ from srl.protocol import (
     unknown_engine,
 )
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Completion, Policy, Sampling
+from srl.rollout.engine import Completion, Policy, Sampling
 from srl.trajectory import EndReason, Hit, Phase, Question, Search, Segment, Trajectory, current_episode
 
 _CHARS_A_TOKEN = 100

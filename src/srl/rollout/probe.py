@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from srl.rollout.engine import Sampling
 from srl.rollout.forward import CachedForward, Forward, PlainForward
-from srl.rollout.policy import Sampling
 from srl.rollout.slots import SlotTable
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Completion, Sampling
+from srl.rollout.engine import Completion, Sampling
 
 Script = Callable[[str, int], str]
 """(request id, turn) -> the text of that turn."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from srl.rollout.policy import Sampling
+from srl.rollout.engine import Sampling
 from srl.rollout.sampling import turn_uniforms
 
 Rows = NDArray[np.int64]

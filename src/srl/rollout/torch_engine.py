@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Completion, Sampling
+from srl.rollout.engine import Completion, Sampling
 from srl.rollout.probe import choose_forward
 from srl.rollout.sampling import draw
 from srl.rollout.slots import Rows, SlotTable

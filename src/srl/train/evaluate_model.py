@@ -19,8 +19,8 @@ from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH, Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
+from srl.rollout.engine import Policy
 from srl.rollout.episode import EpisodeOptions, Searcher
-from srl.rollout.policy import Policy
 from srl.serve.engines import aclose, connect
 from srl.train.loading import episode_options, load_engine, load_policy, load_template
 from srl.train.prepare import Note, load_questions, warn_about_unlisted_retrievers

@@ -17,8 +17,8 @@ import torch
 
 from srl.config import Config
 from srl.model import add_lora, new_model
+from srl.rollout.engine import Sampling
 from srl.rollout.forward import CachedForward
-from srl.rollout.policy import Sampling
 from srl.rollout.slots import SlotTable
 from srl.train.dry_run.model_size import Shape
 

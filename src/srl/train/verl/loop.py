@@ -17,8 +17,8 @@ from srl.config import Config, load_saved
 from srl.errors import SrlError
 from srl.rollout.codec import Codec
 from srl.rollout.driver import until_valid
+from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import run_episode
-from srl.rollout.policy import Completion, Sampling
 from srl.store import Record
 from srl.train.episodes import Environment
 from srl.train.loading import load_codec, load_scene

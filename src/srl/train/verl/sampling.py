@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from srl.rollout.codec import Codec
-from srl.rollout.policy import Sampling
+from srl.rollout.engine import Sampling
 from srl.train.verl.job import TORCH
 
 _SEEDS = 2**31

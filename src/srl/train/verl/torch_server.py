@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from srl.errors import SrlError
-from srl.rollout.policy import Completion, Sampling
+from srl.rollout.engine import Completion, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
