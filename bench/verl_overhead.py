@@ -41,7 +41,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.store import Record, RunInfo
 from srl.train.verl.batch import StepBatch, learn_from
-from srl.train.verl.loop import ServerPolicy, to_output
+from srl.train.verl.loop import VerlEngine, to_output
 from srl.train.verl.register import for_verl
 from srl.train.verl.station import Station
 from srl.trajectory import Hit, Passage, Question, Search
@@ -140,10 +140,10 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
     async def roll_out() -> list[Record]:
         records = []
         for question, sample in asked:
-            policy = ServerPolicy(stub.generate, codec, "vllm")
+            engine = VerlEngine(stub.generate, codec, "vllm")
             trajectory = await run_episode(
                 question,
-                policy,
+                engine,
                 answers,
                 codec=codec,
                 template=prompt,
@@ -164,7 +164,7 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
     began = time.process_time()
     for record in records:
         outputs.append(
-            to_output(record.trajectory, record.score, ServerPolicy(stub.generate, codec, "vllm", [1]))
+            to_output(record.trajectory, record.score, VerlEngine(stub.generate, codec, "vllm", [1]))
         )
         sent = pickle.dumps(record)
         station.add(1, "train", pickle.loads(sent))

@@ -1,4 +1,4 @@
-"""Scripted episodes for tests: a policy that says given texts, a search that answers from a table."""
+"""Scripted episodes for tests: an engine that says given texts, a search that answers from a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from srl.protocol import TEMPLATES, Template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.rollout.scripted import ScriptedPolicy
+from srl.rollout.scripted import ScriptedEngine
 from srl.trajectory import Hit, Passage, Question, Search, Trajectory
 
 QUESTION = Question("q/0", "Who built the lighthouse of Velmar?", ("Ossa Trell",), "made-up")
@@ -32,8 +32,8 @@ class TableSearch:
         return self.outcomes.pop(0) if self.outcomes else Search(query, self.hits)
 
 
-class RecordingPolicy(ScriptedPolicy):
-    """A scripted policy that keeps the contexts and samplings it was called with."""
+class RecordingEngine(ScriptedEngine):
+    """A scripted engine that keeps the contexts and samplings it was called with."""
 
     def __init__(self, codec: Codec, turns: Sequence[str]) -> None:
         super().__init__(codec, lambda request, turn: turns[turn] if turn < len(turns) else "")
@@ -58,13 +58,13 @@ def play(
     *,
     question: Question = QUESTION,
     template: Template = TEMPLATES["search-r1"],
-    policy: RecordingPolicy | None = None,
+    engine: RecordingEngine | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Trajectory:
-    """One episode in which the policy says `turns`."""
+    """One episode in which the engine says `turns`."""
     return asyncio.run(
         run_episode(
-            question, policy or RecordingPolicy(codec, turns), search, codec=codec, template=template,
+            question, engine or RecordingEngine(codec, turns), search, codec=codec, template=template,
             options=EpisodeOptions(**{"max_turn_tokens": 200, **(options or {})}),
         )
     )  # fmt: skip

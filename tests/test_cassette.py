@@ -15,7 +15,7 @@ from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.episode import EngineSearcher, EpisodeOptions
-from srl.rollout.scripted import ScriptedPolicy
+from srl.rollout.scripted import ScriptedEngine
 from srl.serve import LocalSearch
 from srl.serve.cassette import MissingFromTape, Recorder, Replay
 from srl.serve.engines import SearchEngines
@@ -147,7 +147,7 @@ def say(request: str, turn: int) -> str:
 def episodes(codec: Codec, search: Any, script: Any = say) -> list[Trajectory]:
     return asyncio.run(
         rollout(
-            QUESTIONS, ScriptedPolicy(codec, script), search, codec=codec, template=TEMPLATES["search-r1"],
+            QUESTIONS, ScriptedEngine(codec, script), search, codec=codec, template=TEMPLATES["search-r1"],
             options=EpisodeOptions(max_turn_tokens=200), n=2,
         )
     )  # fmt: skip

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.scripts import RecordingPolicy, TableSearch, play
+from tests.scripts import RecordingEngine, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.config import load_config
@@ -78,7 +78,7 @@ class Said:
         pass
 
 
-class Silent(RecordingPolicy):
+class Silent(RecordingEngine):
     """Answers each question in one turn."""
 
     def reset(self) -> None:
@@ -90,7 +90,7 @@ class Silent(RecordingPolicy):
 
 def test_validation_is_greedy_and_leaves_no_question_out():
     codec, said = Codec(byte_level_tokenizer()), Said()
-    policy = Silent(codec)
+    engine = Silent(codec)
     questions = [Question(f"q/{number}", "Who?", ("Ossa Trell",)) for number in range(7)]
     environment = Environment(
         codec, TEMPLATES["search-r1"], EpisodeOptions(max_turn_tokens=200, temperature=1.0, top_p=0.9),
@@ -98,9 +98,9 @@ def test_validation_is_greedy_and_leaves_no_question_out():
     )  # fmt: skip
     config = load_config(None, sets=["data.train_batch_size=4", "actor.ppo_mini_batch_size=4",
                                      "critic.ppo_mini_batch_size=4"]).config  # fmt: skip
-    EpisodeRunner(config, environment, policy, said, said).validate(Progress())
+    EpisodeRunner(config, environment, engine, said, said).validate(Progress())
     assert [record.trajectory.question.id for record in said.records] == [item.id for item in questions]
-    assert {(sampling.temperature, sampling.top_p) for sampling in policy.samplings} == {(0.0, 1.0)}
+    assert {(sampling.temperature, sampling.top_p) for sampling in engine.samplings} == {(0.0, 1.0)}
 
 
 class Ones:
@@ -112,7 +112,7 @@ class Ones:
         return [Score(1.0) for _ in trajectories]
 
 
-class EndsInEos(RecordingPolicy):
+class EndsInEos(RecordingEngine):
     """Samples its EOS after each turn, as a policy may that is not stopped at `</answer>`."""
 
     async def generate(self, request_id: str, token_ids, sampling: Sampling) -> Completion:
@@ -138,8 +138,8 @@ def test_form_asks_for_no_particular_chat_markup(chat):
     codec = Codec(tokenizer)
     opened = chat is not None and chat.endswith("<think>\n{% endfor %}")
     turns = [SEARCH.removeprefix("<think>") if opened else SEARCH, ANSWER]
-    for policy in (RecordingPolicy(codec, turns), EndsInEos(codec, turns)):
-        trajectory = play(codec, [], TableSearch(), policy=policy)
+    for engine in (RecordingEngine(codec, turns), EndsInEos(codec, turns)):
+        trajectory = play(codec, [], TableSearch(), engine=engine)
         (score,) = asyncio.run(RewardMix({"format": 1.0}).score([trajectory]))
         assert (score.value, score.parts["format/well_formed"]) == (1.0, 1.0)
 

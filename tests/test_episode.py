@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scripts import PAGE, QUESTION, RecordingPolicy, TableSearch, play
+from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.protocol import TEMPLATES, Template
@@ -40,14 +40,14 @@ def test_a_search_is_answered_and_the_answer_ends_the_episode(codec):
 
 
 def test_the_context_of_each_turn_is_the_ids_before_it(codec):
-    policy = RecordingPolicy(codec, [SEARCH, "no tag", ANSWER])
-    trajectory = play(codec, [], TableSearch(), policy=policy)
+    engine = RecordingEngine(codec, [SEARCH, "no tag", ANSWER])
+    trajectory = play(codec, [], TableSearch(), engine=engine)
     ids, seen = trajectory.token_ids, 0
     for segment in trajectory.segments:
         if segment.is_policy:
-            assert policy.contexts[segment.turn] == tuple(ids[:seen])
+            assert engine.contexts[segment.turn] == tuple(ids[:seen])
         seen += len(segment.token_ids)
-    assert policy.finished == ["train/0/q/0/0/0"]
+    assert engine.finished == ["train/0/q/0/0/0"]
 
 
 def test_the_mask_is_one_exactly_on_what_the_policy_wrote(codec):
@@ -144,13 +144,13 @@ def test_a_cap_on_the_last_turn_truncates(codec):
 
 
 def test_each_turn_may_use_what_is_left_and_no_more(codec):
-    policy = RecordingPolicy(codec, [SEARCH, ANSWER])
+    engine = RecordingEngine(codec, [SEARCH, ANSWER])
     play(
-        codec, [], TableSearch(), policy=policy, options={"max_response_length": 240, "max_turn_tokens": 100}
+        codec, [], TableSearch(), engine=engine, options={"max_response_length": 240, "max_turn_tokens": 100}
     )
     first = len(codec.encode_text(SEARCH))
-    observed = len(policy.contexts[1]) - len(policy.contexts[0]) - first
-    assert [sampling.max_tokens for sampling in policy.samplings] == [100, min(100, 240 - first - observed)]
+    observed = len(engine.contexts[1]) - len(engine.contexts[0]) - first
+    assert [sampling.max_tokens for sampling in engine.samplings] == [100, min(100, 240 - first - observed)]
 
 
 def test_a_prompt_that_does_not_fit_is_refused_and_never_cut(codec):
@@ -159,9 +159,9 @@ def test_a_prompt_that_does_not_fit_is_refused_and_never_cut(codec):
 
 
 def test_stop_at_answer_false_lets_the_policy_end_its_text(codec):
-    policy = RecordingPolicy(codec, [ANSWER])
-    play(codec, [], policy=policy, options={"stop_at_answer": False})
-    assert policy.samplings[0].stop == ("</search>",)
+    engine = RecordingEngine(codec, [ANSWER])
+    play(codec, [], engine=engine, options={"stop_at_answer": False})
+    assert engine.samplings[0].stop == ("</search>",)
 
 
 def test_an_observation_loses_whole_passages_before_any_is_cut(codec):
@@ -201,27 +201,27 @@ def test_an_episode_whose_search_failed_is_sampled_again_once(codec):
     broken = Search("lighthouse", status="refused")
     for failures, end, attempt in ((1, "answered", 1), (2, "failed", 1)):
         search = TableSearch(outcomes=[broken] * failures)
-        policy = RecordingPolicy(codec, [SEARCH, ANSWER])
+        engine = RecordingEngine(codec, [SEARCH, ANSWER])
         (trajectory,) = asyncio.run(
-            rollout([QUESTION], policy, search, codec=codec, template=TEMPLATES["search-r1"],
+            rollout([QUESTION], engine, search, codec=codec, template=TEMPLATES["search-r1"],
                     options=EpisodeOptions(max_turn_tokens=200))
         )  # fmt: skip
         assert (trajectory.end, trajectory.attempt) == (end, attempt)
-    assert len({sampling.key for sampling in policy.samplings if sampling.key[-1] == 0}) == 2
+    assert len({sampling.key for sampling in engine.samplings if sampling.key[-1] == 0}) == 2
 
 
 def test_samples_of_a_question_lie_side_by_side_and_have_keys_of_their_own(codec):
     questions = [replace(QUESTION, id=f"q/{number}") for number in range(3)]
-    policy = RecordingPolicy(codec, [ANSWER])
+    engine = RecordingEngine(codec, [ANSWER])
     found = asyncio.run(
-        rollout(questions, policy, None, codec=codec, template=TEMPLATES["r1"],
+        rollout(questions, engine, None, codec=codec, template=TEMPLATES["r1"],
                 options=EpisodeOptions(max_turn_tokens=200), n=2, seed=5, step=7)
     )  # fmt: skip
     assert [(item.question.id, item.sample) for item in found] == [
         (f"q/{number}", sample) for number in range(3) for sample in range(2)
     ]
-    assert len({sampling.key for sampling in policy.samplings}) == 6
-    assert all(sampling.key[:3] == (5, "train", 7) for sampling in policy.samplings)
+    assert len({sampling.key for sampling in engine.samplings}) == 6
+    assert all(sampling.key[:3] == (5, "train", 7) for sampling in engine.samplings)
 
 
 def test_a_template_that_opens_the_thought_is_noticed(codec):

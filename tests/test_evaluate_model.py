@@ -23,7 +23,7 @@ from srl.protocol import template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.scripted import ScriptedPolicy
+from srl.rollout.scripted import ScriptedEngine
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
 from srl.train.evaluate_model import (
@@ -82,7 +82,7 @@ def play(script: dict[str, list[str]], search: Any, n: int = 1) -> Evaluation:
     options = EpisodeOptions(max_turns=2, max_turn_tokens=200, max_prompt_length=1024)
     return asyncio.run(
         measure(
-            ScriptedPolicy(codec, say), search, QUESTIONS, codec=codec, template=template("search-r1"),
+            ScriptedEngine(codec, say), search, QUESTIONS, codec=codec, template=template("search-r1"),
             options=options, n=n,
         )
     )  # fmt: skip
@@ -256,7 +256,7 @@ def test_greedy_answers_do_not_depend_on_the_seed(place: Path) -> None:
     assert len(said) == 1
 
 
-class Actor(ScriptedPolicy):
+class Actor(ScriptedEngine):
     """An engine that searches for the town, then answers with what it found, or with the town."""
 
     def __init__(self, codec: Codec) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.mistakes import Shell, evaluate, place, shell, train
-from tests.scripts import QUESTION, RecordingPolicy
+from tests.scripts import QUESTION, RecordingEngine
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.data.corpus import read_corpus
@@ -173,7 +173,7 @@ def episode(codec: Codec, index: Path, query: str, **options: int) -> Trajectory
     turns = [f"<think>so</think><search>{query}</search>", "<think>so</think><answer>Ossa Trell</answer>"]
     return asyncio.run(
         run_episode(
-            QUESTION, RecordingPolicy(codec, turns), LocalSearch(open_index(index)), codec=codec,
+            QUESTION, RecordingEngine(codec, turns), LocalSearch(open_index(index)), codec=codec,
             template=TEMPLATES["search-r1"], options=EpisodeOptions(max_turn_tokens=200, **options),
         )
     )  # fmt: skip

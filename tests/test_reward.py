@@ -14,7 +14,7 @@ from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.rollout.scripted import ScriptedPolicy
+from srl.rollout.scripted import ScriptedEngine
 from srl.trajectory import Question, Score, Search, Segment, Trajectory
 
 
@@ -120,9 +120,9 @@ async def play() -> Trajectory:
     """A scripted episode of two turns, whose answer is 2."""
     said = ("<search>velmar</search>", "<answer>2</answer>")
     codec, options = Codec(byte_level_tokenizer()), EpisodeOptions(max_turns=1)
-    policy = ScriptedPolicy(codec, lambda request_id, turn: said[turn])
+    engine = ScriptedEngine(codec, lambda request_id, turn: said[turn])
     return await run_episode(
-        Question("q2", "Q?", ("2",)), policy, Nothing(), codec=codec, template=template("search-r1"),
+        Question("q2", "Q?", ("2",)), engine, Nothing(), codec=codec, template=template("search-r1"),
         options=options,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.scripted import ScriptedPolicy
+from srl.rollout.scripted import ScriptedEngine
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory
 
 pytest.importorskip("srl_em")
@@ -47,9 +47,9 @@ def codec() -> Codec:
 
 def play(codec: Codec, turns: list[str], passage: str) -> tuple[Trajectory, Score]:
     options = EpisodeOptions(max_turns=len(turns) - 1, max_obs_length=2000, max_response_length=9000)
-    policy = ScriptedPolicy(codec, lambda _, turn: turns[turn])
+    engine = ScriptedEngine(codec, lambda _, turn: turns[turn])
     [trajectory] = asyncio.run(
-        rollout([QUESTION], policy, Library(passage), codec=codec, template=TEMPLATE, options=options)
+        rollout([QUESTION], engine, Library(passage), codec=codec, template=TEMPLATE, options=options)
     )
     [score] = asyncio.run(RewardMix(dict.fromkeys(REWARDS, 1.0)).score([trajectory]))
     return trajectory, score

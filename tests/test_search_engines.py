@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scripts import PAGE, QUESTION, RecordingPolicy, TableSearch, play
+from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.protocol import (
@@ -167,7 +167,7 @@ class WhoAsks(TableSearch):
 
 def test_a_searcher_knows_which_episode_asks(codec):
     default, web = WhoAsks(), WhoAsks()
-    policy = RecordingPolicy(codec, [ASKS_WEB, ASKS, ANSWERS])
+    policy = RecordingEngine(codec, [ASKS_WEB, ASKS, ANSWERS])
     questions = [replace(QUESTION, id=f"q/{number}") for number in range(2)]
     asyncio.run(
         rollout(

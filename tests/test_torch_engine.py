@@ -1,4 +1,4 @@
-"""The engine as a policy: where turns end, who waits for what, and what happens when something fails."""
+"""The torch engine: where turns end, who waits for what, and what happens when something fails."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from srl.rollout.torch_engine import TorchEngine
 CODEC = Codec(byte_level_tokenizer())
 
 
-def engine(model, **options) -> TorchEngine:
+def new_engine(model, **options) -> TorchEngine:
     return TorchEngine(model, CODEC, **{"max_num_seqs": 4, "max_model_len": 200, **options})
 
 
 def say(text: str, *, stop: Sequence[str] = STOP_STRINGS, max_tokens: int = 50) -> Completion:
     """One greedy turn of a model that says `text` after its first token."""
     ids = CODEC.tokenizer.encode(text, add_special_tokens=False)
-    policy = engine(Bigram.saying(ids))
+    engine = new_engine(Bigram.saying(ids))
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop=tuple(stop))
-    return asyncio.run(policy.generate("one", ids[:1], sampling))
+    return asyncio.run(engine.generate("one", ids[:1], sampling))
 
 
 def text_of(completion: Completion) -> str:
     return CODEC.tokenizer.decode(completion.token_ids)
 
 
-def run(policy, *episodes):
+def run(engine, *episodes):
     """Run coroutines together; their results, in order."""
 
     async def main():
@@ -49,7 +49,7 @@ def run(policy, *episodes):
 
 
 async def episode(
-    policy: TorchEngine,
+    engine: TorchEngine,
     name: str,
     turns: int = 3,
     *,
@@ -63,12 +63,12 @@ async def episode(
     try:
         for turn in range(turns):
             sampling = Sampling(max_tokens=length, temperature=temperature, key=(name, turn))
-            completions.append(await policy.generate(name, list(ids), sampling))
+            completions.append(await engine.generate(name, list(ids), sampling))
             ids += [*completions[-1].token_ids, *rng.integers(2, 389, 4).tolist()]
             if search is not None and turn < turns - 1:
                 await search(turn)
     finally:
-        policy.finish(name)
+        engine.finish(name)
     return completions
 
 
@@ -127,43 +127,43 @@ def test_token_cap_ends_the_turn():
 def test_draws_do_not_depend_on_what_shares_the_batch(kind):
     model = tiny_model(kind, dtype=torch.float64)
     names = [f"episode {index}" for index in range(10)]
-    policy = engine(model)
-    crowd = run(policy, *(episode(policy, name) for name in names))
+    engine = new_engine(model)
+    crowd = run(engine, *(episode(engine, name) for name in names))
     for name, together in zip(names, crowd, strict=True):
-        one = engine(model)
+        one = new_engine(model)
         assert tokens(run(one, episode(one, name))) == tokens([together])
     assert len({turns[0].token_ids for turns in crowd}) == len(names)
 
 
 def test_the_key_decides_the_draw_and_the_name_does_not():
-    policy = engine(tiny_model())
+    engine = new_engine(tiny_model())
 
     async def turn(name, key):
-        completion = await policy.generate(name, [5, 6, 7], Sampling(max_tokens=8, key=key))
-        policy.finish(name)
+        completion = await engine.generate(name, [5, 6, 7], Sampling(max_tokens=8, key=key))
+        engine.finish(name)
         return completion.token_ids
 
-    same, again, other = run(policy, turn("a", (1, 0)), turn("b", (1, 0)), turn("c", (1, 1)))
+    same, again, other = run(engine, turn("a", (1, 0)), turn("b", (1, 0)), turn("c", (1, 1)))
     assert same == again != other
 
 
 def test_more_episodes_than_slots_all_end_and_never_hold_more_than_there_are():
-    policy = engine(tiny_model(), max_num_seqs=2)
+    engine = new_engine(tiny_model(), max_num_seqs=2)
     held = []
-    advance = policy._advance
-    policy._advance = lambda rows: held.append(len(policy._row_of)) or advance(rows)
-    results = run(policy, *(episode(policy, f"e{index}", search=ticks) for index in range(9)))
+    advance = engine._advance
+    engine._advance = lambda rows: held.append(len(engine._row_of)) or advance(rows)
+    results = run(engine, *(episode(engine, f"e{index}", search=ticks) for index in range(9)))
     assert [len(turns) for turns in results] == [3] * 9
     assert max(held) == 2
 
 
 def test_slow_search_holds_up_its_own_episode_only():
-    policy = engine(tiny_model())
+    engine = new_engine(tiny_model())
 
     async def main():
         others_are_done = asyncio.Event()
-        slow = asyncio.create_task(episode(policy, "slow", search=lambda turn: others_are_done.wait()))
-        await asyncio.gather(*(episode(policy, f"e{index}", search=ticks) for index in range(3)))
+        slow = asyncio.create_task(episode(engine, "slow", search=lambda turn: others_are_done.wait()))
+        await asyncio.gather(*(episode(engine, f"e{index}", search=ticks) for index in range(3)))
         others_are_done.set()
         return await slow
 
@@ -171,19 +171,19 @@ def test_slow_search_holds_up_its_own_episode_only():
 
 
 def test_rows_that_wait_for_a_search_are_not_fed():
-    policy, fed = engine(Bigram(torch.zeros(400, 400))), []
-    feed = policy._forward.feed
-    policy._forward.feed = lambda table, rows: fed.append(len(rows)) or feed(table, rows)
+    engine, fed = new_engine(Bigram(torch.zeros(400, 400))), []
+    feed = engine._forward.feed
+    engine._forward.feed = lambda table, rows: fed.append(len(rows)) or feed(table, rows)
 
     async def main():
         back = asyncio.Event()
 
         async def other():
-            await episode(policy, "b", turns=1, length=12)
+            await episode(engine, "b", turns=1, length=12)
             back.set()
 
         await asyncio.gather(
-            episode(policy, "a", turns=2, length=2, search=lambda turn: back.wait()), other()
+            episode(engine, "a", turns=2, length=2, search=lambda turn: back.wait()), other()
         )
 
     asyncio.run(main())
@@ -195,18 +195,18 @@ def deterministic_rollout(
     order: Sequence[int], seed: int
 ) -> tuple[dict[str, list[Completion]], list[list[int]]]:
     """Episodes started in `order`, with searches that take random times; what came, and what was fed."""
-    policy = engine(tiny_model(), max_num_seqs=5, deterministic=True)
+    engine = new_engine(tiny_model(), max_num_seqs=5, deterministic=True)
     delay, fed = np.random.default_rng(seed), []
-    advance = policy._advance
-    policy._advance = lambda rows: fed.append(rows.tolist()) or advance(rows)
+    advance = engine._advance
+    engine._advance = lambda rows: fed.append(rows.tolist()) or advance(rows)
     names = [f"e{index}" for index in order]
 
     def search(turn):
         return ticks(int(delay.integers(0, 60)))
 
     results = run(
-        policy,
-        *(episode(policy, name, turns=1 + int(name[1:]) % 4, length=3 + int(name[1:]) % 5, search=search)
+        engine,
+        *(episode(engine, name, turns=1 + int(name[1:]) % 4, length=3 + int(name[1:]) % 5, search=search)
           for name in names),
     )  # fmt: skip
     return dict(zip(names, results, strict=True)), fed
@@ -243,43 +243,43 @@ def test_deterministic_rollouts_are_the_same_to_the_bit_in_another_process():
         assert out.stdout.strip() == str(sorted(first.items())), out.stderr
 
 
-def failing_after(policy: TorchEngine, calls: int, error: BaseException) -> None:
-    feed, count = policy._forward.feed, iter(range(calls))
+def failing_after(engine: TorchEngine, calls: int, error: BaseException) -> None:
+    feed, count = engine._forward.feed, iter(range(calls))
 
     def broken(table, rows):
         if next(count, None) is None:
             raise error
         return feed(table, rows)
 
-    policy._forward.feed = broken
+    engine._forward.feed = broken
 
 
 def test_error_of_the_model_reaches_everyone_who_waits_and_the_engine_goes_on():
-    policy = engine(tiny_model(), max_num_seqs=2)
-    feed = policy._forward.feed
-    failing_after(policy, 3, RuntimeError("out of luck"))
+    engine = new_engine(tiny_model(), max_num_seqs=2)
+    feed = engine._forward.feed
+    failing_after(engine, 3, RuntimeError("out of luck"))
 
     async def main():
-        return await asyncio.gather(*(episode(policy, f"e{i}") for i in range(5)), return_exceptions=True)
+        return await asyncio.gather(*(episode(engine, f"e{i}") for i in range(5)), return_exceptions=True)
 
     assert [str(result) for result in asyncio.run(main())] == ["out of luck"] * 5
-    policy._forward.feed = feed
-    assert len(run(policy, episode(policy, "e0"))[0]) == 3
+    engine._forward.feed = feed
+    assert len(run(engine, episode(engine, "e0"))[0]) == 3
 
 
 def test_logits_that_are_not_numbers_are_said_to_be():
-    policy = engine(model := tiny_model())
+    engine = new_engine(model := tiny_model())
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(SrlError, match="not numbers"):
-        run(policy, episode(policy, "a"))
+        run(engine, episode(engine, "a"))
 
 
 def test_cancelling_everything_leaves_no_task_behind():
-    policy = engine(tiny_model(), max_num_seqs=2)
+    engine = new_engine(tiny_model(), max_num_seqs=2)
 
     async def main():
-        tasks = [asyncio.create_task(episode(policy, f"e{i}", length=50)) for i in range(4)]
+        tasks = [asyncio.create_task(episode(engine, f"e{i}", length=50)) for i in range(4)]
         await ticks(20)
         for task in tasks:
             task.cancel()
@@ -289,18 +289,18 @@ def test_cancelling_everything_leaves_no_task_behind():
 
     left, cancelled = asyncio.run(main())
     assert (left, cancelled) == (set(), [True] * 4)
-    assert not policy._open
-    assert not policy._row_of
-    assert len(run(policy, episode(policy, "e0"))[0]) == 3
+    assert not engine._open
+    assert not engine._row_of
+    assert len(run(engine, episode(engine, "e0"))[0]) == 3
 
 
 def test_stopping_the_scheduler_cancels_who_waits_for_it():
-    policy = engine(tiny_model())
+    engine = new_engine(tiny_model())
 
     async def main():
-        task = asyncio.create_task(episode(policy, "a", length=50))
+        task = asyncio.create_task(episode(engine, "a", length=50))
         await ticks(10)
-        policy._scheduler.cancel()
+        engine._scheduler.cancel()
         await asyncio.wait([task])
         return task.cancelled()
 
@@ -308,21 +308,21 @@ def test_stopping_the_scheduler_cancels_who_waits_for_it():
 
 
 def test_cancelled_turn_does_not_disturb_the_others_and_may_be_asked_again():
-    policy = engine(tiny_model(dtype=torch.float64))
+    engine = new_engine(tiny_model(dtype=torch.float64))
 
     async def main():
-        others = [asyncio.create_task(episode(policy, f"e{index}")) for index in range(3)]
+        others = [asyncio.create_task(episode(engine, f"e{index}")) for index in range(3)]
         turn = Sampling(max_tokens=60, temperature=0.0)
-        cancelled = asyncio.create_task(policy.generate("x", [9, 9, 9], turn))
+        cancelled = asyncio.create_task(engine.generate("x", [9, 9, 9], turn))
         await ticks(15)
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        again = await policy.generate("x", [9, 9, 9], turn)
-        policy.finish("x")
+        again = await engine.generate("x", [9, 9, 9], turn)
+        engine.finish("x")
         return [await other for other in others], again
 
     results, again = asyncio.run(main())
-    fresh = engine(policy.model)
+    fresh = new_engine(engine.model)
     assert tokens(results) == tokens(run(fresh, *(episode(fresh, f"e{index}") for index in range(3))))
     assert (
         again.token_ids
@@ -331,10 +331,10 @@ def test_cancelled_turn_does_not_disturb_the_others_and_may_be_asked_again():
 
 
 def test_turn_that_does_not_fit_is_refused_with_the_numbers():
-    policy = engine(tiny_model(), max_model_len=20)
+    engine = new_engine(tiny_model(), max_model_len=20)
     with pytest.raises(UserError, match="15 tokens and up to 6 new ones do not fit max_model_len=20"):
-        run(policy, policy.generate("a", [5] * 15, Sampling(max_tokens=6)))
-    assert len(run(policy, policy.generate("a", [5] * 15, Sampling(max_tokens=5)))[0].token_ids) == 5
+        run(engine, engine.generate("a", [5] * 15, Sampling(max_tokens=6)))
+    assert len(run(engine, engine.generate("a", [5] * 15, Sampling(max_tokens=5)))[0].token_ids) == 5
 
 
 @pytest.mark.parametrize(
@@ -347,22 +347,22 @@ def test_turn_that_does_not_fit_is_refused_with_the_numbers():
     ],
 )
 def test_turn_that_means_nothing_is_refused(ids, sampling):
-    policy = engine(tiny_model())
+    engine = new_engine(tiny_model())
     with pytest.raises(ValueError):
-        run(policy, policy.generate("a", ids, sampling))
+        run(engine, engine.generate("a", ids, sampling))
 
 
 def test_ids_that_are_not_the_episodes_own_are_refused():
-    policy = engine(tiny_model())
+    engine = new_engine(tiny_model())
 
     async def main(change):
-        first = await policy.generate("a", [5, 6], Sampling(max_tokens=3))
+        first = await engine.generate("a", [5, 6], Sampling(max_tokens=3))
         ids = [5, 6, *first.token_ids, 7]
         ids[change] += 1
         try:
-            await policy.generate("a", ids, Sampling(max_tokens=3))
+            await engine.generate("a", ids, Sampling(max_tokens=3))
         finally:
-            policy.finish("a")
+            engine.finish("a")
 
     for change in (0, 4):
         with pytest.raises(ValueError, match="do not begin with"):
@@ -371,31 +371,31 @@ def test_ids_that_are_not_the_episodes_own_are_refused():
 
 
 def test_second_turn_before_the_first_has_ended_is_refused():
-    policy = engine(tiny_model())
+    engine = new_engine(tiny_model())
     turn = Sampling(max_tokens=3)
     with pytest.raises(ValueError, match="still being generated"):
-        run(policy, policy.generate("a", [5], turn), policy.generate("a", [5], turn))
+        run(engine, engine.generate("a", [5], turn), engine.generate("a", [5], turn))
 
 
 def test_reset_forgets_what_old_weights_left_in_the_cache():
     model = tiny_model(dtype=torch.float64)
-    policy = engine(model)
-    run(policy, episode(policy, "a"), policy.generate("held", [5, 6], Sampling(max_tokens=3)))
+    engine = new_engine(model)
+    run(engine, episode(engine, "a"), engine.generate("held", [5, 6], Sampling(max_tokens=3)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.7)
-    policy.reset()
-    fresh = engine(model)
-    assert run(policy, episode(policy, "a")) == run(fresh, episode(fresh, "a"))
+    engine.reset()
+    fresh = new_engine(model)
+    assert run(engine, episode(engine, "a")) == run(fresh, episode(fresh, "a"))
 
 
 def test_reset_in_the_middle_of_a_turn_says_so():
-    policy = engine(tiny_model())
+    engine = new_engine(tiny_model())
 
     async def main():
-        task = asyncio.create_task(episode(policy, "a", length=50))
+        task = asyncio.create_task(episode(engine, "a", length=50))
         await ticks(10)
-        policy.reset()
+        engine.reset()
         await task
 
     with pytest.raises(RuntimeError, match="reset while"):
@@ -407,25 +407,25 @@ def test_dropout_is_off_in_a_rollout_and_modes_are_as_before_afterwards():
     model.config.attention_dropout = 0.9
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.9
-    quiet = run(still := engine(model), episode(still, "a"))
+    quiet = run(still := new_engine(model), episode(still, "a"))
     model.train()
     model.lm_head.eval()
-    policy = engine(model)
-    assert run(policy, episode(policy, "a")) == quiet
+    engine = new_engine(model)
+    assert run(engine, episode(engine, "a")) == quiet
     assert model.training
     assert model.model.layers[0].self_attn.training
     assert not model.lm_head.training
 
 
 def test_gradients_stay_on_for_the_episodes_between_steps():
-    policy, seen = engine(tiny_model()), []
+    engine, seen = new_engine(tiny_model()), []
 
     async def search(turn):
         seen.append(torch.is_grad_enabled() and not torch.is_inference_mode_enabled())
 
-    run(policy, episode(policy, "a", search=search), episode(policy, "b", search=search))
+    run(engine, episode(engine, "a", search=search), episode(engine, "b", search=search))
     assert seen == [True] * 4
 
 
 def test_finishing_what_has_no_slot_is_nothing():
-    engine(tiny_model()).finish("never heard of")
+    new_engine(tiny_model()).finish("never heard of")

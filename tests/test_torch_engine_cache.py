@@ -32,28 +32,28 @@ from srl.trajectory import Question
 VOCABULARY = 400
 
 
-def engine(model, **options) -> TorchEngine:
+def new_engine(model, **options) -> TorchEngine:
     settings = {"max_num_seqs": 6, "max_model_len": 300} | options
     return TorchEngine(model, Codec(byte_level_tokenizer()), **settings)
 
 
-async def converse(policy, name, plan, temperature=0.0):
+async def converse(engine, name, plan, temperature=0.0):
     """One episode: each entry of `plan` is what is read before a turn, and how long the turn is."""
     ids, turns = [], []
     for turn, (read, length) in enumerate(plan):
         ids += read
         sampling = Sampling(max_tokens=length, temperature=temperature, key=(name, turn))
-        completion = await policy.generate(name, list(ids), sampling)
+        completion = await engine.generate(name, list(ids), sampling)
         turns.append((len(ids), completion))
         ids += completion.token_ids
         await asyncio.sleep(0)
-    policy.finish(name)
+    engine.finish(name)
     return ids, turns
 
 
-def converse_all(policy, plans, temperature=0.0):
+def converse_all(engine, plans, temperature=0.0):
     async def main():
-        episodes = (converse(policy, f"e{i}", plan, temperature) for i, plan in enumerate(plans))
+        episodes = (converse(engine, f"e{i}", plan, temperature) for i, plan in enumerate(plans))
         return await asyncio.gather(*episodes)
 
     return asyncio.run(main())
@@ -88,9 +88,9 @@ def assert_as_full_forward(model, episodes, temperature=1.0, greedy=False):
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_greedy_turns_are_those_of_a_full_forward(kind):
     model = tiny_model(kind)
-    policy = engine(model)
-    assert isinstance(policy._forward, CachedForward)
-    episodes = converse_all(policy, plans(6))
+    engine = new_engine(model)
+    assert isinstance(engine._forward, CachedForward)
+    episodes = converse_all(engine, plans(6))
     assert len(episodes) == 6
     assert_as_full_forward(model, episodes, greedy=True)
 
@@ -98,28 +98,28 @@ def test_greedy_turns_are_those_of_a_full_forward(kind):
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_sampled_logprobs_are_those_of_a_full_forward_at_the_temperature(kind):
     model = tiny_model(kind)
-    episodes = converse_all(engine(model), plans(6, seed=1), temperature=0.7)
+    episodes = converse_all(new_engine(model), plans(6, seed=1), temperature=0.7)
     assert_as_full_forward(model, episodes, temperature=0.7)
 
 
 def test_slots_are_reused_and_grow_without_a_trace_of_what_was_there():
     model = tiny_model()
-    policy = engine(model, max_num_seqs=3)
+    engine = new_engine(model, max_num_seqs=3)
     long = [([5] * 250, 30)]
-    episodes = converse_all(policy, [*plans(5, seed=2), long, *plans(5, seed=3)])
+    episodes = converse_all(engine, [*plans(5, seed=2), long, *plans(5, seed=3)])
     assert_as_full_forward(model, episodes, greedy=True)
-    assert policy._forward.cache.plan.capacity > 256
+    assert engine._forward.cache.plan.capacity > 256
 
 
 def test_sampler_logprobs_of_whole_episodes_are_those_the_trainer_would_compute():
     model, codec = tiny_model(), Codec(byte_level_tokenizer())
-    policy = engine(model, max_num_seqs=4, max_model_len=900)
+    engine = new_engine(model, max_num_seqs=4, max_model_len=900)
     questions = [
         Question(f"q/{i}", f"Who built the lighthouse of Velmar {i * '?'}", ("x",)) for i in range(2)
     ]
     options = EpisodeOptions(max_turns=2, max_turn_tokens=12)
     trajectories = asyncio.run(
-        rollout(questions, policy, None, codec=codec, template=TEMPLATES["search-r1"], options=options, n=3)
+        rollout(questions, engine, None, codec=codec, template=TEMPLATES["search-r1"], options=options, n=3)
     )
     assert len({tuple(trajectory.token_ids) for trajectory in trajectories}) == 6
     for trajectory in trajectories:
@@ -133,14 +133,14 @@ def test_sampler_logprobs_of_whole_episodes_are_those_the_trainer_would_compute(
 
 def test_long_idle_row_is_not_disturbed_by_shorter_neighbours():
     model = tiny_model()
-    policy = engine(model)
+    engine = new_engine(model)
 
     async def main():
         ids = list(range(2, 62))
-        first = await policy.generate("long", list(ids), Sampling(max_tokens=2, temperature=0.0))
-        await asyncio.gather(*(converse(policy, f"e{i}", [([7, 8, i], 20)]) for i in range(2, 6)))
+        first = await engine.generate("long", list(ids), Sampling(max_tokens=2, temperature=0.0))
+        await asyncio.gather(*(converse(engine, f"e{i}", [([7, 8, i], 20)]) for i in range(2, 6)))
         start, ids = len(ids), [*ids, *first.token_ids, 5]
-        second = await policy.generate("long", list(ids), Sampling(max_tokens=9, temperature=0.0))
+        second = await engine.generate("long", list(ids), Sampling(max_tokens=9, temperature=0.0))
         return [*ids, *second.token_ids], [(start, first), (len(ids), second)]
 
     assert_as_full_forward(model, [asyncio.run(main())], greedy=True)
@@ -168,9 +168,9 @@ def test_feeding_some_rows_leaves_what_is_stored_as_it_was_to_the_bit():
 
 def test_a_few_rows_among_many_idle_slots_are_gathered_and_right():
     model = tiny_model()
-    policy = engine(model, max_num_seqs=12)
+    engine = new_engine(model, max_num_seqs=12)
     short = [([7, 8, 9, 10 + i], 1) for i in range(9)]
-    episodes = converse_all(policy, [*([turn] * 4 for turn in short), *plans(2, seed=4)])
+    episodes = converse_all(engine, [*([turn] * 4 for turn in short), *plans(2, seed=4)])
     assert_as_full_forward(model, episodes, greedy=True)
 
 
@@ -221,23 +221,23 @@ def mamba():
 def test_model_that_our_cache_does_not_fit_computes_all_again_and_says_so(make, caplog):
     model = make()
     with caplog.at_level(logging.WARNING):
-        policy = engine(model)
-    assert isinstance(policy._forward, PlainForward)
+        engine = new_engine(model)
+    assert isinstance(engine._forward, PlainForward)
     assert "without a key-value cache" in caplog.text
-    assert_as_full_forward(model, converse_all(policy, plans(4)), greedy=True)
+    assert_as_full_forward(model, converse_all(engine, plans(4)), greedy=True)
 
 
 def test_window_that_no_episode_reaches_keeps_the_cache():
     model = sliding(300)
-    policy = engine(model)
-    assert isinstance(policy._forward, CachedForward)
-    assert_as_full_forward(model, converse_all(policy, plans(4)), greedy=True)
+    engine = new_engine(model)
+    assert isinstance(engine._forward, CachedForward)
+    assert_as_full_forward(model, converse_all(engine, plans(4)), greedy=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_of_half_precision_is_no_reason_to_give_up_the_cache(dtype):
     model = tiny_model(dtype=dtype, layers=6)
-    assert isinstance(engine(model)._forward, CachedForward)
+    assert isinstance(new_engine(model)._forward, CachedForward)
 
 
 def test_learned_positions_work_with_the_cache():
@@ -245,9 +245,9 @@ def test_learned_positions_work_with_the_cache():
     model = GPT2LMHeadModel(
         GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=400)
     )
-    policy = engine(model.eval())
-    assert isinstance(policy._forward, CachedForward)
-    assert_as_full_forward(model, converse_all(policy, plans(4)), greedy=True)
+    engine = new_engine(model.eval())
+    assert isinstance(engine._forward, CachedForward)
+    assert_as_full_forward(model, converse_all(engine, plans(4)), greedy=True)
 
 
 def test_model_whose_cached_logits_differ_is_found_out(caplog):
@@ -260,6 +260,6 @@ def test_model_whose_cached_logits_differ_is_found_out(caplog):
     forgetful.__signature__ = inspect.signature(forward)
     model.forward = forgetful
     with caplog.at_level(logging.WARNING):
-        policy = engine(model)
-    assert isinstance(policy._forward, PlainForward)
+        engine = new_engine(model)
+    assert isinstance(engine._forward, PlainForward)
     assert "differ from those without" in caplog.text

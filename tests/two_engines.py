@@ -14,7 +14,7 @@ from srl.data.parquet import write_corpus, write_questions
 from srl.index import build_index
 from srl.model import save_model
 from srl.protocol import template
-from srl.rollout.scripted import ScriptedPolicy
+from srl.rollout.scripted import ScriptedEngine
 from srl.train import run as runs
 from srl.trajectory import Passage, Question
 from srl.workspace import Workspace
@@ -57,7 +57,7 @@ def settings(place: Path, *sets: str, **given: object) -> Config:
     return config(place, "grpo", [*engine, *sets], **said)
 
 
-class Scripted(ScriptedPolicy):
+class Scripted(ScriptedEngine):
     """An engine that says its lines."""
 
     def reset(self) -> None:

@@ -26,7 +26,7 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.engine import Sampling
-from srl.rollout.scripted import ScriptedPolicy
+from srl.rollout.scripted import ScriptedEngine
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.loading import LoadedModel, episode_options, load_learner
@@ -96,7 +96,7 @@ def local_episodes(chosen: Config) -> tuple[list[Trajectory], list[Score]]:
 
     async def run() -> tuple[list[Trajectory], list[Score]]:
         found = await rollout(
-            asked(), ScriptedPolicy(known.codec, script), known.search, codec=known.codec,
+            asked(), ScriptedEngine(known.codec, script), known.search, codec=known.codec,
             template=known.template, options=known.options, n=2, seed=chosen.trainer.seed, step=1,
         )  # fmt: skip
         return found, await known.reward.score(found)
@@ -108,13 +108,13 @@ class Server:
     """Stands where verl's client of its servers does, and says the script."""
 
     def __init__(self, codec: Codec) -> None:
-        self.policy = ScriptedPolicy(codec, script)
+        self.engine = ScriptedEngine(codec, script)
 
     async def generate(
         self, *, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> Any:
         sampling = Sampling(sampling_params["max_tokens"], stop=tuple(sampling_params["stop"]))
-        said = await self.policy.generate(request_id, prompt_ids, sampling)
+        said = await self.engine.generate(request_id, prompt_ids, sampling)
         return SimpleNamespace(
             token_ids=list(said.token_ids), log_probs=list(said.logprobs), stop_reason="completed",
             extra_fields={"global_steps": 1},

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from srl.protocol import Template
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Policy
+from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions, Searcher, run_episode
 from srl.trajectory import Phase, Question, Trajectory
 
@@ -26,7 +26,7 @@ async def until_valid(episode: Callable[[int], Awaitable[Trajectory]]) -> Trajec
 
 async def rollout(
     questions: Sequence[Question],
-    policy: Policy,
+    engine: Engine,
     search: Searcher | None,
     *,
     codec: Codec,
@@ -46,7 +46,7 @@ async def rollout(
     async def one(question: Question, sample: int) -> Trajectory:
         def episode(attempt: int) -> Awaitable[Trajectory]:
             return run_episode(
-                question, policy, search, codec=codec, template=template, options=options,
+                question, engine, search, codec=codec, template=template, options=options,
                 seed=seed, step=step, sample=sample, phase=phase, attempt=attempt,
             )  # fmt: skip
 

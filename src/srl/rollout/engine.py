@@ -35,7 +35,7 @@ class Completion:
     stop_reason: Literal["stop", "eos", "length"]
 
 
-class Policy(Protocol):
+class Engine(Protocol):
     """Generates one turn at a time.
 
     `request_id` is the same for all turns of an episode, and each call's `token_ids` extends the

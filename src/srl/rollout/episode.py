@@ -1,4 +1,4 @@
-"""One episode: the only place that knows how a policy and a search talk."""
+"""One episode: the only place that knows how an engine and a search talk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from srl.protocol import (
     unknown_engine,
 )
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Policy, Sampling
+from srl.rollout.engine import Completion, Engine, Sampling
 from srl.trajectory import EndReason, Hit, Phase, Question, Search, Segment, Trajectory, current_episode
 
 _CHARS_A_TOKEN = 100
@@ -70,7 +70,7 @@ class PromptTooLongError(UserError):
 
 async def run_episode(
     question: Question,
-    policy: Policy,
+    engine: Engine,
     search: Searcher | None,
     *,
     codec: Codec,
@@ -82,39 +82,39 @@ async def run_episode(
     phase: Phase = "train",
     attempt: int = 0,
 ) -> Trajectory:
-    """Let `policy` answer `question`, searching with `search` (None: search is an invalid action).
+    """Let `engine` answer `question`, searching with `search` (None: search is an invalid action).
 
-    The ids of the trajectory are the ids that the policy was shown and those it returned, in order;
+    The ids of the trajectory are the ids that the engine was given and those it returned, in order;
     nothing is decoded and encoded again. It never ends on an observation: when one does not fit with
     a minimal answer, the episode ends before it, `truncated`.
     Raises PromptTooLongError.
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
-    episode = _Episode(trajectory, policy, search, codec, template, options)
+    episode = _Episode(trajectory, engine, search, codec, template, options)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)
     try:
         trajectory.end = await episode.run(request, key)
     finally:
-        policy.finish(request)
-    assert trajectory.token_ids == episode.ids, "the trajectory's ids are not the policy's context"
+        engine.finish(request)
+    assert trajectory.token_ids == episode.ids, "the trajectory's ids are not what the engine was given"
     return trajectory
 
 
 class _Episode:
-    """The running state of one episode; `ids` is the context as the policy sees it."""
+    """The running state of one episode; `ids` is the context as the engine sees it."""
 
     def __init__(
         self,
         trajectory: Trajectory,
-        policy: Policy,
+        engine: Engine,
         search: Searcher | None,
         codec: Codec,
         template: Template,
         options: EpisodeOptions,
     ) -> None:
-        self.trajectory, self.policy, self.search = trajectory, policy, search
+        self.trajectory, self.engine, self.search = trajectory, engine, search
         self.codec, self.template, self.options = codec, template, options
         self.ids: list[int] = []
         self.prompt_length = 0
@@ -122,7 +122,7 @@ class _Episode:
     async def run(self, request: str, key: tuple[int | str, ...]) -> EndReason:
         self._start()
         for turn in range(self.options.max_turns + 1):
-            completion = await self.policy.generate(request, self.ids, self._sampling(turn, key))
+            completion = await self.engine.generate(request, self.ids, self._sampling(turn, key))
             text = self._add_policy(completion, turn)
             action = parse_action(text)
             if action is not None and action.kind == "answer":

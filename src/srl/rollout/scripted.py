@@ -1,4 +1,4 @@
-"""A policy that says what it is told: SFT demonstrations and tests run through it."""
+"""An engine that says what it is told: SFT demonstrations and tests run through it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Script = Callable[[str, int], str]
 """(request id, turn) -> the text of that turn."""
 
 
-class ScriptedPolicy:
+class ScriptedEngine:
     """Replays the texts of a script through the same episode that a model would run.
 
     Log-probs are 0: a script is certain of what it says. A turn longer than its token cap is cut

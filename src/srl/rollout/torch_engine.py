@@ -44,7 +44,7 @@ class _Request:
 
 
 class TorchEngine:
-    """A Policy that runs a causal language model in this process, on the model's device.
+    """An `Engine` that runs a causal language model in this process, on the model's device.
 
     An episode holds one of `max_num_seqs` slots from its first turn to `finish`; its keys and values
     stay there, so a turn feeds only what is new. Further episodes wait for a slot. Requests that have
@@ -100,7 +100,7 @@ class TorchEngine:
         """One turn of the episode `request_id`, whose ids so far are `token_ids`.
 
         Raises UserError when it does not fit `max_model_len`, ValueError when it is not what the
-        Policy protocol says, and what the model raised, should it fail.
+        `Engine` protocol says, and what the model raised, should it fail.
         """
         self._check(request_id, token_ids, sampling)
         order = _by_key(sampling.key) if self.deterministic else (self._calls,)

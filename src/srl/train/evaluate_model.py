@@ -19,7 +19,7 @@ from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH, Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
-from srl.rollout.engine import Policy
+from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions, Searcher
 from srl.serve.engines import aclose, connect
 from srl.train.loading import episode_options, load_engine, load_policy, load_template
@@ -64,7 +64,7 @@ class ModelReport:
 
 
 async def measure(
-    policy: Policy,
+    engine: Engine,
     search: Searcher | None,
     questions: Sequence[Question],
     *,
@@ -81,7 +81,7 @@ async def measure(
         await connect(search)
         with counted(f"episodes {setting}", n * len(questions)) as count:
             trajectories = await rollout(
-                questions, policy, search, codec=codec, template=template, options=options, n=n, seed=seed,
+                questions, engine, search, codec=codec, template=template, options=options, n=n, seed=seed,
                 phase=phase, on_done=lambda trajectory: count(next(done)),
             )  # fmt: skip
     finally:

@@ -1,6 +1,6 @@
 """Supervised fine-tuning on demonstrations: the cold start before reinforcement learning.
 
-A scripted policy runs each demonstration through `run_episode` with the real search, so that the
+A scripted engine runs each demonstration through `run_episode` with the real search, so that the
 tokens and masks are those of a rollout.
 """
 
@@ -22,7 +22,7 @@ from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions, Searcher
-from srl.rollout.scripted import ScriptedPolicy
+from srl.rollout.scripted import ScriptedEngine
 from srl.trajectory import Question, Trajectory
 from srl.update.batch import Batch, collate, micro_batches
 from srl.update.forward import token_stats
@@ -48,9 +48,9 @@ def demonstrate(
 
     async def one(question: Question) -> Trajectory:
         turns = question.metadata["turns"]
-        policy = ScriptedPolicy(codec, lambda request, turn: turns[turn] if turn < len(turns) else "")
+        engine = ScriptedEngine(codec, lambda request, turn: turns[turn] if turn < len(turns) else "")
         (trajectory,) = await rollout(
-            [question], policy, search, codec=codec, template=template, options=options, phase="sft"
+            [question], engine, search, codec=codec, template=template, options=options, phase="sft"
         )
         count(next(done))
         return trajectory

@@ -75,8 +75,8 @@ def eos_ids(config: Config) -> list[int]:
 
 
 @dataclass(slots=True)
-class ServerPolicy:
-    """A Policy that asks verl's servers; `steps` are the versions of the weights that answered."""
+class VerlEngine:
+    """An engine that asks verl's servers; `steps` are the versions of the weights that answered."""
 
     generate_on: Callable[..., Awaitable[Any]]
     codec: Codec
@@ -130,11 +130,11 @@ class SearchLoop(AgentLoopBase):
         options = environment.options
         if phase != TRAIN:
             options = replace(options, temperature=known.config.eval.temperature, top_p=1.0)
-        policy = ServerPolicy(self.server_manager.generate, environment.codec, self.backend)
+        engine = VerlEngine(self.server_manager.generate, environment.codec, self.backend)
 
         def episode(attempt: int) -> Awaitable[Trajectory]:
             return run_episode(
-                question, policy, environment.search, codec=environment.codec,
+                question, engine, environment.search, codec=environment.codec,
                 template=environment.template, options=options, seed=known.config.trainer.seed, step=step,
                 sample=int(row["session_id"]), phase=phase, attempt=attempt,
             )  # fmt: skip
@@ -144,11 +144,11 @@ class SearchLoop(AgentLoopBase):
         (score,) = await environment.reward.score([trajectory])
         scoring = time.perf_counter() - began
         await known.station.add.remote(step, phase, Record(trajectory, score))
-        return to_output(trajectory, score, policy, scoring)
+        return to_output(trajectory, score, engine, scoring)
 
 
 def to_output(
-    trajectory: Trajectory, score: Score, policy: ServerPolicy, scoring: float = 0.0
+    trajectory: Trajectory, score: Score, engine: VerlEngine, scoring: float = 0.0
 ) -> AgentLoopOutput:
     """A trajectory in verl's terms: everything after the prompt is the response, with our mask.
 
@@ -157,7 +157,7 @@ def to_output(
     start = len(trajectory.segments[0].token_ids)
     mask = trajectory.response_mask[start:]
     searching = sum(search.latency_s for search in trajectory.searches)
-    versions = policy.steps or [trajectory.step]
+    versions = engine.steps or [trajectory.step]
     return AgentLoopOutput(
         prompt_ids=trajectory.token_ids[:start],
         response_ids=trajectory.token_ids[start:],
@@ -166,7 +166,7 @@ def to_output(
         reward_score=score.value if trajectory.valid else 0.0,
         num_turns=trajectory.turns,
         metrics=AgentLoopMetrics(
-            generate_sequences=policy.seconds, tool_calls=searching, compute_score=scoring
+            generate_sequences=engine.seconds, tool_calls=searching, compute_score=scoring
         ),
         extra_fields={
             "min_global_steps": min(versions),
