@@ -15,7 +15,7 @@ ATTEMPTS = 2
 """How often an episode is sampled until its searches succeed."""
 
 
-async def until_valid(episode: Callable[[int], Awaitable[Trajectory]]) -> Trajectory:
+async def resample_if_failed(episode: Callable[[int], Awaitable[Trajectory]]) -> Trajectory:
     """`episode(attempt)`, made once more where a failed search ended it; if that fails too it is `failed`."""
     for attempt in range(ATTEMPTS):
         trajectory = await episode(attempt)
@@ -50,7 +50,7 @@ async def rollout(
                 seed=seed, step=step, sample=sample, phase=phase, attempt=attempt,
             )  # fmt: skip
 
-        trajectory = await until_valid(episode)
+        trajectory = await resample_if_failed(episode)
         if on_done is not None:
             on_done(trajectory)
         return trajectory

@@ -16,7 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from srl.config import Config, load_saved
 from srl.errors import SrlError
 from srl.rollout.codec import Codec
-from srl.rollout.driver import until_valid
+from srl.rollout.driver import resample_if_failed
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import run_episode
 from srl.store import Record
@@ -139,7 +139,7 @@ class SearchLoop(AgentLoopBase):
                 sample=int(row["session_id"]), phase=phase, attempt=attempt,
             )  # fmt: skip
 
-        trajectory = await until_valid(episode)
+        trajectory = await resample_if_failed(episode)
         began = time.perf_counter()
         (score,) = await environment.reward.score([trajectory])
         scoring = time.perf_counter() - began
