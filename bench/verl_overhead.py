@@ -40,8 +40,8 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.store import Record, RunInfo
+from srl.train.verl.agent_loop import VerlEngine, to_output
 from srl.train.verl.batch import StepBatch, learn_from
-from srl.train.verl.loop import VerlEngine, to_output
 from srl.train.verl.register import for_verl
 from srl.train.verl.station import Station
 from srl.trajectory import Hit, Passage, Question, Search

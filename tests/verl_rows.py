@@ -144,7 +144,7 @@ def verl_episodes(chosen: Config, monkeypatch: Any, backend: str = "vllm") -> Ro
     """The same episodes by our agent loop, and by what verl makes of its outputs."""
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    from srl.train.verl import dataset, loop
+    from srl.train.verl import agent_loop, dataset
 
     kept: list[dict[str, Any]] = []
 
@@ -154,7 +154,7 @@ def verl_episodes(chosen: Config, monkeypatch: Any, backend: str = "vllm") -> Ro
     writer = Writer()
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put, raising=False)
     monkeypatch.setattr(agent_loop_tq, "list_of_dict_to_tensordict", list)
-    monkeypatch.setattr(loop, "_scene", loop.Scene(chosen, environment(chosen), writer))
+    monkeypatch.setattr(agent_loop, "_scene", agent_loop.Scene(chosen, environment(chosen), writer))
     worker = object.__new__(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
     worker.processor = worker.reward_loop_worker_handles = None
     worker.distillation_enabled = False
@@ -164,7 +164,7 @@ def verl_episodes(chosen: Config, monkeypatch: Any, backend: str = "vllm") -> Ro
         for position, question in enumerate(asked()):
             for sample in range(2):
                 server = Server(environment(chosen).codec)
-                ours = loop.SearchLoop(SimpleNamespace(config=rollout_config), server)
+                ours = agent_loop.SearchLoop(SimpleNamespace(config=rollout_config), server)
                 row = dataset.row(question, "train", position) | {"global_steps": 1, "session_id": sample}
                 output = await ours.run({}, **row)
                 await worker._agent_loop_postprocess(output, False, uid=str(position), **row)

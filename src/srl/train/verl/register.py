@@ -159,7 +159,7 @@ def _register_loop() -> None:
     """Name our agent loop; it is imported where the first episode runs, and only there."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
-    _agent_loop_registry[LOOP] = {"_target_": "srl.train.verl.loop.SearchLoop"}
+    _agent_loop_registry[LOOP] = {"_target_": "srl.train.verl.agent_loop.SearchLoop"}
 
 
 def check_reports(reports: Mapping[str, Report | BaseException | None], expected: Report) -> None:
