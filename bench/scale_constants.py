@@ -24,7 +24,7 @@ from made_passages import made_passages, nq_questions
 from srl.protocol import template
 from srl.serve.wire import write_request
 from srl.store import Record, RunInfo
-from srl.train.verl.station import Station
+from srl.train.verl.log_writer import LogActor
 from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
 
 if TYPE_CHECKING:
@@ -145,14 +145,14 @@ def logging(records: list[Record]) -> dict[str, float]:
     took, sizes = [], []
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
-            station = Station(Path(folder), run)
+            log_actor = LogActor(Path(folder), run)
             began = time.process_time()
             for message in sent:
-                station.add(1, "train", pickle.loads(message))
-            station.finish(1, "train", {"critic/score/mean": 0.5}, pickle.loads(tokens))
+                log_actor.add(1, "train", pickle.loads(message))
+            log_actor.finish(1, "train", {"critic/score/mean": 0.5}, pickle.loads(tokens))
             took.append((time.process_time() - began) / len(records))
             sizes.append(sum(path.stat().st_size for path in Path(folder).rglob("*.parquet")))
-            station.close("interrupted")
+            log_actor.close("interrupted")
     size = (sum(map(len, sent)) + len(tokens)) / len(records)
     return {"log_bytes": sizes[-1] / len(records), "sent_bytes": size, "write_s": median(took)}
 

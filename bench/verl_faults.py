@@ -223,7 +223,7 @@ FAULTS = {
     "a rollout server is killed": Fault(killed("ray::TorchServer"), words="rollout server died"),
     "a training worker is killed": Fault(killed("ray::WorkerDict"), words="training worker died"),
     "the trainer is killed": Fault(killed("ray::Runner"), words="the trainer died"),
-    "the log's writer is killed": Fault(killed("ray::Station"), words="log's writer died"),
+    "the log's writer is killed": Fault(killed("ray::LogActor"), words="log's writer died"),
     "the storage of batches is killed": Fault(killed("ray::SimpleStorage")),
     "a search server is gone for good": Fault(
         Place.stop_serving, words="search failed in", after=Place.serve

@@ -42,8 +42,8 @@ from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.store import Record, RunInfo
 from srl.train.verl.agent_loop import VerlEngine, to_output
 from srl.train.verl.batch import StepBatch, learn_from
+from srl.train.verl.log_writer import LogActor
 from srl.train.verl.register import for_verl
-from srl.train.verl.station import Station
 from srl.trajectory import Hit, Passage, Question, Search
 from srl.update.kl import kl_controller
 
@@ -130,7 +130,7 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
         for n in range(episodes // 8)
     ]
     mix = RewardMix({"em": 1.0, "format": 0.2})
-    station = Station(
+    log_actor = LogActor(
         directory, RunInfo("bench", "bench", "grpo", 0, "", {}, "", "", "2026-01-01T00:00:00+00:00")
     )
     outputs: list[Any] = []
@@ -167,7 +167,7 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
             to_output(record.trajectory, record.score, VerlEngine(stub.generate, codec, "vllm", [1]))
         )
         sent = pickle.dumps(record)
-        station.add(1, "train", pickle.loads(sent))
+        log_actor.add(1, "train", pickle.loads(sent))
     found["hand_over"] = time.process_time() - began
     batch = batch_of(outputs)
     algorithm: Any = manager.load("algorithm", "grpo", {})
@@ -185,9 +185,9 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
         for name, o in zip(batch.ids, outputs, strict=True)
     }
     began = time.process_time()
-    station.finish(1, "train", {}, cut)
+    log_actor.finish(1, "train", {}, cut)
     found["write"] = time.process_time() - began
-    station.close("finished")
+    log_actor.close("finished")
     found["tokens"] = sum(len(o.prompt_ids) + len(o.response_ids) for o in outputs) / len(outputs)
     found["policy_tokens"] = sum(sum(o.response_mask) for o in outputs) / len(outputs)
     found["bytes"] = sum(len(pickle.dumps(record)) for record in records) / len(records)

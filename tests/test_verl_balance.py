@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from srl.train.verl.balance import block_of, dealt, share_out
+from srl.train.verl.balance import balanced_order, block_of, share_out
 from srl.update.actor import mini_batches
 
 
@@ -31,14 +31,14 @@ def test_mini_batches_hold_the_rows_of_the_local_engines(workers, size):
     places, lengths = a_batch()
     local = sorted(range(len(places)), key=places.__getitem__)
     expected = [{local[row] for row in index.tolist()} for index in mini_batches(len(local), size)]
-    order = dealt(places, lengths, workers=workers, block=size)
+    order = balanced_order(places, lengths, workers=workers, block=size)
     assert verls_mini_batches(order, workers, size) == expected
 
 
 def test_actor_and_critic_of_different_sizes_both_get_theirs():
     places, lengths = a_batch()
     local = sorted(range(len(places)), key=places.__getitem__)
-    order = dealt(places, lengths, workers=2, block=block_of(16, 8, 2))
+    order = balanced_order(places, lengths, workers=2, block=block_of(16, 8, 2))
     for size in (8, 16):
         expected = [set(local[start : start + size]) for start in range(0, len(local), size)]
         assert verls_mini_batches(order, 2, size) == expected
@@ -49,13 +49,13 @@ def test_order_does_not_depend_on_who_finished_first():
     for seed in range(3):
         places, _ = a_batch(seed=seed)
         lengths = [10 * question + sample for question, sample in places]
-        dealt_rows.append([places[row] for row in dealt(places, lengths, workers=2, block=8)])
+        dealt_rows.append([places[row] for row in balanced_order(places, lengths, workers=2, block=8)])
     assert dealt_rows[0] == dealt_rows[1] == dealt_rows[2]
 
 
 def test_one_worker_gets_the_order_of_the_questions():
     places, lengths = a_batch()
-    order = dealt(places, lengths, workers=1, block=8)
+    order = balanced_order(places, lengths, workers=1, block=8)
     assert [places[row] for row in order] == sorted(places)
 
 
@@ -84,7 +84,7 @@ def test_verls_own_iterator_cuts_the_workers_parts_so():
     from verl.utils import tensordict_utils
 
     places, lengths = a_batch()
-    order = dealt(places, lengths, workers=2, block=8)
+    order = balanced_order(places, lengths, workers=2, block=8)
     rows = TensorDict({"row": torch.tensor(order)}, batch_size=len(order))
     parts = [
         [part["row"].tolist() for part in tensordict_utils.make_iterator(

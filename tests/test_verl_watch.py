@@ -18,7 +18,7 @@ from srl.train.progress import Progress
 from srl.train.report import Terminal
 from srl.train.verl import faults, watch
 from srl.train.verl.faults import ending, first_line, reason, role
-from srl.train.verl.station import News, Station
+from srl.train.verl.log_writer import LogActor, RunStatus
 from srl.train.verl.watch import followed
 
 pytest.importorskip("ray")
@@ -92,7 +92,7 @@ class Setting:
 
     def __init__(self) -> None:
         self.run = FOLDER
-        self.station = Station(self.run / "log", run_info(), sample_freq=1, sample_count=1)
+        self.station = LogActor(self.run / "log", run_info(), sample_freq=1, sample_count=1)
         self.out, self.heard = io.StringIO(), Heard()
         self.config = Config.model_validate({"cluster": {"watchdog_s": 5.0}})
 
@@ -165,7 +165,7 @@ def test_a_failed_check_keeps_its_exit_code(setting):
         ("AgentLoopWorkerTQ", "rollout worker"),
         ("create_colocated_worker_cls.<locals>.WorkerDict", "training worker"),
         ("Runner", "trainer"),
-        ("Station", "log's writer"),
+        ("LogActor", "log's writer"),
         ("SimpleStorageUnit", "TransferQueue's storage"),
         ("Something", "process Something"),
     ],
@@ -225,8 +225,8 @@ def test_a_gpu_without_room_says_what_takes_less(setting):
 )
 def test_a_process_that_cannot_start_says_why(setting, raised, line):
     name = "srl.errors.UserError" if isinstance(raised, UserError) else type(raised).__name__
-    trace = f"\x1b[36mray::Station.__init__()\x1b[39m (pid=1)\n  File x\n{name}: {raised}\n"
-    error = RayTaskError("__init__", trace, raised, proctitle="ray::Station", pid=1, ip="127.0.0.1")
+    trace = f"\x1b[36mray::LogActor.__init__()\x1b[39m (pid=1)\n  File x\n{name}: {raised}\n"
+    error = RayTaskError("__init__", trace, raised, proctitle="ray::LogActor", pid=1, ip="127.0.0.1")
     assert setting.ended(Trainer(end=ActorDiedError(error))) == line
 
 
@@ -270,7 +270,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, each: float) -> None:
         self.now, self.each = time.monotonic(), each
-        monkeypatch.setattr("srl.train.verl.station.time.monotonic", self)
+        monkeypatch.setattr("srl.train.verl.log_writer.time.monotonic", self)
 
     def __call__(self) -> float:
         self.now += self.each
@@ -339,7 +339,7 @@ def test_a_ray_that_does_not_start_is_one_line(address, what):
 class Gone:
     """The writer of a log whose process has died."""
 
-    def news(self) -> News:
+    def poll(self) -> RunStatus:
         raise UserError(f"the log's writer died (process 5 on 127.0.0.1); {GO_ON}")
 
     def close(self, status: str) -> Progress:
@@ -354,7 +354,7 @@ def test_a_log_that_cannot_be_finished_is_the_reason_only_where_there_is_no_othe
     def full(*arguments: object) -> None:
         raise UserError("log.duckdb was not written: the disk is full")
 
-    monkeypatch.setattr(Station, "close", full)
+    monkeypatch.setattr(LogActor, "close", full)
     assert "log.duckdb was not written" in setting.ended(Trainer(setting.step(1)))
     assert setting.ended(Trainer(end=remote(UserError("search failed")))) == "search failed"
 
@@ -411,12 +411,12 @@ def test_the_writer_is_asked_through_ray_and_its_faults_are_lines(answers):
     assert writer.close("failed").arguments == ("failed",)
     for error, line in (
         (remote(UserError("the disk is full; free some space")), "^the disk is full; free some space$"),
-        (DiedError("Station"), rf"^the log's writer died \(process 77 on 10.0.0.3\); {GO_ON}$"),
+        (DiedError("LogActor"), rf"^the log's writer died \(process 77 on 10.0.0.3\); {GO_ON}$"),
         (GetTimeoutError("Get timed out"), f"^the log's writer has not answered for 60 s; {GO_ON}$"),
     ):
         answers.dead[actor] = error
         with pytest.raises(UserError, match=line):
-            writer.news()
+            writer.poll()
 
 
 def test_a_writer_that_stands_still_is_waited_for_once(answers, monkeypatch):
@@ -430,7 +430,7 @@ def test_a_writer_that_stands_still_is_waited_for_once(answers, monkeypatch):
 
     monkeypatch.setattr(ray, "get", get)
     writer = watch.RayWriter(Actor(), FOLDER, 1800.0)
-    for ask in (writer.news, lambda: writer.close("failed")):
+    for ask in (writer.poll, lambda: writer.close("failed")):
         with pytest.raises(UserError, match="has not answered"):
             ask()
     assert waits == [1800.0, watch.EVERY_S]

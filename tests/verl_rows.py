@@ -154,7 +154,7 @@ def verl_episodes(chosen: Config, monkeypatch: Any, backend: str = "vllm") -> Ro
     writer = Writer()
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put, raising=False)
     monkeypatch.setattr(agent_loop_tq, "list_of_dict_to_tensordict", list)
-    monkeypatch.setattr(agent_loop, "_scene", agent_loop.Scene(chosen, environment(chosen), writer))
+    monkeypatch.setattr(agent_loop, "_state", agent_loop.WorkerState(chosen, environment(chosen), writer))
     worker = object.__new__(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
     worker.processor = worker.reward_loop_worker_handles = None
     worker.distillation_enabled = False

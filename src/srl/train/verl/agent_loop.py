@@ -25,40 +25,40 @@ from srl.train.loading import load_codec, load_scene
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.faults import reason, root
 from srl.train.verl.job import RUN_VARIABLE
+from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.sampling import reason_of, server_params
-from srl.train.verl.station import station_of
 from srl.trajectory import Score, Trajectory
 from srl.workspace import Workspace
 
 
 @dataclass(slots=True)
-class Scene:
+class WorkerState:
     """What all episodes of a process share; loaded with the first of them."""
 
     config: Config
     environment: Environment
-    station: Any
+    log_actor: Any
 
 
-_scene: Scene | None = None
+_state: WorkerState | None = None
 _loading = asyncio.Lock()
 
 
-async def scene() -> Scene:
+async def worker_state() -> WorkerState:
     """The process's scene. Loading connects to the search servers, so an unreachable one is named here."""
-    global _scene
+    global _state
     async with _loading:
-        if _scene is None:
-            _scene = await asyncio.to_thread(_load_scene)
-    return _scene
+        if _state is None:
+            _state = await asyncio.to_thread(_load_state)
+    return _state
 
 
-def _load_scene() -> Scene:
+def _load_state() -> WorkerState:
     run = Path(os.environ[RUN_VARIABLE])
     config = load_saved(run)
     codec = load_codec(config.model, eos_ids(config), lambda text: None)
     environment = load_scene(config, Workspace.resolve(), codec, lambda text: None)
-    return Scene(config, environment, station_of(run))
+    return WorkerState(config, environment, log_actor_of(run))
 
 
 def eos_ids(config: Config) -> list[int]:
@@ -120,11 +120,11 @@ class SearchLoop(AgentLoopBase):
         try:
             return await self._run(sampling_params, row)
         except Exception as error:
-            await station_of(Path(os.environ[RUN_VARIABLE])).fail.remote(explain(error))
+            await log_actor_of(Path(os.environ[RUN_VARIABLE])).fail.remote(explain(error))
             raise
 
     async def _run(self, sampling_params: dict[str, Any], row: dict[str, Any]) -> AgentLoopOutput:
-        known = await scene()
+        known = await worker_state()
         question, phase = read_row(row["srl"])
         environment, step = known.environment, int(row["global_steps"])
         options = environment.options
@@ -143,7 +143,7 @@ class SearchLoop(AgentLoopBase):
         began = time.perf_counter()
         (score,) = await environment.reward.score([trajectory])
         scoring = time.perf_counter() - began
-        await known.station.add.remote(step, phase, Record(trajectory, score))
+        await known.log_actor.add.remote(step, phase, Record(trajectory, score))
         return to_output(trajectory, score, engine, scoring)
 
 

@@ -14,7 +14,7 @@ Place = tuple[int, int]
 """A row's question, by its position in the step, and its sample."""
 
 
-def dealt(places: Sequence[Place], lengths: Sequence[int], *, workers: int, block: int) -> list[int]:
+def balanced_order(places: Sequence[Place], lengths: Sequence[int], *, workers: int, block: int) -> list[int]:
     """Indices of the rows in the order in which verl deals them out.
 
     Rows are sorted by question and sample. Of every `block` of them each worker gets as many, of similar

@@ -60,7 +60,7 @@ class StepBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class StepResult:
     """What the update takes (B, T), and the metrics that describe it."""
 
     rewards: Tensor
@@ -70,7 +70,7 @@ class Learned:
     metrics: dict[str, float]
 
 
-def learn_from(batch: StepBatch, config: Config, estimate: Any, control: KLController) -> Learned:
+def learn_from(batch: StepBatch, config: Config, estimate: Any, control: KLController) -> StepResult:
     """Rewards with their penalty, advantages and returns, as `srl.train.experience` makes them.
 
     `estimate` is the algorithm as it is registered with verl: its estimator under verl's keywords.
@@ -86,7 +86,7 @@ def learn_from(batch: StepBatch, config: Config, estimate: Any, control: KLContr
         sampled = batch.sampler_logprobs.float()
         weights = importance_weights(batch.old_logprobs, sampled, batch.mask, config.rollout.sampler_is_cap)
     metrics |= _described(batch, rewards, advantages, returns)
-    return Learned(rewards, advantages, returns, weights, metrics)
+    return StepResult(rewards, advantages, returns, weights, metrics)
 
 
 def group_numbers(groups: Sequence[str]) -> Tensor:

@@ -24,7 +24,7 @@ ROLES = {
     "HttpServer": "rollout server",
     "LoadBalancer": "balancer of the rollout servers",
     "RewardLoopWorker": "reward worker",
-    "Station": "log's writer",
+    "LogActor": "log's writer",
     "Runner": "trainer",
     "TransferQueue": "TransferQueue's controller",
     "StorageUnit": "TransferQueue's storage",

@@ -29,15 +29,15 @@ from srl.files import FORMAT, read_json, write_json, write_manifest
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums
 from srl.train.progress import Progress
 from srl.train.verl import torch_rollout
-from srl.train.verl.balance import block_of, dealt
-from srl.train.verl.batch import Learned, StepBatch, learn_from
+from srl.train.verl.balance import balanced_order, block_of
+from srl.train.verl.batch import StepBatch, StepResult, learn_from
 from srl.train.verl.checkpoints import STATE, folder_of, name_latest, unnamed, whole_steps
 from srl.train.verl.dataset import Questions
 from srl.train.verl.faults import Pulse, go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
+from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.register import PREFIX
 from srl.train.verl.schedule import actor_learns_after_the_critic
-from srl.train.verl.station import station_of
 from srl.train.verl.workers import check_alike, check_search
 from srl.trajectory import Phase
 from srl.update.kl import kl_controller
@@ -60,10 +60,10 @@ class SearchTrainer(PPOTrainerSync):
     def __init__(self, config: DictConfig) -> None:
         self.run = Path(os.environ[RUN_VARIABLE])
         self.srl = load_saved(self.run)
-        self.station = station_of(self.run)
+        self.log_actor = log_actor_of(self.run)
         control = self.srl.algorithm.kl_ctrl
         self.kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
-        self.learned: Learned | None = None
+        self.result: StepResult | None = None
         self.tokens: dict[str, tuple[list[float], list[float]]] = {}
         self.pulse = Pulse({})
         self.loaders: dict[Phase, StatefulDataLoader] = {}
@@ -120,7 +120,7 @@ class SearchTrainer(PPOTrainerSync):
         critic = self.config.critic.ppo_mini_batch_size * n if self.use_critic else None
         block = block_of(actor.ppo_mini_batch_size * n, critic, workers)
         lengths = [int(tag["seq_len"]) for tag in batch.tags]
-        batch.reorder(dealt(_places(batch), lengths, workers=workers, block=block))
+        batch.reorder(balanced_order(_places(batch), lengths, workers=workers, block=block))
         return batch
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -154,9 +154,9 @@ class SearchTrainer(PPOTrainerSync):
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         step = StepBatch.of(DataProto(batch=data.to_padded_tensor()).batch, extra, padding)
         estimate = get_adv_estimator_fn(f"{PREFIX}{self.srl.algorithm.name}")
-        self.learned = learn_from(step, self.srl, estimate, self.kl)
-        self._keep_tokens(step, self.learned, mask.offsets().diff().tolist())
-        fields = _to_write(self.learned, step)
+        self.result = learn_from(step, self.srl, estimate, self.kl)
+        self._keep_tokens(step, self.result, mask.offsets().diff().tolist())
+        fields = _to_write(self.result, step)
         nested = {name: response_to_nested(value, mask) for name, value in fields.items()}
         return tq.kv_batch_put(
             keys=batch.keys,
@@ -167,11 +167,11 @@ class SearchTrainer(PPOTrainerSync):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
         """verl's metrics, ours over them where both have a name, and the step into the log."""
         super()._compute_metrics(batch, metrics, *args, **named)
-        assert self.learned is not None
-        metrics.update(self.learned.metrics)
+        assert self.result is not None
+        metrics.update(self.result.metrics)
         known = self._finish("train", _numbers(metrics), self.tokens)
         metrics.update(known)
-        self.learned, self.tokens = None, {}
+        self.result, self.tokens = None, {}
         if self._folder(self.global_steps).is_dir():
             self._settle_checkpoint()
 
@@ -188,7 +188,7 @@ class SearchTrainer(PPOTrainerSync):
             return
         state = json.loads((self._folder(self.global_steps) / STATE).read_text(encoding="utf-8"))
         self.kl.load_state_dict(state["progress"]["kl"])
-        ray.get(self.station.resume.remote(Progress(**state["progress"])))
+        ray.get(self.log_actor.resume.remote(Progress(**state["progress"])))
         with open_dict(self.config):
             self.config.trainer.val_before_train = False
 
@@ -219,14 +219,14 @@ class SearchTrainer(PPOTrainerSync):
         return self._finish(phase, _numbers(metrics))
 
     def _finish(self, phase: Phase, metrics: Mapping[str, float], tokens: Any = None) -> dict[str, float]:
-        return ray.get(self.station.finish.remote(self.global_steps, phase, metrics, tokens))
+        return ray.get(self.log_actor.finish.remote(self.global_steps, phase, metrics, tokens))
 
     def _mark(self, where: str) -> None:
-        self.station.mark.remote(where, getattr(self, "global_steps", 0))
+        self.log_actor.mark.remote(where, getattr(self, "global_steps", 0))
 
     def _stop_if_broken(self) -> None:
         """Raises UserError when an episode broke, or a process of the run is gone."""
-        broken = ray.get(self.station.failure.remote()) or self.pulse.dead() or self._given_up()
+        broken = ray.get(self.log_actor.failure.remote()) or self.pulse.dead() or self._given_up()
         if broken:
             raise UserError(f"{broken}; {go_on(self.run)}")
 
@@ -237,7 +237,7 @@ class SearchTrainer(PPOTrainerSync):
 
     def _stop_on_failures(self) -> None:
         """Raises UserError when search broke more episodes than is allowed."""
-        lost, all_of_them, fault = ray.get(self.station.lost.remote(self.global_steps, "train"))
+        lost, all_of_them, fault = ray.get(self.log_actor.lost.remote(self.global_steps, "train"))
         limit = self.srl.search.max_failed
         if lost > limit * all_of_them:
             raise UserError(
@@ -259,7 +259,7 @@ class SearchTrainer(PPOTrainerSync):
 
     def _settle_checkpoint(self) -> None:
         """The step's checkpoint is the latest from here on; older ones that verl has dropped go."""
-        ray.get(self.station.flush.remote())
+        ray.get(self.log_actor.flush.remote())
         folder = self._folder(self.global_steps)
         files = checksums(folder)
         self._save_state(**HAS_MANIFEST)
@@ -273,16 +273,16 @@ class SearchTrainer(PPOTrainerSync):
 
         Written again once the step's validation is known, and the checksums of the other files.
         """
-        progress = ray.get(self.station.state.remote())
+        progress = ray.get(self.log_actor.state.remote())
         progress.step, progress.kl = self.global_steps, self.kl.state_dict()
         folder = self._folder(self.global_steps)
         folder.mkdir(parents=True, exist_ok=True)
         known = {"format": FORMAT, "step": self.global_steps, "progress": asdict(progress)}
         write_json(folder / STATE, {**known, **read_json(self.run / ABOUT, dict), **noted})
 
-    def _keep_tokens(self, step: StepBatch, learned: Learned, lengths: list[int]) -> None:
+    def _keep_tokens(self, step: StepBatch, result: StepResult, lengths: list[int]) -> None:
         """Advantages and returns by trajectory, for the log."""
-        rows = zip(step.ids, learned.advantages.tolist(), learned.returns.tolist(), lengths, strict=True)
+        rows = zip(step.ids, result.advantages.tolist(), result.returns.tolist(), lengths, strict=True)
         self.tokens = {name: (adv[:length], back[:length]) for name, adv, back, length in rows if name}
 
     def _folder(self, step: int) -> Path:
@@ -297,15 +297,15 @@ class SearchTrainer(PPOTrainerSync):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _to_write(learned: Learned, step: StepBatch) -> dict[str, Tensor]:
+def _to_write(result: StepResult, step: StepBatch) -> dict[str, Tensor]:
     """The fields (B, T) that verl's update reads; the mask without the rows that are out."""
     fields = {
-        "advantages": learned.advantages,
-        "returns": learned.returns,
-        "token_level_rewards": learned.rewards,
+        "advantages": result.advantages,
+        "returns": result.returns,
+        "token_level_rewards": result.rewards,
         "response_mask": step.mask,
     }
-    return fields if learned.weights is None else {**fields, "rollout_is_weights": learned.weights}
+    return fields if result.weights is None else {**fields, "rollout_is_weights": result.weights}
 
 
 def _places(batch: Any) -> list[tuple[int, int]]:

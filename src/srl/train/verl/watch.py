@@ -15,7 +15,7 @@ from srl.train.report import Reporter, Terminal
 from srl.train.resuming import LOG
 from srl.train.verl.checkpoints import settled
 from srl.train.verl.faults import ending, go_on
-from srl.train.verl.station import Event, News, start_station
+from srl.train.verl.log_writer import Event, RunStatus, start_log_actor
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -41,9 +41,9 @@ class Training(Protocol):
 
 
 class Writer(Protocol):
-    """The log's writer, as `Station` is one."""
+    """The log's writer, as `LogActor` is one."""
 
-    def news(self) -> News: ...
+    def poll(self) -> RunStatus: ...
 
     def close(self, status: str) -> Progress: ...
 
@@ -61,7 +61,7 @@ def watch(
 
     trainer = config.trainer
     station = RayWriter(
-        start_station(run, run / LOG, info, trainer.sample_freq, trainer.sample_count),
+        start_log_actor(run, run / LOG, info, trainer.sample_freq, trainer.sample_count),
         run, max(PATIENCE_S, config.cluster.watchdog_s),
     )  # fmt: skip
     station.ready()
@@ -104,7 +104,7 @@ def _over(
 ) -> bool:  # fmt: skip
     """Whether the training is over, once what happened meanwhile is told."""
     done = training.done(EVERY_S)
-    news = station.news()
+    news = station.poll()
     for note in news.notes:
         terminal.note(f"warning: {note}")
     for event in news.events:
@@ -133,7 +133,7 @@ def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[R
         terminal.samples([one for one, _ in scored], [score for _, score in scored], len(scored))
 
 
-def _stop_if_stuck(news: News, limit: float, run: Path) -> None:
+def _stop_if_stuck(news: RunStatus, limit: float, run: Path) -> None:
     if news.idle_s > (limit if news.started else max(limit, START_S)):
         why = f" ({news.failure})" if news.failure else ""
         raise UserError(
@@ -170,7 +170,7 @@ class RayTraining:
 
 @dataclass(slots=True)
 class RayWriter:
-    """A `Station` in another process. Raises UserError where it cannot write, is gone or does not answer.
+    """A `LogActor` in another process. Raises UserError where it cannot write, is gone or does not answer.
 
     It is waited for once: one that was silent for so long is asked again, and no longer waited for.
     """
@@ -185,8 +185,8 @@ class RayWriter:
     def supersede(self, step: int) -> None:
         self._ask("supersede", step)
 
-    def news(self) -> News:
-        found: News = self._ask("news")
+    def poll(self) -> RunStatus:
+        found: RunStatus = self._ask("poll")
         return found
 
     def close(self, status: str) -> Progress:

@@ -17,7 +17,7 @@ from srl import files
 from srl.errors import UserError
 from srl.store import read_records
 from srl.train.progress import Progress
-from srl.train.verl.station import Station
+from srl.train.verl.log_writer import LogActor
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / run_info().run_id / "log"
 
 
-def station(log: Path) -> Station:
-    return Station(log, run_info(), sample_freq=1, sample_count=1)
+def new_writer(log: Path) -> LogActor:
+    return LogActor(log, run_info(), sample_freq=1, sample_count=1)
 
 
 def rows(log: Path, query: str) -> list[tuple]:
@@ -50,19 +50,19 @@ def twice(log: Path) -> list[tuple]:
     return rows(log, query)
 
 
-def add(to: Station, step: int, phase: str = "train", count: int = 2, **given) -> None:
+def add(to: LogActor, step: int, phase: str = "train", count: int = 2, **given) -> None:
     for number in range(count):
         to.add(step, phase, record(episode(number, step=step, phase=phase, **given), advantage=None))
 
 
-def finish(to: Station, *given: object) -> None:
+def finish(to: LogActor, *given: object) -> None:
     """A step finished, and in the log."""
     to.finish(*given)
     to.flush()
 
 
 def test_what_is_handed_over_twice_counts_once(log):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1)
     add(writer, 1)
     finish(writer, 1, "train", {"timing_s/step": 2.0})
@@ -71,7 +71,7 @@ def test_what_is_handed_over_twice_counts_once(log):
 
 
 def test_what_comes_after_its_step_is_finished_is_in_no_log(log):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1)
     finish(writer, 1, "train", {})
     add(writer, 1, count=3)
@@ -80,7 +80,7 @@ def test_what_comes_after_its_step_is_finished_is_in_no_log(log):
 
 
 def test_episodes_are_in_the_order_of_question_and_sample_however_they_ended(log):
-    writer = station(log)
+    writer = new_writer(log)
     for number, sample in ((1, 1), (0, 1), (1, 0), (0, 0)):
         writer.add(1, "train", record(episode(number, sample=sample)))
     finish(writer, 1, "train", {})
@@ -89,7 +89,7 @@ def test_episodes_are_in_the_order_of_question_and_sample_however_they_ended(log
 
 
 def test_the_numbers_of_tokens_end_up_at_their_tokens(log):
-    writer = station(log)
+    writer = new_writer(log)
     trajectory = episode(0)
     writer.add(1, "train", record(trajectory, advantage=None))
     prompt = len(trajectory.segments[0].token_ids)
@@ -105,14 +105,14 @@ def test_the_numbers_of_tokens_end_up_at_their_tokens(log):
 
 
 def test_an_episode_without_numbers_has_none(log):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1, count=1)
     finish(writer, 1, "train", {}, {"another": ([1.0], [1.0])})
     assert rows(log, "SELECT DISTINCT advantages IS NULL FROM segments") == [(True,)]
 
 
 def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1)
     finish(writer, 1, "train", {"actor/lr": 1.0})
     add(writer, 2, count=1)
@@ -123,12 +123,12 @@ def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
 
 
 def test_a_finished_step_is_told_with_what_its_episodes_say_of_it(log):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1)
     known = writer.finish(1, "train", {"actor/lr": 0.5, "train/em": 9.0})
     assert known["actor/lr"] == 0.5
     assert known["train/em"] == 0.0, "what the episodes say comes before what verl says of them"
-    (event,) = writer.news().events
+    (event,) = writer.poll().events
     assert (event.metrics, len(event.samples)) == (known, 1)
     writer.flush()
     assert dict(rows(log, "SELECT name, value FROM metrics")) == known
@@ -144,7 +144,7 @@ def test_steps_are_written_behind_in_their_order(log, monkeypatch):
         written.append(step)
 
     monkeypatch.setattr(srl.store.LogWriter, "write", slow)
-    writer = station(log)
+    writer = new_writer(log)
     for step in (1, 2, 3):
         add(writer, step)
         writer.finish(step, "train", {})
@@ -164,7 +164,7 @@ def test_no_step_is_written_after_one_that_could_not_be(log, monkeypatch):
         write(self, step, *rest)
 
     monkeypatch.setattr(srl.store.LogWriter, "write", first_fails)
-    writer = station(log)
+    writer = new_writer(log)
     for step in (1, 2):
         add(writer, step)
         writer.finish(step, "train", {})
@@ -175,13 +175,13 @@ def test_no_step_is_written_after_one_that_could_not_be(log, monkeypatch):
 
 
 def test_what_a_stopped_run_wrote_after_its_checkpoint_is_dropped(log):
-    stopped = station(log)
+    stopped = new_writer(log)
     for step in (1, 2):
         add(stopped, step)
         finish(stopped, step, "train", {"timing_s/step": 1.0})
     add(stopped, 3, count=1)
     stopped.close("failed")
-    resumed = station(log)
+    resumed = new_writer(log)
     resumed.supersede(1)
     assert entries(log) == [("train", 1, 2)]
     resumed.resume(Progress(step=1, seconds=99.0))
@@ -189,12 +189,12 @@ def test_what_a_stopped_run_wrote_after_its_checkpoint_is_dropped(log):
 
 
 def test_a_resumed_runs_figures_are_those_of_its_log(log):
-    stopped = station(log)
+    stopped = new_writer(log)
     for step, phase, answer in ((0, "val", "x"), (0, "test", "x"), (1, "train", "x"), (1, "val", None)):
         told = episode(0, step=step, phase=phase, answer=answer and "Münchenbuchsee")
         stopped.add(step, phase, record(told, advantage=None))
         finish(stopped, step, phase, {"timing_s/step": 3.0} if phase == "train" else {})
-    resumed = station(log)
+    resumed = new_writer(log)
     resumed.resume(Progress(step=1, kl={"coef": 0.1}))
     expected = Progress(1, 3.0, test_em_start=1.0, val_em_best=1.0, val_em_best_step=0, kl={"coef": 0.1})
     assert resumed.state() == stopped.state().__class__(**vars_of(expected))
@@ -205,7 +205,7 @@ def vars_of(progress: Progress) -> dict[str, object]:
 
 
 def test_lost_episodes_are_counted_with_the_first_fault(log):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1, count=2)
     broken = episode(7, end="failed", answer=None)
     broken.searches[-1] = search("query", status="refused", error="nobody listens")
@@ -217,39 +217,39 @@ def test_lost_episodes_are_counted_with_the_first_fault(log):
 
 
 def test_the_first_reason_is_kept_and_the_place_is_told(log):
-    writer = station(log)
+    writer = new_writer(log)
     writer.fail("the rollout server died")
     writer.fail("an episode broke")
     writer.mark("sending the weights", 4)
-    news = writer.news()
+    news = writer.poll()
     assert (news.failure, news.where) == ("the rollout server died", "sending the weights of step 4")
 
 
 def test_only_news_is_told(log):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1)
     writer.finish(1, "train", {})
-    assert [event.step for event in writer.news().events] == [1]
-    assert writer.news().events == []
+    assert [event.step for event in writer.poll().events] == [1]
+    assert writer.poll().events == []
 
 
 def test_episodes_marks_and_steps_are_progress_and_questions_are_not(log, monkeypatch):
     moments = iter(range(1000))
     monkeypatch.setattr("time.monotonic", lambda: float(next(moments)))
-    writer = station(log)
+    writer = new_writer(log)
     writer.mark("rollout", 1)
     for forward in (lambda: add(writer, 1, count=1), lambda: writer.mark("rollout", 1),
                     lambda: writer.finish(1, "train", {})):  # fmt: skip
-        waited = [writer.news().idle_s for _ in range(5)][-1]
+        waited = [writer.poll().idle_s for _ in range(5)][-1]
         writer.failure()
         writer.lost(1, "train")
-        assert writer.news().idle_s > waited
+        assert writer.poll().idle_s > waited
         forward()
-        assert writer.news().idle_s < waited
+        assert writer.poll().idle_s < waited
 
 
 def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1)
     finish(writer, 1, "train", {})
     add(writer, 2)
@@ -262,12 +262,12 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
         with pytest.raises(UserError, match="was not written: the disk is full") as error:
             finish(writer, 2, "train", {})
         assert "\n" not in str(error.value)
-        for ask in (writer.news, writer.failure, writer.flush, lambda: writer.finish(3, "train", {})):
+        for ask in (writer.poll, writer.failure, writer.flush, lambda: writer.finish(3, "train", {})):
             with pytest.raises(UserError, match="disk is full"):
                 ask()
         with pytest.raises(UserError, match="disk is full"):
             writer.close("failed")
-    resumed = station(log)
+    resumed = new_writer(log)
     resumed.supersede(1)
     add(resumed, 2)
     finish(resumed, 2, "train", {})
@@ -276,7 +276,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
 
 
 def test_a_log_that_cannot_hold_the_last_episodes_still_says_how_its_run_ended(log, monkeypatch):
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1)
 
     def full(*arguments: object) -> None:
@@ -289,7 +289,7 @@ def test_a_log_that_cannot_hold_the_last_episodes_still_says_how_its_run_ended(l
 
 def test_a_trainer_that_goes_on_after_the_end_gets_no_further(log):
     """What is interrupted is still at work when the log is closed; it must not call its step saved."""
-    writer = station(log)
+    writer = new_writer(log)
     add(writer, 1, count=1)
     writer.close("interrupted")
     add(writer, 1, count=4)
@@ -300,24 +300,26 @@ def test_a_trainer_that_goes_on_after_the_end_gets_no_further(log):
 
 
 def test_the_writers_process_needs_neither_torch_nor_verl():
-    code = "import sys, srl.train.verl.station; print(sys.modules.keys() & {'torch', 'transformers', 'verl'})"
+    code = (
+        "import sys, srl.train.verl.log_writer; print(sys.modules.keys() & {'torch', 'transformers', 'verl'})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
 def test_a_resumed_writer_tells_which_part_it_set_aside(log):
-    writer = station(log)
+    writer = new_writer(log)
     for step in (1, 2):
         add(writer, step)
         finish(writer, step, "train", {"timing_s/step": 2.0})
     (part,) = (log / "parts").glob("step-000001-*")
     (part / "steps.parquet").write_bytes(b"")
-    resumed = station(log)
+    resumed = new_writer(log)
     resumed.supersede(2)
     resumed.resume(Progress(step=2))
-    (note,) = resumed.news().notes
+    (note,) = resumed.poll().notes
     assert "steps.parquet" in note
     assert "train step 1" in note
-    assert resumed.news().notes == ()
+    assert resumed.poll().notes == ()
     resumed.close("finished")
     assert entries(log) == [("train", 2, 2)]

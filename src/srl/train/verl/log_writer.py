@@ -39,7 +39,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class News:
+class RunStatus:
     """What happened since the last time somebody asked, and how long nothing has."""
 
     events: list[Event]
@@ -52,7 +52,7 @@ class News:
     """What the log's writer has to say."""
 
 
-class Behind:
+class BackgroundWrites:
     """Calls made one after the other in a thread of their own.
 
     The first that fails is the last that is made; its error comes out of whatever asks next.
@@ -87,8 +87,8 @@ class Behind:
 
 
 @dataclass(slots=True, repr=False)
-class Station:
-    """The writer in a plain class; `start_station` makes a Ray actor of it, whose logs show no `repr`."""
+class LogActor:
+    """The writer in a plain class; `start_log_actor` makes a Ray actor of it, whose logs show no `repr`."""
 
     directory: Path
     info: RunInfo
@@ -99,7 +99,7 @@ class Station:
     _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
     _done: set[tuple[int, Phase]] = field(default_factory=set)
     _closed: bool = False
-    _writes: Behind = field(default_factory=Behind)
+    _writes: BackgroundWrites = field(default_factory=BackgroundWrites)
     _events: list[Event] = field(default_factory=list)
     _notes: list[str] = field(default_factory=list)
     _failure: str = ""
@@ -125,7 +125,7 @@ class Station:
         self._failure = self._failure or why
 
     def failure(self) -> str:
-        """The reason that was given first. Raises what kept a step from being written, as `news` does."""
+        """The reason that was given first. Raises what kept a step from being written, as `poll` does."""
         self._writes.check()
         return self._failure
 
@@ -133,12 +133,14 @@ class Station:
         """Something goes forward: what the trainer does now."""
         self._where, self._last = f"{where} of step {step}", time.monotonic()
 
-    def news(self) -> News:
+    def poll(self) -> RunStatus:
         """What the launcher tells and watches."""
         self._writes.check()
         events, self._events = self._events, []
         notes, self._notes[:] = tuple(self._notes), []
-        return News(events, self._failure, time.monotonic() - self._last, self._where, self._started, notes)
+        return RunStatus(
+            events, self._failure, time.monotonic() - self._last, self._where, self._started, notes
+        )
 
     def lost(self, step: int, phase: Phase) -> tuple[int, int, str]:
         """How many episodes infrastructure broke, of how many, and the first fault."""
@@ -253,17 +255,17 @@ def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
     return step_metrics(trajectories, scores)
 
 
-def start_station(run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0) -> Any:
+def start_log_actor(run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0) -> Any:
     """The writer of `log` as a Ray actor, on this machine, that the run's other processes find by name."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    actor = ray.remote(num_cpus=0)(Station).options(name=_name(run), scheduling_strategy=here)
+    actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=here)
     return actor.remote(log, info, sample_freq, sample_count)
 
 
-def station_of(run: Path) -> Any:
+def log_actor_of(run: Path) -> Any:
     """The writer of the run, from any of its processes."""
     import ray
 
@@ -271,4 +273,4 @@ def station_of(run: Path) -> Any:
 
 
 def _name(run: Path) -> str:
-    return f"srl_station_{run.name}"
+    return f"srl_log_{run.name}"
