@@ -108,7 +108,7 @@ def test_slots_are_reused_and_grow_without_a_trace_of_what_was_there():
     long = [([5] * 250, 30)]
     episodes = converse_all(engine, [*plans(5, seed=2), long, *plans(5, seed=3)])
     assert_as_full_forward(model, episodes, greedy=True)
-    assert engine._forward.cache.plan.capacity > 256
+    assert engine._forward.cache.access.capacity > 256
 
 
 def test_sampler_logprobs_of_whole_episodes_are_those_the_trainer_would_compute():

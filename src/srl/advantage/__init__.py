@@ -5,11 +5,10 @@ wrote. What stands where the mask is 0 (padding, retrieved text, even NaN) is ne
 """
 
 from srl.advantage.algorithm import Advantages, Algorithm
+from srl.advantage.gae import discounted_returns, gae
 from srl.advantage.groups import group_count, group_mean, group_std, leave_one_out_mean
 from srl.advantage.masked import masked_mean, masked_sum, masked_var, masked_whiten
-from srl.advantage.tokens import (
-    discounted_returns,
-    gae,
+from srl.advantage.token_rewards import (
     last_policy_token,
     over_tokens,
     score_on_last_token,

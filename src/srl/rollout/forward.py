@@ -80,13 +80,13 @@ class CachedForward:
 
     def _run(self, rows: Rows | None, ids: Rows, positions: Rows, kept: NDArray[np.bool_]) -> Tensor:
         """One forward over `ids` (B, Q); those not `kept` leave no trace in the cache."""
-        plan, longest = self.cache.plan, int(positions.max()) + 1
+        access, longest = self.cache.access, int(positions.max()) + 1
         self.cache.reserve(longest)
-        slots = np.where(kept, (np.arange(len(ids)) if rows is None else rows)[:, None], plan.slots)
+        slots = np.where(kept, (np.arange(len(ids)) if rows is None else rows)[:, None], access.slots)
         feed, slot, place = torch.from_numpy(np.stack([ids, slots, positions])).to(self.model.device)
-        width = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, plan.capacity)
+        width = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, access.capacity)
         chosen = None if rows is None else torch.from_numpy(rows).to(feed.device)
-        plan.set(slot, place, chosen, width, past=longest - ids.shape[1])
+        access.set(slot, place, chosen, width, past=longest - ids.shape[1])
         mask = causal_mask(place, width, self.model.dtype)
         where = {"position_ids": place, "attention_mask": mask, "past_key_values": self.cache}
         return self.model(input_ids=feed, **where, **self.options).logits[:, -1].float()

@@ -18,7 +18,7 @@ BLOCK = 64
 """Slots grow by whole blocks of positions."""
 
 
-class Plan:
+class CacheAccess:
     """What one forward does with the cache; every layer reads it.
 
     `slot` and `position` (B, Q) say where each new key goes; slot number `slots` is the spare one.
@@ -33,7 +33,7 @@ class Plan:
         self._places: dict[int, Tensor] = {}
 
     def set(self, slot: Tensor, position: Tensor, rows: Tensor | None, width: int, past: int) -> None:
-        """Plan the next forward."""
+        """Say what the next forward reads and writes."""
         self.slot, self.position, self.rows, self.width, self.past = slot, position, rows, width, past
         self._places.clear()
 
@@ -53,9 +53,9 @@ class SlotLayer(CacheLayerMixin):
     keys: Tensor  # from lazy_initialization on
     values: Tensor
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, access: CacheAccess) -> None:
         super().__init__()
-        self.plan = plan
+        self.access = access
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the buffers. Zeros, since attention multiplies what it masks by 0, and 0 × NaN is NaN."""
@@ -64,7 +64,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _buffer(self, like: Tensor) -> Tensor:
-        return like.new_zeros((self.plan.slots + 1, like.shape[1], self.plan.capacity, like.shape[3]))
+        return like.new_zeros((self.access.slots + 1, like.shape[1], self.access.capacity, like.shape[3]))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -76,12 +76,12 @@ class SlotLayer(CacheLayerMixin):
 
     def _exchange(self, buffer: Tensor, states: Tensor) -> Tensor:
         batch, heads, _, dim = states.shape
-        buffer.view(-1, dim).index_copy_(0, self.plan.places(heads), states.reshape(-1, dim))
-        seen = buffer[:, :, : self.plan.width]
-        return seen[:batch] if self.plan.rows is None else seen.index_select(0, self.plan.rows)
+        buffer.view(-1, dim).index_copy_(0, self.access.places(heads), states.reshape(-1, dim))
+        seen = buffer[:, :, : self.access.width]
+        return seen[:batch] if self.access.rows is None else seen.index_select(0, self.access.rows)
 
     def grow(self) -> None:
-        """Move what is stored into buffers of the plan's new capacity."""
+        """Move what is stored into buffers of the new capacity."""
         old_keys, old_values = self.keys, self.values
         self.lazy_initialization(old_keys, old_values)
         self.keys[:, :, : old_keys.shape[2]] = old_keys
@@ -93,17 +93,17 @@ class SlotLayer(CacheLayerMixin):
             buffer[target, :, :length] = buffer[source, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.plan.width, 0
+        return self.access.width, 0
 
     def get_seq_length(self) -> int:
-        return self.plan.past
+        return self.access.past
 
     def get_max_length(self) -> int:
-        return self.plan.capacity
+        return self.access.capacity
 
     def get_max_cache_shape(self) -> int:
         """What older releases call `get_max_length`."""
-        return self.plan.capacity
+        return self.access.capacity
 
 
 class SlotCache(Cache):
@@ -111,14 +111,14 @@ class SlotCache(Cache):
 
     def __init__(self, slots: int, max_length: int) -> None:
         self.max_length = max_length
-        self.plan = Plan(slots, _blocks(min(max_length, 4 * BLOCK)))
-        make_layer: Any = partial(SlotLayer, self.plan)  # called as the class that is asked for would be
+        self.access = CacheAccess(slots, _blocks(min(max_length, 4 * BLOCK)))
+        make_layer: Any = partial(SlotLayer, self.access)  # called as the class that is asked for would be
         super().__init__(layer_class_to_replicate=make_layer)
 
     def reserve(self, length: int) -> None:
         """Make room for `length` positions in every slot; doubles, so that growing is rare."""
-        if length > self.plan.capacity:
-            self.plan.capacity = _blocks(max(length, min(2 * self.plan.capacity, self.max_length)))
+        if length > self.access.capacity:
+            self.access.capacity = _blocks(max(length, min(2 * self.access.capacity, self.max_length)))
             for layer in self._made():
                 layer.grow()
 

@@ -45,7 +45,10 @@ _loading = asyncio.Lock()
 
 
 async def worker_state() -> WorkerState:
-    """The process's scene. Loading connects to the search servers, so an unreachable one is named here."""
+    """What this process knows of its run, loaded with the first episode.
+
+    Raises UserError naming a search server that cannot be reached.
+    """
     global _state
     async with _loading:
         if _state is None:
