@@ -43,6 +43,7 @@ from srl.protocol import template  # noqa: E402
 from srl.rollout.codec import Codec  # noqa: E402
 from srl.rollout.driver import rollout  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
+from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.train.dry_run.memory import footprint, longest_episode  # noqa: E402
 from srl.train.dry_run.model_size import Shape, shape_of  # noqa: E402
 from srl.train.dry_run.published_models import PUBLISHED  # noqa: E402

@@ -21,6 +21,7 @@ from srl.errors import UserError
 from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
+from srl.rollout.torch_engine import TorchEngine
 from srl.train.dry_run.memory import cache_bytes, footprint
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import Device, _available_memory, _too_large, gib, plan, plan_lines

@@ -15,6 +15,7 @@ from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.torch_engine import TorchEngine
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.learning_rate import Network, learning_steps, updates_per_step, warmup_steps
