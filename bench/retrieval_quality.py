@@ -19,11 +19,11 @@ from typing import Any
 
 from srl.data.corpus import read_corpus
 from srl.data.formats import SQUAD
-from srl.data.labels import Labelled
 from srl.data.readers import read_format, read_paragraphs
-from srl.evaluate.ir import Figure
-from srl.evaluate.ir_index import evaluate_index
+from srl.data.relevance import Labelled
+from srl.evaluate.index_eval import evaluate_index
 from srl.evaluate.retrieval import supporting_ids
+from srl.evaluate.retrieval_metrics import Figure
 from srl.index import build_index, open_index
 from srl.trajectory import Passage, Question
 

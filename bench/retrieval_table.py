@@ -32,12 +32,12 @@ import torch
 
 from srl.data.corpus import read_corpus
 from srl.data.formats import SQUAD
-from srl.data.labels import Labelled
 from srl.data.readers import read_format, read_paragraphs
-from srl.evaluate.ir import figure
+from srl.data.relevance import Labelled
+from srl.evaluate.index_eval import Evaluation, evaluate_index
 from srl.evaluate.ir_diff import compare
-from srl.evaluate.ir_index import Evaluation, evaluate_index
 from srl.evaluate.retrieval import supporting_ids
+from srl.evaluate.retrieval_metrics import figure
 from srl.index import Index, build_index, open_index
 from srl.model import model_digest, quietly
 from srl.plugins import manager

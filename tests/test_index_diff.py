@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srl.cli import main
-from srl.data.labels import Labelled
+from srl.data.relevance import Labelled
 from srl.errors import UserError
-from srl.evaluate.ir_compare import compare_indexes
+from srl.evaluate.index_diff import compare_indexes
 from srl.evaluate.ir_diff import compare, difference, overlap_at, paired_p, rank_biased_overlap
 from srl.index import Fault, build_index, open_index
 from srl.trajectory import Passage, Question

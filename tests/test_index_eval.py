@@ -16,9 +16,9 @@ import uvicorn
 from tests.shared_data import shared_data
 
 from srl.cli import main
-from srl.data.labels import Labelled, read_labelled
+from srl.data.relevance import Labelled, read_labelled
 from srl.data.trec import read_qrels, read_topics
-from srl.evaluate.ir_index import evaluate_index
+from srl.evaluate.index_eval import evaluate_index
 from srl.index import Fault, build_index, open_index
 from srl.serve.server import bind, create_app, url_of
 from srl.trajectory import Hit, Passage, Question

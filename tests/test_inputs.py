@@ -14,8 +14,8 @@ from threading import Thread
 import pytest
 from tests.mistakes import Shell, lines, shell
 
-from srl.data.labels import read_any_questions
 from srl.data.parquet import read_questions
+from srl.data.relevance import read_any_questions
 from srl.errors import UserError
 from srl.index.manifest import read_index_manifest
 from srl.inputs import beginning, on_disk, open_input

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from srl.browse.plain import duration, json_line, number
+from srl.browse.formatting import duration, json_line, number
 from srl.safe_text import one_line, secrets
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from srl.answers import contains_answer
-from srl.browse.plain import number, signed
+from srl.browse.formatting import number, signed
 from srl.browse.transcript import Step, Transcript, describe
 from srl.safe_text import one_line, safe
 from srl.trajectory import Search

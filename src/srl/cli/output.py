@@ -62,7 +62,7 @@ def print_json(obj: object) -> None:
 
 def print_rows(rows: Iterable[object]) -> None:
     """Each of `rows` as a line of JSON on stdout."""
-    from srl.browse.plain import json_line
+    from srl.browse.formatting import json_line
 
     found = secrets()
     for row in rows:

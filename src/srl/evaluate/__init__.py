@@ -1,6 +1,6 @@
 """How good a policy is: pure functions from trajectories to named figures."""
 
-from srl.evaluate.estimators import Interval, clustered_interval, pass_at_k, wilson_interval
+from srl.evaluate.intervals import Interval, clustered_interval, pass_at_k, wilson_interval
 from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, step_metrics, summarise
 from srl.evaluate.retrieval import recall_at_k, retrieval_recall, supporting_ids
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from srl.evaluate.ir import Figure, bootstrap_interval, figure, imported
+from srl.evaluate.retrieval_metrics import Figure, bootstrap_interval, figure, imported
 
 PERSISTENCE = 0.9
 """How far down a reader of rank-biased overlap looks: the first ten ranks carry 86% of the weight."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from srl.answers import exact_match, f1
-from srl.evaluate.estimators import Interval, clustered_interval, pass_at_k
+from srl.evaluate.intervals import Interval, clustered_interval, pass_at_k
 from srl.evaluate.retrieval import retrieval_recall
 from srl.trajectory import Score, Trajectory
 

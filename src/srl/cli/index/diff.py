@@ -14,8 +14,8 @@ from srl.cli.index.shared import LABELS, Answers, AsJson, Qrels, Questions, figu
 from srl.cli.layout import cell_len, cut
 
 if TYPE_CHECKING:
-    from srl.data.labels import Labelled
-    from srl.evaluate.ir_compare import Compared
+    from srl.data.relevance import Labelled
+    from srl.evaluate.index_diff import Compared
     from srl.evaluate.ir_diff import Comparison, Difference
     from srl.index import Index
     from srl.trajectory import Hit
@@ -45,8 +45,8 @@ def diff(
     Example:
       srl index diff plain stemmed --questions dev-v1.1.json
     """
-    from srl.data.labels import read_labelled
-    from srl.evaluate.ir_compare import compare_indexes
+    from srl.data.relevance import read_labelled
+    from srl.evaluate.index_diff import compare_indexes
     from srl.index import open_index
 
     labelled = read_labelled(questions, qrels)

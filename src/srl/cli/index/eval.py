@@ -24,9 +24,9 @@ from srl.cli.index.shared import (
 from srl.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
-    from srl.data.labels import Labelled
-    from srl.evaluate.ir_index import Evaluation
-    from srl.evaluate.ir_served import ServedIndex
+    from srl.data.relevance import Labelled
+    from srl.evaluate.index_eval import Evaluation
+    from srl.evaluate.served_index import ServedIndex
     from srl.index import Index
 
 _BEARABLE = 0.01
@@ -60,8 +60,8 @@ def evaluate(
     Example:
       srl index eval my-index --questions dev-v1.1.json
     """
-    from srl.data.labels import read_labelled
-    from srl.evaluate.ir_index import evaluate_index
+    from srl.data.relevance import read_labelled
+    from srl.evaluate.index_eval import evaluate_index
 
     depths = read_depths(k)
     labelled = read_labelled(questions, qrels)
@@ -86,7 +86,7 @@ def _open(directory: Path | None, url: str | None, settings: list[str]) -> Index
     if (directory is None) == (url is None):
         raise UserError("expected one thing to measure: srl index eval DIR …, or srl index eval --url URL …")
     if directory is None:
-        from srl.evaluate.ir_served import ServedIndex
+        from srl.evaluate.served_index import ServedIndex
         from srl.safe_text import refuse_credentials
 
         if settings:

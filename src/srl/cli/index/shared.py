@@ -14,7 +14,7 @@ from srl.errors import UserError
 from srl.progress import counted_stages, show_with
 
 if TYPE_CHECKING:
-    from srl.evaluate.ir import Figure
+    from srl.evaluate.retrieval_metrics import Figure
     from srl.index import Index, Manifest
 
 IndexDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the index.")]

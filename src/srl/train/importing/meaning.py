@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from srl.config.checks import algorithm_plugin
-from srl.train.importing.names import defaults_of
-from srl.train.importing.reading import Source
+from srl.train.importing.key_table import defaults_of
+from srl.train.importing.source import Source
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

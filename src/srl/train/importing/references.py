@@ -59,7 +59,7 @@ def _held(
     resolver, colon, argument = name.partition(":")
     if not colon:
         return _looked_up(name, key, known, given, rounds)
-    from srl.train.importing.overrides import read_value
+    from srl.train.importing.hydra import read_value
 
     wanted, comma, otherwise = argument.partition(",")
     if resolver == "oc.select":

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from srl.errors import UserError
-from srl.evaluate.estimators import Interval, wilson_interval
+from srl.evaluate.intervals import Interval, wilson_interval
 
 DEPTHS = (1, 3, 5, 10, 100)
 Rankings = Mapping[str, Sequence[str]]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from srl.data.labels import Labelled
+from srl.data.relevance import Labelled
 from srl.errors import UserError
-from srl.evaluate.ir import Figure, figure
+from srl.evaluate.index_eval import Labels, Searched, lacking, measurable, measure, search_all
 from srl.evaluate.ir_diff import Comparison, Difference, compare, difference
-from srl.evaluate.ir_index import Labels, Searched, lacking, measurable, measure, search_all
+from srl.evaluate.retrieval_metrics import Figure, figure
 from srl.trajectory import Question
 
 _DEPTH = 100

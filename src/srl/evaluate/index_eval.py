@@ -8,9 +8,16 @@ from time import perf_counter
 from typing import Any, Literal, Protocol
 
 from srl.answers import contains_answer
-from srl.data.labels import Labelled
+from srl.data.relevance import Labelled
 from srl.errors import UserError
-from srl.evaluate.ir import DEPTHS, Figure, answer_measures, figure, ranking_measures, relevant_of
+from srl.evaluate.retrieval_metrics import (
+    DEPTHS,
+    Figure,
+    answer_measures,
+    figure,
+    ranking_measures,
+    relevant_of,
+)
 from srl.trajectory import Hit, Question
 
 Labels = Literal["judgements", "answers"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srl.browse.cells import csv_text
-from srl.browse.plain import duration, json_line, number
+from srl.browse.formatting import duration, json_line, number
 from srl.safe_text import one_line
 
 

@@ -9,8 +9,8 @@ from typing import get_args
 from srl.config.sections import Rollout, Trainer
 from srl.train.importing.changes_search_r1 import SEARCH_R1_PARTS
 from srl.train.importing.changes_verl import VERL_PARTS
+from srl.train.importing.key_table import SEARCH_R1
 from srl.train.importing.meaning import ACTOR, ROLLOUT, Meaning
-from srl.train.importing.names import SEARCH_R1
 
 
 def adjust(meaning: Meaning) -> None:

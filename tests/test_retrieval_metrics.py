@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl.evaluate.ir import answer_measures, bootstrap_interval, figure, ranking_measures
+from srl.evaluate.retrieval_metrics import answer_measures, bootstrap_interval, figure, ranking_measures
 
 pytest.importorskip("ir_measures")
 
