@@ -66,7 +66,7 @@ def measure(rounds: int) -> dict[str, object]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "installed_distributions": len(list(distributions())),
-        "plugins": len(manager.entries()),
+        "plugins": len(manager.installed()),
     }
 
 

@@ -111,7 +111,7 @@ def _plugin_tables(kind: str) -> Iterator[str]:
     from srl.config.schema import takes
     from srl.plugins import manager
 
-    for entry in manager.entries(kind) if kind in manager.KINDS else []:
+    for entry in manager.installed(kind) if kind in manager.KINDS else []:
         model = manager.options_model(kind, entry.name) if entry.package in _default_packages() else None
         if model is not None:
             fields = model.model_fields.items()

@@ -410,7 +410,7 @@ def test_every_key_is_documented(key):
 
 
 @pytest.mark.parametrize("preset", preset_names())
-@pytest.mark.parametrize("algo", [entry.name for entry in manager.entries("algorithm")])
+@pytest.mark.parametrize("algo", [entry.name for entry in manager.installed("algorithm")])
 def test_every_preset_works_with_every_algorithm(preset, algo):
     resolved = load_config(preset, algo=algo)
     assert resolved.preset == preset

@@ -37,7 +37,7 @@ def test_new_plugin_is_listed_and_passes_its_own_tests(kind, site, tmp_path, mon
     folder = create(kind, "short-answers", tmp_path / "new")
     monkeypatch.syspath_prepend(str(folder / "src"))
     site.register("srl-search-short-answers", "srl_short_answers", version="0.1.0")
-    (entry,) = manager.entries()
+    (entry,) = manager.installed()
     assert (entry.kind, entry.name, entry.error) == (kind, "short-answers", "")
     names = run_tests(folder / "tests" / "test_srl_short_answers.py", tmp_path)
     assert names[0] == f"test_{entry.kind}_conforms"

@@ -29,14 +29,14 @@ def test_every_hook_is_asked_and_every_kind_has_one(site):
     assert set(HOOKS) == set(manager.KINDS.values())
     for kind in manager.KINDS:
         site.install(f"srl-search-my-{kind}", hook(kind, f"my-{kind}"))
-    assert {(entry.kind, entry.name) for entry in manager.entries()} == {
+    assert {(entry.kind, entry.name) for entry in manager.installed()} == {
         (kind, f"my-{kind}") for kind in manager.KINDS
     }
 
 
 def test_entry_tells_package_version_and_summary(site):
     site.install("srl-search-bees", hook("reward", "bees"), version="0.7")
-    (entry,) = manager.entries("reward")
+    (entry,) = manager.installed("reward")
     assert (entry.kind, entry.name, entry.package, entry.version, entry.summary, entry.error) == (
         "reward",
         "bees",
@@ -50,18 +50,21 @@ def test_entry_tells_package_version_and_summary(site):
 def test_entries_are_in_the_order_of_kind_and_name(site):
     site.install("srl-search-a", hook("algorithm", "z", "a"))
     site.install("srl-search-b", hook("retriever", "m"))
-    assert [entry.name for entry in manager.entries()] == ["m", "a", "z"]
+    assert [entry.name for entry in manager.installed()] == ["m", "a", "z"]
 
 
 def test_one_plugin_may_register_several_kinds(site):
     site.install("srl-search-a", hook("reward", "x") + "\n" + hook("retriever", "x"))
-    assert [(entry.kind, entry.name) for entry in manager.entries()] == [("retriever", "x"), ("reward", "x")]
+    assert [(entry.kind, entry.name) for entry in manager.installed()] == [
+        ("retriever", "x"),
+        ("reward", "x"),
+    ]
 
 
 def test_package_that_is_on_the_path_twice_counts_once(site):
     site.install("srl-search-a", hook("reward", "a"), version="2.0")
     site.register("srl-search-a", "srl_a", version="1.0")
-    assert [entry.name for entry in manager.entries()] == ["a"]
+    assert [entry.name for entry in manager.installed()] == ["a"]
 
 
 BROKEN = {
@@ -81,7 +84,7 @@ BROKEN = {
 def test_plugin_that_fails_to_import_breaks_no_other_and_is_listed_with_its_error(site, source):
     site.install("srl-search-bad", source, version="3")
     site.install("srl-search-good", hook("reward", "good"))
-    good, bad = manager.entries()
+    good, bad = manager.installed()
     assert good.name == "good"
     assert (bad.kind, bad.name, bad.package, bad.version) == ("unknown", "bad", "srl-search-bad", "3")
     assert bad.error.startswith(BROKEN[source])
@@ -97,7 +100,7 @@ def test_plugin_manager_holds_the_modules_under_package_and_entry_point(site):
 def test_name_in_two_packages_is_an_error_where_it_is_used_and_shown_in_the_list(site):
     site.install("srl-search-one", hook("reward", "same", "only-one"))
     site.install("srl-search-two", hook("reward", "same"))
-    errors = {(entry.name, entry.package): entry.error for entry in manager.entries()}
+    errors = {(entry.name, entry.package): entry.error for entry in manager.installed()}
     assert errors["only-one", "srl-search-one"] == ""
     assert "srl-search-one and srl-search-two" in errors["same", "srl-search-one"]
     assert errors["same", "srl-search-one"] == errors["same", "srl-search-two"]
@@ -109,7 +112,7 @@ def test_name_in_two_packages_is_an_error_where_it_is_used_and_shown_in_the_list
 def test_two_kinds_may_share_a_name(site):
     site.install("srl-search-a", hook("reward", "x"))
     site.install("srl-search-b", hook("retriever", "x"))
-    assert not any(entry.error for entry in manager.entries())
+    assert not any(entry.error for entry in manager.installed())
 
 
 def test_unknown_name_tells_what_is_installed_and_what_to_type(site):
@@ -145,12 +148,12 @@ def test_without_a_plugin_of_the_kind_the_error_says_so_and_names_the_broken_one
 
 def test_unknown_kind_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'reward'"):
-        manager.entries("rewards")
+        manager.installed("rewards")
 
 
 def test_listing_does_not_import_the_factory(site):
     site.install("srl-search-a", hook("reward", "a", factory="no_such_module_of_anybody:Reward"))
-    assert manager.entries()[0].error == ""
+    assert manager.installed()[0].error == ""
     with pytest.raises(UserError, match=r"No module named 'no_such.*type: pip install -U srl-search-a"):
         manager.load("reward", "a")
 

@@ -154,7 +154,7 @@ def _texts(value: Any) -> str:
 
 
 def test_plugins_list_shows_a_broken_plugin_safely(monkeypatch, capsys):
-    entry = manager.Entry(
+    entry = manager.Plugin(
         "retriever", f"bad{ATTACK}", "p", "1", f"sum{ATTACK}", error=f"no\n{ATTACK} {TOKEN}"
     )
     monkeypatch.setattr(manager, "entries", lambda: [entry])

@@ -126,7 +126,7 @@ def advantages(folder, monkeypatch, algo, sets=(), change=lambda scores: scores)
     )
 
 
-@pytest.mark.parametrize("algo", [entry.name for entry in manager.entries("algorithm")])
+@pytest.mark.parametrize("algo", [entry.name for entry in manager.installed("algorithm")])
 def test_advantages_of_every_plugin_are_those_of_the_local_engine(folder, monkeypatch, algo):
     """With observations, feedback, failed rows, rows that fill the batch up, and KL in the reward."""
     sets = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.05", "algorithm.gamma=0.97",

@@ -10,7 +10,7 @@ COLUMNS = ("kind", "name", "package", "version", "summary")
 
 def print_list(as_json: bool = False) -> None:
     """Print every plugin, a broken one with its error in place of a summary."""
-    entries = manager.entries()
+    entries = manager.installed()
     if as_json:
         output.print_json([described(entry) for entry in entries])
     elif entries:
@@ -19,11 +19,11 @@ def print_list(as_json: bool = False) -> None:
         output.note(f"no plugin is installed; type: {manager.INSTALL_DEFAULT}")
 
 
-def described(entry: manager.Entry) -> dict[str, str]:
+def described(entry: manager.Plugin) -> dict[str, str]:
     """What a program may want to know of a plugin."""
     return {key: getattr(entry, key) for key in (*COLUMNS, "error")}
 
 
-def _row(entry: manager.Entry) -> tuple[str, ...]:
+def _row(entry: manager.Plugin) -> tuple[str, ...]:
     summary = f"error: {entry.error}" if entry.error else entry.summary
     return entry.kind, entry.name, entry.package, entry.version, summary

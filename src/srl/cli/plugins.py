@@ -73,13 +73,13 @@ def _verdict(check: Check) -> str:
     return "ok" if check.passed else "FAILED"
 
 
-def _entry(name: str, kind: Kind | None) -> manager.Entry:
+def _entry(name: str, kind: Kind | None) -> manager.Plugin:
     """The one entry called `name`, of `kind` or of whatever kind has it."""
     from srl.errors import UserError, nearest
 
     if kind is not None:
         return manager.find(kind.value, name)
-    known = manager.entries()
+    known = manager.installed()
     kinds = list(dict.fromkeys(entry.kind for entry in known if entry.name == name))
     if kinds == [manager.UNKNOWN]:
         raise UserError(next(f"{e}: {e.error}" for e in known if e.name == name))

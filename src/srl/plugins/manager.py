@@ -34,7 +34,7 @@ INSTALL_DEFAULT = "pip install 'srl-search[default]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Plugin:
     """One registered plugin, or one that could not be imported (`kind` is then `unknown`)."""
 
     kind: str
@@ -55,7 +55,7 @@ def plugin_manager() -> pluggy.PluginManager:
     return _registry()[0]
 
 
-def entries(kind: str | None = None) -> list[Entry]:
+def installed(kind: str | None = None) -> list[Plugin]:
     """Everything registered, by kind and name; the plugins that failed to import come last."""
     if kind is not None:
         _check_kind(kind)
@@ -84,9 +84,9 @@ def options_model(kind: str, name: str) -> type[BaseModel] | None:
     return None if entry.options is None else _import(entry, entry.options)
 
 
-def find(kind: str, name: str) -> Entry:
+def find(kind: str, name: str) -> Plugin:
     """The only entry of `kind` called `name`. Raises UserError when there is none or more than one."""
-    known = entries(kind)
+    known = installed(kind)
     found = [entry for entry in known if entry.name == name]
     if not found:
         raise UserError(_unknown(kind, name, [entry.name for entry in known]))
@@ -104,9 +104,9 @@ def _check_kind(kind: str) -> None:
 
 def _unknown(kind: str, name: str, known: list[str]) -> str:
     """What to say, and what to type, when nothing of this name is installed."""
-    broken = [f"{entry.package} ({entry.error})" for entry in entries() if entry.kind == UNKNOWN]
+    broken = [f"{entry.package} ({entry.error})" for entry in installed() if entry.kind == UNKNOWN]
     also = f"; not importable: {', '.join(broken)}" if broken else ""
-    if not entries():
+    if not installed():
         return f"no {kind} {name!r}: no plugin is installed; type: {INSTALL_DEFAULT}"
     if not known:
         return f"no {kind} {name!r}: no {kind} is installed{also}; type: {INSTALL_DEFAULT}"
@@ -126,7 +126,7 @@ def _own_packages() -> list[str]:
         return []
 
 
-def _import(entry: Entry, target: Any) -> Any:
+def _import(entry: Plugin, target: Any) -> Any:
     """What `"module:attribute"` names; anything else is returned as it is."""
     if not isinstance(target, str):
         return target
@@ -139,11 +139,11 @@ def _import(entry: Entry, target: Any) -> Any:
         raise UserError(_not_loaded(entry, error)) from error
 
 
-def _not_loaded(entry: Entry, error: Exception) -> str:
+def _not_loaded(entry: Plugin, error: Exception) -> str:
     return f"{entry} could not be loaded: {error}; type: pip install -U {entry.package}"
 
 
-def _validated(entry: Entry, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
+def _validated(entry: Plugin, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
     from srl.plugins.options import validated
 
     return validated(f"{entry.kind}.{entry.name}", model, options)
@@ -155,12 +155,12 @@ def forget() -> None:
 
 
 @cache
-def _registry() -> tuple[pluggy.PluginManager, tuple[Entry, ...]]:
+def _registry() -> tuple[pluggy.PluginManager, tuple[Plugin, ...]]:
     """Every plugin imported and asked what it registers; what raises is kept as an entry with its error."""
     plugins = pluggy.PluginManager("srl")
     plugins.add_hookspecs(hookspecs)
-    found: list[Entry] = []
-    broken: list[Entry] = []
+    found: list[Plugin] = []
+    broken: list[Plugin] = []
     for package, version, point in _entry_points():
         try:
             module = point.load()
@@ -168,7 +168,7 @@ def _registry() -> tuple[pluggy.PluginManager, tuple[Entry, ...]]:
             found += _registrations(plugins, module, package, version)
         except (Exception, SystemExit) as error:
             message = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-            broken.append(Entry(UNKNOWN, point.name, package, version, "", message))
+            broken.append(Plugin(UNKNOWN, point.name, package, version, "", message))
     order = list(KINDS)
     found.sort(key=lambda entry: (order.index(entry.kind), entry.name, entry.package))
     return plugins, (*_mark_duplicates(found), *broken)
@@ -191,9 +191,9 @@ def _entry_points() -> Iterator[tuple[str, str, EntryPoint]]:
 
 def _registrations(
     plugins: pluggy.PluginManager, module: ModuleType, package: str, version: str
-) -> list[Entry]:
+) -> list[Plugin]:
     """What one plugin registers through each of its hooks."""
-    found: list[Entry] = []
+    found: list[Plugin] = []
     hooks = {hook: kind for kind, hook in KINDS.items()}
     others = plugins.get_plugins() - {module}
     for caller in plugins.get_hookcallers(module) or []:
@@ -211,13 +211,13 @@ class _Register:
     kind: str
     package: str
     version: str
-    found: list[Entry]
+    found: list[Plugin]
 
     def __call__(self, name: str, factory: Any, summary: str, options: Any = None) -> None:
-        self.found.append(Entry(self.kind, name, self.package, self.version, summary, "", factory, options))
+        self.found.append(Plugin(self.kind, name, self.package, self.version, summary, "", factory, options))
 
 
-def _mark_duplicates(found: list[Entry]) -> list[Entry]:
+def _mark_duplicates(found: list[Plugin]) -> list[Plugin]:
     """`found`, where entries that share kind and name carry an error that names all their packages."""
     packages: dict[tuple[str, str], list[str]] = defaultdict(list)
     for entry in found:
@@ -225,7 +225,7 @@ def _mark_duplicates(found: list[Entry]) -> list[Entry]:
     return [_marked(entry, packages[entry.kind, entry.name]) for entry in found]
 
 
-def _marked(entry: Entry, packages: list[str]) -> Entry:
+def _marked(entry: Plugin, packages: list[str]) -> Plugin:
     if len(packages) == 1:
         return entry
     return replace(entry, error=f"registered by {' and '.join(packages)}; type: pip uninstall one of them")

@@ -92,7 +92,7 @@ def _check_name(kind: str, name: str) -> None:
 
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot name a plugin: expected lower-case words with '-', as in my-search")
-    for entry in manager.entries(kind):
+    for entry in manager.installed(kind):
         if entry.name == name:
             raise UserError(f"{entry} is installed already; choose another name")
     if find_spec(_module(name)):

@@ -107,7 +107,7 @@ def _no_such(name: Name, value: Any) -> str:
 def _estimators() -> list[str]:
     from srl.plugins import manager
 
-    return sorted({entry.name for entry in manager.entries("algorithm")})
+    return sorted({entry.name for entry in manager.installed("algorithm")})
 
 
 def _at_home(value: Any) -> Any:

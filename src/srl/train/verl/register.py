@@ -122,7 +122,7 @@ def _register_algorithms(config: Config) -> dict[str, str]:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     found: dict[str, str] = {}
-    for entry in manager.entries("algorithm"):
+    for entry in manager.installed("algorithm"):
         if entry.error and entry.name != config.algorithm.name:
             continue
         algorithm: Any = manager.load("algorithm", entry.name, config.algorithm.options(entry.name))
