@@ -116,7 +116,7 @@ class Place:
             str(steps),
             *sets(*SMALL, searching, f"cluster.watchdog_s={WATCHDOG_S}"),
         ]
-        self.process = self.srl("train", "--engine", "verl", "--algo", "grpo", *options)
+        self.process = self.srl("train", "--backend", "verl", "--algo", "grpo", *options)
 
     def resume(self) -> None:
         self.process = self.srl("train", "--resume", "--run", self.run.name)

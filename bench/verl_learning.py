@@ -2,7 +2,7 @@
 
     python bench/verl_learning.py [--algos grpo ppo] [--steps 12] [--seed 0] [--workspace DIR]
 
-Both engines start from the same cold-started model of the made-up world, whose test entities no training
+Both backends start from the same cold-started model of the made-up world, whose test entities no training
 world contains; on verl with two FSDP2 workers over gloo and two replicas of our torch engine, since the
 machine has no GPU. Each row is a run of `srl train`; the curves are greedy exact match on validation.
 """
@@ -25,13 +25,13 @@ from srl.workspace import Workspace
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "verl_learning.json"
 PICTURE = ROOT.parent / "docs" / "verl-learning.svg"
-ENGINES = ("local", "verl")
+BACKENDS = ("local", "verl")
 
 
-def arguments_of(algo: str, engine: str, steps: int, questions: int) -> list[str]:
+def arguments_of(algo: str, backend: str, steps: int, questions: int) -> list[str]:
     every = max(1, steps // 4)
     return [
-        "--engine", engine, "--algo", algo, "--steps", str(steps), "--set", f"trainer.test_freq={every}",
+        "--backend", backend, "--algo", algo, "--steps", str(steps), "--set", f"trainer.test_freq={every}",
         "--set", "trainer.save_freq=0", "--set", f"eval.val_questions={questions}",
         "--set", f"eval.test_questions={questions}",
     ]  # fmt: skip
@@ -41,10 +41,10 @@ def measure(algos: list[str], steps: int, seed: int, questions: int, workspace: 
     prepared(workspace)
     rows: dict[str, Any] = {}
     for algo in algos:
-        for engine in ENGINES:
-            row = rl_row(workspace, arguments_of(algo, engine, steps, questions), seed)
-            rows[f"{algo}, {engine}"] = {**row, **agreement(rows, algo, row)}
-            print(algo, engine, row["val"], "test EM", row["end"]["em"], file=sys.stderr, flush=True)
+        for backend in BACKENDS:
+            row = rl_row(workspace, arguments_of(algo, backend, steps, questions), seed)
+            rows[f"{algo}, {backend}"] = {**row, **agreement(rows, algo, row)}
+            print(algo, backend, row["val"], "test EM", row["end"]["em"], file=sys.stderr, flush=True)
     return rows
 
 
@@ -58,7 +58,7 @@ def agreement(rows: dict[str, Any], algo: str, row: dict[str, Any]) -> dict[str,
 
 
 def picture(rows: dict[str, Any]) -> None:
-    """Greedy exact match on the validation questions, each algorithm on both engines."""
+    """Greedy exact match on the validation questions, each algorithm on both backends."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -66,12 +66,12 @@ def picture(rows: dict[str, Any]) -> None:
         figure = Figure(figsize=(7.2, 3.4), layout="constrained")
         axes = figure.subplots()
         for name, row in rows.items():
-            algo, engine = name.split(", ")
+            algo, backend = name.split(", ")
             steps = [int(step) for step in row["val"]]
             colour = f"C{sorted({key.split(', ')[0] for key in rows}).index(algo)}"
             style = {
-                "linestyle": "-" if engine == "verl" else "--",
-                "marker": "o" if engine == "verl" else "s",
+                "linestyle": "-" if backend == "verl" else "--",
+                "marker": "o" if backend == "verl" else "s",
             }
             axes.plot(
                 steps,

@@ -21,7 +21,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def learning() -> str:
-    """Greedy exact match over the steps, each algorithm on both engines."""
+    """Greedy exact match over the steps, each algorithm on both backends."""
     found = load("verl_learning")
     rows = found["rows"]
     steps = sorted({int(step) for row in rows.values() for step in row["val"]})

@@ -53,7 +53,7 @@ def once() -> list[str]:
     """What there is one of."""
     return [
         *box(20, 20, 270, 454, "panel", "Once"),
-        *box(36, 64, 238, 104, "box", "srl train --engine verl", [
+        *box(36, 64, 238, 104, "box", "srl train --backend verl", [
             "checks settings, questions, search;", "starts the rest, tells the news,",
             "ends a run that stands still",
         ]),
@@ -83,7 +83,7 @@ def everywhere() -> list[str]:
             "ids, masks, log-probs, rewards,", "values, advantages of the batch",
         ]),
         *box(700, 222, 260, 84, "box", "Agent workers", [
-            "the episode: turns, searches, reward;", "the same code as the local engine's",
+            "the episode: turns, searches, reward;", "the same code as the local backend's",
         ]),
         *box(700, 378, 260, 80, "search", "Search server", [
             "srl serve retriever --replicas N,", "here or on machines of its own",

@@ -23,6 +23,7 @@ NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "works
 NOUNS |= {
     "daemon_thread",
     "progress",
+    "renamed",
     "manifests",
     "inputs",
     "interrupts",

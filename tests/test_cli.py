@@ -269,6 +269,15 @@ def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkey
     assert [os.environ[name] for name in names] == ["1", "false", "0"]
 
 
+@pytest.mark.parametrize("old", [["--engine", "verl"], ["--engine=verl"]])
+def test_an_option_by_its_old_name_works_and_is_warned_of_once(monkeypatch, capsys, old):
+    started = []
+    monkeypatch.setattr("srl.cli.train._start", lambda resolved, algo, backend, json: started.append(backend))
+    assert main(["train", *old]) == 0
+    assert started == ["verl"]
+    assert capsys.readouterr().err == "warning: --engine is now --backend; write --backend\n"
+
+
 def test_options_left_out_keep_their_defaults_and_those_given_are_converted(monkeypatch):
     seen = {}
 

@@ -102,7 +102,7 @@ def test_a_config_that_contradicts_itself_is_named_in_a_plan_too(shell: Shell, p
         (("--set", "retriever.bm25.k1=nan"), "retriever.bm25.k1 is 'nan', expected a number ≤ 100; type:"),
         (("--set", "retriever.bm25.k1=much"), "retriever.bm25.k1 is 'much', expected a number; type:"),
         (("--steps", "x"), "Invalid value for '--steps': 'x', expected an integer; type:"),
-        (("--engine", "x"), "Invalid value for '--engine': 'x' is not one of 'local', 'verl'; type:"),
+        (("--backend", "x"), "Invalid value for '--backend': 'x' is not one of 'local', 'verl'; type:"),
     ],
 )
 def test_a_value_that_does_not_fit_is_said_in_our_words(shell: Shell, place: Path, typed, line) -> None:

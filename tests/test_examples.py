@@ -96,7 +96,7 @@ def test_every_file_has_lines_for_srl():
 
 def test_line_that_srl_does_not_take_is_found():
     with pytest.raises(Exception, match="No such option"):
-        parsed(["train", "--engine", "verl", "--cluster", "auto"])
+        parsed(["train", "--backend", "verl", "--cluster", "auto"])
     with pytest.raises(Exception, match="No such command"):
         parsed(["serve", "retriver", "--index", "x"])
 

@@ -38,14 +38,14 @@ CANNOT = {
     r"srl index import (bm25|bm25/bm25|wiki-18-bm25) ": PUBLISHED,
     r"srl index search web-index ": "it asks a search API; plugins/retrievers/web/tests stand in for it",
     r"srl serve .* search_on=gpu": "it wants a GPU",
-    r"srl train --engine verl (?!.*--dry-run)": "it wants eight GPUs; tests/test_verl_runs.py has none",
+    r"srl train --backend verl (?!.*--dry-run)": "it wants eight GPUs; tests/test_verl_runs.py has none",
     r"MODEL=|RAY_HEAD=": "it wants a cluster; tests/test_examples.py reads the scripts",
     r"pip install (?!-e )": "it asks a package index; its extras are looked up",
     r"source \.venv/bin/activate": "a shell's own; CI has run `make` just before",
     r"pip install -e '\.\[test\]'|pytest$|srl .*\{\{": "a new plugin's; tests/test_plugin_scaffold.py",
 }
 """Commands, by how they begin, that do not run here, and why."""
-SLOW = r".*: srl serve .*--replicas|.*: srl train --engine verl|plugins/retrievers/lucene/"
+SLOW = r".*: srl serve .*--replicas|.*: srl train --backend verl|plugins/retrievers/lucene/"
 """What takes long, or more than `make setup` installs."""
 SMALL = (
     "trainer.total_training_steps=1", "data.train_batch_size=2", "rollout.n=2", "rollout.max_turns=1",

@@ -130,7 +130,7 @@ def test_verl_accepts_the_preset_and_it_fits_the_gpus_it_was_published_for(prese
 def test_dry_run_on_verl_needs_neither_weights_nor_machines(tmp_path, monkeypatch):
     pytest.importorskip("verl")
     monkeypatch.chdir(tmp_path)
-    typed = ["--engine", "verl", "--preset", "search-r1-32b", "--algo", "grpo", "--dry-run"]
+    typed = ["--backend", "verl", "--preset", "search-r1-32b", "--algo", "grpo", "--dry-run"]
     result = CliRunner().invoke(app, typed, catch_exceptions=False)
     assert result.exit_code == 0
     for said in ("4 × 8 GPUs", "16 copies of the policy", "8 optimiser steps of 320", "no weights at Qwen"):

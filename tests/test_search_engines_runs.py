@@ -67,7 +67,7 @@ def test_a_training_run_searches_two_engines_and_says_which_in_its_log(place, tm
     assert '<search engine="papers">' in told
     for file in (run / "run.json", run / "checkpoints" / "step-000001" / "srl.json"):
         known = json.loads(file.read_text(encoding="utf-8"))
-        assert (known["index_digest"], known["engine_digests"]) == (pages, {"papers": papers})
+        assert (known["index_digest"], known["retriever_digests"]) == (pages, {"papers": papers})
 
 
 def test_another_index_of_a_named_engine_is_said_aloud(place, tmp_path, scripted, capsys):
@@ -85,11 +85,11 @@ def test_another_index_of_a_named_engine_is_said_aloud(place, tmp_path, scripted
     _show(other, as_json=True)
     out, err = capsys.readouterr()
     trained = IndexDigests.read(json.loads((model / "srl.json").read_text(encoding="utf-8")))
-    pages, papers = trained.index_digest, trained.engine_digests["papers"]
+    pages, papers = trained.index_digest, trained.retriever_digests["papers"]
     assert f"warning: trained with the index {pages[:12]}, measured with {papers[:12]}" in err
     assert f"trained with the index of the engine 'papers' {papers[:12]}, measured with {pages[:12]}" in err
     found = json.loads(out)
-    assert found["engine_digests"] == {"papers": pages}
+    assert found["retriever_digests"] == {"papers": pages}
     assert [item["engine"] for item in found["other_indexes"]] == ["", "papers"]
     _show(same, as_json=False)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -132,7 +132,7 @@ def test_engines_over_http_find_what_they_find_in_this_process(place, tmp_path, 
         train(settings(place, *papers, search__index=None, search__url=[url]), tmp_path / "there")
     here, there = only_run(tmp_path / "here"), only_run(tmp_path / "there")
     assert searched(there) == searched(here)
-    assert json.loads((there / "run.json").read_text())["engine_digests"] == {
+    assert json.loads((there / "run.json").read_text())["retriever_digests"] == {
         "papers": open_index(place / "papers").digest
     }
 

@@ -124,7 +124,7 @@ def test_a_run_that_cannot_start_leaves_no_tape(towns, tmp_path):
 
 def test_a_run_on_verl_that_would_record_starts_nothing(towns, tmp_path):
     tape, workspace = tmp_path / "run.tape", Workspace(tmp_path / "ws")
-    with pytest.raises(UserError, match="record with --engine local and replay the tape here"):
+    with pytest.raises(UserError, match="record with --backend local and replay the tape here"):
         launch.start(
             on_tape(towns, "record", tape), preset="test", algo="grpo", workspace=workspace, terminal=Said()
         )

@@ -1,4 +1,4 @@
-"""`srl train export`: a checkpoint as a directory that any tool loads, of either engine."""
+"""`srl train export`: a checkpoint as a directory that any tool loads, of either backend."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAME = "20260101T000000Z-test-grpo-s0-00ff"
 
 @pytest.fixture
 def run(workspace: Path) -> Path:
-    """A run of the local engine with checkpoints of the steps 10 and 20, whose weights differ."""
+    """A run of the local backend with checkpoints of the steps 10 and 20, whose weights differ."""
     folder = workspace / "runs" / NAME
     made(folder, "local")
     for step in (10, 20):
@@ -50,12 +50,12 @@ def run(workspace: Path) -> Path:
     return folder
 
 
-def made(folder: Path, engine: str, **settings: object) -> None:
+def made(folder: Path, backend: str, **settings: object) -> None:
     """The directory of a run without checkpoints."""
     (folder / "checkpoints").mkdir(parents=True)
     save_config(folder, load_config(None, None, "grpo", {**SETTINGS, **settings}).config)
     known = {"preset": "tiny", "algo": "grpo", "started": "2026-01-01T00:00:00+00:00"}
-    write_json(folder / "run.json", {"format": 1, **known, "engine": engine, "index_digest": "abc"})
+    write_json(folder / "run.json", {"format": 1, **known, "backend": backend, "index_digest": "abc"})
 
 
 def model(seed: int = 0, **sizes: int):
@@ -82,12 +82,12 @@ def saved_by_one(policy, actor: Path) -> None:
     write_json(actor / "fsdp_config.json", {"FSDP_version": 2, "world_size": 1})
 
 
-# --- a run of the local engine ---
+# --- a run of the local backend ---
 
 
 def test_export_is_the_newest_checkpoint_without_trainer_state(run: Path, tmp_path: Path) -> None:
     found = export(run, tmp_path / "out")
-    assert (found.step, found.engine, found.dtype, found.run) == (20, "local", "float32", NAME)
+    assert (found.step, found.backend, found.dtype, found.run) == (20, "local", "float32", NAME)
     source = run / "checkpoints" / "step-000020"
     there = {file.name for file in (tmp_path / "out").iterdir()}
     expected = {file.name for file in source.iterdir()} - {"trainer"} | {"manifest.json"}
@@ -137,7 +137,7 @@ def test_run_without_a_whole_checkpoint_is_said(workspace: Path, tmp_path: Path)
 
 def test_newest_whole_checkpoint_of_verl_is_taken(verl_run: Path, tmp_path: Path) -> None:
     found = export(verl_run, tmp_path / "out")
-    assert (found.step, found.engine, found.dtype) == (3, "verl", "float32")
+    assert (found.step, found.backend, found.dtype) == (3, "verl", "float32")
     assert model_digest(tmp_path / "out") == model_digest(model(3))
     with pytest.raises(UserError, match="no checkpoint of step 6; it has 3"):
         export(verl_run, tmp_path / "other", step=6)
@@ -176,7 +176,7 @@ def test_what_a_model_was_taught_is_in_srl_json(verl_run: Path, tmp_path: Path) 
     known = {"format": 1, "step": 3, "template": "tiny", "search": True}
     export(verl_run, tmp_path / "out")
     said = json.loads((tmp_path / "out" / "srl.json").read_text())
-    assert said == {**known, "index_digest": "abc", "engine_digests": {}}
+    assert said == {**known, "index_digest": "abc", "retriever_digests": {}}
     write_json(verl_run / "checkpoints" / "global_step_3" / "srl.json", {**known, "index_digest": "other"})
     export(verl_run, tmp_path / "out", overwrite=True)
     said = json.loads((tmp_path / "out" / "srl.json").read_text())
@@ -382,7 +382,7 @@ def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert said.err == f"measure it: {command}\n"
     assert main(["train", "export", "00ff", "--out", str(out), "--overwrite", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == {"directory": str(out), "run": NAME, "engine": "local", "step": 20, "dtype": "float32"}
+    assert found == {"directory": str(out), "run": NAME, "backend": "local", "step": 20, "dtype": "float32"}
 
 
 def test_existing_directory_is_replaced_only_when_it_is_a_model_and_that_is_asked_for(

@@ -56,7 +56,7 @@ def run(workspace: Path, saved: Path) -> Path:
     (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4", encoding="utf-8")
     tokenizer().save_pretrained(folder / "tokenizer")
     save_config(folder, load_config(None, None, "ppo", SETTINGS).config)
-    known = {"preset": "tiny", "algo": "ppo", "started": "2026-01-01T00:00:00+00:00", "engine": "verl"}
+    known = {"preset": "tiny", "algo": "ppo", "started": "2026-01-01T00:00:00+00:00", "backend": "verl"}
     write_json(folder / "run.json", {"format": 1, **known})
     return folder
 
@@ -111,7 +111,7 @@ def test_adapter_without_its_rank_is_refused(saved: Path, tmp_path: Path) -> Non
 
 def test_exported_actor_is_the_model_that_was_trained(run: Path, tmp_path: Path) -> None:
     found = export(run, tmp_path / "out")
-    assert (found.step, found.engine, found.dtype) == (4, "verl", "float32")
+    assert (found.step, found.backend, found.dtype) == (4, "verl", "float32")
     assert model_digest(tmp_path / "out") == model_digest(model())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     words = AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -170,7 +170,7 @@ def test_imported_file_is_one_that_verl_accepts(tmp_path, text):
     from srl.train.verl.job import Job
 
     config, made = imported(tmp_path, text)
-    kept = said(made, "kept below verl:, read only").partition("--engine verl: ")[2].split(", ")
+    kept = said(made, "kept below verl:, read only").partition("--backend verl: ")[2].split(", ")
     place = tmp_path / "run"
     composed = validated(config, Job(place, resume=False, cpu=False, gpus_per_node=8))
     for key in kept:

@@ -1,4 +1,4 @@
-"""Rows dealt out to verl's workers: the mini-batches of the local engine, whoever computes them."""
+"""Rows dealt out to verl's workers: the mini-batches of the local backend, whoever computes them."""
 
 from __future__ import annotations
 

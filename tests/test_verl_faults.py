@@ -159,7 +159,7 @@ def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(t
     file = write_config(towns, "grpo", **SMALL, **{"search.url": search.url})
     try:
         search.start()
-        with typed(workspace, "train", "--engine", "verl", "--algo", "grpo", "--config", str(file)) as first:
+        with typed(workspace, "train", "--backend", "verl", "--algo", "grpo", "--config", str(file)) as first:
             first.reaches(1)
             search.stop()
             assert not search.answers()

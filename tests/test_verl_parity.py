@@ -1,4 +1,4 @@
-"""The local engine and verl's: from the same weights and completions the same rows, advantages, gradients.
+"""The local backend and verl's: from the same weights and completions the same rows, advantages, gradients.
 
 Episodes run here, through the agent loop that verl calls. Networks run in processes of their own, since
 verl's platform and our patches belong to a process: `verl_rank.py` holds the classes of a run under Ray.
@@ -154,7 +154,7 @@ def test_rewards_of_each_turn_end_on_the_same_tokens(folder, monkeypatch):
 
 @pytest.fixture(scope="module")
 def experience(folder):
-    """An experience of the local engine, its networks, and the same rows as verl's workers read them."""
+    """An experience of the local backend, its networks, and the same rows as verl's workers read them."""
     chosen = settings(folder, "ppo", **FULL)
     trajectories, scores = local_episodes(chosen)
     known = learner(chosen, folder)
@@ -227,7 +227,7 @@ def test_log_probs_and_values_are_those_of_the_local_engine(workers, experience)
 
 
 def local(known, made, network, config):
-    """The local engine's module, with the gradients of the mini-batch in it, and its metrics."""
+    """The local backend's module, with the gradients of the mini-batch in it, and its metrics."""
     part = part_of(made, config)
     if network == "actor":
         known.actor.zero_grad(set_to_none=True)

@@ -89,7 +89,7 @@ def test_estimator_gets_values_validity_and_groups_under_verls_keywords():
 
 def test_estimator_with_a_critic_refuses_to_run_without_values():
     made, _ = algorithm(needs_critic=True)
-    with pytest.raises(UserError, match="srl train --engine verl"):
+    with pytest.raises(UserError, match="srl train --backend verl"):
         for_verl(made)(torch.ones(1, 2), torch.ones(1, 2), {}, ["a"])
 
 

@@ -65,11 +65,11 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     more = {"trainer.critic_warmup": 1, "actor.optim.lr_scheduler_type": "linear"}
     file = write_config(towns, "ppo", **settings(**{"algorithm.use_kl_in_reward": True, **more}))
     workspace = tmp_path / "ws"
-    process = srl("train", "--engine", "verl", "--algo", "ppo", "--config", str(file), workspace=workspace)
+    process = srl("train", "--backend", "verl", "--algo", "ppo", "--config", str(file), workspace=workspace)
     wait_for(lambda: checkpointed(workspace, 1), process, workspace)
     kill(process)
     run = only_run(workspace)
-    assert identity(run)["engine"] == "verl"
+    assert identity(run)["backend"] == "verl"
     finished("train", "--resume", workspace=workspace)
 
     wait_until_gone(run)
@@ -107,7 +107,7 @@ def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(t
     settled = {"data.val_files": None, "data.test_files": None, "trainer.total_training_steps": 1}
     file = write_config(towns, "grpo", **settings(**settled))
     workspace = tmp_path / "ws"
-    finished("train", "--engine", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
+    finished("train", "--backend", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
     finished("train", "--resume", "--steps", "3", workspace=workspace)
     run = only_run(workspace)
     assert "has 3 steps now, not 1" in said(workspace)
@@ -119,12 +119,12 @@ def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(t
 
 
 def test_grpo_samples_what_the_local_engine_samples(towns, tmp_path):
-    """Same seed, same weights: the first step's ids, masks and rewards are those of the local engine."""
+    """Same seed, same weights: the first step's ids, masks and rewards are those of the local backend."""
     kl = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001}
     more = settings(**kl, **{"actor.optim.lr_scheduler_type": "linear"})
     file = write_config(towns, "grpo", **more)
     workspace = tmp_path / "ws"
-    finished("train", "--engine", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
+    finished("train", "--backend", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
     train(local_config(towns, "grpo", **more), tmp_path / "local", "grpo")
     theirs, ours = only_run(workspace), only_run(tmp_path / "local")
 

@@ -1,4 +1,4 @@
-"""The learning rate of verl's optimisers is that of the local engine, update by update."""
+"""The learning rate of verl's optimisers is that of the local backend, update by update."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rates(one, updates):
 
 
 def local_rates(chosen, network, updates):
-    """The learning rate of each update of the local engine."""
+    """The learning rate of each update of the local backend."""
     local = load_optimisers(chosen, load_learner(chosen, LoadedModel(tiny_model(), None)))[network]
     found = []
     for _ in range(updates):

@@ -1,4 +1,4 @@
-"""Every key of ours means to verl what it means to the local engine, or is refused."""
+"""Every key of ours means to verl what it means to the local backend, or is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVERYTHING = (
 
 @cache
 def translated() -> set[str]:
-    """Our keys that some run of this engine takes a value of verl's from."""
+    """Our keys that some run of this backend takes a value of verl's from."""
     configs = [made(), made(*EVERYTHING), made("cluster.strategy=megatron", "model.lora_rank=8")]
     return {
         setting.ours

@@ -192,7 +192,7 @@ def test_grpo_runs_on_the_vllm_of_verl(tmp_path):
     }  # fmt: skip
     arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     workspace = tmp_path / "ws"
-    process = srl("train", "--engine", "verl", "--algo", "grpo", *arguments, workspace=workspace)
+    process = srl("train", "--backend", "verl", "--algo", "grpo", *arguments, workspace=workspace)
     try:
         assert process.wait(LIMIT_S) == 0, said(workspace)[-4000:]
     finally:

@@ -1,4 +1,4 @@
-"""The same scripted episodes through the local engine and through verl's agent loop, and their rows."""
+"""The same scripted episodes through the local backend and through verl's agent loop, and their rows."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def environment(chosen: Config) -> Environment:
 
 
 def local_episodes(chosen: Config) -> tuple[list[Trajectory], list[Score]]:
-    """Every question twice, by the local engine's driver."""
+    """Every question twice, by the local backend's driver."""
     known = environment(chosen)
 
     async def run() -> tuple[list[Trajectory], list[Score]]:
@@ -196,7 +196,7 @@ def padded(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def learner(chosen: Config, folder: Path) -> Learner:
-    """The local engine's networks, with a reference that is not the policy and a head that is not zero."""
+    """The local backend's networks, with a reference that is not the policy and a head that is not zero."""
     model = load_model(folder / "model", device="cpu")
     made = load_learner(chosen, LoadedModel(model, Codec(byte_level_tokenizer())))
     made.reference = tiny_model(max_length=1024, seed=3).eval() if made.needs_reference() else None

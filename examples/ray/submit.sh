@@ -22,7 +22,7 @@ NODES=${NODES:-1}
 
 # The process that trains runs on the cluster: --no-wait leaves it there when this shell ends.
 ray job submit --address="http://$RAY_HEAD:8265" --no-wait -- \
-  srl --workspace "$WORKSPACE" train --engine verl --preset search-r1-v0.2 --algo grpo --model "$MODEL" \
+  srl --workspace "$WORKSPACE" train --backend verl --preset search-r1-v0.2 --algo grpo --model "$MODEL" \
   --set cluster.address=auto --set cluster.nnodes="$NODES" --set search.url="$SEARCH" \
   --set data.train_files="$QUESTIONS/train.parquet" --set data.val_files="$QUESTIONS/validation.parquet"
 

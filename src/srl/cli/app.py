@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from srl import __version__
 from srl.errors import UserError
+from srl.renamed import OPTIONS, renamed
 
 COMMANDS = {
     "data": "Get questions and corpora: make a world, read published formats.",
@@ -40,6 +41,9 @@ class _Lean:
     def get_params(self, ctx: Any) -> list[Any]:
         return [_lean(parameter) for parameter in super().get_params(ctx)]  # type: ignore[misc]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _current_options(ctx.command_path, args))  # type: ignore[misc]
+
 
 def _lean(parameter: Any) -> Any:
     many = parameter.nargs != 1 or parameter.multiple
@@ -54,6 +58,17 @@ def _lean(parameter: Any) -> Any:
 
     parameter.process_value = process_value
     return parameter
+
+
+def _current_options(command: str, arguments: list[str]) -> list[str]:
+    """`arguments` with today's names of options; an old one is warned of."""
+    names = OPTIONS.get(command, {})
+    given = [argument.partition("=") for argument in arguments]
+    for old in dict.fromkeys(name for name, _, _ in given if name in names):
+        from srl.cli import output
+
+        output.warn(f"warning: {renamed(old, names[old])}")
+    return [names.get(name, name) + equals + value for name, equals, value in given]
 
 
 class LeanCommand(_Lean, TyperCommand):

@@ -203,7 +203,7 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         "temperature": report.temperature,
         "index_digest": report.index_digest,
         "trained_with": report.trained_with,
-        "engine_digests": dict(report.engine_digests),
+        "retriever_digests": dict(report.retriever_digests),
         "other_indexes": [asdict(other) for other in report.others],
         **settings,
     }

@@ -29,9 +29,9 @@ def train(
     algo: Annotated[
         str | None, typer.Option(help="ppo, grpo, reinforce, rloo, reinforce_plus_plus, sft, or a plugin's.")
     ] = None,
-    engine: Annotated[
+    backend: Annotated[
         Literal["local", "verl"],
-        typer.Option(help="What trains: this process, or verl on Ray: many GPUs, many machines."),
+        typer.Option(help="What trains: this process, or verl on Ray (many GPUs, many machines)."),
     ] = "local",
     preset: Annotated[str, typer.Option(help="Settings to start from: tiny, one-gpu, no-search …")] = "tiny",
     config: Annotated[Path | None, typer.Option(help="YAML file on top of the preset.")] = None,
@@ -72,9 +72,9 @@ def train(
     if print_config:
         _print_config(resolved, json)
     elif dry_run:
-        _dry_run(resolved, engine, json)
+        _dry_run(resolved, backend, json)
     else:
-        _start(resolved, algo, engine, json)
+        _start(resolved, algo, backend, json)
 
 
 @app.command()
@@ -149,8 +149,8 @@ def _print_config(resolved: Any, json: bool) -> None:
         output.line(f"{key:<{width}}  {written:<24}  {origin}")
 
 
-def _dry_run(resolved: Any, engine: str, json: bool) -> None:
-    found, lines = _planned(resolved.config, engine)
+def _dry_run(resolved: Any, backend: str, json: bool) -> None:
+    found, lines = _planned(resolved.config, backend)
     if json:
         output.print_json(asdict(found))
         return
@@ -158,9 +158,9 @@ def _dry_run(resolved: Any, engine: str, json: bool) -> None:
         output.line(line)
 
 
-def _planned(config: Any, engine: str) -> tuple[Any, list[str]]:
-    """The plan of a run on this engine, and what is printed of it."""
-    if engine == "verl":
+def _planned(config: Any, backend: str) -> tuple[Any, list[str]]:
+    """The plan of a run on this backend, and what is printed of it."""
+    if backend == "verl":
         from srl.train.dry_run import verl_plan, verl_text
 
         found: Any = verl_plan.plan(config, verl_plan.planned_job(config))
@@ -171,14 +171,14 @@ def _planned(config: Any, engine: str) -> tuple[Any, list[str]]:
     return found, plan_lines(found)
 
 
-def _start(resolved: Any, algo: str | None, engine: str, json: bool) -> None:
+def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:
     from srl.workspace import Workspace
 
     name = SFT if algo == SFT else resolved.config.algorithm.name
-    if engine == "verl" and algo == SFT:
-        raise UserError("--algo sft trains in this process; leave out --engine verl")
+    if backend == "verl" and algo == SFT:
+        raise UserError("--algo sft trains in this process; leave out --backend verl")
     workspace = Workspace.resolve()
-    summary = _engine(engine).start(
+    summary = _backend(backend).start(
         resolved.config,
         preset=resolved.preset,
         algo=name,
@@ -195,13 +195,13 @@ def _resume(run: str, steps: int | None, json: bool) -> None:
     workspace = Workspace.resolve()
     directory = workspace.find_run(run)
     workspace = Workspace.around(directory) or workspace
-    engine = _engine(Identity.read(directory).engine)
-    summary = engine.resume(directory, workspace=workspace, terminal=_terminal(), steps=steps)
+    backend = _backend(Identity.read(directory).backend)
+    summary = backend.resume(directory, workspace=workspace, terminal=_terminal(), steps=steps)
     _tell(summary, json, workspace)
 
 
-def _engine(name: str) -> Any:
-    """The module that starts and resumes runs on this engine."""
+def _backend(name: str) -> Any:
+    """The module that starts and resumes runs on this backend."""
     from importlib import import_module
 
     from srl.cli.output import progress

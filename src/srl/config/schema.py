@@ -56,7 +56,7 @@ class Config(Section):
     eval: Eval = Eval()
     cluster: Cluster = Cluster()
     verl: dict[str, Any] = Field(default={})
-    """Any key of verl's own configuration, in verl's names; read only with `--engine verl`."""
+    """Any key of verl's own configuration, in verl's names; read only with `--backend verl`."""
 
 
 @dataclass(frozen=True, slots=True)

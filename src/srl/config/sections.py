@@ -375,7 +375,7 @@ class Eval(Section):
 
 
 class Cluster(Section):
-    """Machines and what runs on them; read only with `--engine verl`."""
+    """Machines and what runs on them; read only with `--backend verl`."""
 
     nnodes: Count = 1
     """Machines that train."""

@@ -59,7 +59,7 @@ class ModelReport:
     index_digest: str
     trained_with: str
     settings: Mapping[str, Evaluation]
-    engine_digests: Mapping[str, str] = field(default_factory=dict)
+    retriever_digests: Mapping[str, str] = field(default_factory=dict)
     others: Sequence[Other] = ()
 
 
@@ -135,7 +135,7 @@ def evaluate_model(
         index_digest=searched.index_digest,
         trained_with=trained.index_digest,
         settings=found,
-        engine_digests=searched.engine_digests,
+        retriever_digests=searched.retriever_digests,
         others=searched.others(trained),
     )
 

@@ -1,4 +1,4 @@
-"""A run's checkpoint as a model directory that any tool loads, whatever engine trained it."""
+"""A run's checkpoint as a model directory that any tool loads, whatever backend trained it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from srl.files import FORMAT, MANIFEST, atomic_directory, link_or_copy, read_jso
 from srl.manifests import check_checkpoint, files_in, replaceable
 from srl.model import DTYPES, load_model
 from srl.protocol import STOP_STRINGS
+from srl.renamed import current_fields
 from srl.train.cold_start import about
 from srl.train.export_tokenizer import readable_by_all
 from srl.train.loading import load_template
@@ -45,7 +46,7 @@ class Exported:
 
     directory: Path
     run: str
-    engine: str
+    backend: str
     step: int
     dtype: str
 
@@ -70,7 +71,7 @@ def export(
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise UserError(f"{out} exists already; choose another --out, or replace it with --overwrite")
     with atomic_directory(out, replace=_REPLACEABLE if overwrite else None) as folder:
-        if identity.get("engine") == VERL:
+        if identity.get("backend") == VERL:
             _of_verl(run, chosen, checkpoint, folder, dtype)
         else:
             _model(checkpoint, folder, dtype, bool(dtype) and load_saved(run).model.trust_remote_code)
@@ -78,19 +79,19 @@ def export(
             note(f"warning: AutoTokenizer reads {out} in another way; use PreTrainedTokenizerFast")
         kept = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
         write_manifest(folder, KIND, {"run": run.name, "step": chosen, "files": files_in(folder)})
-    return Exported(out, run.name, str(identity.get("engine", "local")), chosen, str(kept))
+    return Exported(out, run.name, str(identity.get("backend", "local")), chosen, str(kept))
 
 
 def identity_of(run: Path) -> dict[str, Any]:
     """What `run.json` says. Raises UserError where `run` is no run."""
     if not (run / RUN).is_file():
         raise UserError(f"{run} is no run: there is no {RUN} in it; `srl inspect runs` lists runs")
-    return read_json(run / RUN, dict)
+    return read_json(run / RUN, lambda **found: current_fields("run", found))
 
 
 def whole_checkpoints(run: Path) -> dict[int, Path]:
     """The checkpoints of `run` by step, oldest first; half-written ones are left out."""
-    if identity_of(run).get("engine") != VERL:
+    if identity_of(run).get("backend") != VERL:
         return {int(path.name.removeprefix("step-")): path for path in all_checkpoints(run)}
     folder = run / "checkpoints"
     latest = _latest(folder / LATEST)
@@ -142,7 +143,7 @@ def _model(source: Path, folder: Path, dtype: str | None, trust_remote_code: boo
 
 
 def _of_verl(run: Path, step: int, checkpoint: Path, folder: Path, dtype: str | None) -> None:
-    """The actor of a checkpoint that verl made, and beside it what one of the local engine has."""
+    """The actor of a checkpoint that verl made, and beside it what one of the local backend has."""
     config = load_saved(run)
     actor = checkpoint / "actor"
     trust = config.model.trust_remote_code

@@ -19,6 +19,7 @@ from srl.errors import UserError
 from srl.files import FORMAT, atomic_directory, read_json, write_json, write_manifest
 from srl.manifests import CHECKPOINT, checksums
 from srl.model import save_model
+from srl.renamed import current_fields
 from srl.rollout.episode import Searcher
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.engines import digest_of
@@ -49,7 +50,7 @@ from srl.train.search import IndexDigests, new_tape
 from srl.train.threads import set_threads
 from srl.workspace import Workspace
 
-Engine = Literal["local", "verl"]
+Backend = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""
 SFT = "sft"
 IDENTITY = "run.json"
@@ -77,10 +78,10 @@ class Identity:
     preset: str
     algo: str
     started: str
-    engine: Engine = "local"
+    backend: Backend = "local"
     reference_digest: str = ""
     index_digest: str = ""
-    engine_digests: dict[str, str] = field(default_factory=dict)
+    retriever_digests: dict[str, str] = field(default_factory=dict)
     extended: list[dict[str, Any]] = field(default_factory=list)
     """Each `Extension`, in order."""
 
@@ -93,7 +94,7 @@ class Identity:
         path = run / IDENTITY
         if not path.is_file():
             raise UserError(f"{run} is no run: there is no {IDENTITY} in it")
-        return read_json(path, cls)
+        return read_json(path, lambda **found: cls(**current_fields("run", found)))
 
 
 def utc_now() -> str:
@@ -178,7 +179,7 @@ def extended(
 
 def warn_about_other_indexes(run: Path, now: IndexDigests, identity: Identity, terminal: Terminal) -> None:
     """Every search engine that has another index than when the run began, or that no longer says which."""
-    before = IndexDigests(identity.index_digest, identity.engine_digests)
+    before = IndexDigests(identity.index_digest, identity.retriever_digests)
     if now.index_digest != before.index_digest:
         terminal.note(f"warning: {run.name} started with another index ({before.index_digest[:12] or '?'})")
     for other in now.others(before):

@@ -14,6 +14,7 @@ from srl.errors import UserError
 from srl.index import Index, check_corpus, live_index, open_index, read_index_manifest
 from srl.index.build import runtime_options
 from srl.plugins import manager
+from srl.renamed import current_fields
 from srl.rollout.episode import Searcher
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
@@ -173,7 +174,7 @@ class IndexDigests:
     """
 
     index_digest: str = ""
-    engine_digests: Mapping[str, str] = field(default_factory=dict)
+    retriever_digests: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, search: Searcher | None) -> IndexDigests:
@@ -184,16 +185,17 @@ class IndexDigests:
     @classmethod
     def read(cls, known: Mapping[str, Any]) -> IndexDigests:
         """As `as_fields` wrote them, into a run's or a model's description; an older one says less."""
-        return cls(str(known.get("index_digest") or ""), dict(known.get("engine_digests") or {}))
+        known = current_fields("run", known)
+        return cls(str(known.get("index_digest") or ""), dict(known.get("retriever_digests") or {}))
 
     def as_fields(self) -> dict[str, Any]:
         """For the description of a run or a model."""
-        return {"index_digest": self.index_digest, "engine_digests": dict(self.engine_digests)}
+        return {"index_digest": self.index_digest, "retriever_digests": dict(self.retriever_digests)}
 
     def others(self, before: IndexDigests) -> list[Other]:
         """The engines that have another index than `before`; one that is not known is not another."""
-        then = {"": before.index_digest, **before.engine_digests}
-        now = {"": self.index_digest, **self.engine_digests}
+        then = {"": before.index_digest, **before.retriever_digests}
+        now = {"": self.index_digest, **self.retriever_digests}
         return [
             Other(name, then[name], digest)
             for name, digest in now.items()

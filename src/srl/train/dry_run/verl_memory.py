@@ -1,7 +1,7 @@
 """How much memory a run on verl takes on each GPU, on each machine, and on disk.
 
 What is sharded is counted as FSDP shards it: float32 weights, gradients and AdamW's two moments, each worker
-its part. What a pass takes is counted as for the local engine (`srl.train.dry_run.memory`), with the logits
+its part. What a pass takes is counted as for the local backend (`srl.train.dry_run.memory`), with the logits
 that verl keeps whole. Under Megatron the numbers are split as its documentation says of the distributed
 optimiser; no run of it has been measured.
 """

@@ -1,4 +1,4 @@
-"""What a run on verl would do and take, said before anything starts: `srl train --engine verl --dry-run`.
+"""What a run on verl would do and take, said before anything starts: `srl train --backend verl --dry-run`.
 
 No process is started and nothing is written. Memory is counted from the model's shapes.
 """

@@ -85,7 +85,7 @@ def _loss(meaning: Meaning) -> None:
     mode = meaning.given(f"{ACTOR}.policy_loss.loss_mode")
     if mode not in (None, "vanilla"):
         meaning.ours[f"verl.{ACTOR}.policy_loss.loss_mode"] = mode
-        meaning.say(f"the loss {mode} is verl's own: kept below verl:; without --engine verl it is PPO's")
+        meaning.say(f"the loss {mode} is verl's own: kept below verl:; without --backend verl it is PPO's")
     norm = meaning.given("algorithm.norm_adv_by_std_in_grpo")
     if norm is not None and meaning.ours["algorithm.name"] == "grpo":
         meaning.ours["algorithm.grpo.norm_adv_by_std_in_grpo"] = norm

@@ -27,7 +27,7 @@ _PATHS = ("model.path", "model.tokenizer", "data.train_files", "data.val_files")
 _OWN = {"extends": None, "sft.steps": 0}
 """What every imported file says: it stands on no preset, and starts from the model without fine-tuning."""
 
-_KEPT = "kept below verl:, read only with --engine verl"
+_KEPT = "kept below verl:, read only with --backend verl"
 _SAME = "left out, for verl has the same by default"
 _UNKNOWN = "ignored, known neither to srl nor to verl 0.9.1"
 _NAMED = 12

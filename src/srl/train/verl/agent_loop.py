@@ -1,4 +1,4 @@
-"""Our agent loop: the episode of the local engine, over whatever generates for verl."""
+"""Our agent loop: the episode of the local backend, over whatever generates for verl."""
 
 from __future__ import annotations
 

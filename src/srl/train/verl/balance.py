@@ -1,4 +1,4 @@
-"""The order in which rows are dealt out to verl's workers: mini-batches of the local engine, shared evenly.
+"""The order in which rows are dealt out to verl's workers: mini-batches of the local backend, shared evenly.
 
 verl deals the first part of a batch to its first worker, the next to the second, and each cuts its part
 into mini-batches. Left to itself it orders the whole batch by who finished and what is long, so that a

@@ -43,13 +43,13 @@ def refused(config: Config) -> Iterator[str]:
     mode, file = config.search.tape or ("", "")
     if mode == "record" and config.rollout.search:
         yield (
-            f"search.cassette=record {file}: --engine verl runs episodes in several processes and records no "
-            "tape; record with --engine local and replay the tape here, or leave search.cassette out"
+            f"search.cassette=record {file}: --backend verl runs episodes in several processes and records "
+            "no tape; record with --backend local and replay the tape here, or leave search.cassette out"
         )
 
 
 def notes(config: Config, job: Job) -> list[str]:
-    """What a user may not expect of this engine, a line each."""
+    """What a user may not expect of this backend, a line each."""
     return [*_notes(config, job), *replaced(config, settings(config, job))]
 
 

@@ -1,4 +1,4 @@
-"""The questions of a run as verl's data loader takes them, in the order of the local engine."""
+"""The questions of a run as verl's data loader takes them, in the order of the local backend."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ READ_BY_US: dict[str, str] = {
     "data.train_files": "our data set reads the questions",
     "data.val_files": "our data set reads the questions",
     "data.test_files": "our data set reads the questions",
-    "data.corpus": "what is searched, as with the local engine",
+    "data.corpus": "what is searched, as with the local backend",
     "data.template": "our data set makes the prompts, and the episode its feedback",
     "data.filter_overlong_prompts": "our data set leaves questions out",
-    "data.shuffle": "our data set has the order of the local engine",
+    "data.shuffle": "our data set has the order of the local backend",
     "search.": "the episode searches",
     "retriever.": "the episode searches",
     "rollout.max_turns": "the episode counts turns",
@@ -57,7 +57,7 @@ REFUSED: dict[str, str] = {
 
 
 def check_supported(config: Config, job: Job) -> None:
-    """Raises UserError for the first setting that this engine cannot keep, with what to set instead."""
+    """Raises UserError for the first setting that this backend cannot keep, with what to set instead."""
     problem = next(_problems(config, job), None)
     if problem is not None:
         raise UserError(problem)
@@ -71,21 +71,21 @@ def _problems(config: Config, job: Job) -> Iterator[str]:
 
 
 def _refused(config: Config) -> Iterator[str]:
-    local = "or train with --engine local"
+    local = "or train with --backend local"
     if config.rollout.deterministic:
         yield (
-            "rollout.deterministic = true cannot be kept with --engine verl: "
+            "rollout.deterministic = true cannot be kept with --backend verl: "
             f"{REFUSED['rollout.deterministic']}; set it to false, {local}"
         )
     if not config.actor.mask_observations:
         yield (
-            "actor.mask_observations = false cannot be kept with --engine verl: "
+            "actor.mask_observations = false cannot be kept with --backend verl: "
             f"{REFUSED['actor.mask_observations']}; set it to true, {local}"
         )
     needs_reference = config.algorithm.use_kl_in_reward or config.actor.use_kl_loss
     if needs_reference and config.ref.path not in (None, config.model.path):
         yield (
-            f"ref.path = {config.ref.path} cannot be kept with --engine verl: {REFUSED['ref.path']} "
+            f"ref.path = {config.ref.path} cannot be kept with --backend verl: {REFUSED['ref.path']} "
             f"({config.model.path}); leave it out, {local}"
         )
 
@@ -93,7 +93,7 @@ def _refused(config: Config) -> Iterator[str]:
 def _learning(config: Config) -> Iterator[str]:
     """What verl's optimisers and loop do not know."""
     if config.trainer.total_training_steps == 0:
-        yield "trainer.total_training_steps = 0: with --engine verl there is at least one step"
+        yield "trainer.total_training_steps = 0: with --backend verl there is at least one step"
     adapters = config.model.lora_rank > 0 and config.model.lora_target_modules != "all-linear"
     if adapters and is_megatron(config):
         yield (
@@ -123,8 +123,8 @@ def _device(config: Config, job: Job) -> Iterator[str]:
     device = config.model.device
     if device == "mps" or ":" in device:
         yield (
-            f"model.device = {device}: with --engine verl the workers take the GPUs that they see; set auto, "
-            "and CUDA_VISIBLE_DEVICES to choose"
+            f"model.device = {device}: with --backend verl the workers take the GPUs that they see; set "
+            "auto, and CUDA_VISIBLE_DEVICES to choose"
         )
     if device == "cuda" and job.cpu:
         yield "model.device = cuda, and this machine has no GPU; set auto"

@@ -37,7 +37,7 @@ _OURS = re.compile(r"srl\.errors\.\w+: (.+)")
 _FIELD = re.compile(r"^\s*(class_name|pid|ip): (.+)$", re.MULTILINE)
 _LESS_MEMORY = (
     "start another run with a lower actor.ppo_max_token_len or cluster.gpu_memory_utilization: "
-    "`srl train --engine verl --dry-run` counts what they take"
+    "`srl train --backend verl --dry-run` counts what they take"
 )
 _EVERY_S = 1.0
 _ROOM = 1 << 20

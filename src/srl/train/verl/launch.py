@@ -75,7 +75,7 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
             preset,
             algo,
             utc_now(),
-            engine="verl",
+            backend="verl",
             reference_digest=_reference(config),
             **searched.as_fields(),
         )
@@ -122,7 +122,7 @@ def check_installed(config: Config) -> None:
     needed = ("verl", "ray", "transfer_queue", "cachetools", "msgspec", "zmq")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise UserError(f"--engine verl needs {missing[0]}: pip install 'srl-search[verl]'")
+        raise UserError(f"--backend verl needs {missing[0]}: pip install 'srl-search[verl]'")
     job = job_of(config, Path())
     rollout = rollout_name(config, job)
     if rollout != TORCH and config.cluster.address is None and find_spec(rollout) is None:

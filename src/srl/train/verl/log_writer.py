@@ -245,7 +245,7 @@ class LogActor:
 
 
 def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
-    """What the local engine measures of a step's or an evaluation's trajectories, under the same names."""
+    """What the local backend measures of a step's or an evaluation's trajectories, under the same names."""
     if not records:
         return {}
     trajectories = [record.trajectory for record in records]

@@ -47,7 +47,7 @@ def check_version() -> None:
 
     if verl.__version__ not in TESTED and os.environ.get(UNTESTED_VARIABLE) != "1":
         raise UserError(
-            f"verl {verl.__version__} is installed, and --engine verl was tested with "
+            f"verl {verl.__version__} is installed, and --backend verl was tested with "
             f"{', '.join(TESTED)}; type: pip install verl=={TESTED[-1]}, or set {UNTESTED_VARIABLE}=1 to try"
         )
 

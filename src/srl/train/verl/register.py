@@ -140,7 +140,7 @@ def for_verl(algorithm: Any) -> Callable[..., tuple[Any, Any]]:
     ) -> tuple[Any, Any]:  # fmt: skip
         if algorithm.needs_critic and values is None:
             raise UserError(
-                f"the algorithm {algorithm.name!r} needs values: train with `srl train --engine verl`"
+                f"the algorithm {algorithm.name!r} needs values: train with `srl train --backend verl`"
             )
         from srl.train.verl.batch import group_numbers
 

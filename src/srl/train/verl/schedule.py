@@ -1,4 +1,4 @@
-"""The learning rate of the local engine, for verl's optimisers: every optimiser step moves it."""
+"""The learning rate of the local backend, for verl's optimisers: every optimiser step moves it."""
 
 from __future__ import annotations
 

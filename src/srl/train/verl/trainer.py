@@ -52,7 +52,7 @@ class SearchTrainer(PPOTrainerSync):
 
     advantages come from our algorithm plugins with values and validity, a penalty from our KL; metrics
     and token numbers go to the log's writer; an episode that broke, or a rollout worker that died, ends
-    the wait for the batch; validation and test measure what the local engine measures.
+    the wait for the batch; validation and test measure what the local backend measures.
     """
 
     val_dataloader: Any
@@ -113,7 +113,7 @@ class SearchTrainer(PPOTrainerSync):
         self._mark("logging")
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """Filled up by verl; dealt out so that mini-batches hold the questions of the local engine's."""
+        """Filled up by verl; dealt out so that mini-batches hold the questions of the local backend's."""
         batch = super()._balance_batch(batch, metrics, *args, **named)
         workers = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         n, actor = self.config.actor_rollout_ref.rollout.n, self.config.actor_rollout_ref.actor
@@ -205,7 +205,7 @@ class SearchTrainer(PPOTrainerSync):
         return bool(getattr(self.srl.data, f"{phase}_files"))
 
     def _evaluate(self, phase: Phase) -> dict[str, float]:
-        """Episodes on a fixed split, as verl validates; the figures of the local engine."""
+        """Episodes on a fixed split, as verl validates; the figures of the local backend."""
         self._mark(f"{phase} questions")
         validation = self.val_dataloader
         try:

@@ -38,7 +38,7 @@ def settings(config: Config, job: Job) -> dict[str, Setting]:
 def compose(config: Config, job: Job) -> DictConfig:
     """verl's configuration of a run: its defaults, then `settings`, then the section `verl`.
 
-    Raises UserError for what this engine cannot keep, and for a key that verl does not have.
+    Raises UserError for what this backend cannot keep, and for a key that verl does not have.
     """
     check_supported(config, job)
     pristine = defaults(config)

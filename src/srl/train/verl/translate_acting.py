@@ -93,7 +93,7 @@ def _lora(config: Config, job: Job) -> Rows:
 
 
 def _data(config: Config) -> Rows:
-    """Our data set yields the questions in the order of the local engine; verl reads no file of it."""
+    """Our data set yields the questions in the order of the local backend; verl reads no file of it."""
     yield "data.custom_cls.path", "pkg://srl.train.verl.dataset", ""
     yield "data.custom_cls.name", "Questions", ""
     yield "data.train_files", ["train"], ""

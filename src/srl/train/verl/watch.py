@@ -121,7 +121,7 @@ def _over(
 
 
 def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[Reporter]) -> None:
-    """A finished step or evaluation, as the local engine tells it."""
+    """A finished step or evaluation, as the local backend tells it."""
     for reporter in reporters:
         reporter.metrics(event.step, event.metrics)
     if event.phase != "train":

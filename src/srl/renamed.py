@@ -1,0 +1,36 @@
+"""Names that changed: what older files, command lines and queries say, and what it is called now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Names = Mapping[str, str]
+
+KEYS: Names = {"search.engines": "search.retrievers"}
+"""Keys of the configuration."""
+
+OPTIONS: Mapping[str, Names] = {"srl train": {"--engine": "--backend"}}
+"""Options, by command."""
+
+FIELDS: Mapping[str, Names] = {
+    "run": {"engine": "backend", "engine_digests": "retriever_digests"},
+    "cassette": {"engine": "retriever", "engines": "retrievers"},
+}
+"""Fields of JSON files, by kind: `run` is a run's `run.json` and a model's `srl.json`."""
+
+COLUMNS: Mapping[str, Names] = {"searches": {"engine": "retriever"}}
+"""Columns of the log, by table."""
+
+METRICS: Names = {"/engine=": "/retriever="}
+"""Parts of metrics' names."""
+
+
+def current_fields(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """`found`, a JSON object of `kind`, with today's names."""
+    return {FIELDS[kind].get(name, name): value for name, value in found.items()}
+
+
+def renamed(old: str, new: str) -> str:
+    """The warning for an old name that is still read."""
+    return f"{old} is now {new}; write {new}"
