@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from made_passages import made_passages, nq_questions
 
@@ -27,14 +27,21 @@ from srl.store import Record, RunInfo
 from srl.train.verl.log_writer import LogActor
 from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
 
-if TYPE_CHECKING:
-    from scale import Episodes
-
 RESULTS = Path(__file__).parent / "results"
 VOCABULARY = 151_936
 HEADERS = 400
 """Bytes of both HTTP headers and of TCP's for a search and its answer."""
 ROUNDS = 5
+
+
+class Episodes(Protocol):
+    """What a step samples, in tokens, as bench/scale.py assumes it."""
+
+    count: int
+    searches: float
+    prompt: int
+    written: int
+    observation: int
 
 
 def measure(data: Path, episodes: Episodes) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -104,16 +103,3 @@ def test_line_that_srl_does_not_take_is_found():
 def test_examples_are_named_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
     assert [path for path in SCRIPTS if str(path.relative_to(ROOT)) not in text] == []
-
-
-def test_picture_is_what_its_script_draws():
-    spec = importlib.util.spec_from_file_location("draw_scale", ROOT / "docs" / "draw_scale.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if module.FILE.read_text(encoding="utf-8") != module.drawn():
-        pytest.fail(
-            "docs/scale.svg differs from what draws it; run: python docs/draw_scale.py", pytrace=False
-        )
-    assert "![What runs where](scale.svg)" in PAGE.read_text(encoding="utf-8")
