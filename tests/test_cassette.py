@@ -14,12 +14,12 @@ from srl.index.retriever import Fault
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
-from srl.rollout.episode import EngineSearcher, EpisodeOptions
+from srl.rollout.episode import EpisodeOptions
 from srl.rollout.scripted import ScriptedEngine
 from srl.serve import LocalSearch
 from srl.serve.cassette import MissingFromTape, Recorder, Replay
 from srl.serve.engines import SearchEngines
-from srl.trajectory import Hit, Question, Search, Trajectory
+from srl.trajectory import Hit, NamedSearchTool, Question, Search, Trajectory
 
 
 def test_a_tape_answers_as_the_search_did(tmp_path):
@@ -100,8 +100,8 @@ def test_engines_are_told_apart(tmp_path):
     assert asyncio.run(play(replay)) == recorded
     assert [found.status for found in recorded] == ["ok", "ok", "rejected"]
     assert recorded[0].hits != recorded[1].hits
-    assert isinstance(recorder, EngineSearcher)
-    assert isinstance(replay, EngineSearcher)
+    assert isinstance(recorder, NamedSearchTool)
+    assert isinstance(replay, NamedSearchTool)
     assert replay.engines == ("web",)
     assert replay.digests == {"": "d" * 32, "web": "d" * 32}
 
@@ -109,8 +109,8 @@ def test_engines_are_told_apart(tmp_path):
 def test_a_tape_of_one_engine_knows_no_others(tmp_path):
     recorder = Recorder(Scripted(a=[ok("a")]), tmp_path / "t")
     ask(recorder, "a")
-    assert not isinstance(recorder, EngineSearcher)
-    assert not isinstance(Replay(tmp_path / "t"), EngineSearcher)
+    assert not isinstance(recorder, NamedSearchTool)
+    assert not isinstance(Replay(tmp_path / "t"), NamedSearchTool)
 
 
 QUESTIONS = [Question(f"q/{number}", f"Who is number {number}?", ("nobody",)) for number in range(4)]

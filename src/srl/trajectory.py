@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 SegmentKind = Literal["prompt", "policy", "observation", "feedback"]
 SearchStatus = Literal["ok", "empty", "rejected", "timed_out", "refused", "failed"]
@@ -86,6 +86,22 @@ class Search:
     @property
     def is_fault(self) -> bool:
         return self.status in FAULTS
+
+
+class SearchTool(Protocol):
+    """What an episode may call to search. `search` returns an outcome for every query and never raises."""
+
+    async def search(self, query: str) -> Search: ...
+
+
+@runtime_checkable
+class NamedSearchTool(Protocol):
+    """A search tool with several retrievers: the default one, called "", and those named in `engines`."""
+
+    @property
+    def engines(self) -> Sequence[str]: ...
+
+    async def search(self, query: str, engine: str = "") -> Search: ...
 
 
 @dataclass(frozen=True, slots=True)

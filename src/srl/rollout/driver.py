@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Engine
-from srl.rollout.episode import EpisodeOptions, Searcher, run_episode
-from srl.trajectory import Phase, Question, Trajectory
+from srl.rollout.episode import EpisodeOptions, run_episode
+from srl.trajectory import Phase, Question, SearchTool, Trajectory
 
 ATTEMPTS = 2
 """How often an episode is sampled until its searches succeed."""
@@ -27,7 +27,7 @@ async def resample_if_failed(episode: Callable[[int], Awaitable[Trajectory]]) ->
 async def rollout(
     questions: Sequence[Question],
     engine: Engine,
-    search: Searcher | None,
+    search: SearchTool | None,
     *,
     codec: Codec,
     template: Template,

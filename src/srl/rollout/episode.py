@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from srl.errors import UserError
 from srl.protocol import (
@@ -18,26 +17,21 @@ from srl.protocol import (
 )
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling
-from srl.trajectory import EndReason, Hit, Phase, Question, Search, Segment, Trajectory, current_episode
+from srl.trajectory import (
+    EndReason,
+    Hit,
+    NamedSearchTool,
+    Phase,
+    Question,
+    Search,
+    SearchTool,
+    Segment,
+    Trajectory,
+    current_episode,
+)
 
 _CHARS_A_TOKEN = 100
 """No more of a text is read than this many characters for each token there is room for."""
-
-
-class Searcher(Protocol):
-    """What an episode asks of search: an outcome for every query, never an exception."""
-
-    async def search(self, query: str) -> Search: ...
-
-
-@runtime_checkable
-class EngineSearcher(Protocol):
-    """A searcher behind which there are several: the default engine, called "", and those with names."""
-
-    @property
-    def engines(self) -> Sequence[str]: ...
-
-    async def search(self, query: str, engine: str = "") -> Search: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class PromptTooLongError(UserError):
 async def run_episode(
     question: Question,
     engine: Engine,
-    search: Searcher | None,
+    search: SearchTool | None,
     *,
     codec: Codec,
     template: Template,
@@ -109,7 +103,7 @@ class _Episode:
         self,
         trajectory: Trajectory,
         engine: Engine,
-        search: Searcher | None,
+        search: SearchTool | None,
         codec: Codec,
         template: Template,
         options: EpisodeOptions,
@@ -178,7 +172,7 @@ class _Episode:
 
     async def _ask(self, query: str, engine: str) -> Search:
         """The outcome of a query; where there are no engines to choose from, naming one is a mistake."""
-        if isinstance(self.search, EngineSearcher):
+        if isinstance(self.search, NamedSearchTool):
             return await self.search.search(query, engine)
         assert self.search is not None
         if engine:

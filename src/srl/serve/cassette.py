@@ -7,17 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from srl.errors import UserError
 from srl.serve.tape import Entry, Header, Tape, TapeWriter, read_tape
-from srl.trajectory import Search, current_episode
-
-
-class Searcher(Protocol):
-    """What answers queries; it may know several engines by name."""
-
-    async def search(self, query: str) -> Search: ...
+from srl.trajectory import Search, SearchTool, current_episode
 
 
 class MissingFromTape(UserError):  # noqa: N818 - named in the public interface
@@ -34,7 +28,7 @@ class Recorder:
     """The names of the engines; only where the search behind it has some."""
 
     def __init__(
-        self, search: Searcher, path: Path | str, *, topk: int | None = None, append: bool = False
+        self, search: SearchTool, path: Path | str, *, topk: int | None = None, append: bool = False
     ) -> None:
         self._search: Any = search
         engines = getattr(search, "engines", None)

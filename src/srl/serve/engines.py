@@ -5,16 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from srl.protocol import unknown_engine
-from srl.trajectory import Search
-
-
-class Searcher(Protocol):
-    """What answers queries: `HttpSearch`, `LocalSearch`, or anything like them."""
-
-    async def search(self, query: str) -> Search: ...
+from srl.trajectory import Search, SearchTool
 
 
 class SearchEngines:
@@ -24,7 +17,7 @@ class SearchEngines:
     which it is told.
     """
 
-    def __init__(self, default: Searcher, engines: Mapping[str, Searcher]) -> None:
+    def __init__(self, default: SearchTool, engines: Mapping[str, SearchTool]) -> None:
         self._searchers = {"": default, **engines}
         self.engines: tuple[str, ...] = tuple(engines)
 

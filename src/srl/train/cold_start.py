@@ -19,12 +19,12 @@ from srl.model import pick_device, pick_dtype, save_model
 from srl.progress import counted
 from srl.protocol import Template
 from srl.rollout.codec import Codec
-from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.rollout.episode import EpisodeOptions
 from srl.train.loading import LoadedModel, episode_options, load_policy, load_template
 from srl.train.prepare import BASE_MODEL, Note, make_if_missing, world
 from srl.train.search import Answering, answering, load_search, without_tape
 from srl.train.sft import batches, demonstrate, fine_tune
-from srl.trajectory import Trajectory
+from srl.trajectory import SearchTool, Trajectory
 from srl.update.optimiser import Optimiser, schedule
 from srl.workspace import Workspace
 
@@ -54,7 +54,7 @@ class Recipe:
     seed: int
 
     @classmethod
-    def of(cls, config: Config, file: Path, search: Searcher | None) -> Recipe:
+    def of(cls, config: Config, file: Path, search: SearchTool | None) -> Recipe:
         """What `config` says of it. What a script ignores, such as the temperature, has its default."""
         start = Path(config.model.path or BASE_MODEL)
         device = pick_device(config.model.device)
@@ -129,7 +129,7 @@ def _untaped(config: Config) -> Config:
     return config if config.search.replays and not named else without_tape(config)
 
 
-def make(recipe: Recipe, search: Searcher | None, path: Path) -> None:
+def make(recipe: Recipe, search: SearchTool | None, path: Path) -> None:
     """Fine-tune the model of `recipe` on its demonstrations into the new directory `path`."""
     torch.manual_seed(recipe.seed)
     paths = {"path": str(recipe.start), "tokenizer": str(recipe.tokenizer)}
@@ -147,7 +147,7 @@ def about(template: Template) -> dict[str, Any]:
 
 
 def demonstrated(
-    file: Path, search: Searcher | None, codec: Codec, template: Template, options: EpisodeOptions
+    file: Path, search: SearchTool | None, codec: Codec, template: Template, options: EpisodeOptions
 ) -> list[Trajectory]:
     """The demonstrations of `file` as episodes, run against the search that training will use."""
     return demonstrate(read_demonstrations(file), search, codec=codec, template=template, options=options)

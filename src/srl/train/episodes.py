@@ -16,13 +16,13 @@ from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
-from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.engines import aclose
 from srl.store import LogWriter, Record
 from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal
-from srl.trajectory import Phase, Question, Score, Trajectory
+from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Environment:
     codec: Codec
     template: Template
     options: EpisodeOptions
-    search: Searcher | None
+    search: SearchTool | None
     reward: RewardMix
     splits: Splits
 

@@ -20,13 +20,13 @@ from srl.protocol import TEMPLATES, WITHOUT_SEARCH, Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.engine import Engine
-from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.rollout.episode import EpisodeOptions
 from srl.serve.engines import aclose, connect
 from srl.train.loading import episode_options, load_engine, load_policy, load_template
 from srl.train.prepare import Note, load_questions, warn_about_unlisted_retrievers
 from srl.train.search import IndexDigests, Other, load_search, new_tape
 from srl.train.threads import set_threads
-from srl.trajectory import Phase, Question, Trajectory
+from srl.trajectory import Phase, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
 
 ABOUT = "srl.json"
@@ -65,7 +65,7 @@ class ModelReport:
 
 async def measure(
     engine: Engine,
-    search: Searcher | None,
+    search: SearchTool | None,
     questions: Sequence[Question],
     *,
     codec: Codec,

@@ -20,7 +20,6 @@ from srl.files import FORMAT, atomic_directory, read_json, write_json, write_man
 from srl.manifests import CHECKPOINT, checksums
 from srl.model import save_model
 from srl.renamed import current_fields
-from srl.rollout.episode import Searcher
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.engines import digest_of
 from srl.store import LogWriter, RunInfo
@@ -48,6 +47,7 @@ from srl.train.resuming import LOG, how_to_resume, resumable, unchecked
 from srl.train.saved import all_checkpoints, checkpoint_path, newest_step
 from srl.train.search import IndexDigests, new_tape
 from srl.train.threads import set_threads
+from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
 Backend = Literal["local", "verl"]
@@ -296,7 +296,7 @@ def _about(environment: Environment) -> dict[str, Any]:
     return {**about(environment.template), **IndexDigests.of(environment.search).as_fields()}
 
 
-def run_info(run: Path, config: Config, identity: Identity, search: Searcher | None) -> RunInfo:
+def run_info(run: Path, config: Config, identity: Identity, search: SearchTool | None) -> RunInfo:
     """What the log says of the run."""
     known = config.model_dump() | ({"extended": identity.extended} if identity.extended else {})
     return RunInfo(

@@ -15,16 +15,16 @@ from srl.index import Index, check_corpus, live_index, open_index, read_index_ma
 from srl.index.build import runtime_options
 from srl.plugins import manager
 from srl.renamed import current_fields
-from srl.rollout.episode import Searcher
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
 from srl.serve.engines import SearchEngines, aclose, connect, digest_of
 from srl.serve.local import LocalSearch
 from srl.train.prepare import Note, index_of
+from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
 
-def load_search(config: Config, workspace: Workspace, note: Note) -> Searcher | None:
+def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool | None:
     """What answers searches: a server, an index in this process, several of them by name, a tape, nothing.
 
     A tape that is recorded and is there already goes on; `new_tape` begins one. Raises UserError where a
@@ -40,14 +40,14 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> Searcher | 
     return Recorder(search, file, topk=topk, append=True) if mode == "record" else search
 
 
-def _engines(config: Config, workspace: Workspace, note: Note) -> Searcher:
+def _engines(config: Config, workspace: Workspace, note: Note) -> SearchTool:
     """The default engine, alone where no other has a name."""
     default = _default(config, workspace, note)
     named = {name: _named(config, name) for name in config.search.engines}
     return SearchEngines(default, named) if named else default
 
 
-def _default(config: Config, workspace: Workspace, note: Note) -> Searcher:
+def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
     """The engine of `search.url`, `search.index` or `data.corpus`."""
     if config.search.url is not None:
         return _server(config, config.search.url, config.search.topk, config.search.digest or "")
@@ -58,7 +58,7 @@ def _default(config: Config, workspace: Workspace, note: Note) -> Searcher:
     return _local(config, index, config.search.topk)
 
 
-def _named(config: Config, name: str) -> Searcher:
+def _named(config: Config, name: str) -> SearchTool:
     """The engine `search.engines.<name>`."""
     engine = config.search.engines[name]
     topk = engine.topk or config.search.topk
@@ -90,13 +90,13 @@ def _of_this_machine(config: Config, index: Path) -> dict[str, Any]:
     return {name: value for name, value in config.retriever.options(retriever).items() if name in names}
 
 
-async def _reach(search: Searcher) -> None:
+async def _reach(search: SearchTool) -> None:
     """Learn the digests of the servers' indexes. Raises UserError where nobody answers."""
     await connect(search)
     await aclose(search)
 
 
-def _check_digest(config: Config, search: Searcher) -> None:
+def _check_digest(config: Config, search: SearchTool) -> None:
     expected, found = config.search.digest, digest_of(search)
     if expected is not None and not found.startswith(expected):
         raise UserError(
@@ -123,7 +123,7 @@ class Answering:
     max_query_chars: int
 
 
-def answering(config: Config, search: Searcher | None) -> tuple[Answering, ...]:
+def answering(config: Config, search: SearchTool | None) -> tuple[Answering, ...]:
     """Each engine of a searcher that `load_search` made; none where search is off."""
     if search is None:
         return ()
@@ -177,7 +177,7 @@ class IndexDigests:
     retriever_digests: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, search: Searcher | None) -> IndexDigests:
+    def of(cls, search: SearchTool | None) -> IndexDigests:
         """The indexes behind a searcher."""
         named = {name: digest for name, digest in getattr(search, "digests", {}).items() if name}
         return cls(digest_of(search), named)

@@ -21,9 +21,9 @@ from srl.progress import counted
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
-from srl.rollout.episode import EpisodeOptions, Searcher
+from srl.rollout.episode import EpisodeOptions
 from srl.rollout.scripted import ScriptedEngine
-from srl.trajectory import Question, Trajectory
+from srl.trajectory import Question, SearchTool, Trajectory
 from srl.update.batch import Batch, collate, micro_batches
 from srl.update.forward import token_stats
 from srl.update.losses import sft_loss
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def demonstrate(
     questions: Sequence[Question],
-    search: Searcher | None,
+    search: SearchTool | None,
     *,
     codec: Codec,
     template: Template,

@@ -15,7 +15,6 @@ from srl.errors import UserError
 from srl.files import FORMAT, write_json
 from srl.model import model_digest
 from srl.rollout.codec import Codec
-from srl.rollout.episode import Searcher
 from srl.train.cold_start import about
 from srl.train.episodes import Splits
 from srl.train.extension import finished, planned
@@ -40,6 +39,7 @@ from srl.train.verl.faults import ray_starts
 from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.setting import rollout_name
 from srl.train.verl.watch import watch
+from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def job_of(config: Config, run: Path, *, resumed: bool = False) -> Job:
     return Job(run, resumed, cpu, config.cluster.n_gpus_per_node or here or 1)
 
 
-def _checked(config: Config, workspace: Workspace, terminal: Terminal) -> tuple[Splits, Searcher | None]:
+def _checked(config: Config, workspace: Workspace, terminal: Terminal) -> tuple[Splits, SearchTool | None]:
     """Everything that can be wrong before a process is started: questions, search, rewards, plugins."""
     check_loggers(config.trainer.logger)
     load_algorithm(config)
@@ -174,7 +174,7 @@ def _reference(config: Config) -> str:
 
 
 def _go(
-    run: Path, config: Config, identity: Identity, search: Searcher | None, workspace: Workspace,
+    run: Path, config: Config, identity: Identity, search: SearchTool | None, workspace: Workspace,
     terminal: Terminal, resumed: bool,
 ) -> Summary:  # fmt: skip
     """Start the processes, tell what they tell, and sum up."""
