@@ -37,7 +37,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # 
 from srl.config.merge import build, defaults, flatten, put  # noqa: E402
 from srl.config.schema import Config  # noqa: E402
 from srl.config.sources import bodies  # noqa: E402
-from srl.data.encyclopedia import make_world, questions  # noqa: E402
+from srl.data.world import make_world, questions  # noqa: E402
 from srl.model import add_lora, new_model  # noqa: E402
 from srl.protocol import template  # noqa: E402
 from srl.rollout.codec import Codec  # noqa: E402

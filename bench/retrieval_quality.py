@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from srl.data.corpus import read_corpus
-from srl.data.formats import SQUAD
-from srl.data.readers import read_format, read_paragraphs
-from srl.data.relevance import Labelled
+from srl.data.question_formats import SQUAD, read_format, read_paragraphs
+from srl.data.relevance import LabelledQuestions
 from srl.evaluate.index_eval import evaluate_index
-from srl.evaluate.retrieval import supporting_ids
-from srl.evaluate.retrieval_metrics import Figure
+from srl.evaluate.intervals import Estimate
+from srl.evaluate.retrieval_metrics import supporting_ids
 from srl.index import build_index, open_index
 from srl.trajectory import Passage, Question
 
@@ -42,14 +41,14 @@ def passages(data: Path) -> Iterator[Passage]:
     yield from read_corpus(data / DISTRACTORS)
 
 
-def recalls(data: Path, options: dict[str, Any]) -> dict[str, Figure]:
+def recalls(data: Path, options: dict[str, Any]) -> dict[str, Estimate]:
     """`recall@k` for every depth, with BM25 under these options."""
     asked = questions(data)
     own = {question.id: dict.fromkeys(supporting_ids(question), 1) for question in asked}
     with tempfile.TemporaryDirectory() as folder:
         build_index(passages(data), Path(folder) / "index", "bm25", options)
-        found = evaluate_index(open_index(Path(folder) / "index"), Labelled(asked, own), DEPTHS)
-    return {name: figure for name, figure in found.figures.items() if name.startswith("recall@")}
+        found = evaluate_index(open_index(Path(folder) / "index"), LabelledQuestions(asked, own), DEPTHS)
+    return {name: figure for name, figure in found.metrics.items() if name.startswith("recall@")}
 
 
 def measure(data: Path) -> dict[str, Any]:

@@ -31,13 +31,12 @@ from typing import Any
 import torch
 
 from srl.data.corpus import read_corpus
-from srl.data.formats import SQUAD
-from srl.data.readers import read_format, read_paragraphs
-from srl.data.relevance import Labelled
-from srl.evaluate.index_eval import Evaluation, evaluate_index
-from srl.evaluate.ir_diff import compare
-from srl.evaluate.retrieval import supporting_ids
-from srl.evaluate.retrieval_metrics import figure
+from srl.data.question_formats import SQUAD, read_format, read_paragraphs
+from srl.data.relevance import LabelledQuestions
+from srl.evaluate.index_diff import measure_diff
+from srl.evaluate.index_eval import IndexEvaluation, evaluate_index
+from srl.evaluate.intervals import estimate
+from srl.evaluate.retrieval_metrics import supporting_ids
 from srl.index import Index, build_index, open_index
 from srl.model import model_digest, quietly
 from srl.plugins import manager
@@ -88,9 +87,9 @@ def beside(index: Index, name: str, options: dict[str, Any]) -> Index:
     return Index(index.directory, index.manifest, retriever)
 
 
-def evaluated(index: Index, questions: Sequence[Question]) -> Evaluation:
+def evaluated(index: Index, questions: Sequence[Question]) -> IndexEvaluation:
     own = {question.id: dict.fromkeys(supporting_ids(question), 1) for question in questions}
-    found = evaluate_index(index, Labelled(questions, own), DEPTHS)
+    found = evaluate_index(index, LabelledQuestions(questions, own), DEPTHS)
     if found.failed:
         raise RuntimeError(f"{found.failed} searches failed: {found.notes}")
     return found
@@ -156,13 +155,13 @@ def _batches(given: list[Example], lesson: Lesson) -> Iterator[list[Example]]:
 def row(name: str, values: Values, seconds: float, baseline: Values | None = None) -> dict[str, Any]:
     """A row of the table: means with 95% intervals, questions per second, and the change against bm25."""
     count = len(values["MRR"])
-    figures = {measure: figure(list(values[measure].values())) for measure in SHOWN}
+    figures = {measure: estimate(list(values[measure].values())) for measure in SHOWN}
     found: dict[str, Any] = {"retriever": name, "questions_per_s": round(count / seconds, 1)}
     for measure, one in figures.items():
         found[measure] = round(one.mean, 4)
         found[f"{measure}_95%"] = [round(one.low, 4), round(one.high, 4)]
     if baseline is not None:
-        change = compare(baseline["nDCG@10"], values["nDCG@10"])
+        change = measure_diff(baseline["nDCG@10"], values["nDCG@10"])
         found["nDCG@10_against_bm25"] = {
             "change": round(change.change.mean, 4),
             "95%": [round(change.change.low, 4), round(change.change.high, 4)],

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from srl.data.demonstrations import CLEAN, demonstrations
-from srl.data.encyclopedia import make_world, questions
+from srl.data.world import CLEAN, demonstrations, make_world, questions
 from srl.model import count_parameters, load_model, load_tokenizer
 from srl.rollout.codec import Codec
 from srl.train.base_model import clean_episodes, new_base, stages, world_tokenizer

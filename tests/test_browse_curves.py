@@ -9,8 +9,7 @@ from tests.store_builder import new_log, write_step
 
 import srl.store
 from srl.browse.curve import Series, curve
-from srl.browse.figure import save_figure
-from srl.browse.plot import plot
+from srl.browse.plot import plot, save_figure
 from srl.errors import UserError
 
 

@@ -7,8 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl.browse.cells import csv_text
-from srl.browse.formatting import duration, json_line, number
+from srl.browse.formatting import csv_text, duration, json_line, number
 from srl.safe_text import one_line
 
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srl.cli import main
-from srl.data.relevance import Labelled
+from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
-from srl.evaluate.index_diff import compare_indexes
-from srl.evaluate.ir_diff import compare, difference, overlap_at, paired_p, rank_biased_overlap
+from srl.evaluate.index_diff import diff_indexes, measure_diff, overlap_at, rank_biased_overlap, ranking_diff
+from srl.evaluate.intervals import paired_p
 from srl.index import Fault, build_index, open_index
 from srl.trajectory import Passage, Question
 
@@ -54,10 +54,10 @@ def test_passages_tied_at_the_cut_stand_in_for_each_other():
 
 
 def test_same_first_passage_takes_ties_into_account():
-    assert difference("q", scored("ab", "11"), scored("ba", "11"), 1).same_first
-    assert not difference("q", scored("ab", "21"), scored("ba", "21"), 1).same_first
-    assert difference("q", [], [], 1).same_first
-    assert not difference("q", scored("a"), [], 1).same_first
+    assert ranking_diff("q", scored("ab", "11"), scored("ba", "11"), 1).same_first
+    assert not ranking_diff("q", scored("ab", "21"), scored("ba", "21"), 1).same_first
+    assert ranking_diff("q", [], [], 1).same_first
+    assert not ranking_diff("q", scored("a"), [], 1).same_first
 
 
 def test_rank_biased_overlap_is_that_computed_by_hand():
@@ -100,7 +100,7 @@ def test_paired_test_agrees_with_the_t_test_on_many_questions():
 
 
 def test_a_measure_is_compared_on_the_questions_both_were_measured_on():
-    found = compare({"a": 0.5, "b": 1.0, "only": 0.0}, {"a": 1.0, "b": 0.75})
+    found = measure_diff({"a": 0.5, "b": 1.0, "only": 0.0}, {"a": 1.0, "b": 0.75})
     assert (found.a.mean, found.b.mean, found.change.mean) == (0.75, 0.875, 0.125)
     assert (found.better, found.worse) == (1, 1)
     assert found.change.low == -0.25
@@ -175,7 +175,7 @@ def test_a_tie_that_reaches_past_the_cut_is_seen_whole(here):
     build_index(twins[::-1], "other")
     one, other = open_index("one"), open_index("other")
     assert [index.search(["words"], 1)[0][0].passage.id for index in (one, other)] == ["x", "y"]
-    found = compare_indexes(one, other, Labelled([Question("q", "words", ())], {}), k=1)
+    found = diff_indexes(one, other, LabelledQuestions([Question("q", "words", ())], {}), k=1)
     assert (found.overlap.mean, found.same_first) == (1, 1)
 
 
@@ -185,9 +185,9 @@ def test_failed_searches_are_left_out_and_said(here, monkeypatch):
     monkeypatch.setattr(
         other, "outcomes", lambda queries, k: [Fault("timed_out", "slow"), one.search(["x"], k)[0]]
     )
-    found = compare_indexes(one, other, Labelled(asked, {}))
+    found = diff_indexes(one, other, LabelledQuestions(asked, {}))
     assert list(found.differences) == ["2"]
     assert found.notes == ["1 searches of B failed, their questions are left out: slow"]
     monkeypatch.setattr(other, "outcomes", lambda queries, k: [Fault("timed_out", "slow")] * 2)
     with pytest.raises(UserError, match="nothing to compare: 2 searches of B failed"):
-        compare_indexes(one, other, Labelled(asked, {}))
+        diff_indexes(one, other, LabelledQuestions(asked, {}))

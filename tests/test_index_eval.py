@@ -16,7 +16,7 @@ import uvicorn
 from tests.shared_data import shared_data
 
 from srl.cli import main
-from srl.data.relevance import Labelled, read_labelled
+from srl.data.relevance import LabelledQuestions, read_labelled_questions
 from srl.data.trec import read_qrels, read_topics
 from srl.evaluate.index_eval import evaluate_index
 from srl.index import Fault, build_index, open_index
@@ -76,7 +76,7 @@ def test_trec_topics_and_judgements_are_read_as_they_are_published():
 
 def test_qrels_that_count_the_questions_are_taken_by_place():
     data = shared_data("cranfield")
-    found = read_labelled(data / "cran.qry.xml", data / "cranqrel.trec.txt")
+    found = read_labelled_questions(data / "cran.qry.xml", data / "cranqrel.trec.txt")
     judged = read_qrels(data / "cranqrel.trec.txt")
     assert found.judged["4"] == judged["3"]
     assert found.judged["365"] == judged["225"]
@@ -88,11 +88,11 @@ def test_qrels_that_name_the_questions_are_taken_by_name(here):
     write("count.qrels", "1 0 a 1", "2 0 b 1", "3 0 c 1")
     write("name.qrels", "1 0 a 1", "2 0 b 1", "4 0 c 1")
     for qrels in ("count.qrels", "name.qrels"):
-        found = read_labelled(Path("q.tsv"), Path(qrels))
+        found = read_labelled_questions(Path("q.tsv"), Path(qrels))
         assert found.judged == {"1": {"a": 1}, "2": {"b": 1}, "4": {"c": 1}}
         assert bool(found.notes) == (qrels == "count.qrels")
     write("some.qrels", "1 0 a 1", "2 0 b 1")
-    assert read_labelled(Path("q.tsv"), Path("some.qrels")).judged == {"1": {"a": 1}, "2": {"b": 1}}
+    assert read_labelled_questions(Path("q.tsv"), Path("some.qrels")).judged == {"1": {"a": 1}, "2": {"b": 1}}
 
 
 def test_topics_of_the_old_form_have_open_tags(tmp_path):
@@ -114,9 +114,9 @@ def test_questions_of_every_kind_meet_their_judgements(here):
     pq.write_table(pa.table({"id": ["a", "b"], "question": ["port of Italy", "chocolate"]}), "q.parquet")
     for name in ("q.tsv", "q.jsonl", "own.jsonl", "q.parquet"):
         for qrels in ("q.qrels", "beir.tsv"):
-            found = read_labelled(Path(name), Path(qrels))
+            found = read_labelled_questions(Path(name), Path(qrels))
             assert list(found.judged.values()) == [{"p1": 1}, {"p2": 1}], (name, qrels)
-    assert read_labelled(Path("q.tsv"), Path("q.qrels")).notes == (
+    assert read_labelled_questions(Path("q.tsv"), Path("q.qrels")).notes == (
         "1 of the 3 questions in q.qrels are not in q.tsv",
     )
 
@@ -127,7 +127,7 @@ def test_questions_name_their_own_passages_in_json_and_in_parquet(here):
     write("b.jsonl", json.dumps({"question": "port?", "metadata": {"supporting_ids": ["p1"]}}))
     pq.write_table(pa.Table.from_pylist([row]), "c.parquet")
     for name in ("a.jsonl", "b.jsonl", "c.parquet"):
-        assert list(read_labelled(Path(name)).judged.values()) == [{"p1": 1}], name
+        assert list(read_labelled_questions(Path(name)).judged.values()) == [{"p1": 1}], name
 
 
 # The command
@@ -204,8 +204,8 @@ def test_relevant_passages_that_the_index_lacks_count_as_not_found_and_are_said(
 def test_failed_searches_count_as_nothing_found_and_are_said():
     asked = [Question(str(n), str(n), ("x",)) for n in range(3)]
     index = Scripted({"0": ["a"], "1": Fault("timed_out", "too slow"), "2": ["a"]})
-    found = evaluate_index(index, Labelled(asked, {str(n): {"a": 1} for n in range(3)}), (1,))
-    assert found.figures["recall@1"].mean == pytest.approx(2 / 3)
+    found = evaluate_index(index, LabelledQuestions(asked, {str(n): {"a": 1} for n in range(3)}), (1,))
+    assert found.metrics["recall@1"].mean == pytest.approx(2 / 3)
     assert (found.failed, found.measured) == (1, 3)
     assert found.notes == ["1 searches failed and count as nothing found: too slow"]
 
@@ -248,7 +248,7 @@ def test_a_server_is_measured_as_its_index_is(here, capsys):
 
 def test_a_server_with_other_ids_is_not_taken_for_a_bad_one():
     index = Scripted({"q": ["x", "y"]})
-    found = evaluate_index(index, Labelled([Question("q", "q", ())], {"q": {"a": 1}}), (1,))
+    found = evaluate_index(index, LabelledQuestions([Question("q", "q", ())], {"q": {"a": 1}}), (1,))
     assert found.notes == [
         "no hit of any question was judged, relevant or not: are the ids those of the judgements?"
     ]

@@ -23,7 +23,7 @@ from srl.answers import exact_match
 from srl.cli import main
 from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
-from srl.evaluate.retrieval import recall_at_k, supporting_ids
+from srl.evaluate.retrieval_metrics import recall_at_k, supporting_ids
 from srl.index import open_index
 from srl.model import load_model, load_tokenizer, model_digest
 from srl.protocol import parse_action

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl.evaluate.retrieval_metrics import answer_measures, bootstrap_interval, figure, ranking_measures
+from srl.evaluate.intervals import bootstrap_interval, estimate
+from srl.evaluate.retrieval_metrics import answer_measures, ranking_measures
 
 pytest.importorskip("ir_measures")
 
@@ -92,7 +93,7 @@ def test_answer_recall_is_of_the_first_passage_that_holds_an_answer():
 def test_interval_is_the_same_in_every_run_and_narrows_with_more_questions():
     values = [0.1, 0.4, 0.9, 0.5] * 5
     assert bootstrap_interval(values) == bootstrap_interval(values)
-    few, many = figure(values), figure(values * 16)
+    few, many = estimate(values), estimate(values * 16)
     assert few.low < many.low < many.mean < many.high < few.high
     assert (few.high - few.low) / (many.high - many.low) == pytest.approx(4, rel=0.15)
 
@@ -106,7 +107,7 @@ def test_bootstrap_interval_is_about_that_of_the_normal_approximation():
 
 
 def test_all_found_of_few_questions_is_not_certain_and_one_question_has_no_interval():
-    found = figure([1.0] * 10)
+    found = estimate([1.0] * 10)
     assert (found.mean, found.high) == (1, 1)
     assert found.low == pytest.approx(10 / (10 + 1.96**2), abs=1e-3)
-    assert str(figure([0.5]).low) == "nan"
+    assert str(estimate([0.5]).low) == "nan"

@@ -7,17 +7,21 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from srl.data.demonstrations import (
+from srl.data.demonstrations import read_demonstrations, write_demonstrations
+from srl.data.parquet import read_corpus, read_questions
+from srl.data.world import (
     CLEAN,
+    RELATIONS,
+    ROLES,
     Noise,
     demonstrate,
     demonstrations,
-    read_demonstrations,
-    write_demonstrations,
+    make_world,
+    name_words,
+    questions,
+    way_of,
+    write_world,
 )
-from srl.data.encyclopedia import RELATIONS, ROLES, make_world, name_words, questions, way_of
-from srl.data.parquet import read_corpus, read_questions
-from srl.data.world import write_world
 from srl.errors import UserError
 from srl.protocol import parse_action
 

@@ -1,14 +1,16 @@
-"""Numbers and values as text that is short enough for a table."""
+"""Numbers, values and rows as text: cells of a table, CSV, JSON on one line."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from math import isfinite
 from typing import Any
 
-from srl.safe_text import hidden, safe_json, secrets
+from srl.safe_text import hidden, one_line, safe_json, secrets
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
@@ -56,3 +58,35 @@ def _known(value: Any, found: tuple[str, ...]) -> Any:
     if isinstance(value, list | tuple):
         return [_known(item, found) for item in value]
     return value.isoformat() if isinstance(value, date) else hidden(str(value), found)
+
+
+def cells(
+    rows: Iterable[Mapping[str, Any]], columns: Iterable[str], digits: int | None = 3
+) -> list[list[str]]:
+    """The `columns` of each row as text on one line; without `digits` numbers are exact to six figures."""
+    names, found = list(columns), secrets()
+    return [[_cell(row[name], name, digits, found) for name in names] for row in rows]
+
+
+def _cell(value: Any, name: str, digits: int | None, found: tuple[str, ...]) -> str:
+    if not isinstance(value, float):
+        return one_line(_text(value), found=found)
+    if digits is None:
+        return f"{value:.6g}"
+    return duration(value) if name == "seconds" else number(value, digits)
+
+
+def _text(value: Any) -> str:
+    """A value as text: nothing for NULL, lists and the like as JSON."""
+    if isinstance(value, list | tuple | dict):
+        return json_line(value)
+    return "" if value is None else str(value)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """CSV with a header, its values as they are; lists and the like as JSON."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_text(cell) for cell in row] for row in rows)
+    return written.getvalue()

@@ -202,7 +202,7 @@ def curve(
     wanted: list[str | None] = [*metric] if metric else [None]
     found = _read(_paths(runs or ["last"]), lambda log: [series(log, name) for name in wanted])
     if out is not None:
-        from srl.browse.figure import save_figure
+        from srl.browse.plot import save_figure
 
         save_figure(found, out)
         output.line(out)
@@ -235,7 +235,7 @@ def sql(
     Example:
       srl inspect sql "SELECT searches, avg(em) FROM trajectories GROUP BY searches ORDER BY searches"
     """
-    from srl.browse.cells import csv_text
+    from srl.browse.formatting import csv_text
     from srl.browse.sql import sql as ask
 
     answer = _read(_paths(runs or ["last"]), lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe)
@@ -286,7 +286,7 @@ def _print_rows(
     least: Sequence[str] = (),
 ) -> None:
     """JSON lines, or the `columns` as a table with their headings; on a terminal a row is one line."""
-    from srl.browse.cells import cells
+    from srl.browse.formatting import cells
 
     if json:
         output.print_rows(rows)

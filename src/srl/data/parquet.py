@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.data.corpus import read_corpus, write_corpus
-from srl.data.readers import FLASHRAG, Draft, make_question
+from srl.data.question_formats import FLASHRAG, Draft, make_question
 from srl.data.records import Record, describe
 from srl.data.splits import guess_split
 from srl.errors import UserError

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srl.data.formats import SQUAD
 from srl.data.parquet import is_parquet, open_parquet, read_questions
-from srl.data.readers import first_row_has, is_flashrag, read_format
+from srl.data.question_formats import SQUAD, first_row_has, is_flashrag, read_format
 from srl.data.records import Record, describe, first_character, json_rows
 from srl.data.trec import is_tagged, read_qrels, read_table_of_questions, read_topics
 from srl.errors import UserError
@@ -25,7 +24,7 @@ _ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledQuestions:
     """Questions, and by their ids the grade of each passage that was judged: `{question: {passage: grade}}`.
 
     `notes` are what a person should hear about how the two were brought together.
@@ -40,7 +39,7 @@ class Labelled:
         return any(question.golden_answers for question in self.questions)
 
 
-def read_labelled(path: Path, qrels: Path | None = None) -> Labelled:
+def read_labelled_questions(path: Path, qrels: Path | None = None) -> LabelledQuestions:
     """The questions of a file, judged by `qrels` or, without, by the passages that they name themselves.
 
     Files: TREC topics, `id <tab> question`, SQuAD, parquet or JSON lines with a question in each row (ours,
@@ -51,11 +50,11 @@ def read_labelled(path: Path, qrels: Path | None = None) -> Labelled:
     if qrels is not None:
         return _judged_by(questions, read_qrels(qrels), path, qrels)
     own = {question.id: _named(question) for question in questions}
-    return Labelled(questions, {name: passages for name, passages in own.items() if passages})
+    return LabelledQuestions(questions, {name: passages for name, passages in own.items() if passages})
 
 
 def read_any_questions(path: Path) -> list[Question]:
-    """The questions of a file of any format that `read_labelled` knows. Raises UserError."""
+    """The questions of a file of any format that `read_labelled_questions` knows. Raises UserError."""
     questions = list(_questions(path))
     if not questions:
         raise UserError(f"{path}: expected questions, found none")
@@ -134,7 +133,7 @@ def _named(question: Question) -> dict[str, int]:
 
 def _judged_by(
     questions: list[Question], judged: dict[str, dict[str, int]], path: Path, qrels: Path
-) -> Labelled:
+) -> LabelledQuestions:
     names, notes = _names(questions, judged)
     matched = {question.id: judged[name] for question, name in names if name in judged}
     if not matched:
@@ -145,7 +144,7 @@ def _judged_by(
     if unknown := len(judged) - len(matched):
         named = f"the {len(judged):,} questions in {input_name(qrels)}"
         notes.append(f"{unknown:,} of {named} are not in {input_name(path)}")
-    return Labelled(questions, matched, tuple(notes))
+    return LabelledQuestions(questions, matched, tuple(notes))
 
 
 def _names(

@@ -1,8 +1,8 @@
 """How good a policy is: pure functions from trajectories to named figures."""
 
-from srl.evaluate.intervals import Interval, clustered_interval, pass_at_k, wilson_interval
-from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, step_metrics, summarise
-from srl.evaluate.retrieval import recall_at_k, retrieval_recall, supporting_ids
+from srl.evaluate.intervals import Interval, clustered_interval, wilson_interval
+from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, pass_at_k, step_metrics, summarise
+from srl.evaluate.retrieval_metrics import recall_at_k, retrieval_recall, supporting_ids
 
 __all__ = [
     "Interval",

@@ -1,18 +1,126 @@
-"""Two indexes asked the same questions: what they have in common, and which of them is better."""
+"""Two indexes asked the same questions: where their rankings differ, and which index is better."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from srl.data.relevance import Labelled
+from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
-from srl.evaluate.index_eval import Labels, Searched, lacking, measurable, measure, search_all
-from srl.evaluate.ir_diff import Comparison, Difference, compare, difference
-from srl.evaluate.retrieval_metrics import Figure, figure
+from srl.evaluate.index_eval import Labels, SearchResults, lacking, measurable, measure, search_all
+from srl.evaluate.intervals import Estimate, bootstrap_interval, estimate, paired_p
 from srl.trajectory import Question
+
+PERSISTENCE = 0.9
+"""How far down a reader of rank-biased overlap looks: the first ten ranks carry 86% of the weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankingDiff:
+    """How two rankings of one question differ in their first k."""
+
+    question: str
+    overlap: float
+    rbo: float
+    same_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureDiff:
+    """One measure of A and of B over the same questions: B - A, its interval, and a paired test's p."""
+
+    a: Estimate
+    b: Estimate
+    change: Estimate
+    better: int
+    worse: int
+    p: float
+
+
+def ranking_diff(
+    question: str, a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]], k: int
+) -> RankingDiff:
+    """Compare the first `k` of two lists of (passage, score)."""
+    ids_a, ids_b = ([passage for passage, _ in hits[:k]] for hits in (a, b))
+    return RankingDiff(question, overlap_at(a, b, k), rank_biased_overlap(ids_a, ids_b), _same_first(a, b))
+
+
+def overlap_at(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]], k: int) -> float:
+    """The share of passages that two lists have in common among their first `k`, ties being pooled.
+
+    Where a list is cut among passages of one score, which of them are in is chance, so that they stand in
+    for each other: a passage counts as common when the other list has it, or holds it in the tie at its
+    own cut (the lists may reach beyond `k` to show one). Two empty lists are the same.
+    """
+    first_a, first_b = (list(dict.fromkeys(name for name, _ in hits[:k])) for hits in (a, b))
+    longer = max(len(first_a), len(first_b))
+    if not longer:
+        return 1.0
+    from_a = len(set(first_a) & _with_ties(b, k))
+    from_b = len(set(first_b) & _with_ties(a, k))
+    return min(max(from_a, from_b), longer) / longer
+
+
+def _with_ties(hits: Sequence[tuple[str, float]], k: int) -> set[str]:
+    """The first `k`, and those after them with the score of the last."""
+    if len(hits) <= k:
+        return {name for name, _ in hits}
+    cut = hits[k - 1][1]
+    return {name for place, (name, score) in enumerate(hits) if place < k or score == cut}
+
+
+def rank_biased_overlap(a: Sequence[str], b: Sequence[str], persistence: float = PERSISTENCE) -> float:
+    """How alike two rankings are, the top counting most: 1 for the same list, 0 for nothing in common.
+
+        RBO = (1 - p) Σ_{d=1..k} p^(d-1) |A_d ∩ B_d| / d  +  p^k |A_k ∩ B_k| / k
+
+    with the first d of each as A_d and B_d; the second term lets the lists go on as they end. A list that
+    ends before the other stays as it is, and the larger of the two sets takes the place of d. Source: Webber,
+    Moffat and Zobel (2010), A similarity measure for indefinite rankings (there, RBO_EXT).
+    """
+    k = max(len(a), len(b))
+    if not k:
+        return 1.0
+    seen_a: set[str] = set()
+    seen_b: set[str] = set()
+    total = agreement = 0.0
+    for depth in range(1, k + 1):
+        seen_a.update(a[depth - 1 : depth])
+        seen_b.update(b[depth - 1 : depth])
+        agreement = len(seen_a & seen_b) / max(len(seen_a), len(seen_b))
+        total += persistence ** (depth - 1) * agreement
+    return (1 - persistence) * total + persistence**k * agreement
+
+
+def _same_first(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> bool:
+    """Whether the best passage is the same, or a tie holds the other's; also where neither has any."""
+    if not (a and b):
+        return not (a or b)
+    return a[0][0] in _with_ties(b, 1) or b[0][0] in _with_ties(a, 1)
+
+
+def measure_diff(a: Mapping[str, float], b: Mapping[str, float]) -> MeasureDiff:
+    """One measure of two indexes on the questions that both were measured on."""
+    names = [name for name in a if name in b]
+    changes = [b[name] - a[name] for name in names]
+    return MeasureDiff(
+        estimate([a[name] for name in names]),
+        estimate([b[name] for name in names]),
+        _change(changes),
+        sum(change > 0 for change in changes),
+        sum(change < 0 for change in changes),
+        paired_p(changes),
+    )
+
+
+def _change(changes: Sequence[float]) -> Estimate:
+    """Their mean with the bootstrap's interval."""
+    if len(changes) < 2:
+        return Estimate(fmean(changes), float("nan"), float("nan"))
+    return Estimate(fmean(changes), *bootstrap_interval(changes))
+
 
 _DEPTH = 100
 _DECISIVE = {"judgements": "nDCG@10", "answers": "answer MRR"}
@@ -20,26 +128,26 @@ _DECISIVE = {"judgements": "nDCG@10", "answers": "answer MRR"}
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class IndexDiff:
     """Two indexes on the same questions; `measures` and `values` (A's and B's) where labels are known."""
 
     k: int
     depth: int
     labels: Labels | None
-    a: Searched
-    b: Searched
-    differences: dict[str, Difference]
-    measures: dict[str, Comparison] = field(default_factory=dict)
+    a: SearchResults
+    b: SearchResults
+    differences: dict[str, RankingDiff]
+    measures: dict[str, MeasureDiff] = field(default_factory=dict)
     values: dict[str, tuple[dict[str, float], dict[str, float]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def overlap(self) -> Figure:
-        return figure([each.overlap for each in self.differences.values()])
+    def overlap(self) -> Estimate:
+        return estimate([each.overlap for each in self.differences.values()])
 
     @property
-    def rbo(self) -> Figure:
-        return figure([each.rbo for each in self.differences.values()])
+    def rbo(self) -> Estimate:
+        return estimate([each.rbo for each in self.differences.values()])
 
     @property
     def same_first(self) -> int:
@@ -55,24 +163,24 @@ class Compared:
         a, b = self.values.get(measure, ({}, {}))
         return (measure, a[name], b[name]) if name in a else None
 
-    def most_different(self, show: int) -> list[Difference]:
+    def most_different(self, show: int) -> list[RankingDiff]:
         """The questions whose measure changed most, then those with the least in common."""
 
-        def order(each: Difference) -> tuple[float, float, float]:
+        def order(each: RankingDiff) -> tuple[float, float, float]:
             found = self.change(each.question)
             return (-abs(found[2] - found[1]) if found else 0.0, each.overlap, each.rbo)
 
         return sorted(self.differences.values(), key=order)[:show]
 
 
-def compare_indexes(
+def diff_indexes(
     a: Any,
     b: Any,
-    labelled: Labelled,
+    labelled: LabelledQuestions,
     k: int = 10,
     labels: Labels | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Compared:
+) -> IndexDiff:
     """Ask both indexes every question and compare the first `k` hits; passages are the same by their ids.
 
     Both are searched deeper than `k`, so that a tie at the cut is seen whole. Raises UserError where every
@@ -85,7 +193,7 @@ def compare_indexes(
     ]
     notes = [*labelled.notes, *_corpora(a, b, found), *_failures(found)]
     differences = {
-        name: difference(name, hits, of_b.hits[name], k)
+        name: ranking_diff(name, hits, of_b.hits[name], k)
         for name, hits in of_a.hits.items()
         if not (name in of_a.failures or name in of_b.failures)
     }
@@ -93,14 +201,14 @@ def compare_indexes(
         raise UserError(f"there is nothing to compare: {'; '.join(_failures(found))}")
     notes += said
     if labels is None:
-        return Compared(k, depth, None, of_a, of_b, differences, notes=notes)
+        return IndexDiff(k, depth, None, of_a, of_b, differences, notes=notes)
     values = _values(found, labelled, labels, [each for each in questions if each.id in differences], k)
-    measures = {name: compare(*pair) for name, pair in values.items()}
-    return Compared(k, depth, labels, of_a, of_b, differences, measures, values, notes)
+    measures = {name: measure_diff(*pair) for name, pair in values.items()}
+    return IndexDiff(k, depth, labels, of_a, of_b, differences, measures, values, notes)
 
 
 def _measured_by(
-    a: Any, b: Any, labelled: Labelled, labels: Labels | None
+    a: Any, b: Any, labelled: LabelledQuestions, labels: Labels | None
 ) -> tuple[Labels | None, list[Question], list[str]]:
     """By what the two can be measured, on which questions, and what to say of it."""
     labels = labels or ("judgements" if labelled.judged else "answers" if labelled.has_answers else None)
@@ -121,14 +229,18 @@ def _measured_by(
 
 
 def _values(
-    found: Sequence[Searched], labelled: Labelled, labels: Labels, questions: Sequence[Question], k: int
+    found: Sequence[SearchResults],
+    labelled: LabelledQuestions,
+    labels: Labels,
+    questions: Sequence[Question],
+    k: int,
 ) -> dict[str, tuple[dict[str, float], dict[str, float]]]:
     """Each measure's values by question, of A and of B."""
     of_a, of_b = (measure(one, questions, labelled, labels, (k,)) for one in found)
     return {name: (of_a[name], of_b[name]) for name in of_a if of_a[name]}
 
 
-def _corpora(a: Any, b: Any, found: Sequence[Searched]) -> list[str]:
+def _corpora(a: Any, b: Any, found: Sequence[SearchResults]) -> list[str]:
     """What to say where the two do not hold the same passages."""
     if a.manifest.corpus_digest == b.manifest.corpus_digest and not (a.live or b.live):
         return []
@@ -139,7 +251,7 @@ def _corpora(a: Any, b: Any, found: Sequence[Searched]) -> list[str]:
     return [f"{said}; {shares[0]:.0%} of what A finds is in B, {shares[1]:.0%} of what B finds is in A"]
 
 
-def _known(found: Searched, other: Any) -> float | None:
+def _known(found: SearchResults, other: Any) -> float | None:
     """The share of the passages found that another index has; None where it cannot be told."""
     if other.passages is None:
         return None
@@ -147,7 +259,7 @@ def _known(found: Searched, other: Any) -> float | None:
     return fmean(other.passages.row(name) is not None for name in names) if names else None
 
 
-def _failures(found: Sequence[Searched]) -> list[str]:
+def _failures(found: Sequence[SearchResults]) -> list[str]:
     return [
         f"{len(one.failures):,} searches of {name} failed, their questions are left out: "
         f"{next(iter(one.failures.values()))}"

@@ -8,16 +8,10 @@ from time import perf_counter
 from typing import Any, Literal, Protocol
 
 from srl.answers import contains_answer
-from srl.data.relevance import Labelled
+from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
-from srl.evaluate.retrieval_metrics import (
-    DEPTHS,
-    Figure,
-    answer_measures,
-    figure,
-    ranking_measures,
-    relevant_of,
-)
+from srl.evaluate.intervals import Estimate, estimate
+from srl.evaluate.retrieval_metrics import DEPTHS, answer_measures, ranking_measures, relevant_of
 from srl.trajectory import Hit, Question
 
 Labels = Literal["judgements", "answers"]
@@ -35,7 +29,7 @@ class Searchable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class SearchResults:
     """What came back for each question, by its id; the passages themselves are not kept.
 
     `hits` are ids and scores, best first, none where the search failed, and `failures` says why.
@@ -53,15 +47,15 @@ class Searched:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """How well an index answers: `figures` over the questions, `values` of each, notes on both."""
+class IndexEvaluation:
+    """How well an index answers: `metrics` over the questions, `values` of each, notes on both."""
 
     labels: Labels
     depth: int
     asked: int
-    figures: dict[str, Figure]
+    metrics: dict[str, Estimate]
     values: dict[str, dict[str, float]]
-    searched: Searched
+    searched: SearchResults
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -83,7 +77,7 @@ def search_all(
     depth: int,
     progress: Callable[[int], None] | None = None,
     for_answers: bool = False,
-) -> Searched:
+) -> SearchResults:
     """The first `depth` hits of every question, `for_answers` also where the first answer is in them.
 
     A search that fails has no hits and is counted.
@@ -99,7 +93,7 @@ def search_all(
             _take(hits, failures, ranks if for_answers else None, question, outcome)
         if progress is not None:
             progress(start + len(batch))
-    return Searched(hits, failures, perf_counter() - began, ranks)
+    return SearchResults(hits, failures, perf_counter() - began, ranks)
 
 
 def _take(
@@ -120,11 +114,11 @@ def _take(
 
 def evaluate_index(
     index: Searchable,
-    labelled: Labelled,
+    labelled: LabelledQuestions,
     depths: Sequence[int] = DEPTHS,
     labels: Labels | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Evaluation:
+) -> IndexEvaluation:
     """Measure `index` on labelled questions, by the passages judged or by whether an answer is in them.
 
     Without `labels` it is by judgements where there are any. A failed search counts as nothing found.
@@ -138,17 +132,17 @@ def evaluate_index(
     depth = max(*depths, _NDCG_DEPTH)
     searched = search_all(index, questions, depth, progress, labels == "answers")
     values = measure(searched, questions, labelled, labels, depths)
-    figures = {name: figure(list(of.values())) for name, of in values.items()}
+    metrics = {name: estimate(list(of.values())) for name, of in values.items()}
     if labels == "judgements" and index.passages is None:
         notes += _strangers(searched, labelled)
     notes = [*labelled.notes, *notes, *_failures(searched)]
-    return Evaluation(labels, depth, len(labelled.questions), figures, values, searched, notes)
+    return IndexEvaluation(labels, depth, len(labelled.questions), metrics, values, searched, notes)
 
 
 def measure(
-    searched: Searched,
+    searched: SearchResults,
     questions: Sequence[Question],
-    labelled: Labelled,
+    labelled: LabelledQuestions,
     labels: Labels,
     depths: Sequence[int] = DEPTHS,
 ) -> dict[str, dict[str, float]]:
@@ -159,7 +153,7 @@ def measure(
     return ranking_measures(searched.rankings(), {name: labelled.judged[name] for name in names}, depths)
 
 
-def measurable(labelled: Labelled, labels: Labels) -> tuple[list[Question], list[str]]:
+def measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Question], list[str]]:
     """The questions of which enough is known, and what is said about the others."""
     if labels == "judgements":
         known = [each for each in labelled.questions if relevant_of(labelled.judged.get(each.id, {}))]
@@ -180,7 +174,7 @@ def _asks_for_text(question: Question) -> bool:
     return any(answer.strip().lower() not in _YES_NO for answer in question.golden_answers)
 
 
-def _absent(index: Searchable, labelled: Labelled, questions: Sequence[Question]) -> list[str]:
+def _absent(index: Searchable, labelled: LabelledQuestions, questions: Sequence[Question]) -> list[str]:
     """What to say about relevant passages that the index lacks. Raises UserError where it lacks all."""
     relevant, absent = lacking(index, labelled, questions)
     if not absent:
@@ -198,7 +192,7 @@ def _absent(index: Searchable, labelled: Labelled, questions: Sequence[Question]
 
 
 def lacking(
-    index: Searchable, labelled: Labelled, questions: Sequence[Question]
+    index: Searchable, labelled: LabelledQuestions, questions: Sequence[Question]
 ) -> tuple[set[str], set[str]]:
     """The relevant passages of these questions, and those of them that the index is known to lack."""
     relevant = {name for each in questions for name in relevant_of(labelled.judged[each.id])}
@@ -207,14 +201,14 @@ def lacking(
     return relevant, {name for name in relevant if index.passages.row(name) is None}
 
 
-def _strangers(searched: Searched, labelled: Labelled) -> list[str]:
+def _strangers(searched: SearchResults, labelled: LabelledQuestions) -> list[str]:
     """What to say where nothing that was found is known, which other ids would explain."""
     if any(not labelled.judged[name].keys().isdisjoint(found) for name, found in searched.rankings().items()):
         return []
     return ["no hit of any question was judged, relevant or not: are the ids those of the judgements?"]
 
 
-def _failures(searched: Searched) -> list[str]:
+def _failures(searched: SearchResults) -> list[str]:
     if not searched.failures:
         return []
     first = next(iter(searched.failures.values()))

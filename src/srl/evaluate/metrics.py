@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from math import comb
 from statistics import fmean
 
 from srl.answers import exact_match, f1
-from srl.evaluate.intervals import Interval, clustered_interval, pass_at_k
-from srl.evaluate.retrieval import retrieval_recall
+from srl.evaluate.intervals import Interval, clustered_interval
+from srl.evaluate.retrieval_metrics import retrieval_recall
 from srl.trajectory import Score, Trajectory
 
 
@@ -197,3 +198,13 @@ def _equal_groups(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -
     groups = _groups([trajectory for trajectory, _ in valid], [value for _, value in valid]).values()
     spreads = [max(values) - min(values) for values in groups if len(values) > 1]
     return {"equal_groups_share": fmean(spread == 0 for spread in spreads)} if spreads else {}
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """The chance that one of `k` samples drawn from these is correct: 1 - C(n-c, k) / C(n, k).
+
+    Source: Chen et al. (2021), arXiv 2107.03374, equation 1. Raises ValueError unless 1 ≤ k ≤ samples.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {samples} samples: k must be between 1 and the samples")
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)

@@ -13,32 +13,15 @@ computed by `ir_measures`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
 
-import numpy as np
-
-from srl.errors import UserError
-from srl.evaluate.intervals import Interval, wilson_interval
+from srl.evaluate.intervals import imported
+from srl.trajectory import Question, Trajectory
 
 DEPTHS = (1, 3, 5, 10, 100)
 Rankings = Mapping[str, Sequence[str]]
 Judged = Mapping[str, Mapping[str, int]]
-
-_SAMPLES = 2000
-_BATCH = 1 << 22
-"""Values of resampled questions that are held at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """The mean of a measure over questions, and its interval; no interval where there is one question."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def ranking_measures(
@@ -84,31 +67,6 @@ def relevant_of(grades: Mapping[str, int]) -> list[str]:
     return [passage for passage, grade in grades.items() if grade >= 1]
 
 
-def figure(values: Sequence[float], confidence: float = 0.95) -> Figure:
-    """The mean over questions, with Wilson's interval where all values are 0 or 1, else the bootstrap's."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Figure(mean, float("nan"), float("nan"))
-    if set(values) <= {0.0, 1.0}:
-        return Figure(mean, *wilson_interval(mean, len(values), confidence))
-    return Figure(mean, *bootstrap_interval(values, confidence))
-
-
-def bootstrap_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The percentile interval of the mean, questions drawn anew 2,000 times; the same in every run."""
-    result = imported("scipy.stats").bootstrap(
-        (np.asarray(values, float),),
-        np.mean,
-        axis=-1,
-        n_resamples=_SAMPLES,
-        batch=max(_BATCH // len(values), 1),
-        confidence_level=confidence,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    return Interval(*map(float, result.confidence_interval))
-
-
 def _scores(ranking: Sequence[str]) -> dict[str, float]:
     """Scores that fall from rank to rank: `trec_eval` sorts by score and breaks ties by id."""
     scores: dict[str, float] = {}
@@ -117,11 +75,27 @@ def _scores(ranking: Sequence[str]) -> dict[str, float]:
     return scores
 
 
-def imported(name: str) -> Any:
-    """A library of the extra `ir`. Raises UserError where it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"measuring an index needs {name.partition('.')[0]}; type: pip install 'srl-search[ir]'"
-        ) from error
+def supporting_ids(question: Question) -> frozenset[str]:
+    """The ids of the passages that hold the answer (metadata `supporting_ids`), as strings."""
+    return frozenset(str(passage) for passage in question.metadata.get("supporting_ids") or ())
+
+
+def recall_at_k(ranked: Sequence[str], relevant: Collection[str], k: int | None = None) -> float:
+    """The share of the `relevant` ids among the first `k` of `ranked` (None: all of them)."""
+    return len(set(ranked[:k]) & set(relevant)) / len(set(relevant))
+
+
+def retrieval_recall(trajectories: Sequence[Trajectory], k: int | None = None) -> float | None:
+    """The mean share of a question's supporting passages that any search had among its first `k`.
+
+    Over completed episodes of questions that name such passages; None when there are none.
+    """
+    known = [
+        (trajectory, supporting_ids(trajectory.question)) for trajectory in trajectories if trajectory.valid
+    ]
+    shares = [recall_at_k(_found(trajectory, k), relevant) for trajectory, relevant in known if relevant]
+    return fmean(shares) if shares else None
+
+
+def _found(trajectory: Trajectory, k: int | None) -> list[str]:
+    return [hit.passage.id for search in trajectory.searches for hit in search.hits[:k]]

@@ -15,9 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srl.data.demonstrations import CLEAN, demonstrations, hazard, look_up
-from srl.data.encyclopedia import RELATIONS, make_world, name_words, questions
 from srl.data.parquet import write_corpus
+from srl.data.world import (
+    CLEAN,
+    RELATIONS,
+    demonstrations,
+    hazard,
+    look_up,
+    make_world,
+    name_words,
+    questions,
+)
 from srl.index import build_index, open_index
 from srl.model import new_model
 from srl.protocol import TAGS, template

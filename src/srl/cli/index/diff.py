@@ -14,9 +14,8 @@ from srl.cli.index.shared import LABELS, Answers, AsJson, Qrels, Questions, figu
 from srl.cli.layout import cell_len, cut
 
 if TYPE_CHECKING:
-    from srl.data.relevance import Labelled
-    from srl.evaluate.index_diff import Compared
-    from srl.evaluate.ir_diff import Comparison, Difference
+    from srl.data.relevance import LabelledQuestions
+    from srl.evaluate.index_diff import IndexDiff, MeasureDiff, RankingDiff
     from srl.index import Index
     from srl.trajectory import Hit
 
@@ -45,14 +44,14 @@ def diff(
     Example:
       srl index diff plain stemmed --questions dev-v1.1.json
     """
-    from srl.data.relevance import read_labelled
-    from srl.evaluate.index_diff import compare_indexes
+    from srl.data.relevance import read_labelled_questions
+    from srl.evaluate.index_diff import diff_indexes
     from srl.index import open_index
 
-    labelled = read_labelled(questions, qrels)
+    labelled = read_labelled_questions(questions, qrels)
     one, other = open_index(a), open_index(b)
     with output.progress("asking questions", len(labelled.questions)) as progress:
-        found = compare_indexes(one, other, labelled, k, "answers" if answers else None, progress)
+        found = diff_indexes(one, other, labelled, k, "answers" if answers else None, progress)
     notes(found.notes)
     most = found.most_different(show)
     if as_json:
@@ -65,7 +64,7 @@ def diff(
         _print_lists((one, other), labelled, found, each)
 
 
-def _print(found: Compared) -> None:
+def _print(found: IndexDiff) -> None:
     count = len(found.differences)
     output.line(f"\n{count:,} questions")
     rows = [
@@ -85,14 +84,16 @@ def _print(found: Compared) -> None:
         output.table(heads, [_row(name, each) for name, each in found.measures.items()])
 
 
-def _row(name: str, each: Comparison) -> tuple[object, ...]:
+def _row(name: str, each: MeasureDiff) -> tuple[object, ...]:
     change, interval = figure_cells(each.change)
     signed = change if change.startswith("-") else f"+{change}"
     means = f"{each.a.mean:.4f}", f"{each.b.mean:.4f}"
     return name, *means, signed, interval, each.better, each.worse, f"{each.p:.4f}"
 
 
-def _print_lists(indexes: tuple[Index, Index], labelled: Labelled, found: Compared, each: Difference) -> None:
+def _print_lists(
+    indexes: tuple[Index, Index], labelled: LabelledQuestions, found: IndexDiff, each: RankingDiff
+) -> None:
     """One question with what both find, side by side; * marks what is relevant."""
     question = next(one for one in labelled.questions if one.id == each.question)
     change = found.change(each.question)
@@ -140,7 +141,7 @@ def _in_words(index: Index) -> str:
 
 
 def _facts(
-    one: Index, other: Index, labelled: Labelled, found: Compared, most: list[Difference]
+    one: Index, other: Index, labelled: LabelledQuestions, found: IndexDiff, most: list[RankingDiff]
 ) -> dict[str, Any]:
     texts = {question.id: question.text for question in labelled.questions}
     return {

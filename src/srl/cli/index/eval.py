@@ -24,8 +24,8 @@ from srl.cli.index.shared import (
 from srl.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
-    from srl.data.relevance import Labelled
-    from srl.evaluate.index_eval import Evaluation
+    from srl.data.relevance import LabelledQuestions
+    from srl.evaluate.index_eval import IndexEvaluation
     from srl.evaluate.served_index import ServedIndex
     from srl.index import Index
 
@@ -60,11 +60,11 @@ def evaluate(
     Example:
       srl index eval my-index --questions dev-v1.1.json
     """
-    from srl.data.relevance import read_labelled
+    from srl.data.relevance import read_labelled_questions
     from srl.evaluate.index_eval import evaluate_index
 
     depths = read_depths(k)
-    labelled = read_labelled(questions, qrels)
+    labelled = read_labelled_questions(questions, qrels)
     index = _open(directory, url, settings or [])
     with output.progress("asking questions", len(labelled.questions)) as progress:
         found = evaluate_index(index, labelled, depths, "answers" if answers else None, progress)
@@ -105,7 +105,7 @@ def _named(index: Any) -> tuple[str, dict[str, Any]]:
     return f"{index.directory} ({of.retriever}, {of.passages:,} passages)", {**facts, "digest": of.digest}
 
 
-def _facts(index: Any, found: Evaluation) -> dict[str, Any]:
+def _facts(index: Any, found: IndexEvaluation) -> dict[str, Any]:
     return {
         "index": _named(index)[1],
         "labels": found.labels,
@@ -114,22 +114,22 @@ def _facts(index: Any, found: Evaluation) -> dict[str, Any]:
         "failed": found.failed,
         "depth": found.depth,
         "confidence": 0.95,
-        "metrics": found.figures,
+        "metrics": found.metrics,
         "seconds": found.searched.seconds,
         "notes": found.notes,
     }
 
 
-def _print(index: Any, found: Evaluation) -> None:
+def _print(index: Any, found: IndexEvaluation) -> None:
     output.line(
         f"{_named(index)[0]}: {found.measured:,} questions, the first {found.depth} hits, "
         f"by {LABELS[found.labels]}"
     )
-    rows = [(name, *figure_cells(figure)) for name, figure in found.figures.items()]
+    rows = [(name, *figure_cells(figure)) for name, figure in found.metrics.items()]
     output.table(("measure", "mean", "95% interval"), rows)
 
 
-def _write(path: Path, labelled: Labelled, found: Evaluation) -> None:
+def _write(path: Path, labelled: LabelledQuestions, found: IndexEvaluation) -> None:
     """One JSON object for each question that was measured."""
     from srl.files import atomic_file
 

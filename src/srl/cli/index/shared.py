@@ -14,7 +14,7 @@ from srl.errors import UserError
 from srl.progress import counted_stages, show_with
 
 if TYPE_CHECKING:
-    from srl.evaluate.retrieval_metrics import Figure
+    from srl.evaluate.intervals import Estimate
     from srl.index import Index, Manifest
 
 IndexDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the index.")]
@@ -94,7 +94,7 @@ def _pairs(values: Any) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items()) or "none"
 
 
-def figure_cells(figure: Figure) -> tuple[str, str]:
+def figure_cells(figure: Estimate) -> tuple[str, str]:
     """A mean and its interval, as a table shows them."""
     from math import isnan
 
