@@ -11,20 +11,13 @@ from srl.answers import contains_answer
 from srl.browse.formatting import number, signed
 from srl.browse.transcript import Step, Transcript, describe
 from srl.safe_text import one_line, safe
+from srl.store.verdict import VERDICTS
 from srl.trajectory import Search
 
 WROTE, READ = "┃ ", "┊ "
 """Before each line that the policy wrote, and before each that it only read."""
 
 _STYLES = {"thought": "cyan", "search": "yellow", "answer": "bold magenta", "other": ""}
-_VERDICTS = {
-    "correct": "correct",
-    "reader": "reader: a golden answer was in the passages",
-    "retriever": "retriever: a golden answer was in no passage",
-    "no search": "no search: answered without looking",
-    "unanswered": "unanswered",
-    "failed search": "failed search: infrastructure, not the policy; out of the loss",
-}
 _INDENT = 11
 _TITLE = 60
 
@@ -61,7 +54,7 @@ def _head(shown: Transcript) -> Iterator[Text]:
     yield _field("gold", one_line(" | ".join(row["golden_answers"])))
     answer = "(none)" if row["answer"] is None else one_line(row["answer"])
     yield _field("answer", answer, "green" if row["verdict"] == "correct" else "red")
-    yield _field("verdict", _VERDICTS.get(row["verdict"], "(no golden answers)"))
+    yield _field("verdict", VERDICTS.get(row["verdict"], "(no golden answers)"))
     yield _field("reward", _reward(shown))
     yield _field("end", _ending(shown))
 

@@ -11,9 +11,8 @@ import duckdb
 
 from srl.errors import UserError, nearest
 from srl.store import rows
+from srl.store.verdict import VERDICTS
 from srl.trajectory import EndReason
-
-VERDICTS = ("correct", "reader", "retriever", "no search", "unanswered", "failed search")
 
 COLUMNS = (
     "id", "run_id", "step", "phase", "sample", "question_id", "data_source", "hops", "question",
@@ -78,7 +77,7 @@ class Filter:
             yield _CONTAINS, [self.contains] * 3
 
     def _verdict(self) -> str | None:
-        return _one_of("verdict", self.verdict, VERDICTS)
+        return _one_of("verdict", self.verdict, tuple(VERDICTS))
 
     def _end(self) -> str | None:
         return _one_of("end", self.end, get_args(EndReason))

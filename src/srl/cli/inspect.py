@@ -166,8 +166,9 @@ def verdicts(
     Example:
       srl inspect verdicts last --phase val --by step
     """
-    from srl.browse.trajectories import VERDICTS, Filter
+    from srl.browse.trajectories import Filter
     from srl.browse.trajectories import verdicts as count
+    from srl.store.verdict import VERDICTS
 
     column = "data_source" if by is Group.source else by.value
     conditions = Filter(steps=steps, phase=phase and phase.value, source=source, hops=hops)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from srl.store.verdict import VERDICT_SQL
+
 FORMAT = 1
 
 _TEXTS = pa.list_(pa.string())
@@ -269,18 +271,6 @@ FROM raw.runs LEFT JOIN (
 ) USING (run_id)
 """
 
-_VERDICT_SQL = """
-SELECT *, CASE
-    WHEN em IS NULL THEN NULL
-    WHEN em >= 1 THEN 'correct'
-    WHEN "end" = 'failed' THEN 'failed search'
-    WHEN answer IS NULL THEN 'unanswered'
-    WHEN searches = 0 THEN 'no search'
-    WHEN gold_in_passages THEN 'reader'
-    ELSE 'retriever' END AS verdict
-FROM raw.trajectories
-"""
-
 _HIT_SQL = """
 SELECT run_id, trajectory_id, step, phase, position AS search, turn, rank::INTEGER AS rank,
     hit.passage_id, hit.title, hit.contents, hit.score, hit.has_answer
@@ -301,7 +291,7 @@ TABLES: tuple[Table, ...] = (
         "SELECT run_id, step, phase, entry.key AS name, entry.value AS value FROM "
         "(SELECT run_id, step, phase, unnest(map_entries(metrics)) AS entry FROM raw.steps)",
     ),
-    Table("trajectories", "One row an episode.", (*_TRAJECTORIES, _VERDICT), _VERDICT_SQL),
+    Table("trajectories", "One row an episode.", (*_TRAJECTORIES, _VERDICT), VERDICT_SQL),
     Table("segments", "One row a run of tokens with one author.", _SEGMENTS, "SELECT * FROM raw.segments"),
     Table(
         "searches", "One row a search.",

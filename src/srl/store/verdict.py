@@ -1,0 +1,26 @@
+"""The verdict on an answer: correct, or which part is at fault (retriever, reader, no search, …)."""
+
+from __future__ import annotations
+
+VERDICTS = {
+    "correct": "correct",
+    "reader": "reader: a golden answer was in the passages",
+    "retriever": "retriever: a golden answer was in no passage",
+    "no search": "no search: answered without searching",
+    "unanswered": "unanswered",
+    "failed search": "failed search: infrastructure, not the policy; left out of the loss",
+}
+"""Each verdict, and how it is shown beside a trajectory."""
+
+VERDICT_SQL = """
+SELECT *, CASE
+    WHEN em IS NULL THEN NULL
+    WHEN em >= 1 THEN 'correct'
+    WHEN "end" = 'failed' THEN 'failed search'
+    WHEN answer IS NULL THEN 'unanswered'
+    WHEN searches = 0 THEN 'no search'
+    WHEN gold_in_passages THEN 'reader'
+    ELSE 'retriever' END AS verdict
+FROM raw.trajectories
+"""
+"""Adds the column `verdict` to the table `trajectories`; NULL where the question has no golden answers."""
