@@ -116,7 +116,7 @@ def test_verl_accepts_the_preset_and_it_fits_the_gpus_it_was_published_for(prese
     """Eight H100 of 80 GB, or four times eight; a tenth of them is for the libraries."""
     pytest.importorskip("verl")
     from srl.train.dry_run.verl_plan import plan, planned_job
-    from srl.train.verl.check import validated
+    from srl.train.verl.config_check import validated
 
     config = load_config(preset, algo=algo).config
     job = planned_job(config)

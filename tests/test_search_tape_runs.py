@@ -23,7 +23,7 @@ from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.run import resume
 from srl.train.search import load_search, new_tape
 from srl.train.verl import launch
-from srl.train.verl.check import refused
+from srl.train.verl.config_check import refused
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")

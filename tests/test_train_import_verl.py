@@ -166,7 +166,7 @@ def _without_targets(value: Any) -> Any:
 )  # fmt: skip
 def test_imported_file_is_one_that_verl_accepts(tmp_path, text):
     pytest.importorskip("verl")
-    from srl.train.verl.check import validated
+    from srl.train.verl.config_check import validated
     from srl.train.verl.job import Job
 
     config, made = imported(tmp_path, text)

@@ -14,7 +14,7 @@ from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.torch_engine import TorchEngine
-from srl.train.verl.torch_server import ServerOptions, TorchServer, as_array, load_state
+from srl.train.verl.without_gpu.torch_server import ServerOptions, TorchServer, as_array, load_state
 
 KEY = [7, "train", 3, "question", 1, 0, 0]
 PARAMS = {
@@ -244,7 +244,7 @@ def cluster(monkeypatch):
     pytest.importorskip("verl")
     import ray
 
-    from srl.train.verl.torch_rollout import install
+    from srl.train.verl.torch_install import install
 
     monkeypatch.setenv("RANK", "0")  # as a trainer's worker has it
     install()
@@ -321,7 +321,7 @@ def test_replica_and_adapter_serve_a_trainer(cluster, directory):
 @pytest.mark.must_run
 def test_replica_of_several_workers_names_our_setting(directory):
     pytest.importorskip("verl")
-    from srl.train.verl.torch_replica import TorchReplica
+    from srl.train.verl.without_gpu.torch_rollout import TorchReplica
 
     rollout, model = sections(directory, tensor_model_parallel_size=2)
     with pytest.raises(UserError, match=r"cluster\.tensor_model_parallel_size=1"):
@@ -332,7 +332,7 @@ def test_replica_of_several_workers_names_our_setting(directory):
 @pytest.mark.must_run
 def test_adapter_refuses_a_lora_that_is_not_merged(directory, monkeypatch):
     pytest.importorskip("verl")
-    from srl.train.verl.torch_replica import ServerAdapter
+    from srl.train.verl.without_gpu.torch_rollout import ServerAdapter
 
     monkeypatch.setenv("RANK", "0")
     adapter = ServerAdapter(sections(directory)[0], object(), None)

@@ -19,9 +19,9 @@ from tests.verl_runs import kill, only_run, processes_of, said, srl
 from srl import store
 from srl.config import load_config
 from srl.errors import UserError
-from srl.train.verl import vllm_cpu
 from srl.train.verl.job import RUN_VARIABLE
 from srl.train.verl.launch import check_installed
+from srl.train.verl.without_gpu import vllm_cpu
 
 WANTED = os.environ.get("SRL_CI_VLLM") == "1"
 LIMIT_S = 840
@@ -127,7 +127,7 @@ def test_heads_are_looked_at_before_ray_starts(tmp_path):
     pytest.importorskip("verl")
     from tests.verl_configs import job, made
 
-    from srl.train.verl.check import validated
+    from srl.train.verl.config_check import validated
 
     sizes = {"model_type": "qwen2", "num_attention_heads": 4, "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
@@ -145,7 +145,11 @@ def test_list_of_heads_is_vllms():
 @with_vllm
 @pytest.mark.parametrize(("patched", "status"), [(False, 1), (True, 0)])
 def test_verl_finds_vllm_for_cpus_only_when_told(patched, status):
-    told = "from srl.train.verl import vllm_cpu; vllm_cpu.package_is_found_as_vllm(); " if patched else ""
+    told = (
+        "from srl.train.verl.without_gpu import vllm_cpu; vllm_cpu.package_is_found_as_vllm(); "
+        if patched
+        else ""
+    )
     environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
     asked = subprocess.run(
         [sys.executable, "-c", f"{told}import verl.third_party.vllm"],

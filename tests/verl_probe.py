@@ -187,7 +187,8 @@ def platform_of(folder: Path) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    from srl.train.verl import patches, platform
+    from srl.train.verl import patches
+    from srl.train.verl.without_gpu import platform
 
     answer = {}
     answer["platform"] = [tried(platform_of, folder), (platform.install(), tried(platform_of, folder))[1]]

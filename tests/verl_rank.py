@@ -60,7 +60,7 @@ def compose(config: Any, run: Path) -> Any:
     """The run's configuration, but with gradient descent: Adam's first step is a sign and tells little."""
     from omegaconf import OmegaConf
 
-    from srl.train.verl.check import validated
+    from srl.train.verl.config_check import validated
     from srl.train.verl.job import Job
 
     composed = validated(config, Job(run, cpu=True, gpus_per_node=int(os.environ["WORLD_SIZE"])))
@@ -161,7 +161,8 @@ def gathered(module: torch.nn.Module, pick: Any) -> dict[str, torch.Tensor]:
 
 
 def main(job_file: str, answer_file: str) -> None:
-    from srl.train.verl import patches, platform
+    from srl.train.verl import patches
+    from srl.train.verl.without_gpu import platform
 
     job = torch.load(job_file, weights_only=False)
     platform.install()

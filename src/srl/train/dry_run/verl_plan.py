@@ -30,7 +30,7 @@ from srl.train.dry_run.verl_memory import (
     without_gpu,
 )
 from srl.train.prepare import BASE_MODEL, check_data
-from srl.train.verl.check import notes, problems
+from srl.train.verl.config_check import notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.overrides import given
 from srl.train.verl.setting import is_megatron, longest, precision, rollout_name

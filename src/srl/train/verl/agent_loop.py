@@ -23,7 +23,7 @@ from srl.store import Record
 from srl.train.episodes import Environment
 from srl.train.loading import load_codec, load_scene
 from srl.train.verl.dataset import TRAIN, read_row
-from srl.train.verl.faults import reason, root
+from srl.train.verl.failures import reason, root
 from srl.train.verl.job import RUN_VARIABLE
 from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.sampling import reason_of, server_params

@@ -33,12 +33,12 @@ from srl.train.run import (
     with_paths,
 )
 from srl.train.search import IndexDigests
-from srl.train.verl.check import notes, refused, validated
 from srl.train.verl.checkpoints import folder_of, settled
-from srl.train.verl.faults import ray_starts
+from srl.train.verl.config_check import notes, refused, validated
+from srl.train.verl.failures import ray_starts
 from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.setting import rollout_name
-from srl.train.verl.watch import watch
+from srl.train.verl.watchdog import watch
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 

@@ -103,15 +103,17 @@ def _version(package: str) -> str:
 
 
 def _register(report: Report) -> None:
-    from srl.train.verl import patches, vllm_cpu
+    from srl.train.verl import patches
+    from srl.train.verl.without_gpu import vllm_cpu
 
     config = load_saved(Path(os.environ[RUN_VARIABLE]))
     if on_cpu():
         vllm_cpu.package_is_found_as_vllm()
-        from srl.train.verl import platform, torch_rollout
+        from srl.train.verl import torch_install
+        from srl.train.verl.without_gpu import platform
 
         platform.install()
-        torch_rollout.install()
+        torch_install.install()
     report.patches = tuple(patches.apply(on_cpu()))
     report.algorithms = _register_algorithms(config)
     _register_loop()

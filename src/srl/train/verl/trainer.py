@@ -28,17 +28,17 @@ from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json, write_manifest
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums
 from srl.train.progress import Progress
-from srl.train.verl import torch_rollout
+from srl.train.verl import torch_install
 from srl.train.verl.balance import balanced_order, block_of
 from srl.train.verl.batch import StepBatch, StepResult, learn_from
 from srl.train.verl.checkpoints import STATE, folder_of, name_latest, unnamed, whole_steps
 from srl.train.verl.dataset import Questions
-from srl.train.verl.faults import Pulse, go_on
+from srl.train.verl.failures import Pulse, go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.register import PREFIX
 from srl.train.verl.schedule import actor_learns_after_the_critic
-from srl.train.verl.workers import check_alike, check_search
+from srl.train.verl.worker_check import check_alike, check_search
 from srl.trajectory import Phase
 from srl.update.kl import kl_controller
 
@@ -253,7 +253,7 @@ class SearchTrainer(PPOTrainerSync):
         replicas = self.llm_server_manager.get_replicas()
         servers = {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
         self.pulse = Pulse(named | servers)
-        runs_verl = self.config.actor_rollout_ref.rollout.name != torch_rollout.NAME
+        runs_verl = self.config.actor_rollout_ref.rollout.name != torch_install.NAME
         check_alike(named | servers if runs_verl else named)
         check_search(self.run, loops)
 

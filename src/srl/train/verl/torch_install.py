@@ -10,11 +10,11 @@ def install() -> None:
     """Register replica and adapter with verl, in this process; again is no harm."""
     from verl.workers.rollout import base, replica
 
-    base._ROLLOUT_REGISTRY[NAME, "async"] = "srl.train.verl.torch_replica.ServerAdapter"
+    base._ROLLOUT_REGISTRY[NAME, "async"] = "srl.train.verl.without_gpu.torch_rollout.ServerAdapter"
     replica.RolloutReplicaRegistry.register(NAME, _replica)
 
 
 def _replica() -> type:
-    from srl.train.verl.torch_replica import TorchReplica
+    from srl.train.verl.without_gpu.torch_rollout import TorchReplica
 
     return TorchReplica

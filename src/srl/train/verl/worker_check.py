@@ -13,7 +13,7 @@ import ray
 from srl.config import load_saved
 from srl.errors import UserError
 from srl.serve.client import check_servers
-from srl.train.verl.faults import go_on
+from srl.train.verl.failures import go_on
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.register import check_reports, report
 

@@ -14,7 +14,7 @@ from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal
 from srl.train.resuming import LOG
 from srl.train.verl.checkpoints import settled
-from srl.train.verl.faults import ending, go_on
+from srl.train.verl.failures import ending, go_on
 from srl.train.verl.log_writer import Event, RunStatus, start_log_actor
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
 from srl.errors import UserError
-from srl.train.verl.torch_rollout import NAME
-from srl.train.verl.torch_server import ServerOptions, TorchServer, as_array
+from srl.train.verl.torch_install import NAME
+from srl.train.verl.without_gpu.torch_server import ServerOptions, TorchServer, as_array
 
 
 def server_name(rank: int) -> str:

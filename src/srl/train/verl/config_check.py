@@ -22,7 +22,7 @@ from srl.train.verl.job import Job
 from srl.train.verl.overrides import given, replaced
 from srl.train.verl.setting import MODEL, Setting, is_megatron, longest, model_sizes, precision
 from srl.train.verl.translate import compose, settings
-from srl.train.verl.vllm_cpu import refused_heads
+from srl.train.verl.without_gpu.vllm_cpu import refused_heads
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from srl.config import Config, load_config
 from srl.errors import UserError
-from srl.train.verl.check import notes, validated
+from srl.train.verl.config_check import notes, validated
 from srl.train.verl.job import Job
 from srl.train.verl.translate import compose, settings
 from srl.update.losses import policy_loss, value_loss
@@ -247,7 +247,7 @@ def test_refusal_of_verls_without_words_shows_what_it_asserts():
 
 def test_refusal_of_verls_names_our_key_where_it_is_ours():
     """A value of ours that verl refuses: no key of ours can be it today, so one is put in its place."""
-    from srl.train.verl.check import _in_our_words
+    from srl.train.verl.config_check import _in_our_words
 
     error = ValueError("train_batch_size (4) must be >= actor.ppo_mini_batch_size (64)")
     text = _in_our_words(error, made(), settings(made(), job()))

@@ -39,7 +39,7 @@ def _register_engines() -> None:
 
 def device_module() -> ModuleType:
     """What stands where verl calls `torch.cuda`: `torch.cpu`, and the functions that it lacks."""
-    module = ModuleType("srl.train.verl.platform.device")
+    module = ModuleType("srl.train.verl.without_gpu.platform.device")
     vars(module).update({name: getattr(torch.cpu, name) for name in torch.cpu.__all__})
     nothing = dict.fromkeys(("empty_cache", "ipc_collect", "set_per_process_memory_fraction"), _nothing)
     amounts = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")

@@ -16,10 +16,10 @@ from srl.errors import CheckFailed, UserError
 from srl.store import reading
 from srl.train.progress import Progress
 from srl.train.report import Terminal
-from srl.train.verl import faults, watch
-from srl.train.verl.faults import ending, first_line, reason, role
+from srl.train.verl import failures, watchdog
+from srl.train.verl.failures import ending, first_line, ray_starts, reason, role
 from srl.train.verl.log_writer import LogActor, RunStatus
-from srl.train.verl.watch import followed
+from srl.train.verl.watchdog import followed
 
 pytest.importorskip("ray")
 from ray.exceptions import (
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_does_not_fit_is_a_full_disk(setting, error):
 
 
 def test_a_write_that_failed_where_there_is_no_room_is_a_full_disk(setting, monkeypatch):
-    monkeypatch.setattr(faults, "_has_room", lambda folder: False)
+    monkeypatch.setattr(failures, "_has_room", lambda folder: False)
     line = setting.ended(Trainer(end=remote(RuntimeError("unexpected pos 64 vs 0"))))
     assert line.startswith("the disk is full: RuntimeError: unexpected pos 64 vs 0; free some space")
 
@@ -332,7 +332,10 @@ def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
     [(None, "Ray does not start on this machine"), ("node:6379", "no Ray cluster answers at node:6379")],
 )
 def test_a_ray_that_does_not_start_is_one_line(address, what):
-    with pytest.raises(UserError, match=f"^{what}: The current node timed out$"), faults.ray_starts(address):
+    with (
+        pytest.raises(UserError, match=f"^{what}: The current node timed out$"),
+        ray_starts(address),
+    ):
         raise RuntimeError("The current node timed out\nmore of it")
 
 
@@ -407,7 +410,7 @@ def answers(monkeypatch) -> Answers:
 
 def test_the_writer_is_asked_through_ray_and_its_faults_are_lines(answers):
     actor = Actor()
-    writer = watch.RayWriter(actor, FOLDER, 60.0)
+    writer = watchdog.RayWriter(actor, FOLDER, 60.0)
     assert writer.close("failed").arguments == ("failed",)
     for error, line in (
         (remote(UserError("the disk is full; free some space")), "^the disk is full; free some space$"),
@@ -429,16 +432,16 @@ def test_a_writer_that_stands_still_is_waited_for_once(answers, monkeypatch):
         raise GetTimeoutError("Get timed out")
 
     monkeypatch.setattr(ray, "get", get)
-    writer = watch.RayWriter(Actor(), FOLDER, 1800.0)
+    writer = watchdog.RayWriter(Actor(), FOLDER, 1800.0)
     for ask in (writer.poll, lambda: writer.close("failed")):
         with pytest.raises(UserError, match="has not answered"):
             ask()
-    assert waits == [1800.0, watch.EVERY_S]
+    assert waits == [1800.0, watchdog.EVERY_S]
 
 
 def test_a_dead_process_is_found_and_a_busy_one_is_not(answers):
     busy, idle, dead = Actor(), Actor(), Actor()
-    pulse = faults.Pulse({"busy": busy, "idle": idle, "training 1": dead}, every_s=0.0)
+    pulse = failures.Pulse({"busy": busy, "idle": idle, "training 1": dead}, every_s=0.0)
     answers.done = {idle}
     assert [pulse.dead() for _ in range(5)] == [""] * 5
     assert busy.calls == dead.calls == 1, "one ping under way is enough"
@@ -449,7 +452,7 @@ def test_a_dead_process_is_found_and_a_busy_one_is_not(answers):
 
 def test_a_process_out_of_reach_for_a_moment_is_asked_again(answers):
     actor = Actor()
-    pulse = faults.Pulse({"server 0": actor}, every_s=0.0)
+    pulse = failures.Pulse({"server 0": actor}, every_s=0.0)
     answers.dead[actor] = ActorUnavailableError("the network is down", None)
     assert [pulse.dead() for _ in range(3)] == [""] * 3
     answers.dead[actor] = DiedError("vLLMHttpServer")
@@ -458,7 +461,7 @@ def test_a_process_out_of_reach_for_a_moment_is_asked_again(answers):
 
 def test_processes_are_asked_at_most_once_a_second(answers):
     actor, now = Actor(), [0.0]
-    pulse = faults.Pulse({"server 0": actor}, clock=lambda: now[0])
+    pulse = failures.Pulse({"server 0": actor}, clock=lambda: now[0])
     answers.done = {actor}
     for moment in range(100):
         now[0] = moment / 50
