@@ -41,7 +41,9 @@ def list_plugins(as_json: AsJson = False) -> None:
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(help="The name of an installed plugin.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="The name of an installed plugin, or module:Class.", show_default=False)
+    ],
     kind: Annotated[Kind | None, typer.Option(help="Needed when two kinds have this name.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the plugin.")
@@ -77,6 +79,8 @@ def _entry(name: str, kind: Kind | None) -> manager.Plugin:
     """The one entry called `name`, of `kind` or of whatever kind has it."""
     from srl.errors import UserError, nearest
 
+    if manager.is_import_path(name):
+        return _imported(name, kind)
     if kind is not None:
         return manager.find(kind.value, name)
     known = manager.installed()
@@ -91,6 +95,13 @@ def _entry(name: str, kind: Kind | None) -> manager.Plugin:
         names = [entry.name for entry in known]
         raise UserError(f"no plugin {name!r}; type: srl plugins list{nearest(name, names)}")
     return manager.find(kinds[0], name)
+
+
+def _imported(name: str, kind: Kind | None) -> manager.Plugin:
+    from srl.plugins.import_path import kind_of, look_in
+
+    look_in(Path.cwd())
+    return manager.find(kind.value if kind else kind_of(name), name)
 
 
 @app.command()

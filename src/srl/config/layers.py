@@ -12,6 +12,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from srl.config.base import one_or_many
 from srl.config.checks import algorithm_plugin, check_plugins, cross_check, plugin_options
 from srl.config.merge import Entry, State, build, defaults, flatten, put, wrong
 from srl.config.paths import portable, workspace_of
@@ -52,7 +53,9 @@ def load_config(
     """
     sources = bodies(preset, Path(file) if file else None)
     typed = _typed(algo, flags or {}, sets)
-    name = _algorithm_name([entry for body in sources for entry in body.entries] + typed)
+    given = [entry for body in sources for entry in body.entries] + typed
+    _look_for_plugins(given, Path.cwd())
+    name = _algorithm_name(given)
     plugin = algorithm_plugin(name)
     state = defaults()
     for entry in flatten(plugin.defaults, lambda path: f"algorithm {name}"):
@@ -83,6 +86,7 @@ def load_saved(path: Path | str) -> Config:
     state = defaults()
     for entry in body.entries:
         put(state, entry)
+    _look_for_plugins(body.entries)
     return build(state)
 
 
@@ -127,6 +131,15 @@ def _from_flag(value: object) -> object:
     if isinstance(value, PathLike):
         return fspath(value)
     return [_from_flag(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _look_for_plugins(entries: Sequence[Entry], *directories: Path) -> None:
+    """Find `module:Class` plugins in the directories of `trainer.plugin_path`, then in `directories`."""
+    from srl.plugins.import_path import look_in
+
+    named = [entry.value for entry in entries if entry.path == ("trainer", "plugin_path")]
+    saved = one_or_many(named[-1]) if named else None
+    look_in(*(saved if isinstance(saved, tuple) else ()), *directories)
 
 
 def _algorithm_name(entries: Sequence[Entry]) -> str:

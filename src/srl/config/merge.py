@@ -60,7 +60,7 @@ def flatten(tree: Mapping[str, Any], origin: Callable[[Path], str], base: Path =
     Raises UserError for a key that does not exist and for a value where a section belongs.
     """
     for key, value in tree.items():
-        path = (*base, *key.split("."))
+        path = split_key(key, base)
         kind, field = place(path)
         is_plugin = kind == "free" and len(path) == 2 and field is None
         if kind == "unknown" or (is_plugin and not isinstance(value, Mapping | None)):
@@ -71,6 +71,20 @@ def flatten(tree: Mapping[str, Any], origin: Callable[[Path], str], base: Path =
             raise UserError(f"{origin(path)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
         elif kind != "section" and not (is_plugin and value is None):
             yield Entry(path, value, origin(path))
+
+
+def split_key(key: str, base: Path = ()) -> Path:
+    """The path of a dotted key below `base`; a plugin's `package.module:Class` stays one part.
+
+    >>> split_key("reward.weights.my.rewards:Brevity")
+    ('reward', 'weights', 'my.rewards:Brevity')
+    """
+    path = (*base, *key.split("."))
+    colon = next((place for place, part in enumerate(path) if ":" in part), 0)
+    start = 2 if path[:2] == ("reward", "weights") else 1
+    if path[0] not in ("retriever", "reward", "algorithm") or colon <= start:
+        return path
+    return (*path[:start], ".".join(path[start : colon + 1]), *path[colon + 1 :])
 
 
 def _suggestion(path: Path) -> str:

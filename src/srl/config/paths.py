@@ -25,7 +25,15 @@ _TEMPLATE = ("data", "template")
 
 
 def located(config: Config) -> Config:
-    """`config` with absolute paths. A name that is no path here, such as one on the hub, stays a name."""
+    """`config` with absolute paths, and with the directories that its `module:Class` plugins are from.
+
+    A name that is no path here, such as one on the hub, stays a name.
+    """
+    from srl.plugins.import_path import used_directories
+
+    if config.trainer.plugin_path is None and (found := used_directories()):
+        trainer = config.trainer.model_copy(update={"plugin_path": found})
+        config = config.model_copy(update={"trainer": trainer})
     return _mapped(config, lambda text: text)
 
 

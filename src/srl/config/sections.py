@@ -141,7 +141,7 @@ class Retriever(PluginSection):
     """How an index is built and searched. Options of a retriever lie under its name."""
 
     name: str = "bm25"
-    """The retriever plugin; `srl plugins list` shows those installed."""
+    """The retriever plugin: an installed one (`srl plugins list`), or `module:Class`."""
 
 
 class Rollout(Section):
@@ -180,8 +180,8 @@ class Reward(PluginSection):
     """What an episode earns: a weighted sum of reward plugins. Options of a reward lie under its name."""
 
     weights: dict[str, float] = Field(default={"em": 1.0}, min_length=1)
-    """Reward plugins and their weights. A mapping in a file replaces the one below it;
-    `--set reward.weights.format=0.2` adds to it."""
+    """Reward plugins, by name or `module:Class`, and their weights. A mapping in a file replaces the one
+    below it; `--set reward.weights.format=0.2` adds to it."""
 
 
 class KlCtrl(Section):
@@ -201,7 +201,7 @@ class Algorithm(PluginSection):
     """From rewards to advantages. Options of an algorithm lie under its name."""
 
     name: str = "ppo"
-    """The algorithm plugin; `srl plugins list` shows those installed."""
+    """The algorithm plugin: an installed one (`srl plugins list`), or `module:Class`."""
     gamma: Share = 1.0
     """Discount for each token that the policy wrote."""
     lam: Share = 1.0
@@ -353,6 +353,9 @@ class Trainer(Section):
     """Name in external loggers; null: the run's."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of torch; null: what a short measurement finds fastest."""
+    plugin_path: Files | None = None
+    """Directories with the modules of plugins named as `module:Class`, besides Python's own path. null: the
+    current directory, which a run writes down here."""
     sample_freq: Natural = 10
     """Steps between showing a few episodes; 0: never."""
     sample_count: Natural = 2

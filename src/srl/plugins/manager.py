@@ -85,7 +85,15 @@ def options_model(kind: str, name: str) -> type[BaseModel] | None:
 
 
 def find(kind: str, name: str) -> Plugin:
-    """The only entry of `kind` called `name`. Raises UserError when there is none or more than one."""
+    """The only plugin of `kind` called `name`, or imported as `module:Class`.
+
+    Raises UserError when there is none or more than one.
+    """
+    if is_import_path(name):
+        from srl.plugins.import_path import imported
+
+        _check_kind(kind)
+        return imported(kind, name)
     known = installed(kind)
     found = [entry for entry in known if entry.name == name]
     if not found:
@@ -93,6 +101,11 @@ def find(kind: str, name: str) -> Plugin:
     if found[0].error:
         raise UserError(f"{found[0]} is ambiguous: {found[0].error}")
     return found[0]
+
+
+def is_import_path(name: str) -> bool:
+    """Whether a plugin's name is `module:Class`, and not that of an installed one."""
+    return ":" in name
 
 
 def _check_kind(kind: str) -> None:
@@ -140,7 +153,8 @@ def _import(entry: Plugin, target: Any) -> Any:
 
 
 def _not_loaded(entry: Plugin, error: Exception) -> str:
-    return f"{entry} could not be loaded: {error}; type: pip install -U {entry.package}"
+    step = "" if is_import_path(entry.name) else f"; type: pip install -U {entry.package}"
+    return f"{entry} could not be loaded: {error}{step}"
 
 
 def _validated(entry: Plugin, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:

@@ -24,7 +24,7 @@ def build(
         Path | None,
         typer.Option(help="The corpus: JSON lines of passages or TREC documents, .gz too; none for web."),
     ] = None,
-    retriever: Annotated[str, typer.Option(help="The retriever that will search it.")] = "bm25",
+    retriever: Annotated[str, typer.Option(help="What will search it; also module:Class.")] = "bm25",
     settings: Settings = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -36,7 +36,9 @@ def build(
       srl index build --corpus corpus.jsonl --out my-index --set k1=0.9
     """
     from srl.index import build_index
+    from srl.plugins.import_path import look_in
 
+    look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
     with stages() as report:
         manifest = build_index(corpus, out, retriever, options, report, overwrite=force)
@@ -61,7 +63,9 @@ def import_(
       srl index import bm25 --retriever lucene --corpus wiki-18.jsonl.gz --out wiki18
     """
     from srl.index import import_index
+    from srl.plugins.import_path import look_in
 
+    look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
     with stages() as report:
         manifest = import_index(source, out, retriever, options, corpus, report, overwrite=force)

@@ -120,13 +120,13 @@ def _register(report: Report) -> None:
 
 
 def _register_algorithms(config: Config) -> dict[str, str]:
-    """Every installed algorithm plugin as `srl_<name>`; the version of the package that each is from."""
+    """The run's algorithm and every installed one as `srl_<name>`; the version of what each is from."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     found: dict[str, str] = {}
-    for entry in manager.installed("algorithm"):
-        if entry.error and entry.name != config.algorithm.name:
-            continue
+    chosen = config.algorithm.name
+    others = [entry for entry in manager.installed("algorithm") if entry.name != chosen and not entry.error]
+    for entry in [manager.find("algorithm", chosen), *others]:
         algorithm: Any = manager.load("algorithm", entry.name, config.algorithm.options(entry.name))
         ADV_ESTIMATOR_REGISTRY.setdefault(f"{PREFIX}{entry.name}", for_verl(algorithm))
         found[f"{PREFIX}{entry.name}"] = f"{entry.package} {entry.version}"

@@ -1,0 +1,144 @@
+"""Plugins without a package: `module:Class`, imported from Python's path or from the user's own directory.
+
+The user's directories (`look_in`) hold for a name that the user typed or that a run saved. A command that
+opens an index adds none: the index may be somebody else's, and what it names is looked for on Python's path
+alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from functools import cache
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from srl.errors import UserError, nearest
+from srl.plugins.manager import Plugin
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pydantic import BaseModel
+
+_METHODS = {"retriever": "search", "reward": "score"}
+"""The method that tells a kind, looked for before anything is called."""
+_directories: list[str] = []
+_used: list[str] = []
+
+
+def look_in(*directories: Path | str) -> None:
+    """Import modules from `directories` too, where Python's own path does not have them."""
+    for directory in directories:
+        if (path := str(Path(directory).absolute())) not in _directories:
+            _directories.append(path)
+
+
+def used_directories() -> tuple[str, ...]:
+    """Those directories of `look_in` from which a module was imported."""
+    return tuple(_used)
+
+
+def kind_of(name: str) -> str:
+    """The kind of plugin that `module:Class` is, told by its methods. Raises UserError."""
+    target = _target("plugin", name)
+    return next((kind for kind, method in _METHODS.items() if hasattr(target, method)), "algorithm")
+
+
+@cache
+def imported(kind: str, name: str) -> Plugin:
+    """The plugin that `module:Class` names; its version is a digest of the module's file.
+
+    The class is called with nothing, or with its options, where the first parameter of its constructor is
+    annotated with a pydantic model. Raises UserError.
+    """
+    target = _target(kind, name)
+    method = _METHODS.get(kind)
+    if method and not callable(getattr(target, method, None)):
+        raise UserError(f"{name} is no {kind}: expected a class with a method {method!r}")
+    factory = target if inspect.isclass(target) or inspect.isroutine(target) else lambda: target
+    summary = (inspect.getdoc(target) or "").partition("\n")[0]
+    module = name.partition(":")[0]
+    return Plugin(kind, name, module, _digest(module), summary, "", factory, _options_model(name, factory))
+
+
+def _target(kind: str, name: str) -> Any:
+    """What the name stands for."""
+    module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise UserError(
+            f"no {kind} {name!r}: expected MODULE:CLASS, as in my_plugins:Mine for my_plugins.py in the "
+            "current directory"
+        )
+    module = _module(kind, name, module_name)
+    if not hasattr(module, attribute):
+        known = [other for other in vars(module) if not other.startswith("_")]
+        where = getattr(module, "__file__", None) or module_name
+        raise UserError(f"no {kind} {name!r}: {where} has no {attribute!r}{nearest(attribute, known)}")
+    return getattr(module, attribute)
+
+
+def _module(kind: str, name: str, module: str) -> ModuleType:
+    importlib.invalidate_caches()
+    top = module.partition(".")[0]
+    if top not in sys.modules and find_spec(top) is None:
+        _make_importable(top)
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module}.".startswith(f"{missing}."):
+            places = ", ".join(["Python's path", *_directories])
+            raise UserError(
+                f"no {kind} {name!r}: there is no module {missing!r} in {places}; "
+                f"type: PYTHONPATH=DIRECTORY srl …, with the directory of {missing}.py"
+            ) from error
+        raise UserError(f"{kind} {name!r} cannot be imported: {_in_one_line(error)}") from error
+
+
+def _make_importable(module: str) -> None:
+    """Put the first directory that has `module` at the end of Python's path."""
+    for directory in _directories:
+        if Path(directory, f"{module}.py").is_file() or Path(directory, module, "__init__.py").is_file():
+            sys.path.append(directory)
+            _used.append(directory)
+            return
+
+
+def _in_one_line(error: BaseException) -> str:
+    """The error, and where in the user's code it was raised."""
+    message = f"{type(error).__name__}: {error}".partition("\n")[0]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{message} ({frame.filename}:{frame.lineno})"
+
+
+def _options_model(name: str, factory: Any) -> type[BaseModel] | None:
+    """The pydantic model that the first parameter of `factory` is annotated with."""
+    from pydantic import BaseModel
+
+    first = next(iter(inspect.signature(factory).parameters.values()), None)
+    if first is None:
+        return None
+    try:
+        hint = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory).get(first.name)
+    except NameError:
+        hint = None
+    for candidate in (hint, *get_args(hint)):
+        if inspect.isclass(candidate) and issubclass(candidate, BaseModel):
+            return candidate
+    if first.default is first.empty and first.kind is first.POSITIONAL_OR_KEYWORD:
+        raise UserError(
+            f"{name} is called without arguments or with its options; annotate {first.name!r} with a "
+            "pydantic model, or give it a default"
+        )
+    return None
+
+
+def _digest(module: str) -> str:
+    """12 hex digits of the module's file, so that two machines can tell whether they have the same."""
+    file = getattr(sys.modules[module], "__file__", None)
+    return blake2b(Path(file).read_bytes(), digest_size=6).hexdigest() if file else "unknown"

@@ -1,0 +1,203 @@
+"""Plugins named as `module:Class`: found in the current directory, and again by what a run saved."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from srl.config import load_config, load_saved, located, save_config
+from srl.config.merge import split_key
+from srl.errors import UserError
+from srl.index import build_index, open_index
+from srl.plugins import import_path, manager
+from srl.reward import RewardMix
+from srl.trajectory import Passage
+
+REWARD = """
+    from pydantic import BaseModel
+    from srl.trajectory import Score
+
+    class Options(BaseModel):
+        max_words: int = 5
+
+    class Brevity:
+        "Short answers."
+        def __init__(self, options: Options | None = None):
+            self.options = options or Options()
+        def score(self, trajectories):
+            return [Score(1.0) for _ in trajectories]
+"""
+ALGORITHM = """
+    from srl.advantage import Advantages, Algorithm, over_tokens, sequence_score, valid_mask
+
+    def estimate(*, token_level_rewards, response_mask, valid, **_):
+        mask = valid_mask(response_mask, valid)
+        found = over_tokens(sequence_score(token_level_rewards, mask), mask)
+        return Advantages(found, found)
+
+    mine = Algorithm("mine", estimate, defaults={"rollout.n": 7})
+    def made():
+        return mine
+"""
+RETRIEVER = """
+    from srl.trajectory import Hit, Passage
+
+    class First:
+        def build(self, passages, directory, progress):
+            (directory / "first.txt").write_text(next(iter(passages)).contents)
+        def open(self, directory):
+            self.contents = (directory / "first.txt").read_text()
+        def search(self, queries, k):
+            return [[Hit(Passage("p", self.contents), 1.0)] for _ in queries]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, empty and not on Python's path; what is imported from it is forgotten."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("_directories", "_used"):
+        monkeypatch.setattr(import_path, name, [])
+    before = set(sys.modules)
+    yield here
+    import_path.imported.cache_clear()
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write(folder: Path, name: str, source: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(dedent(source), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("key", "base", "path"),
+    [
+        ("reward.weights.a.b:C", (), ("reward", "weights", "a.b:C")),
+        ("a.b:C", ("reward", "weights"), ("reward", "weights", "a.b:C")),
+        ("reward.a.b:C.max_words", (), ("reward", "a.b:C", "max_words")),
+        ("retriever.m:C.inner.key", (), ("retriever", "m:C", "inner", "key")),
+        ("actor.optim.lr", (), ("actor", "optim", "lr")),
+        ("verl.a:b.c", (), ("verl", "a:b", "c")),
+    ],
+)
+def test_import_path_is_one_part_of_a_dotted_key(key, base, path):
+    assert split_key(key, base) == path
+
+
+def test_reward_of_the_current_directory_trains_with_its_options_and_is_found_again_elsewhere(
+    folder, monkeypatch, tmp_path
+):
+    write(folder, "my/rewards.py", REWARD)
+    write(folder, "my/__init__.py", "")
+    sets = ["reward.weights.my.rewards:Brevity=0.1", "reward.my.rewards:Brevity.max_words=3"]
+    config = located(load_config(sets=sets).config)
+    assert config.reward.weights["my.rewards:Brevity"] == 0.1
+    assert config.reward.options("my.rewards:Brevity") == {"max_words": 3}
+    assert config.trainer.plugin_path == (str(folder),)
+    save_config(tmp_path, config)
+
+    monkeypatch.chdir(tmp_path)
+    forget(monkeypatch)
+    saved = load_saved(tmp_path)
+    options = {name: saved.reward.options(name) for name in saved.reward.weights}
+    mix = RewardMix(saved.reward.weights, options)
+    assert mix.plugins["my.rewards:Brevity"].options.max_words == 3
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    import_path.imported.cache_clear()
+    monkeypatch.setattr(
+        sys, "path", [path for path in sys.path if path not in import_path.used_directories()]
+    )
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("my", "mine")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("_directories", "_used"):
+        monkeypatch.setattr(import_path, name, [])
+
+
+@pytest.mark.parametrize("name", ["mine", "made"])
+def test_algorithm_may_be_a_value_or_a_function_that_returns_one(folder, name):
+    write(folder, "my_algos.py", ALGORITHM)
+    config = load_config(algo=f"my_algos:{name}").config
+    assert (config.algorithm.name, config.rollout.n) == (f"my_algos:{name}", 7)
+
+
+def test_retriever_with_three_methods_builds_an_index_that_names_it_and_opens(folder, tmp_path):
+    write(folder, "mine.py", RETRIEVER)
+    import_path.look_in(folder)
+    manifest = build_index([Passage("p", '"T"\ntext')], tmp_path / "index", "mine:First")
+    assert manifest.retriever == "mine:First"
+    assert manifest.retriever_version == f"mine {manager.find('retriever', 'mine:First').version}"
+    ((hit,),) = open_index(tmp_path / "index").search(["anything"], 3)
+    assert hit.passage.contents == '"T"\ntext'
+
+
+def test_index_makes_nothing_in_the_current_directory_run(folder, tmp_path, monkeypatch):
+    write(folder, "mine.py", RETRIEVER)
+    import_path.look_in(folder)
+    build_index([Passage("p", '"T"\ntext')], tmp_path / "index", "mine:First")
+    forget(monkeypatch)
+    with pytest.raises(UserError, match="no module 'mine' in Python's path; type: PYTHONPATH=DIRECTORY srl"):
+        open_index(tmp_path / "index")
+
+
+WRONG = {
+    "nowhere:A": "no reward 'nowhere:A': there is no module 'nowhere' in Python's path, {here}; type: PYTHON",
+    "my_rewards.sub:A": "there is no module 'my_rewards.sub'",
+    "my_rewards:Brevty": "{here}/my_rewards.py has no 'Brevty'; did you mean 'Brevity'?",
+    "my_rewards:Options": "my_rewards:Options is no reward: expected a class with a method 'score'",
+    "./my_rewards.py:Brevity": "expected MODULE:CLASS, as in my_plugins:Mine",
+    "my_broken:A": "cannot be imported: ZeroDivisionError: division by zero ({here}/my_broken.py:1)",
+    "my_needy:A": "annotate 'needed' with a pydantic model, or give it a default",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_an_import_path_is_one_line(folder, name):
+    write(folder, "my_rewards.py", REWARD)
+    write(folder, "my_broken.py", "1 / 0")
+    write(folder, "my_needy.py", "class A:\n    def __init__(self, needed): ...\n    def score(self, t): ...")
+    with pytest.raises(UserError) as caught:
+        load_config(sets=[f"reward.weights={{'{name}': 1}}"])
+    assert WRONG[name].format(here=folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_option_that_the_class_does_not_have_is_named(folder):
+    write(folder, "my_rewards.py", REWARD)
+    name = "reward.my_rewards:Brevity"
+    with pytest.raises(UserError, match=f"no option {name}.max_word: there are max_words"):
+        load_config(sets=["reward.weights.my_rewards:Brevity=1", f"{name}.max_word=3"])
+
+
+def test_module_on_pythons_path_comes_before_the_current_directory(folder):
+    write(folder, "json.py", "raise SystemExit")
+    with pytest.raises(UserError, match="has no 'Mine'"):
+        load_config(sets=["reward.weights={'json:Mine': 1}"])
+    assert import_path.used_directories() == ()
+
+
+def test_kind_is_told_by_the_methods(folder):
+    write(folder, "my_rewards.py", REWARD)
+    write(folder, "my_algos.py", ALGORITHM)
+    write(folder, "mine.py", RETRIEVER)
+    import_path.look_in(folder)
+    names = ["my_rewards:Brevity", "my_algos:mine", "my_algos:made", "mine:First"]
+    assert [import_path.kind_of(name) for name in names] == ["reward", "algorithm", "algorithm", "retriever"]
+
+
+def test_command_checks_a_class_of_the_current_directory(folder, capsys):
+    from srl.cli import main
+
+    write(folder, "my_rewards.py", REWARD)
+    assert main(["plugins", "check", "my_rewards:Brevity", "--set", "max_words=2"]) == 0
+    assert "reward 'my_rewards:Brevity' (my_rewards " in capsys.readouterr().out
