@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from srl.serve.server.connection import BoundedConnection
-from srl.serve.server.listen import bind, server_of, url_of
+from srl.serve.server.connections import BoundedConnection, bind, server_of, url_of
 
 
 @contextmanager

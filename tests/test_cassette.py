@@ -1,4 +1,4 @@
-"""Record and replay: a run repeats from its tape alone, and a tape that does not fit is said aloud."""
+"""Record and replay: a run repeats from its cassette alone, and one that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.taped import Scripted, ask, hit, ok
+from tests.scripted_search import Scripted, ask, hit, ok
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.errors import EXIT_USER
@@ -17,12 +17,12 @@ from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.scripted import ScriptedEngine
 from srl.serve import LocalSearch
-from srl.serve.cassette import MissingFromTape, Recorder, Replay
-from srl.serve.engines import SearchEngines
+from srl.serve.cassette import MissingFromCassette, Recorder, Replay
+from srl.serve.named_retrievers import NamedRetrievers
 from srl.trajectory import Hit, NamedSearchTool, Question, Search, Trajectory
 
 
-def test_a_tape_answers_as_the_search_did(tmp_path):
+def test_a_cassette_answers_as_the_search_did(tmp_path):
     outcomes = {
         "a": [ok("a", "one", "two", latency_s=0.1 + 0.2)],
         "b": [Search("b", (), "empty", index_digest="d" * 32)],
@@ -52,18 +52,18 @@ def test_an_episode_gets_what_it_got_whatever_the_order(tmp_path):
     assert ask(replay, "a", "a", "a", episode="eval/0/another/0/0") == [*first, *second]
 
 
-def test_a_query_that_is_not_on_the_tape_is_the_users_mistake(tmp_path):
+def test_a_query_that_is_not_on_the_cassette_is_the_users_mistake(tmp_path):
     ask(Recorder(Scripted(a=[ok("a")]), tmp_path / "t"), "a")
-    with pytest.raises(MissingFromTape) as raised:
+    with pytest.raises(MissingFromCassette) as raised:
         ask(Replay(tmp_path / "t"), "x" * 1000)
     message = str(raised.value)
-    assert message.startswith(f"the tape {tmp_path}/t has no answer to '{'x' * 40} … {'x' * 40}': ")
+    assert message.startswith(f"the cassette {tmp_path}/t has no answer to '{'x' * 40} … {'x' * 40}': ")
     assert "record again: --set 'search.cassette=record FILE'" in message
     assert "\n" not in message
     assert raised.value.exit_code == EXIT_USER
 
 
-def test_closing_closes_the_search_and_another_query_opens_the_tape_again(tmp_path):
+def test_closing_closes_the_search_and_another_query_opens_the_cassette_again(tmp_path):
     search = Scripted(a=[ok("a", "one")], b=[ok("b", "two")])
     recorder = Recorder(search, tmp_path / "t")
     ask(recorder, "a")
@@ -73,7 +73,7 @@ def test_closing_closes_the_search_and_another_query_opens_the_tape_again(tmp_pa
 
 
 @pytest.mark.parametrize("torn", [0, 1, 9])
-def test_a_resumed_run_goes_on_with_its_tape(tmp_path, torn):
+def test_a_resumed_run_goes_on_with_its_cassette(tmp_path, torn):
     path = tmp_path / "t"
     lost = Scripted(a=[ok("a", "one")], b=[Search("b", status="failed")])
     ask(Recorder(lost, path, topk=3), "a", "b", episode="train/1/q/0/0")
@@ -87,7 +87,7 @@ def test_a_resumed_run_goes_on_with_its_tape(tmp_path, torn):
 
 
 def test_engines_are_told_apart(tmp_path):
-    several = SearchEngines(Scripted(a=[ok("a", "default")]), {"web": Scripted(a=[ok("a", "web")])})
+    several = NamedRetrievers(Scripted(a=[ok("a", "default")]), {"web": Scripted(a=[ok("a", "web")])})
     recorder = Recorder(several, tmp_path / "t")
 
     async def play(search: Recorder | Replay) -> list[Search]:
@@ -106,7 +106,7 @@ def test_engines_are_told_apart(tmp_path):
     assert replay.digests == {"": "d" * 32, "web": "d" * 32}
 
 
-def test_a_tape_of_one_engine_knows_no_others(tmp_path):
+def test_a_cassette_of_one_engine_knows_no_others(tmp_path):
     recorder = Recorder(Scripted(a=[ok("a")]), tmp_path / "t")
     ask(recorder, "a")
     assert not isinstance(recorder, NamedSearchTool)
@@ -153,7 +153,7 @@ def episodes(codec: Codec, search: Any, script: Any = say) -> list[Trajectory]:
     )  # fmt: skip
 
 
-def test_episodes_repeat_from_the_tape_alone_faults_and_all(tmp_path):
+def test_episodes_repeat_from_the_cassette_alone_faults_and_all(tmp_path):
     codec = Codec(byte_level_tokenizer())
     recorded = episodes(codec, Recorder(LocalSearch(Sick(), 2), tmp_path / "t", topk=2))
     replayed = episodes(codec, Replay(tmp_path / "t", topk=2))
@@ -162,7 +162,7 @@ def test_episodes_repeat_from_the_tape_alone_faults_and_all(tmp_path):
     assert [one.attempt for one in recorded] == [1, 0] * 4
 
 
-def test_a_query_missing_from_the_tape_ends_the_run_and_blames_no_episode(tmp_path):
+def test_a_query_missing_from_the_cassette_ends_the_run_and_blames_no_episode(tmp_path):
     codec = Codec(byte_level_tokenizer())
     episodes(codec, Recorder(LocalSearch(Sick(), 2), tmp_path / "t"))
     done: list[str] = []
@@ -171,6 +171,6 @@ def test_a_query_missing_from_the_tape_ends_the_run_and_blames_no_episode(tmp_pa
         done.append(request)
         return "<search>what else</search>"
 
-    with pytest.raises(MissingFromTape, match="has no answer to 'what else'"):
+    with pytest.raises(MissingFromCassette, match="has no answer to 'what else'"):
         episodes(codec, Replay(tmp_path / "t"), other)
     assert not any(request.endswith("/1") for request in done)  # no episode is sampled again

@@ -1,4 +1,4 @@
-"""The tape as a file: killed, full, foreign, damaged, in use; and every outcome comes back from it."""
+"""The cassette as a file: killed, full, foreign, damaged, in use; and every outcome comes back from it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.taped import Scripted, ask, ok
+from tests.scripted_search import Scripted, ask, ok
 
 from srl.errors import UserError
-from srl.serve.cassette import MissingFromTape, Recorder, Replay
-from srl.serve.tape import Header, TapeWriter, read_tape
+from srl.serve.cassette import (
+    CassetteHeader,
+    CassetteWriter,
+    MissingFromCassette,
+    Recorder,
+    Replay,
+    read_cassette,
+)
 from srl.trajectory import Hit, Passage, Search
 
 
@@ -68,11 +74,11 @@ def test_a_torn_last_line_is_left_out(tmp_path, cut):
     (tmp_path / "t").write_bytes(data[:-cut])
     replay = Replay(tmp_path / "t")
     assert ask(replay, "a") == [ok("a", "one")]
-    with pytest.raises(MissingFromTape):
+    with pytest.raises(MissingFromCassette):
         ask(replay, "b")
 
 
-def test_a_tape_is_not_overwritten(tmp_path):
+def test_a_cassette_is_not_overwritten(tmp_path):
     ask(Recorder(Scripted(a=[ok("a")]), tmp_path / "t"), "a")
     before = (tmp_path / "t").read_bytes()
     with pytest.raises(UserError, match="exists already; choose another name, or remove it first"):
@@ -81,16 +87,16 @@ def test_a_tape_is_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("left", [0, 5])
-def test_a_run_killed_before_its_first_line_begins_its_tape_anew(tmp_path, left):
+def test_a_run_killed_before_its_first_line_begins_its_cassette_anew(tmp_path, left):
     ask(Recorder(Scripted(a=[ok("a", "one")]), tmp_path / "t"), "a")
     (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes()[:left])
-    with pytest.raises(UserError, match="nothing is on the tape"):
+    with pytest.raises(UserError, match="nothing is on the cassette"):
         Replay(tmp_path / "t")
     ask(Recorder(Scripted(a=[ok("a", "one")]), tmp_path / "t", append=True), "a")
     assert ask(Replay(tmp_path / "t"), "a") == [ok("a", "one")]
 
 
-def test_a_tape_goes_on_only_with_the_same_searches(tmp_path):
+def test_a_cassette_goes_on_only_with_the_same_searches(tmp_path):
     search = Scripted(a=[ok("a")])
     ask(Recorder(search, tmp_path / "t", topk=3), "a")
     with pytest.raises(UserError, match="only with the same searches: it has topk=3, not 5"):
@@ -102,9 +108,9 @@ def test_a_tape_goes_on_only_with_the_same_searches(tmp_path):
         Replay(tmp_path / "t", topk=5)
 
 
-def test_two_runs_do_not_record_on_one_tape(tmp_path):
+def test_two_runs_do_not_record_on_one_cassette(tmp_path):
     first = Recorder(Scripted(a=[ok("a")]), tmp_path / "t")
-    with pytest.raises(UserError, match="another run records on the tape"):
+    with pytest.raises(UserError, match="another run records on the cassette"):
         Recorder(Scripted(), tmp_path / "t", append=True)
     ask(first, "a")
     assert ask(Replay(tmp_path / "t"), "a") == [ok("a")]
@@ -119,14 +125,14 @@ def test_a_file_system_without_locks_is_good_enough(tmp_path, monkeypatch):
     assert ask(Replay(tmp_path / "t"), "a") == [ok("a")]
 
 
-def test_a_place_where_no_tape_can_be_is_said(tmp_path):
+def test_a_place_where_no_cassette_can_be_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"the tape .*file/t cannot be written: "):
+    with pytest.raises(UserError, match=r"the cassette .*file/t cannot be written: "):
         Recorder(Scripted(), tmp_path / "file" / "t")
-    with pytest.raises(UserError, match=r"the tape .* cannot be read: Is a directory"):
+    with pytest.raises(UserError, match=r"the cassette .* cannot be read: Is a directory"):
         Replay(tmp_path)
     with pytest.raises(
-        UserError, match=r"there is no tape .*/nowhere; record one: --set 'search.cassette=record"
+        UserError, match=r"there is no cassette .*/nowhere; record one: --set 'search.cassette=record"
     ):
         Replay(tmp_path / "nowhere")
 
@@ -139,15 +145,15 @@ def header(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a letter\n", "is no tape of searches"),
-        ("\x00\x01\n", "is no tape of searches"),
-        ('{"query": "a"}\n', "is no tape of searches"),
-        ("[1]\n", "is no tape of searches"),
-        ("[" * 100_000 + "\n", "is no tape of searches"),
+        ("a letter\n", "is no cassette of searches"),
+        ("\x00\x01\n", "is no cassette of searches"),
+        ('{"query": "a"}\n', "is no cassette of searches"),
+        ("[1]\n", "is no cassette of searches"),
+        ("[" * 100_000 + "\n", "is no cassette of searches"),
         (header(format=2) + "\n", "has format 2, this srl reads up to 1"),
-        (header(digests=3) + "\n", "t:1: the tape is damaged"),
+        (header(digests=3) + "\n", "t:1: the cassette is damaged"),
         *(
-            (header() + "\n" + line + "\n", "t:2: the tape is damaged")
+            (header() + "\n" + line + "\n", "t:2: the cassette is damaged")
             for line in (
                 "{",
                 "3",
@@ -166,7 +172,7 @@ def header(**changes: Any) -> str:
         ),
     ],
 )
-def test_what_is_no_tape_is_refused_in_one_line(tmp_path, text, said):
+def test_what_is_no_cassette_is_refused_in_one_line(tmp_path, text, said):
     (tmp_path / "t").write_text(text)
     with pytest.raises(UserError, match=said) as raised:
         Replay(tmp_path / "t")
@@ -179,8 +185,8 @@ def test_what_is_no_tape_is_refused_in_one_line(tmp_path, text, said):
 def test_a_full_disk_stops_the_run_in_one_line(tmp_path, monkeypatch):
     recorder = Recorder(Scripted(a=[ok("a")]), tmp_path / "t")
     with open("/dev/full", "ab", buffering=0) as full:
-        monkeypatch.setattr(recorder._tape, "_file", full)
-        with pytest.raises(UserError, match=r"the tape .*/t cannot be written: No space left on device"):
+        monkeypatch.setattr(recorder._cassette, "_file", full)
+        with pytest.raises(UserError, match=r"the cassette .*/t cannot be written: No space left on device"):
             asyncio.run(recorder.search("a"))
 
 
@@ -205,18 +211,18 @@ searches = st.builds(
 @settings(deadline=None)
 @given(st.lists(st.tuples(searches, texts), max_size=5))
 def test_every_outcome_comes_back_as_it_was(tmp_path_factory, recorded):
-    path = tmp_path_factory.mktemp("tape") / "t"
-    writer = TapeWriter(path, Header(3, {"": "d", "web": "e"}, ("web",)))
+    path = tmp_path_factory.mktemp("cassette") / "t"
+    writer = CassetteWriter(path, CassetteHeader(3, {"": "d", "web": "e"}, ("web",)))
     for search, episode in recorded:
         writer.write(search, episode)
     writer.close()
-    tape = read_tape(path)
-    assert tape is not None
-    assert [(entry.search, entry.episode) for entry in tape.entries] == recorded
-    assert tape.length == path.stat().st_size
+    cassette = read_cassette(path)
+    assert cassette is not None
+    assert [(entry.search, entry.episode) for entry in cassette.entries] == recorded
+    assert cassette.length == path.stat().st_size
 
 
-def test_a_passage_is_on_the_tape_once(tmp_path):
+def test_a_passage_is_on_the_cassette_once(tmp_path):
     text = "a long passage " * 100
     recorder = Recorder(Scripted(a=[ok("a", text)], b=[ok("b", text, "other")]), tmp_path / "t")
     ask(recorder, *"aabbaabb")

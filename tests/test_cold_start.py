@@ -79,7 +79,7 @@ OF_THE_RUN: dict[str, object] = {
     "data.test_files": ("others.parquet",),
     "search.digest": None,
     "data.shuffle": False,
-    "search.cassette": "record run.tape",
+    "search.cassette": "record run.cassette",
     "retriever.name": "bm25",
     "reward.weights.em": 2.0,
     "reward.weights": {"em": 2.0},

@@ -78,9 +78,9 @@ def test_names_that_are_no_paths_stay_names(here):
     assert located(config) == config
 
 
-def test_a_tape_and_the_options_of_retrievers_have_absolute_paths(here, monkeypatch):
+def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monkeypatch):
     config = configured(
-        search__cassette="record tapes/run.jsonl",
+        search__cassette="record cassettes/run.jsonl",
         retriever__e5={"model": "encoder", "index": "Flat"},
         retriever__hybrid={"retrievers": {"bm25": {}, "e5": {"model": "encoder"}}},
         retriever__rerank={"model": "encoder", "retriever": "e5", "options": {"model": "encoder"}},
@@ -94,7 +94,7 @@ def test_a_tape_and_the_options_of_retrievers_have_absolute_paths(here, monkeypa
     save_config(run_of(here / "srl-workspace"), config)
     monkeypatch.chdir("/")
     saved, encoder = load_saved(run_of(here / "srl-workspace")), str(here / "encoder")
-    assert saved.search.cassette == f"record {here}/tapes/run.jsonl"
+    assert saved.search.cassette == f"record {here}/cassettes/run.jsonl"
     assert saved.retriever.options("e5")["model"] == encoder
     assert saved.retriever.options("hybrid")["retrievers"]["e5"]["model"] == encoder
     assert saved.retriever.options("rerank")["model"] == encoder

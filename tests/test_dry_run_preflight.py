@@ -23,7 +23,7 @@ def place(tmp_path_factory):
     (folder / "folder").mkdir()
     (folder / "words.parquet").write_text("no parquet")
     (folder / "words.jsonl").write_text("{")
-    (folder / "words.tape").write_text("")
+    (folder / "words.cassette").write_text("")
     build_index(folder / "corpus.jsonl", folder / "damaged", "bm25")
     turned = bytearray((folder / "damaged" / "bm25" / "data.npy").read_bytes())
     turned[len(turned) // 2] ^= 255
@@ -39,7 +39,7 @@ FAULTS = {
     "a folder as index": ({"data.corpus": None, "search.index": "folder"}, "folder"),
     "no index": ({"data.corpus": None, "search.index": "nowhere"}, "nowhere"),
     "no web address": ({"data.corpus": None, "search.url": "file:///tmp"}, "is not the URL of a search "),
-    "a tape that is not there": ({"search.cassette": "replay nowhere.tape"}, "there is no tape "),
+    "a cassette that is not there": ({"search.cassette": "replay nowhere.cassette"}, "there is no cassette "),
     "an engine without an index": (
         {"search.engines": {"other": {"index": "/nowhere"}}, "data.max_prompt_length": 128}, "nowhere"
     ),

@@ -21,7 +21,7 @@ from srl.index import Fault, build_index
 from srl.plugins import manager
 from srl.safe_log import SafeFormatter
 from srl.safe_text import HIDDEN
-from srl.serve.server.requestlog import RequestLog
+from srl.serve.server.request_log import RequestLog
 from srl.train.report import Terminal
 from srl.trajectory import Passage
 

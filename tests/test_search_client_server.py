@@ -18,7 +18,7 @@ from tests.search_sites import Clock
 
 from srl.index import Index, build_index, open_index
 from srl.serve import HttpSearch, LocalSearch
-from srl.serve.client.breaker import FIRST_REST_S
+from srl.serve.client.failover import FIRST_REST_S
 from srl.serve.server import bind, create_app, url_of
 from srl.trajectory import Passage, Search
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.search_sites import ONE, Clock, Site, ask, client
 
-from srl.serve.client.breaker import FIRST_REST_S, LONGEST_REST_S, THRESHOLD, Breaker
+from srl.serve.client.failover import FIRST_REST_S, LONGEST_REST_S, THRESHOLD, Breaker
 from srl.serve.client.request import retry_after
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from srl.errors import UserError
 from srl.index import build_index, open_index
-from srl.serve.check import Finding, Report, check_server
+from srl.serve.check import Finding, ServerCheck, check_server
 from srl.serve.server import create_app
 from srl.trajectory import Passage
 
@@ -36,11 +36,11 @@ class InProcess(httpx.BaseTransport):
         return asyncio.run(once())
 
 
-def check(handler: Callable[[httpx.Request], httpx.Response]) -> Report:
+def check(handler: Callable[[httpx.Request], httpx.Response]) -> ServerCheck:
     return check_server(URL, ["red fox", "fox"], calls=2, transport=httpx.MockTransport(handler))
 
 
-def found(report: Report, name: str) -> Finding:
+def found(report: ServerCheck, name: str) -> Finding:
     return next(finding for finding in report.findings if finding.name == name)
 
 

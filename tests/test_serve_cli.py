@@ -19,7 +19,7 @@ from srl.cli import main, output
 from srl.index import build_index
 from srl.serve import server
 from srl.serve.server import bind
-from srl.serve.server.listen import allow_connections
+from srl.serve.server.connections import allow_connections
 from srl.trajectory import Passage
 
 

@@ -16,7 +16,7 @@ from tests.live_server import running
 
 from srl.index import Index, build_index, open_index
 from srl.serve.server import create_app
-from srl.serve.server.connection import BoundedConnection
+from srl.serve.server.connections import BoundedConnection
 from srl.serve.wire import Limits
 from srl.trajectory import Hit, Passage
 

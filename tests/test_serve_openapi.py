@@ -18,7 +18,7 @@ from tests.test_serve_server import Client
 
 from srl.index import build_index, open_index
 from srl.serve.server import create_app
-from srl.serve.server.docspage import docs_page
+from srl.serve.server.openapi import docs_page
 from srl.serve.wire import Limits
 from srl.trajectory import Passage
 

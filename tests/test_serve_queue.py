@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from srl.index import Fault, timing
-from srl.serve.server.answers import Found
-from srl.serve.server.cache import AnswerCache
+from srl.serve.server.answer_cache import AnswerCache, EncodedHits
 from srl.serve.server.queue import Answered, Batch, SearchQueue
 from srl.trajectory import Hit, Passage
 
@@ -229,8 +228,8 @@ def test_a_queue_that_was_closed_opens_again():
         queue.close()
 
 
-def answer(text: str) -> Found:
-    return Found((text.encode(),), (b"1.0",))
+def answer(text: str) -> EncodedHits:
+    return EncodedHits((text.encode(),), (b"1.0",))
 
 
 def test_the_cache_forgets_what_was_asked_for_longest_ago():

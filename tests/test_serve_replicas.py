@@ -22,10 +22,9 @@ from srl.cli import main
 from srl.errors import UserError
 from srl.index import Index, build_index, open_index
 from srl.serve.server import bind, default_threads, replicas
-from srl.serve.server.link import Link
-from srl.serve.server.replicas import Replica, _Office
-from srl.serve.server.serving import Serving, Source
-from srl.serve.server.siblings import whole_health, whole_metrics
+from srl.serve.server.peers import MessageChannel, whole_health, whole_metrics
+from srl.serve.server.replicas import Replica, _Supervisor
+from srl.serve.server.settings import IndexSource, ServerSettings
 from srl.serve.wire import Limits
 from srl.trajectory import Passage
 
@@ -53,12 +52,12 @@ ENDS_WHEN_GREETED = READY + "given(); sys.exit(7)"
 """What a replica does, each a program of its own."""
 
 
-def office(count: int, ready: Callable[..., None] = lambda *_: None) -> tuple[_Office, list[str]]:
+def office(count: int, ready: Callable[..., None] = lambda *_: None) -> tuple[_Supervisor, list[str]]:
     """What hands connections out to `count` replicas, at a port of its own, and the notes it makes."""
     notes: list[str] = []
     listener = bind(port=0)
     listener.listen()
-    return _Office(Serving({"i": Source("DIR")}), count, listener, ready, notes.append), notes
+    return _Supervisor(ServerSettings({"i": IndexSource("DIR")}), count, listener, ready, notes.append), notes
 
 
 def serve(count: int, clients: Callable[..., Awaitable[object]]) -> tuple[object, list[Replica], list[str]]:
@@ -185,8 +184,8 @@ def test_connections_wait_where_no_replica_is_ready(greets):
 
 
 def test_a_link_carries_messages_and_sockets_in_their_order():
-    link, theirs = Link.pair()
-    other = Link(theirs)
+    link, theirs = MessageChannel.pair()
+    other = MessageChannel(theirs)
     here, there = socket.socketpair()
     assert link.send({"a": 1})
     assert link.send({"b": "ž"}, [there, here])
@@ -203,15 +202,15 @@ def test_a_link_carries_messages_and_sockets_in_their_order():
 
 
 def test_what_is_served_is_the_same_in_another_process():
-    serving = Serving(
-        {"a": Source("DIR", {"n_threads": 2})},
+    serving = ServerSettings(
+        {"a": IndexSource("DIR", {"n_threads": 2})},
         5,
         Limits(queries=7),
         token="t",
         hosts=("a.test",),
         log_queries=True,
     )
-    assert Serving.read(json.loads(json.dumps(serving.as_json()))) == serving
+    assert ServerSettings.read(json.loads(json.dumps(serving.as_json()))) == serving
 
 
 def view(number: int, **more: object) -> dict[str, object]:

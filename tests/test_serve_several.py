@@ -12,7 +12,7 @@ from tests.test_serve_server import Client, result
 from srl.errors import UserError
 from srl.index import Fault, Index, Retriever, build_index, open_index
 from srl.serve.server import create_app, default_threads
-from srl.serve.server.requestlog import RequestLog
+from srl.serve.server.request_log import RequestLog
 from srl.serve.wire import Limits
 from srl.trajectory import Hit, Passage
 

@@ -17,9 +17,9 @@ from srl.safe_text import keep_secret, refuse_credentials
 if TYPE_CHECKING:
     import socket
 
-    from srl.serve.check import Report
+    from srl.serve.check import ServerCheck
     from srl.serve.server.replicas import Facts
-    from srl.serve.server.serving import Serving, Source
+    from srl.serve.server.settings import IndexSource, ServerSettings
 
 TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"
 
@@ -103,7 +103,7 @@ def retriever(
       srl serve retriever --index my-index --port 8000
     """
     from srl.serve.server import bind
-    from srl.serve.server.serving import Serving
+    from srl.serve.server.settings import ServerSettings
     from srl.serve.wire import Limits
 
     token = _token(token_env)
@@ -118,7 +118,7 @@ def retriever(
     directories = _named(index)
     with bind(host, port) as listener:
         address = listener.getsockname()[0]
-        serving = Serving(
+        serving = ServerSettings(
             indexes={name: _source(name, directories, settings or []) for name in directories},
             topk=topk,
             limits=limits,
@@ -135,10 +135,10 @@ def retriever(
         _run(serving, replicas, listener)
 
 
-def _run(serving: Serving, replicas: int, listener: socket.socket) -> None:
+def _run(serving: ServerSettings, replicas: int, listener: socket.socket) -> None:
     """Serve from this process, or from as many others as are wanted."""
     from srl.serve.server import run_replicas, run_server
-    from srl.serve.server.serving import facts_of
+    from srl.serve.server.settings import facts_of
 
     if replicas == 1:
         opened = {}
@@ -172,7 +172,7 @@ def _token(variable: str) -> str:
 
 def _hosts(host: str, address: str, token: str, allowed: list[str]) -> tuple[str, ...] | None:
     """The names that requests may ask the server by besides loopback's; None for any."""
-    from srl.serve.server.guard import host_name
+    from srl.serve.server.auth import host_name
     from srl.serve.wire import is_loopback
 
     if not allowed and (token or not is_loopback(address)):
@@ -193,20 +193,20 @@ def _named(given: list[str]) -> dict[str, Path]:
     return named
 
 
-def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> Source:
+def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> IndexSource:
     """An index with the settings that are for all or for it. Raises UserError where there is none."""
     from srl.cli.settings import read_settings
     from srl.index import check_index, verify_once
-    from srl.serve.server.serving import Source
+    from srl.serve.server.settings import IndexSource
 
     of_others = tuple(f"{other}." for other in names if other != name)
     mine = [one.removeprefix(f"{name}.") for one in settings if not one.startswith(of_others)]
     manifest = check_index(names[name])
     verify_once(names[name], manifest)
-    return Source(str(names[name]), read_settings(manifest.retriever, mine))
+    return IndexSource(str(names[name]), read_settings(manifest.retriever, mine))
 
 
-def _say(serving: Serving, name: str, index: Mapping[str, Any], replicas: int = 1) -> None:
+def _say(serving: ServerSettings, name: str, index: Mapping[str, Any], replicas: int = 1) -> None:
     what = "a live search" if index["live"] else f"{index['passages']:,} passages"
     called = f" as {name}" if len(serving.indexes) > 1 else ""
     many = f", {replicas} replicas" if replicas > 1 else ""
@@ -261,7 +261,7 @@ def check(
         raise typer.Exit(EXIT_CHECK_FAILED)
 
 
-def _print(report: Report) -> None:
+def _print(report: ServerCheck) -> None:
     words = {True: "yes", False: "no", None: "?"}
     rows = [
         (words[finding.passed], finding.name + (" (required)" if finding.required else ""), finding.detail)

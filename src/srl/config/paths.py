@@ -20,7 +20,7 @@ from srl.protocol import TEMPLATES
 
 WORKSPACE = "${workspace}"
 """Stands for the workspace in a saved configuration."""
-_TAPE = ("search", "cassette")
+_CASSETTE = ("search", "cassette")
 _TEMPLATE = ("data", "template")
 
 
@@ -62,7 +62,7 @@ def restored(path: Path, value: Any, workspace: FilePath) -> Any:
     if WORKSPACE in value:
         return value.replace(f"{WORKSPACE}/", f"{workspace}/")
     beside = workspace.parent / value
-    is_older = _is_path(path) and path != _TAPE and not os.path.exists(value) and beside.exists()
+    is_older = _is_path(path) and path != _CASSETTE and not os.path.exists(value) and beside.exists()
     return str(beside) if is_older else value
 
 
@@ -80,7 +80,7 @@ def _changed(path: Path, value: Any, is_sure: bool, change: Callable[[str], str]
         return type(value)(_changed(path, item, is_sure, change) for item in value)
     if not isinstance(value, str):
         return value
-    if path == _TAPE:
+    if path == _CASSETTE:
         mode, _, file = value.partition(" ")
         return f"{mode} {change(os.path.abspath(file.strip()))}"
     if path == _TEMPLATE and (value in TEMPLATES or not os.path.isfile(value)):

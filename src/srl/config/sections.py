@@ -110,8 +110,8 @@ class Search(Section):
     """Further search engines by name (a-z, 0-9, - and _): `<search engine="NAME">` asks one, `<search>` the
     default one that the keys above describe. The prompt lists them where it is made from a template."""
     cassette: File | None = Field(default=None, pattern=r"^(record|replay) +\S.*$")
-    """`record FILE` writes every search and what came of it to a tape; `replay FILE` answers from the tape,
-    with no server and no index. null: neither."""
+    """`record FILE` writes every search and its outcome to FILE, a cassette; `replay FILE` answers searches
+    from it, without a server or an index. null: neither."""
     topk: Count = 3
     """Passages that a search returns."""
     timeout_s: Positive = 30.0
@@ -124,7 +124,7 @@ class Search(Section):
     """Share of a step's episodes that may be lost to search faults before the run stops."""
 
     @property
-    def tape(self) -> tuple[str, str] | None:
+    def cassette_use(self) -> tuple[str, str] | None:
         """`record` or `replay` with the file, where there is a cassette."""
         if self.cassette is None:
             return None
@@ -133,8 +133,8 @@ class Search(Section):
 
     @property
     def replays(self) -> bool:
-        """Whether a tape answers, so that there need be nothing to search."""
-        return self.tape is not None and self.tape[0] == "replay"
+        """Whether a cassette answers, so that no server and no index are needed."""
+        return self.cassette_use is not None and self.cassette_use[0] == "replay"
 
 
 class Retriever(PluginSection):

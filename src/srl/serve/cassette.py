@@ -1,27 +1,32 @@
-"""Searches recorded on a tape, and answered from it: a run repeats with no server and no index."""
+"""Searches recorded on a cassette, and answered from it: a run repeats with no server and no index."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
+import logging
+import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, get_args
 
 from srl.errors import UserError
-from srl.serve.tape import Entry, Header, Tape, TapeWriter, read_tape
-from srl.trajectory import Search, SearchTool, current_episode
+from srl.files import FORMAT, check_format, digest_text
+from srl.trajectory import Hit, Passage, Search, SearchStatus, SearchTool, current_episode
 
 
-class MissingFromTape(UserError):  # noqa: N818 - named in the public interface
-    """A query that was not asked when the tape was recorded."""
+class MissingFromCassette(UserError):  # noqa: N818 - named in the public interface
+    """A query that was not asked when the cassette was recorded."""
 
 
 class Recorder:
-    """Passes queries on and writes every outcome, faults too, to a tape.
+    """Passes queries on and writes every outcome, faults too, to a cassette.
 
-    `append` goes on with a tape that is there, as a resumed run does; without it such a file is refused.
+    `append` goes on with a cassette that is there, as a resumed run does; without it such a file is refused.
     """
 
     engines: Sequence[str]
@@ -35,7 +40,7 @@ class Recorder:
         if engines is not None:
             self.engines = tuple(engines)
         names = None if engines is None else tuple(engines)
-        self._tape = TapeWriter(Path(path), Header(topk, self.digests, names), append)
+        self._cassette = CassetteWriter(Path(path), CassetteHeader(topk, self.digests, names), append)
 
     @property
     def index_digest(self) -> str:
@@ -47,9 +52,9 @@ class Recorder:
         return dict(getattr(self._search, "digests", None) or {"": self.index_digest})
 
     async def search(self, query: str, engine: str = "") -> Search:
-        """The outcome of one query, recorded. Raises UserError where the tape cannot be written."""
+        """The outcome of one query, recorded. Raises UserError where the cassette cannot be written."""
         found: Search = await (self._search.search(query, engine) if engine else self._search.search(query))
-        self._tape.write(replace(found, query=query, engine=engine), current_episode.get())
+        self._cassette.write(replace(found, query=query, engine=engine), current_episode.get())
         return found
 
     async def connect(self) -> None:
@@ -58,19 +63,19 @@ class Recorder:
             await connect()
 
     async def aclose(self) -> None:
-        """Close tape and connections; another search opens them again."""
-        self._tape.close()
+        """Close cassette and connections; another search opens them again."""
+        self._cassette.close()
         if (close := getattr(self._search, "aclose", None)) is not None:
             await close()
 
 
 class Replay:
-    """Answers queries from a tape as they were answered when it was recorded.
+    """Answers queries from a cassette as they were answered when it was recorded.
 
-    An episode gets the outcomes that it got then, in their order. An episode that the tape does not
+    An episode gets the outcomes that it got then, in their order. An episode that the cassette does not
     know, or that asks something new, gets what others got for the query: the outcomes in the order they
     were recorded, the last one again and again.
-    Raises UserError for what is no tape, and where it was recorded with another `topk`.
+    Raises UserError for what is no cassette, and where it was recorded with another `topk`.
     """
 
     engines: Sequence[str]
@@ -78,15 +83,15 @@ class Replay:
 
     def __init__(self, path: Path | str, *, topk: int | None = None) -> None:
         self._path = Path(path)
-        tape = _load(self._path)
-        if None not in (topk, tape.header.topk) and topk != tape.header.topk:
+        cassette = _load(self._path)
+        if None not in (topk, cassette.header.topk) and topk != cassette.header.topk:
             raise UserError(
-                f"the tape {path} was recorded with topk={tape.header.topk}, not {topk}; set that"
+                f"the cassette {path} was recorded with topk={cassette.header.topk}, not {topk}; set that"
             )
-        if tape.header.engines is not None:
-            self.engines = tape.header.engines
-        self.digests = _digests(tape)
-        self._outcomes = _by_key(tape.entries)
+        if cassette.header.engines is not None:
+            self.engines = cassette.header.engines
+        self.digests = _digests(cassette)
+        self._outcomes = _by_key(cassette.entries)
         self._played: Counter[tuple[str, str, str]] = Counter()
 
     @property
@@ -94,7 +99,7 @@ class Replay:
         return self.digests.get("", "")
 
     async def search(self, query: str, engine: str = "") -> Search:
-        """What came of the query then. Raises MissingFromTape for one that was not asked."""
+        """What came of the query then. Raises MissingFromCassette for one that was not asked."""
         await asyncio.sleep(0)
         for episode in (current_episode.get(), ""):
             key = (episode, engine, query)
@@ -103,8 +108,8 @@ class Replay:
                 self._played[key] += 1
                 return found
         asked = f"{_shortened(query)}{f' from the engine {engine!r}' if engine else ''}"
-        raise MissingFromTape(
-            f"the tape {self._path} has no answer to {asked}: this run asks what the recorded one did not; "
+        raise MissingFromCassette(
+            f"the cassette {self._path} has no answer to {asked}: the recorded run did not ask it; "
             "record again: --set 'search.cassette=record FILE'"
         )
 
@@ -112,25 +117,25 @@ class Replay:
         """Nothing to close; as `HttpSearch.aclose`."""
 
 
-def _load(path: Path) -> Tape:
+def _load(path: Path) -> Cassette:
     if not path.exists():
-        raise UserError(f"there is no tape {path}; record one: --set 'search.cassette=record {path}'")
-    if (tape := read_tape(path)) is None:
-        raise UserError(f"nothing is on the tape {path}; record it again")
-    return tape
+        raise UserError(f"there is no cassette {path}; record one: --set 'search.cassette=record {path}'")
+    if (cassette := read_cassette(path)) is None:
+        raise UserError(f"nothing is on the cassette {path}; record it again")
+    return cassette
 
 
-def _digests(tape: Tape) -> dict[str, str]:
+def _digests(cassette: Cassette) -> dict[str, str]:
     """Of each engine, as the header says, or else the first of its outcomes that says one."""
-    digests = dict(tape.header.digests)
-    for entry in tape.entries:
+    digests = dict(cassette.header.digests)
+    for entry in cassette.entries:
         engine = entry.search.engine
         if engine in digests:
             digests[engine] = digests[engine] or entry.search.index_digest
     return digests
 
 
-def _by_key(entries: Sequence[Entry]) -> dict[tuple[str, str, str], list[Search]]:
+def _by_key(entries: Sequence[RecordedSearch]) -> dict[tuple[str, str, str], list[Search]]:
     """The outcomes by (episode, engine, query), and of all episodes by ("", engine, query).
 
     An episode that was run again when the recording was resumed has what it got the last time.
@@ -150,3 +155,249 @@ def _shortened(query: str, length: int = 80) -> str:
     if len(query) > length:
         query = f"{query[: length // 2]} … {query[-length // 2 :]}"
     return repr(query)
+
+
+log = logging.getLogger(__name__)
+
+KIND = "search tape"
+
+_PLAIN = {
+    one.name: one.default
+    for one in fields(Search)
+    if one.name not in ("hits", "turn") and one.default is not MISSING
+}
+"""The fields of a search that a line says only where they differ from these; the episode sets `turn`."""
+_STATUSES = get_args(SearchStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class CassetteHeader:
+    """What a cassette says of itself: `digests` by engine, "" for the default one; `engines` are None where
+    the search knew only one."""
+
+    topk: int | None
+    digests: Mapping[str, str]
+    engines: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSearch:
+    """One recorded search; `session` counts how often the recording was begun."""
+
+    episode: str
+    session: int
+    search: Search
+
+
+@dataclass(slots=True)
+class Cassette:
+    """What is on a cassette. `length` is the bytes of its complete lines."""
+
+    header: CassetteHeader
+    entries: list[RecordedSearch] = field(default_factory=list)
+    passages: list[Passage] = field(default_factory=list)
+    sessions: int = 1
+    length: int = 0
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Raises KeyError, TypeError, ValueError, IndexError or OverflowError for a line that is none."""
+        if "query" in line:
+            self.entries.append(
+                RecordedSearch(str(line.get("episode", "")), self.sessions, self._search(line))
+            )
+        elif "passage" in line:
+            if line["passage"] != len(self.passages):
+                raise ValueError("a passage out of order")
+            self.passages.append(Passage(_text(line["id"]), _text(line["contents"])))
+        else:
+            self.sessions = int(line["session"])
+
+    def _search(self, line: Mapping[str, Any]) -> Search:
+        hits = tuple(Hit(self._passage(number), float(score)) for number, score in line.get("hits", ()))
+        digest = self.header.digests.get(line.get("engine", ""), "")
+        plain = {name: line[name] for name in _PLAIN if name in line}
+        for name, value in plain.items():
+            if not isinstance(value, type(_PLAIN[name])):
+                raise TypeError(name)
+        if plain.get("status", "ok") not in _STATUSES:
+            raise ValueError("an unknown status")
+        return Search(_text(line["query"]), hits, **{"index_digest": digest, **plain})
+
+    def _passage(self, number: int) -> Passage:
+        if number < 0:
+            raise IndexError(number)
+        return self.passages[number]
+
+
+def read_cassette(path: Path) -> Cassette | None:
+    """The cassette at `path`; None where nothing complete is on it yet. Its last line may be torn.
+
+    Raises UserError for a file that is no cassette, that is newer, or that is damaged.
+    """
+    cassette: Cassette | None = None
+    for number, data in enumerate(_complete_lines(path), start=1):
+        try:
+            line = json.loads(data.decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError):
+            line = None
+        if cassette is None:
+            cassette = Cassette(_header(path, line))
+        else:
+            _add(cassette, line, f"{path}:{number}")
+        cassette.length += len(data)
+    return cassette
+
+
+def _complete_lines(path: Path) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))
+    except OSError as error:
+        raise UserError(f"the cassette {path} cannot be read: {error.strerror}") from error
+
+
+def _header(path: Path, line: Any) -> CassetteHeader:
+    if not isinstance(line, dict) or line.get("kind") != KIND:
+        raise UserError(f"{path} is no cassette of searches; record one: --set 'search.cassette=record FILE'")
+    check_format(path, line.get("format"))
+    try:
+        engines = line["engines"]
+        return CassetteHeader(
+            line["topk"], dict(line["digests"]), None if engines is None else tuple(engines)
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}:1: the cassette is damaged, its header is not whole; record it again"
+        ) from error
+
+
+def _add(cassette: Cassette, line: Any, where: str) -> None:
+    try:
+        cassette.add(line)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise UserError(
+            f"{where}: the cassette is damaged, this line is no search and no passage; record it again"
+        ) from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text was expected")
+    return value
+
+
+class CassetteWriter:
+    """Adds searches to a cassette, each on the disk's way before `write` returns, so that a kill loses none.
+
+    A new file, or with `append` one that is there, of which a torn last line is cut off. One process at
+    a time. Raises UserError where that cannot be, and where the cassette is of other searches.
+    """
+
+    def __init__(self, path: Path, header: CassetteHeader, append: bool = False) -> None:
+        self._path, self._digests = path, dict(header.digests)
+        self._numbers: dict[str, int] = {}
+        self._file: BinaryIO | None = None
+        self._refuse(path.exists() and not append)
+        try:
+            with self._writing():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._open()
+                cassette = read_cassette(path)
+                self._refuse(cassette is not None and not append)
+                self._begin(header, cassette)
+        except UserError:
+            self.close()
+            raise
+
+    def _refuse(self, exists: bool) -> None:
+        if exists:
+            raise UserError(
+                f"the cassette {self._path} exists already; choose another name, or remove it first"
+            )
+
+    def write(self, search: Search, episode: str) -> None:
+        """One search. Raises UserError on a full disk."""
+        hits = [[self._number(hit.passage), float(hit.score)] for hit in search.hits]
+        line: dict[str, Any] = {"query": search.query}
+        usual = {**_PLAIN, "index_digest": self._digests.get(search.engine, "")}
+        line |= {name: value for name in usual if (value := getattr(search, name)) != usual[name]}
+        if hits:
+            line["hits"] = hits
+        self._put({"episode": episode, **line} if episode else line)
+
+    def close(self) -> None:
+        """Make sure that all is on the disk. Another `write` opens the cassette again."""
+        if self._file is not None:
+            with self._writing(), self._file as file:
+                os.fsync(file.fileno())
+        self._file = None
+
+    def _begin(self, header: CassetteHeader, cassette: Cassette | None) -> None:
+        assert self._file is not None
+        self._file.truncate(cassette.length if cassette else 0)
+        if cassette is None:
+            self._put({"format": FORMAT, "kind": KIND, **_header_line(header)})
+            return
+        if why := _difference(cassette.header, header):
+            raise UserError(f"the cassette {self._path} goes on only with the same searches: {why}")
+        self._digests = dict(cassette.header.digests)
+        self._numbers = {_key(passage): number for number, passage in enumerate(cassette.passages)}
+        self._put({"session": cassette.sessions + 1})
+
+    def _number(self, passage: Passage) -> int:
+        key = _key(passage)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._numbers)
+            self._put({"passage": number, "id": passage.id, "contents": passage.contents})
+        return number
+
+    def _put(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
+        with self._writing():
+            file = self._file or self._open()
+            file.write(text.encode("utf-8", "surrogatepass"))
+            file.flush()
+
+    def _open(self) -> BinaryIO:
+        self._file = open(self._path, "ab")  # noqa: SIM115 - until it is closed
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            log.debug("the file system of the cassette %s has no locks: %s", self._path, error)
+        return self._file
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError as error:
+            raise UserError(
+                f"another run records on the cassette {self._path}; choose another name"
+            ) from error
+        except OSError as error:
+            raise UserError(f"the cassette {self._path} cannot be written: {error.strerror}") from error
+
+
+def _key(passage: Passage) -> str:
+    return digest_text(passage.id, passage.contents)
+
+
+def _header_line(header: CassetteHeader) -> dict[str, Any]:
+    from srl import __version__
+
+    return {"srl": __version__, "topk": header.topk, "digests": header.digests, "engines": header.engines}
+
+
+def _difference(before: CassetteHeader, now: CassetteHeader) -> str:
+    """What makes the searches of two headers different ones; empty when nothing does."""
+    if before.topk != now.topk:
+        return f"it has topk={before.topk}, not {now.topk}"
+    for engine, digest in now.digests.items():
+        known = before.digests.get(engine, "")
+        if digest and known and digest != known:
+            named = f" of the engine {engine!r}" if engine else ""
+            return f"it has the index{named} {known[:12]}, not {digest[:12]}"
+    return ""

@@ -31,7 +31,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ServerCheck:
     url: str
     findings: list[Finding]
     index_digest: str = ""
@@ -55,7 +55,7 @@ def check_server(
     timeout_s: float = 30.0,
     transport: httpx.BaseTransport | None = None,
     token: str = "",
-) -> Report:
+) -> ServerCheck:
     """Probe the server at `url` with `queries`, best two or more. Raises UserError where nobody answers.
 
     A `token` goes with every request, as `Authorization: Bearer`.
@@ -70,7 +70,7 @@ def check_server(
     ) as client:
         probe = _Probe(client, url, list(queries), topk)
         findings = list(probe.findings())
-        return Report(url, findings, probe.digest, list(probe.latencies(calls)))
+        return ServerCheck(url, findings, probe.digest, list(probe.latencies(calls)))
 
 
 class _ProblemError(Exception):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from srl.daemon_thread import in_thread
 from srl.index.retriever import Fault, as_retriever, outcomes_of
-from srl.serve.batching import MAX_QUERY_CHARS, TickBatcher, clean, rejection
+from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher, clean, rejection
 from srl.trajectory import Hit, Search, SearchStatus
 
 LIVE_AT_ONCE = 16

@@ -22,7 +22,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
 from srl.train.loading import LoadedModel, episode_options, load_policy, load_template
 from srl.train.prepare import BASE_MODEL, Note, make_if_missing, world
-from srl.train.search import Answering, answering, load_search, without_tape
+from srl.train.search import Answering, answering, load_search, without_cassette
 from srl.train.sft import batches, demonstrate, fine_tune
 from srl.trajectory import SearchTool, Trajectory
 from srl.update.optimiser import Optimiser, schedule
@@ -111,9 +111,9 @@ def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path
 def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     """The cold-started model for `config` in the workspace, made first where it is not there.
 
-    Every run with the same `Recipe` shares it, so that its searches are on the tape of none.
+    Every run with the same `Recipe` shares it, so that its searches are on the cassette of none.
     """
-    search = load_search(_untaped(config), workspace, note)
+    search = load_search(_without_cassette(config), workspace, note)
     recipe = Recipe.of(config, demonstration_file(config, workspace, note), search)
 
     def fine_tuned(path: Path) -> None:
@@ -123,10 +123,10 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     return make_if_missing(workspace.models / f"cold-start-{recipe.key()[:8]}", fine_tuned)
 
 
-def _untaped(config: Config) -> Config:
-    """Without a tape, unless there is nothing else to search."""
+def _without_cassette(config: Config) -> Config:
+    """Without a cassette, unless there is nothing else to search."""
     named = config.search.url or config.search.index or config.data.corpus
-    return config if config.search.replays and not named else without_tape(config)
+    return config if config.search.replays and not named else without_cassette(config)
 
 
 def make(recipe: Recipe, search: SearchTool | None, path: Path) -> None:

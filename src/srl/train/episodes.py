@@ -18,7 +18,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
-from srl.serve.engines import aclose
+from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record
 from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal

@@ -21,10 +21,10 @@ from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
-from srl.serve.engines import aclose, connect
+from srl.serve.named_retrievers import aclose, connect
 from srl.train.loading import episode_options, load_engine, load_policy, load_template
 from srl.train.prepare import Note, load_questions, warn_about_unlisted_retrievers
-from srl.train.search import IndexDigests, Other, load_search, new_tape
+from srl.train.search import IndexDigests, Other, load_search, new_cassette
 from srl.train.threads import set_threads
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
@@ -112,7 +112,7 @@ def evaluate_model(
     engine = load_engine(_with(config, "rollout", max_num_seqs=_seats(config, n)), policy)
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
-    with new_tape(config):
+    with new_cassette(config):
         search = load_search(config, workspace, note)
     found = {}
     for name, setting in settings.items():
@@ -167,7 +167,7 @@ def settings_of(
     """The configuration to measure `model` with: of `file`, else the preset, else the model's own run.
 
     With none of these it is the defaults, Search-R1's sizes. The template is the model's, where it says
-    which. An index or a server in `flags` replaces whatever was searched in training. The tape and the
+    which. An index or a server in `flags` replaces whatever was searched in training. The cassette and the
     expected index of the model's run are its own.
     """
     saved = model.resolve().parent.parent / "config.yaml"

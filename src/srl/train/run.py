@@ -21,7 +21,7 @@ from srl.manifests import CHECKPOINT, checksums
 from srl.model import save_model
 from srl.renamed import current_fields
 from srl.rollout.torch_engine import TorchEngine
-from srl.serve.engines import digest_of
+from srl.serve.named_retrievers import digest_of
 from srl.store import LogWriter, RunInfo
 from srl.store.run_info import claim
 from srl.train.checkpoint import load_newest
@@ -45,7 +45,7 @@ from srl.train.progress import Progress
 from srl.train.report import Terminal, check_loggers, loggers
 from srl.train.resuming import LOG, how_to_resume, resumable, unchecked
 from srl.train.saved import all_checkpoints, checkpoint_path, newest_step
-from srl.train.search import IndexDigests, new_tape
+from srl.train.search import IndexDigests, new_cassette
 from srl.train.threads import set_threads
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
@@ -105,7 +105,7 @@ def start(config: Config, *, preset: str, algo: str, workspace: Workspace, termi
     """A new run. Nothing is left of one that cannot start: its directory comes after all checks."""
     began = time.perf_counter()
     threads = set_threads(config.trainer.threads, config.rollout.deterministic)
-    with new_tape(config):
+    with new_cassette(config):
         config = with_paths(config, algo, workspace, terminal)
         prepared = _prepare(config, algo, workspace, terminal)
     run = workspace.new_run(preset, algo, config.trainer.seed)

@@ -1,4 +1,4 @@
-"""What answers the searches of a run: a server or an index, further engines by name, a tape of them all."""
+"""What answers the searches of a run: servers, an index, further retrievers by name, or a cassette."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from srl.plugins import manager
 from srl.renamed import current_fields
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
-from srl.serve.engines import SearchEngines, aclose, connect, digest_of
 from srl.serve.local import LocalSearch
+from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of
 from srl.train.prepare import Note, index_of
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
 
 def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool | None:
-    """What answers searches: a server, an index in this process, several of them by name, a tape, nothing.
+    """What answers searches: a server, an index in this process, several by name, a cassette, nothing.
 
-    A tape that is recorded and is there already goes on; `new_tape` begins one. Raises UserError where a
-    server does not answer, and where the index is not `search.digest`.
+    Recording appends to a cassette that exists; `new_cassette` creates one. Raises UserError if a server does
+    not answer, or if the index is not `search.digest`.
     """
     if not config.rollout.search:
         return None
-    mode, file = config.search.tape or ("", "")
+    mode, file = config.search.cassette_use or ("", "")
     topk = config.search.topk
     search = Replay(file, topk=topk) if mode == "replay" else _engines(config, workspace, note)
     interrupts.run(_reach(search))
@@ -44,7 +44,7 @@ def _engines(config: Config, workspace: Workspace, note: Note) -> SearchTool:
     """The default engine, alone where no other has a name."""
     default = _default(config, workspace, note)
     named = {name: _named(config, name) for name in config.search.engines}
-    return SearchEngines(default, named) if named else default
+    return NamedRetrievers(default, named) if named else default
 
 
 def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
@@ -105,7 +105,7 @@ def _check_digest(config: Config, search: SearchTool) -> None:
         )
 
 
-def without_tape(config: Config) -> Config:
+def without_cassette(config: Config) -> Config:
     """The configuration with neither recording nor replaying."""
     return config.model_copy(update={"search": config.search.model_copy(update={"cassette": None})})
 
@@ -137,12 +137,12 @@ def answering(config: Config, search: SearchTool | None) -> tuple[Answering, ...
 
 
 @contextmanager
-def new_tape(config: Config) -> Iterator[None]:
-    """What begins here has a tape of its own, where it records one, and leaves none if it cannot begin.
+def new_cassette(config: Config) -> Iterator[None]:
+    """What begins here has a cassette of its own, where it records one, and leaves none if it cannot begin.
 
     Raises UserError where the file is there already, or cannot be made.
     """
-    mode, file = config.search.tape or ("", "")
+    mode, file = config.search.cassette_use or ("", "")
     if mode != "record" or not config.rollout.search:
         yield
         return
@@ -154,16 +154,16 @@ def new_tape(config: Config) -> Iterator[None]:
         raise
 
 
-def _claim(tape: Path) -> None:
-    """An empty file, which nobody else made: of two runs that begin at once only one gets the tape."""
+def _claim(cassette: Path) -> None:
+    """An empty file, which nobody else made: of two runs that begin at once only one gets the cassette."""
     try:
-        tape.parent.mkdir(parents=True, exist_ok=True)
-        tape.open("x").close()
+        cassette.parent.mkdir(parents=True, exist_ok=True)
+        cassette.open("x").close()
     except OSError as error:
         why = f"cannot be made: {error.strerror}"
-        if tape.exists():
+        if cassette.exists():
             why = "is there already; name another file, or remove it first"
-        raise UserError(f"search.cassette: the tape {tape} {why}") from error
+        raise UserError(f"search.cassette: the cassette {cassette} {why}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from time import monotonic, perf_counter
 
 import httpx
 
-from srl.serve.batching import MAX_QUERY_CHARS, TickBatcher, clean, rejection
-from srl.serve.client.health import Server, Servers
-from srl.serve.client.ready import agreed, look_at, other_index
+from srl.serve.client.failover import Server, Servers
+from srl.serve.client.preflight import agreed, look_at, other_index
 from srl.serve.client.request import (
     RequestFault,
     connections,
@@ -23,6 +22,7 @@ from srl.serve.client.request import (
     shown,
     token,
 )
+from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher, clean, rejection
 from srl.serve.wire import write_request
 from srl.trajectory import Hit, Search
 

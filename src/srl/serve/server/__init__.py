@@ -1,7 +1,7 @@
 """The HTTP search server: from the socket to the line in front of an index, and back."""
 
 from srl.serve.server.app import CACHE_BYTES, create_app, default_threads
-from srl.serve.server.listen import bind, run_server, url_of
+from srl.serve.server.connections import bind, run_server, url_of
 from srl.serve.server.replicas import run_replicas
 
 __all__ = ["CACHE_BYTES", "bind", "create_app", "default_threads", "run_replicas", "run_server", "url_of"]

@@ -19,16 +19,16 @@ from starlette.types import Receive, Scope, Send
 from srl import __version__
 from srl.errors import UserError
 from srl.index import Index
-from srl.serve.server import schema
-from srl.serve.server.cache import AnswerCache
-from srl.serve.server.desk import Desk, Served, problem
-from srl.serve.server.docspage import docs_page
-from srl.serve.server.guard import Guard
+from srl.serve.server import openapi
+from srl.serve.server.access import read_urls, write_pages
+from srl.serve.server.answer_cache import AnswerCache
+from srl.serve.server.auth import Guard
 from srl.serve.server.metrics import Metrics
-from srl.serve.server.pages import read_urls, write_pages
+from srl.serve.server.openapi import docs_page
+from srl.serve.server.peers import OWN, Peers, whole_health, whole_metrics
 from srl.serve.server.queue import SearchQueue
-from srl.serve.server.requestlog import RequestLog
-from srl.serve.server.siblings import OWN, Siblings, whole_health, whole_metrics
+from srl.serve.server.request_log import RequestLog
+from srl.serve.server.retrieve import RetrieveHandler, ServedIndex, problem
 from srl.serve.wire import DIGEST_HEADER, Limits, RequestError
 
 CACHE_BYTES = 128 << 20
@@ -47,7 +47,7 @@ class SearchApp(FastAPI):
     """
 
     guard: Guard
-    desk: Desk
+    desk: RetrieveHandler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -76,7 +76,7 @@ def create_app(
     token: str = "",
     hosts: Iterable[str] | None = None,
     log: RequestLog | None = None,
-    siblings: Siblings | None = None,
+    siblings: Peers | None = None,
 ) -> SearchApp:
     """The server of one index, or of several by name, the first of which answers where none is named.
 
@@ -93,7 +93,7 @@ def create_app(
     _check_names(named)
     limits, metrics, cache = limits or Limits(), Metrics(), AnswerCache(cache_bytes)
     served = {
-        name: Served(
+        name: ServedIndex(
             name,
             index,
             SearchQueue(
@@ -112,7 +112,7 @@ def create_app(
     metrics.watch_cache(cache)
     metrics.watch_indexes(named, {name: one.queue for name, one in served.items()})
     app = _app(served)
-    app.guard, app.desk = Guard(token, hosts), Desk(served, topk, limits, metrics, log)
+    app.guard, app.desk = Guard(token, hosts), RetrieveHandler(served, topk, limits, metrics, log)
     _add_searches(app, app.desk, limits)
     _add_views(app, served, metrics, siblings)
     return app
@@ -138,7 +138,7 @@ def _check_names(named: Mapping[str, Index]) -> None:
             )
 
 
-def _app(served: Mapping[str, Served]) -> SearchApp:
+def _app(served: Mapping[str, ServedIndex]) -> SearchApp:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
@@ -152,13 +152,13 @@ def _app(served: Mapping[str, Served]) -> SearchApp:
     return app
 
 
-def _add_searches(app: FastAPI, desk: Desk, limits: Limits) -> None:
+def _add_searches(app: FastAPI, desk: RetrieveHandler, limits: Limits) -> None:
     names = list(desk.served)
-    body, name = schema.retrieve_request(limits, names), schema.name_in_path(names)
+    body, name = openapi.retrieve_request(limits, names), openapi.name_in_path(names)
     asked: dict[str, Any] = {
-        "response_model": schema.Answer,
-        "responses": schema.answers("The hits of each query.")
-        | schema.problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 502, 503, 504),
+        "response_model": openapi.Answer,
+        "responses": openapi.answers("The hits of each query.")
+        | openapi.problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 502, 503, 504),
     }
 
     @app.post(f"{RETRIEVE}/{{name}}", summary="Search one index.", openapi_extra=body | name, **asked)
@@ -174,9 +174,9 @@ def _add_searches(app: FastAPI, desk: Desk, limits: Limits) -> None:
     @app.post(
         "/access",
         summary="Passages by their id, which may be a web address.",
-        response_model=schema.Pages,
-        openapi_extra=schema.access_request(limits),
-        responses=schema.problems(400, 401, 403, 408, 413, 415, 422, 503),
+        response_model=openapi.Pages,
+        openapi_extra=openapi.access_request(limits),
+        responses=openapi.problems(400, 401, 403, 408, 413, 415, 422, 503),
     )
     async def access(request: Request) -> Response:
         urls = read_urls(await desk.bodies.read(request.scope["headers"], request.receive), limits)
@@ -186,9 +186,9 @@ def _add_searches(app: FastAPI, desk: Desk, limits: Limits) -> None:
     @app.get(
         "/health/{name}",
         summary="One index.",
-        response_model=schema.NamedHealth,
+        response_model=openapi.NamedHealth,
         openapi_extra=name,
-        responses=schema.problems(403, 404),
+        responses=openapi.problems(403, 404),
     )
     async def health_of(request: Request) -> Response:
         served = desk.choose(request.path_params["name"])
@@ -196,16 +196,16 @@ def _add_searches(app: FastAPI, desk: Desk, limits: Limits) -> None:
 
 
 def _add_views(
-    app: FastAPI, served: Mapping[str, Served], metrics: Metrics, siblings: Siblings | None
+    app: FastAPI, served: Mapping[str, ServedIndex], metrics: Metrics, siblings: Peers | None
 ) -> None:
     first = next(iter(served.values()))
 
-    def others(request: Request) -> Siblings | None:
+    def others(request: Request) -> Peers | None:
         """Whom to ask too; nobody where a sibling asks."""
         return None if request.url.query == OWN else siblings
 
-    @app.get("/healthz", summary="The same.", response_model=schema.Health)
-    @app.get("/health", summary="The indexes that are served.", response_model=schema.Health)
+    @app.get("/healthz", summary="The same.", response_model=openapi.Health)
+    @app.get("/health", summary="The indexes that are served.", response_model=openapi.Health)
     async def health(request: Request) -> Response:
         own = {**describe(first), "indexes": {name: describe_index(one) for name, one in served.items()}}
         if (all_of := others(request)) is not None:
@@ -216,7 +216,7 @@ def _add_views(
         "/metrics",
         summary="Counts and times, for Prometheus.",
         response_class=PlainTextResponse,
-        responses=schema.problems(401, 403),
+        responses=openapi.problems(401, 403),
     )
     async def prometheus(request: Request) -> Response:
         text = metrics.text()
@@ -229,7 +229,7 @@ def _add_views(
         return HTMLResponse(docs_page(app.openapi(), str(request.base_url)))
 
 
-def describe_index(served: Served) -> dict[str, Any]:
+def describe_index(served: ServedIndex) -> dict[str, Any]:
     index, manifest = served.index, served.index.manifest
     return {
         "index_digest": index.digest,
@@ -242,12 +242,12 @@ def describe_index(served: Served) -> dict[str, Any]:
     }
 
 
-def describe(served: Served) -> dict[str, Any]:
+def describe(served: ServedIndex) -> dict[str, Any]:
     """What /health says of an index that is asked for alone."""
     return {"status": "ok", **describe_index(served), "version": __version__}
 
 
-def _health(facts: dict[str, Any], served: Served) -> Response:
+def _health(facts: dict[str, Any], served: ServedIndex) -> Response:
     return JSONResponse(facts, headers={DIGEST_HEADER: served.index.digest})
 
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from srl import __version__
 from srl.index import Index
-from srl.serve.server.cache import AnswerCache
+from srl.serve.server.answer_cache import AnswerCache
 from srl.serve.server.queue import Answered, Batch, SearchQueue
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -13,8 +13,7 @@ from time import perf_counter
 from typing import Protocol
 
 from srl.index import Fault, timing
-from srl.serve.server.answers import Found, encode
-from srl.serve.server.cache import AnswerCache
+from srl.serve.server.answer_cache import AnswerCache, EncodedHits, encode
 from srl.trajectory import Hit
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class Batch:
 class Answered:
     """What became of each query of a request, and how: seconds are those of its slowest batch."""
 
-    outcomes: list[Found | Fault]
+    outcomes: list[EncodedHits | Fault]
     cached: int = 0
     shared: int = 0
     queue_s: float = 0.0
@@ -55,7 +54,7 @@ class Answered:
 
 
 @dataclass(slots=True, eq=False)
-class _Ticket:
+class _WaitingRequest:
     """A request that waits for `left` more queries."""
 
     done: asyncio.Future[None]
@@ -63,14 +62,14 @@ class _Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _PendingQuery:
     """A query in line or, once it has a batch, being searched; and who waits for it."""
 
     query: str
     k: int
-    waiting: list[_Ticket] = field(default_factory=list)
+    waiting: list[_WaitingRequest] = field(default_factory=list)
     batch: Batch | None = None
-    outcome: Found | Fault | None = None
+    outcome: EncodedHits | Fault | None = None
 
 
 class SearchQueue:
@@ -109,8 +108,8 @@ class SearchQueue:
         self._free = self._threads
         self._scheduled = False
         self.waiting = 0
-        self._lines: dict[int, dict[str, _Entry]] = {}
-        self._searching: dict[tuple[str, int], _Entry] = {}
+        self._lines: dict[int, dict[str, _PendingQuery]] = {}
+        self._searching: dict[tuple[str, int], _PendingQuery] = {}
 
     async def search(self, queries: Sequence[str], k: int) -> Answered:
         """The outcome of each query. Raises Fault where the line is full or takes too long."""
@@ -131,11 +130,11 @@ class SearchQueue:
 
     def _look_up(
         self, queries: Sequence[str], k: int
-    ) -> tuple[dict[str, Found], dict[str, _Entry], list[_Entry]]:
+    ) -> tuple[dict[str, EncodedHits], dict[str, _PendingQuery], list[_PendingQuery]]:
         """Queries with a kept answer; those to wait for; and of these the ones that nobody asked yet."""
-        found: dict[str, Found] = {}
-        wanted: dict[str, _Entry] = {}
-        new: list[_Entry] = []
+        found: dict[str, EncodedHits] = {}
+        wanted: dict[str, _PendingQuery] = {}
+        new: list[_PendingQuery] = []
         line = self._lines.get(k, {})
         for query in dict.fromkeys(queries) if len(queries) > 1 else queries:
             kept = self._cache.get((self._digest, query, k))
@@ -144,12 +143,12 @@ class SearchQueue:
                 continue
             entry = line.get(query) or self._searching.get((query, k))
             if entry is None:
-                entry = _Entry(query, k)
+                entry = _PendingQuery(query, k)
                 new.append(entry)
             wanted[query] = entry
         return found, wanted, new
 
-    def _admit(self, new: list[_Entry], k: int) -> None:
+    def _admit(self, new: list[_PendingQuery], k: int) -> None:
         """Put the new queries in line. An empty line takes any request, so a large one is not lost."""
         if not new:
             return
@@ -170,8 +169,8 @@ class SearchQueue:
         else:
             self._loop.call_soon(self._dispatch, self._loop)
 
-    async def _wait(self, loop: asyncio.AbstractEventLoop, wanted: Collection[_Entry]) -> None:
-        ticket = _Ticket(loop.create_future(), len(wanted))
+    async def _wait(self, loop: asyncio.AbstractEventLoop, wanted: Collection[_PendingQuery]) -> None:
+        ticket = _WaitingRequest(loop.create_future(), len(wanted))
         for entry in wanted:
             entry.waiting.append(ticket)
         try:
@@ -183,7 +182,7 @@ class SearchQueue:
             if ticket.left:
                 self._leave(ticket, wanted)
 
-    def _leave(self, ticket: _Ticket, wanted: Collection[_Entry]) -> None:
+    def _leave(self, ticket: _WaitingRequest, wanted: Collection[_PendingQuery]) -> None:
         """Queries that nobody else waits for need not be searched."""
         for entry in wanted:
             if entry.batch is None:
@@ -212,7 +211,7 @@ class SearchQueue:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="search")
             self._pool.submit(self._run, loop, batch, entries)
 
-    def _next(self) -> list[_Entry]:
+    def _next(self) -> list[_PendingQuery]:
         """The first in the line whose turn it is, as many as fit and this thread's share."""
         k, line = next(iter(self._lines.items()))
         size = min(self._max_batch, -(-len(line) // self._free))
@@ -224,13 +223,13 @@ class SearchQueue:
             self._lines[k] = line
         return entries
 
-    def _run(self, loop: asyncio.AbstractEventLoop, batch: Batch, entries: list[_Entry]) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop, batch: Batch, entries: list[_PendingQuery]) -> None:
         """In a thread: search, and write the hits."""
         outcomes = self._outcomes(batch)
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(self._settle, loop, batch, entries, outcomes)
 
-    def _outcomes(self, batch: Batch) -> list[Found | Fault]:
+    def _outcomes(self, batch: Batch) -> list[EncodedHits | Fault]:
         batch.started = perf_counter()
         try:
             with timing.collect_timings() as seconds:
@@ -252,8 +251,8 @@ class SearchQueue:
         self,
         loop: asyncio.AbstractEventLoop,
         batch: Batch,
-        entries: list[_Entry],
-        outcomes: list[Found | Fault],
+        entries: list[_PendingQuery],
+        outcomes: list[EncodedHits | Fault],
     ) -> None:
         """Back in the loop: everybody gets what they waited for, and the thread its next batch."""
         if loop is not self._loop:
@@ -262,7 +261,7 @@ class SearchQueue:
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.outcome = outcome
             del self._searching[entry.query, entry.k]
-            if isinstance(outcome, Found):
+            if isinstance(outcome, EncodedHits):
                 self._cache.put((self._digest, entry.query, entry.k), outcome)
             for ticket in entry.waiting:
                 ticket.left -= 1
@@ -274,7 +273,11 @@ class SearchQueue:
 
 
 def _answered(
-    queries: Sequence[str], found: dict[str, Found], wanted: dict[str, _Entry], new: int, arrived: float
+    queries: Sequence[str],
+    found: dict[str, EncodedHits],
+    wanted: dict[str, _PendingQuery],
+    new: int,
+    arrived: float,
 ) -> Answered:
     outcomes = [found[query] if query in found else _outcome(wanted[query]) for query in queries]
     cached = len(queries) if not wanted else sum(query in found for query in queries)
@@ -289,7 +292,7 @@ def _answered(
     )
 
 
-def _outcome(entry: _Entry) -> Found | Fault:
+def _outcome(entry: _PendingQuery) -> EncodedHits | Fault:
     assert entry.outcome is not None, "a request goes on when all its queries have an outcome"
     return entry.outcome
 
@@ -301,7 +304,7 @@ def _log_first(outcomes: Sequence[Sequence[Hit] | Fault]) -> None:
         log.warning("a search failed", exc_info=cause)
 
 
-def _encoded(outcome: Sequence[Hit] | Fault) -> Found | Fault:
+def _encoded(outcome: Sequence[Hit] | Fault) -> EncodedHits | Fault:
     if isinstance(outcome, Fault):
         return outcome
     try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import select
 import signal
 import socket
 import sys
@@ -16,15 +18,28 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
+from threading import Thread
 from typing import Any
 
-from srl import interrupts
-from srl.errors import UserError
-from srl.serve.server.link import Link
-from srl.serve.server.listen import allow_connections, listen, url_of
-from srl.serve.server.serving import Serving
+import uvicorn
 
-COMMAND = "from srl.serve.server.replica import main; main()"
+from srl import interrupts
+from srl.errors import SrlError, UserError
+from srl.safe_log import log_to_stderr
+from srl.serve.server.connections import (
+    SWITCH_S,
+    BoundedConnection,
+    allow_connections,
+    config_of,
+    listen,
+    url_of,
+)
+from srl.serve.server.peers import MessageChannel, Peers
+from srl.serve.server.settings import ServerSettings, facts_of
+
+log = logging.getLogger(__name__)
+
+COMMAND = "from srl.serve.server.replicas import main; main()"
 FIRST_REST_S, LONGEST_REST_S = 0.5, 10.0
 STEADY_S = 60.0
 """A replica that ran for so long has not failed at its start."""
@@ -44,7 +59,7 @@ class Replica:
 
     number: int
     process: Process | None = None
-    link: Link | None = None
+    link: MessageChannel | None = None
     ready: bool = False
     starts: int = 0
     given: int = 0
@@ -66,7 +81,7 @@ class Replica:
 
 
 def run_replicas(
-    serving: Serving,
+    serving: ServerSettings,
     replicas: int,
     listener: socket.socket,
     ready: Callable[[str, Facts], None],
@@ -80,15 +95,15 @@ def run_replicas(
     """
     listen(listener)
     allow_connections()
-    interrupts.run(_Office(serving, replicas, listener, ready, note).run())
+    interrupts.run(_Supervisor(serving, replicas, listener, ready, note).run())
 
 
-class _Office:
+class _Supervisor:
     """Hands connections out, and keeps the replicas running."""
 
     def __init__(
         self,
-        serving: Serving,
+        serving: ServerSettings,
         replicas: int,
         listener: socket.socket,
         ready: Callable[[str, Facts], None],
@@ -150,7 +165,7 @@ class _Office:
         return f"replica {replica.number} of {len(self._replicas)} {_ended(code)}"
 
     async def _start(self, replica: Replica) -> None:
-        replica.link, theirs = Link.pair()
+        replica.link, theirs = MessageChannel.pair()
         replica.given = replica.ended = 0
         replica.error = ""
         replica.starts += 1
@@ -297,3 +312,116 @@ def _ended(code: int) -> str:
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
     memory = ", perhaps for want of memory" if name == "SIGKILL" else ""
     return f"was ended by {name}{memory}"
+
+
+def main() -> None:
+    """Serve what the other end of the link (a file descriptor, the first argument) says, until told to end.
+
+    It tells `{"ready": facts of each index}`, or `{"error": one line}` where it cannot serve.
+    """
+    link = MessageChannel(socket.socket(fileno=int(sys.argv[1])))
+    _end_with(link)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    told = link.first()
+    log_to_stderr(*told["log_levels"])
+    try:
+        server = _server(link, told)
+    except Exception as error:  # whatever it is, it is told where somebody reads
+        if not isinstance(error, SrlError):
+            log.exception("the server cannot start")
+        line = str(error) if isinstance(error, SrlError) else f"{type(error).__name__}: {error}"
+        link.send({"error": line[:4000]})
+        sys.exit(2)
+    allow_connections()
+    sys.setswitchinterval(SWITCH_S)
+    server.run()
+
+
+def _server(link: MessageChannel, told: dict[str, Any]) -> ReplicaServer:
+    serving = ServerSettings.read(told["serving"])
+    siblings = Peers(link, told["replica"], told["replicas"], serving.token)
+    opened = {name: serving.open(name) for name in serving.indexes}
+    facts = {name: facts_of(index) for name, index in opened.items()}
+    return ReplicaServer(serving.app(opened, siblings), link, siblings, facts)
+
+
+def _end_with(link: MessageChannel) -> None:
+    """End this process when the other end of the link is gone, whatever it is doing."""
+
+    def watch() -> None:
+        end = select.poll()
+        end.register(link.fileno(), 0)
+        end.poll()
+        os._exit(0)
+
+    Thread(target=watch, daemon=True).start()
+
+
+class GivenConnection(BoundedConnection):
+    """A connection that was accepted elsewhere; `ended` is called once it is over."""
+
+    ended: Callable[[], None]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.ended()
+
+
+class ReplicaServer(uvicorn.Server):
+    """A server whose connections come by the link; it tells how many of them are over."""
+
+    def __init__(self, app: Any, link: MessageChannel, siblings: Peers, facts: dict[str, Any]) -> None:
+        super().__init__(config_of(app, GivenConnection))
+        self._link, self._siblings, self._facts = link, siblings, facts
+        self._ended, self._told = 0, False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        asyncio.get_running_loop().add_reader(self._link.fileno(), self._receive)
+        self._link.send({"ready": self._facts})
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._link.send({"leaving": True})
+        await super().shutdown(sockets=[])
+
+    def _receive(self) -> None:
+        try:
+            messages = self._link.receive()
+        except EOFError:
+            self.should_exit = True
+            asyncio.get_running_loop().remove_reader(self._link.fileno())
+            return
+        for message, sockets in messages:
+            if "connection" in message:
+                task = asyncio.create_task(self._take(sockets[0]))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            elif "doors" in message:
+                self._siblings.answered(message, sockets)
+
+    async def _take(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+        except OSError:  # the client went away on the way here
+            connection.close()
+            self._end_one()
+
+    def _protocol(self) -> GivenConnection:
+        given = GivenConnection(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        given.ended = self._end_one
+        return given
+
+    def _end_one(self) -> None:
+        """Tell of the connections that are over, once for all of a moment."""
+        self._ended += 1
+        if not self._told:
+            self._told = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._told = False
+        self._link.send({"ended": self._ended})

@@ -153,7 +153,7 @@ def _search(config: Config) -> str:
     if not config.rollout.search:
         return "none (rollout.search=false)"
     if search.replays:
-        return f"replayed from {search.tape[1]}" if search.tape else ""
+        return f"replayed from {search.cassette_use[1]}" if search.cassette_use else ""
     corpus = config.data.corpus or "the made-up world's pages"
     source = search.index or f"{config.retriever.name} over {corpus}"
     said = [
@@ -162,7 +162,7 @@ def _search(config: Config) -> str:
     said += [_engine(name, engine, search.topk) for name, engine in search.engines.items()]
     if search.url or any(engine.url for engine in search.engines.values()):
         said.append("servers are not asked before the start (`srl serve check URL` does)")
-    return "; ".join([*said, f"recorded on {search.tape[1]}"] if search.tape else said)
+    return "; ".join([*said, f"recorded on {search.cassette_use[1]}"] if search.cassette_use else said)
 
 
 def _engine(name: str, engine: Engine, topk: int) -> str:

@@ -46,7 +46,7 @@ def _checks(config: Config) -> Iterator[Callable[[], object]]:
         yield partial(read_demonstrations, Path(config.sft.train_files))
     yield partial(load_template, config)
     if config.rollout.search:
-        yield partial(_check_tape, config)
+        yield partial(_check_cassette, config)
     if config.rollout.search and not config.search.replays:
         yield from _searched(config)
 
@@ -96,10 +96,10 @@ def _check_corpus(corpus: Path) -> None:
         raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
 
 
-def _check_tape(config: Config) -> None:
-    """A tape that is replayed is one of these searches, and one that is recorded is not there."""
-    mode, file = config.search.tape or ("", "")
+def _check_cassette(config: Config) -> None:
+    """A cassette that is replayed is one of these searches, and one that is recorded is not there."""
+    mode, file = config.search.cassette_use or ("", "")
     if mode == "replay":
         Replay(file, topk=config.search.topk)
     if mode == "record" and Path(file).exists():
-        raise UserError(f"search.cassette: the tape {file} is there already; name another file")
+        raise UserError(f"search.cassette: the cassette {file} is there already; name another file")

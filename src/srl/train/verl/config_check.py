@@ -40,11 +40,11 @@ def validated(config: Config, job: Job) -> DictConfig:
 
 def refused(config: Config) -> Iterator[str]:
     """What no run on verl does, wherever it runs."""
-    mode, file = config.search.tape or ("", "")
+    mode, file = config.search.cassette_use or ("", "")
     if mode == "record" and config.rollout.search:
         yield (
             f"search.cassette=record {file}: --backend verl runs episodes in several processes and records "
-            "no tape; record with --backend local and replay the tape here, or leave search.cassette out"
+            "no cassette; record with --backend local and replay it here, or leave search.cassette out"
         )
 
 

@@ -10,7 +10,7 @@ from srl.protocol import unknown_engine
 from srl.trajectory import Search, SearchTool
 
 
-class SearchEngines:
+class NamedRetrievers:
     """Sends each query to the engine that it names; a query that names none goes to the default.
 
     A name that is none of `engines` makes the search `rejected`: that is the policy's own mistake, of

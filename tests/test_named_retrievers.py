@@ -25,7 +25,7 @@ from srl.protocol import (
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions
-from srl.serve.engines import SearchEngines, aclose, connect, digest_of
+from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of
 from srl.trajectory import Hit, Passage, Search, current_episode
 
 PAPER = Passage("paper", '"On lighthouses"\nOssa Trell built nine of them.')
@@ -106,7 +106,7 @@ def test_a_tag_with_an_engine_in_retrieved_text_is_harmless(tag):
 
 def test_each_search_goes_to_the_engine_that_it_names(codec):
     default, web = TableSearch([PAGE]), TableSearch([PAPER])
-    trajectory = play(codec, [ASKS_WEB, ASKS, ANSWERS], SearchEngines(default, {"web": web}))
+    trajectory = play(codec, [ASKS_WEB, ASKS, ANSWERS], NamedRetrievers(default, {"web": web}))
     assert (default.queries, web.queries) == (["lighthouse"], ["lighthouse"])
     assert [(search.engine, search.turn) for search in trajectory.searches] == [("web", 0), ("", 1)]
     assert [search.hits[0].passage for search in trajectory.searches] == [PAPER, PAGE]
@@ -117,7 +117,7 @@ def test_each_search_goes_to_the_engine_that_it_names(codec):
 
 def test_an_engine_that_there_is_not_is_the_policys_own_mistake(codec):
     web = TableSearch()
-    searcher = SearchEngines(TableSearch(), {"web": web, "papers": TableSearch()})
+    searcher = NamedRetrievers(TableSearch(), {"web": web, "papers": TableSearch()})
     told = TEMPLATES["search-r1"].naming({"web": "", "papers": ""})
     asks = ASKS_WEB.replace('"web"', '"wbe"')
     trajectory = play(codec, [asks, ANSWERS], searcher, template=told)
@@ -152,7 +152,7 @@ def test_a_search_by_name_where_search_is_off_is_no_action(codec):
 
 def test_a_fault_of_one_engine_fails_the_episode_and_says_which(codec):
     web = TableSearch(outcomes=[Search("lighthouse", status="timed_out", error="no answer")])
-    trajectory = play(codec, [ASKS_WEB, ANSWERS], SearchEngines(TableSearch(), {"web": web}))
+    trajectory = play(codec, [ASKS_WEB, ANSWERS], NamedRetrievers(TableSearch(), {"web": web}))
     assert (trajectory.end, trajectory.searches[-1].engine) == ("failed", "web")
 
 
@@ -171,7 +171,7 @@ def test_a_searcher_knows_which_episode_asks(codec):
     questions = [replace(QUESTION, id=f"q/{number}") for number in range(2)]
     asyncio.run(
         rollout(
-            questions, policy, SearchEngines(default, {"web": web}), codec=codec, n=2, step=3,
+            questions, policy, NamedRetrievers(default, {"web": web}), codec=codec, n=2, step=3,
             template=TEMPLATES["search-r1"], options=EpisodeOptions(max_turn_tokens=200),
         )
     )  # fmt: skip
@@ -200,7 +200,7 @@ class Elsewhere(TableSearch):
 
 def test_every_engine_is_reached_closed_and_named_with_its_index():
     default, web = Elsewhere("d1"), Elsewhere("d2")
-    searcher = SearchEngines(default, {"web": web, "table": TableSearch()})
+    searcher = NamedRetrievers(default, {"web": web, "table": TableSearch()})
     asyncio.run(searcher.connect())
     asyncio.run(searcher.aclose())
     assert default.calls == web.calls == ["connect", "close"]

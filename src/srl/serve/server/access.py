@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from srl.index import Index
-from srl.serve.server.answers import document
+from srl.serve.server.answer_cache import document
 from srl.serve.wire import Limits, RequestError, read_json
 from srl.trajectory import Passage
 

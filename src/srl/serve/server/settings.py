@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from srl.index import Index, open_index
 from srl.serve.server.app import CACHE_BYTES, SearchApp, create_app
-from srl.serve.server.requestlog import RequestLog
+from srl.serve.server.request_log import RequestLog
 from srl.serve.wire import Limits
 
 if TYPE_CHECKING:
-    from srl.serve.server.siblings import Siblings
+    from srl.serve.server.peers import Peers
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class IndexSource:
     """An index on disk, and the options of its retriever that belong to this machine."""
 
     directory: str
@@ -24,10 +24,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServerSettings:
     """Indexes by name, and what `create_app` takes; with `log_requests` a line is logged for each request."""
 
-    indexes: Mapping[str, Source]
+    indexes: Mapping[str, IndexSource]
     topk: int = 3
     limits: Limits = field(default_factory=Limits)
     threads: int | None = None
@@ -43,7 +43,7 @@ class Serving:
         """Raises UserError."""
         return open_index(self.indexes[name].directory, self.indexes[name].options)
 
-    def app(self, opened: Mapping[str, Index], siblings: Siblings | None = None) -> SearchApp:
+    def app(self, opened: Mapping[str, Index], siblings: Peers | None = None) -> SearchApp:
         """The server of these indexes; one of several where it has siblings."""
         replica = siblings.number if siblings else None
         wanted = self.log_requests or self.log_queries
@@ -66,8 +66,8 @@ class Serving:
         return asdict(self)
 
     @classmethod
-    def read(cls, known: Mapping[str, Any]) -> Serving:
-        indexes = {name: Source(**source) for name, source in known["indexes"].items()}
+    def read(cls, known: Mapping[str, Any]) -> ServerSettings:
+        indexes = {name: IndexSource(**source) for name, source in known["indexes"].items()}
         hosts = None if known["hosts"] is None else tuple(known["hosts"])
         return cls(**{**known, "indexes": indexes, "limits": Limits(**known["limits"]), "hosts": hosts})
 

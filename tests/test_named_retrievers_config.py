@@ -1,4 +1,4 @@
-"""Search engines and tapes in the configuration: how they are given, and what is said of a mistake."""
+"""Search engines and cassettes in the configuration: how they are given, and what is said of a mistake."""
 
 from __future__ import annotations
 
@@ -60,24 +60,24 @@ def test_every_key_of_an_engine_is_resolved_and_saved(tmp_path):
         ([f"{WEB}.url=https://h/?api_key=secret"], "alone, and the server's key in the environment: export"),
         ([f"{WEB}.retriever=nope"], "no retriever 'nope': installed are "),
         ([f"{WEB}.retriever=bm25", f"{WEB}.options.k2=1"], "no option search.engines.web.options.k2"),
-        (["search.cassette=tape.jsonl"], "search.cassette is 'tape.jsonl', expected text like"),
+        (["search.cassette=cassette.jsonl"], "search.cassette is 'cassette.jsonl', expected text like"),
         (["search.cassette=record"], "search.cassette is 'record', expected text like"),
         (["search.digest=abc"], "search.digest is 'abc', expected text like"),
     ],
 )
-def test_engines_and_tapes_that_cannot_be_are__refused(sets, message):
+def test_engines_and_cassettes_that_cannot_be_are__refused(sets, message):
     said = refused(sets)
     assert message in said
     assert "secret" not in said
 
 
-def test_a_tape_is_recorded_or_replayed():
-    search = load_config(sets=["search.cassette=record my tape.jsonl"]).config.search
-    assert (search.tape, search.replays) == (("record", "my tape.jsonl"), False)
+def test_a_cassette_is_recorded_or_replayed():
+    search = load_config(sets=["search.cassette=record my cassette.jsonl"]).config.search
+    assert (search.cassette_use, search.replays) == (("record", "my cassette.jsonl"), False)
     absent = ["retriever.name=elsewhere", f"{WEB}.retriever=elsewhere", f"{WEB}.options.key=1"]
-    search = load_config(sets=["search.cassette=replay tape.jsonl", *absent]).config.search
-    assert (search.tape, search.replays) == (("replay", "tape.jsonl"), True)
-    assert load_config().config.search.tape is None
+    search = load_config(sets=["search.cassette=replay cassette.jsonl", *absent]).config.search
+    assert (search.cassette_use, search.replays) == (("replay", "cassette.jsonl"), True)
+    assert load_config().config.search.cassette_use is None
 
 
 def test_an_option_that_a_plugin_reads_from_a_file_stays_what_was_given(tmp_path):
@@ -92,7 +92,7 @@ def test_an_option_that_a_plugin_reads_from_a_file_stays_what_was_given(tmp_path
 
 def test_the_example_of_the_page_is_a_configuration(tmp_path):
     pytest.importorskip("srl_web")
-    page = Path(__file__).parent.parent / "docs" / "search-engines.md"
+    page = Path(__file__).parent.parent / "docs" / "several-retrievers.md"
     example = tmp_path / "example.yaml"
     example.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0])
     search = load_config(file=example).config.search

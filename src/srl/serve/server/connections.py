@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from srl.errors import UserError
-
-if TYPE_CHECKING:
-    import uvicorn
-
-    from srl.serve.server.connection import BoundedConnection
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -77,17 +76,11 @@ def server_of(app: Any, http: type[BoundedConnection] | None = None) -> uvicorn.
 
     `http` is what a connection is: one with other time-outs, say.
     """
-    import uvicorn
-
     return uvicorn.Server(config_of(app, http))
 
 
 def config_of(app: Any, http: type[BoundedConnection] | None = None) -> uvicorn.Config:
     """How uvicorn serves an app."""
-    import uvicorn
-
-    from srl.serve.server.connection import BoundedConnection
-
     return uvicorn.Config(
         app,
         http=http or BoundedConnection,
@@ -109,3 +102,84 @@ def allow_connections() -> None:
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """uvicorn's connection, with a time-out (seconds) for every stage, not only between requests."""
+
+    header_bytes = 64 << 10
+    header_s = 10.0
+    """For a request's line and headers to arrive, and for the first of them after the connection."""
+    drain_s = 10.0
+    """For the rest of a body that was answered before it ended."""
+    write_s = 60.0
+    """For a client to take some of an answer that it has stopped reading."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+        self._in_headers = False
+        self._header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect(self.header_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_headers:
+            return
+        self._header_bytes += len(data)
+        if self._header_bytes > self.header_bytes:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._reading is None:
+            self._expect(self.header_s)
+
+    def on_message_begin(self) -> None:
+        self._in_headers, self._header_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._arrived()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._arrived()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and not self.transport.is_closing():
+            self._expect(self.drain_s)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._writing is None:
+            self._writing = self.loop.call_later(self.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+        super().resume_writing()
+
+    def _expect(self, within_s: float) -> None:
+        """Hang up unless something is complete in time."""
+        self._arrived()
+        self._reading = self.loop.call_later(within_s, self.transport.close)
+
+    def _arrived(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None

@@ -1,4 +1,4 @@
-"""Runs and evaluations on a tape: what is recorded, replayed, gone on with and left alone."""
+"""Runs and evaluations on a cassette: what is recorded, replayed, gone on with and left alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from tests.two_engines import only_run, script, searched, settings, write_place
 from srl.config import Config
 from srl.errors import UserError
 from srl.reward import RewardMix
-from srl.serve.cassette import Recorder, Replay
-from srl.serve.tape import read_tape
+from srl.serve.cassette import Recorder, Replay, read_cassette
 from srl.train import cold_start
 from srl.train import search as searching
 from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.run import resume
-from srl.train.search import load_search, new_tape
+from srl.train.search import load_search, new_cassette
 from srl.train.verl import launch
 from srl.train.verl.config_check import refused
 from srl.workspace import Workspace
@@ -52,35 +51,35 @@ def loaded(config: Config, workspace: Path) -> object:
     return load_search(config, Workspace(workspace), lambda text: None)
 
 
-def on_tape(towns: Path, mode: str, tape: Path, **given: object) -> Config:
+def on_cassette(towns: Path, mode: str, cassette: Path, **given: object) -> Config:
     given = {"rollout__deterministic": True, "trainer__test_freq": 2, **given}
-    return config(towns, "grpo", [f"search.cassette={mode} {tape}"], **given)
+    return config(towns, "grpo", [f"search.cassette={mode} {cassette}"], **given)
 
 
 @pytest.fixture(scope="module")
 def recorded(towns):
-    """A run of two steps and its tape."""
-    tape = towns / "recorded" / "run.tape"
-    train(on_tape(towns, "record", tape), towns / "recorded")
-    return only_run(towns / "recorded"), tape
+    """A run of two steps and its cassette."""
+    cassette = towns / "recorded" / "run.cassette"
+    train(on_cassette(towns, "record", cassette), towns / "recorded")
+    return only_run(towns / "recorded"), cassette
 
 
 def test_a_recorded_run_is_replayed_bit_for_bit_without_an_index(towns, recorded, tmp_path, monkeypatch):
-    run, tape = recorded
+    run, cassette = recorded
     monkeypatch.setattr(searching, "open_index", None)
-    train(on_tape(towns, "replay", tape, data__corpus=None), tmp_path)
+    train(on_cassette(towns, "replay", cassette, data__corpus=None), tmp_path)
     assert len(searched(run)) > 1
     assert differences(only_run(tmp_path), run) == []
     assert not list((tmp_path / "indexes").glob("*"))
 
 
-def test_a_run_on_tape_is_the_run_without_one(towns, recorded, tmp_path):
+def test_a_run_from_a_cassette_is_the_run_without_one(towns, recorded, tmp_path):
     train(config(towns, "grpo", rollout__deterministic=True, trainer__test_freq=2), tmp_path)
     assert differences(only_run(tmp_path), recorded[0]) == []
 
 
-def test_a_resumed_run_goes_on_with_its_tape(towns, tmp_path, monkeypatch):
-    tape, real, left = tmp_path / "run.tape", RewardMix.score, [1]
+def test_a_resumed_run_goes_on_with_its_cassette(towns, tmp_path, monkeypatch):
+    cassette, real, left = tmp_path / "run.cassette", RewardMix.score, [1]
 
     async def score(mix, trajectories):
         if (trajectories[0].phase, trajectories[0].step) == ("train", 2) and left:
@@ -90,71 +89,75 @@ def test_a_resumed_run_goes_on_with_its_tape(towns, tmp_path, monkeypatch):
 
     monkeypatch.setattr(RewardMix, "score", score)
     with pytest.raises(KeyboardInterrupt):
-        train(on_tape(towns, "record", tape), tmp_path / "recorded")
+        train(on_cassette(towns, "record", cassette), tmp_path / "recorded")
     recorded = only_run(tmp_path / "recorded")
     resume(recorded, workspace=Workspace(tmp_path / "recorded"), terminal=Said())
-    train(on_tape(towns, "replay", tape), tmp_path / "replayed")
+    train(on_cassette(towns, "replay", cassette), tmp_path / "replayed")
     assert differences(only_run(tmp_path / "replayed"), recorded) == []
 
 
-def test_a_query_that_is_not_on_the_tape_ends_the_run_in_one_line(towns, recorded, tmp_path):
-    other = on_tape(towns, "replay", recorded[1], trainer__seed=5, rollout__temperature=5.0)
+def test_a_query_that_is_not_on_the_cassette_ends_the_run_in_one_line(towns, recorded, tmp_path):
+    other = on_cassette(towns, "replay", recorded[1], trainer__seed=5, rollout__temperature=5.0)
     with pytest.raises(UserError, match="has no answer to") as caught:
         train(other, tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_new_run_leaves_a_tape_that_is_there_alone(towns, tmp_path):
-    tape = tmp_path / "run.tape"
-    tape.write_text("mine")
+def test_a_new_run_leaves_a_cassette_that_is_there_alone(towns, tmp_path):
+    cassette = tmp_path / "run.cassette"
+    cassette.write_text("mine")
     with pytest.raises(UserError, match="is there already; name another file"):
-        train(on_tape(towns, "record", tape), tmp_path / "recorded")
-    assert tape.read_text() == "mine"
+        train(on_cassette(towns, "record", cassette), tmp_path / "recorded")
+    assert cassette.read_text() == "mine"
 
 
-def test_a_run_that_cannot_start_leaves_no_tape(towns, tmp_path):
-    tape = tmp_path / "run.tape"
+def test_a_run_that_cannot_start_leaves_no_cassette(towns, tmp_path):
+    cassette = tmp_path / "run.cassette"
     with pytest.raises(UserError, match="this model reads"):
-        train(on_tape(towns, "record", tape, data__max_prompt_length=4096), tmp_path / "recorded")
-    assert not tape.exists()
+        train(on_cassette(towns, "record", cassette, data__max_prompt_length=4096), tmp_path / "recorded")
+    assert not cassette.exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"):
-        train(on_tape(towns, "record", tmp_path / "file" / "run.tape"), tmp_path / "recorded")
+        train(on_cassette(towns, "record", tmp_path / "file" / "run.cassette"), tmp_path / "recorded")
 
 
 def test_a_run_on_verl_that_would_record_starts_nothing(towns, tmp_path):
-    tape, workspace = tmp_path / "run.tape", Workspace(tmp_path / "ws")
-    with pytest.raises(UserError, match="record with --backend local and replay the tape here"):
+    cassette, workspace = tmp_path / "run.cassette", Workspace(tmp_path / "ws")
+    with pytest.raises(UserError, match="record with --backend local and replay it here"):
         launch.start(
-            on_tape(towns, "record", tape), preset="test", algo="grpo", workspace=workspace, terminal=Said()
+            on_cassette(towns, "record", cassette),
+            preset="test",
+            algo="grpo",
+            workspace=workspace,
+            terminal=Said(),
         )
     assert list(tmp_path.iterdir()) == []
-    assert list(refused(on_tape(towns, "replay", tape))) == []
+    assert list(refused(on_cassette(towns, "replay", cassette))) == []
 
 
-def test_processes_of_one_run_replay_one_tape(recorded, towns):
-    """On verl the launcher and every worker open the tape: each is answered as if it were alone."""
-    _, tape = recorded
-    here = load_search(on_tape(towns, "replay", tape), Workspace(towns), print)
-    query = next(entry.search.query for entry in read_tape(tape).entries)
+def test_processes_of_one_run_replay_one_cassette(recorded, towns):
+    """On verl the launcher and every worker open the cassette: each is answered as if it were alone."""
+    _, cassette = recorded
+    here = load_search(on_cassette(towns, "replay", cassette), Workspace(towns), print)
+    query = next(entry.search.query for entry in read_cassette(cassette).entries)
     code = (
         "import asyncio, sys; from srl.serve.cassette import Replay; "
         "found = asyncio.run(Replay(sys.argv[1], topk=1).search(sys.argv[2])); "
         "print([hit.passage.id for hit in found.hits])"
     )
     there = subprocess.run(
-        [sys.executable, "-c", code, tape, query], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, cassette, query], capture_output=True, text=True, check=True
     ).stdout
     assert there.strip() == str([hit.passage.id for hit in asyncio.run(here.search(query)).hits])
 
 
-def test_a_tape_is_of_all_engines(place, tmp_path, scripted):
-    tape = tmp_path / "run.tape"
-    with new_tape(settings(place, f"search.cassette=record {tape}")):
-        recorder = loaded(settings(place, f"search.cassette=record {tape}"), tmp_path)
+def test_a_cassette_is_of_all_engines(place, tmp_path, scripted):
+    cassette = tmp_path / "run.cassette"
+    with new_cassette(settings(place, f"search.cassette=record {cassette}")):
+        recorder = loaded(settings(place, f"search.cassette=record {cassette}"), tmp_path)
     assert isinstance(recorder, Recorder)
-    train(settings(place, f"search.cassette=record {tmp_path / 'other.tape'}"), tmp_path / "recorded")
-    gone = [f"search.cassette=replay {tmp_path / 'other.tape'}", "search.engines.papers.index=gone"]
+    train(settings(place, f"search.cassette=record {tmp_path / 'other.cassette'}"), tmp_path / "recorded")
+    gone = [f"search.cassette=replay {tmp_path / 'other.cassette'}", "search.engines.papers.index=gone"]
     replay = loaded(settings(place, *gone, search__index="gone"), tmp_path)
     assert isinstance(replay, Replay)
     assert tuple(replay.engines) == ("papers",)
@@ -162,22 +165,26 @@ def test_a_tape_is_of_all_engines(place, tmp_path, scripted):
     assert searched(only_run(tmp_path / "replayed")) == searched(only_run(tmp_path / "recorded"))
 
 
-def test_an_evaluation_has_its_own_tape_not_that_of_the_models_run(place, tmp_path, scripted):
-    train(settings(place, f"search.cassette=record {tmp_path / 'run.tape'}"), tmp_path)
+def test_an_evaluation_has_its_own_cassette_not_that_of_the_models_run(place, tmp_path, scripted):
+    train(settings(place, f"search.cassette=record {tmp_path / 'run.cassette'}"), tmp_path)
     model = only_run(tmp_path) / "checkpoints" / "step-000001"
-    before = (tmp_path / "run.tape").read_bytes()
+    before = (tmp_path / "run.cassette").read_bytes()
     plain = settings_of(model, None, None, {}, [])
     assert plain.search.cassette is None
-    files, workspace, tape = [str(place / "train.parquet")], Workspace(tmp_path), tmp_path / "eval.tape"
+    files, workspace, cassette = (
+        [str(place / "train.parquet")],
+        Workspace(tmp_path),
+        tmp_path / "eval.cassette",
+    )
     figures = [
         evaluate_model(settings_of(model, None, None, {}, sets), files, workspace).settings["search"].metrics
-        for sets in ([], [f"search.cassette=record {tape}"], [f"search.cassette=replay {tape}"])
+        for sets in ([], [f"search.cassette=record {cassette}"], [f"search.cassette=replay {cassette}"])
     ]
     assert figures[0] == figures[1] == figures[2]
-    assert (tmp_path / "run.tape").read_bytes() == before
+    assert (tmp_path / "run.cassette").read_bytes() == before
 
 
-def test_the_cold_start_that_runs_share_is_on_the_tape_of_none(towns, tmp_path, monkeypatch):
+def test_the_cold_start_that_runs_share_is_on_the_cassette_of_none(towns, tmp_path, monkeypatch):
     seen = []
 
     def look(config, *rest):
@@ -186,9 +193,9 @@ def test_the_cold_start_that_runs_share_is_on_the_tape_of_none(towns, tmp_path, 
 
     monkeypatch.setattr(cold_start, "load_search", look)
     (tmp_path / "demos.jsonl").write_text("")
-    tape = tmp_path / "run.tape"
-    taped = on_tape(towns, "record", tape, sft__train_files=str(tmp_path / "demos.jsonl"))
+    cassette = tmp_path / "run.cassette"
+    recorded = on_cassette(towns, "record", cassette, sft__train_files=str(tmp_path / "demos.jsonl"))
     with pytest.raises(UserError, match="enough"):
-        cold_start.cold_started(taped, Workspace(tmp_path), lambda text: None)
+        cold_start.cold_started(recorded, Workspace(tmp_path), lambda text: None)
     assert seen == [None]
-    assert not tape.exists()
+    assert not cassette.exists()

@@ -19,7 +19,7 @@ from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.protocol import template
-from srl.serve.engines import SearchEngines, digest_of
+from srl.serve.named_retrievers import NamedRetrievers, digest_of
 from srl.serve.server import bind, create_app, url_of
 from srl.train import search as searching
 from srl.train.dry_run.plan import plan
@@ -117,7 +117,7 @@ def loaded(config: Config, workspace: Path) -> object:
 
 def test_one_engine_is_not_wrapped_and_several_are(place, tmp_path):
     several = loaded(settings(place), tmp_path)
-    assert isinstance(several, SearchEngines)
+    assert isinstance(several, NamedRetrievers)
     assert several.engines == ("papers",)
     alone = loaded(settings(place, "search.engines={}"), tmp_path)
     assert not hasattr(alone, "engines")
@@ -186,7 +186,7 @@ class Api(BaseHTTPRequestHandler):
         """Nothing to say."""
 
 
-def test_the_web_is_an_engine_of_a_run_and_a_tape_stands_for_it(place, tmp_path, scripted):
+def test_the_web_is_an_engine_of_a_run_and_a_cassette_stands_for_it(place, tmp_path, scripted):
     pytest.importorskip("srl_web")
     web = ["search.engines.papers.index=null", "search.engines.papers.retriever=web",
            "search.engines.papers.options.cache=null"]  # fmt: skip
@@ -194,10 +194,10 @@ def test_the_web_is_an_engine_of_a_run_and_a_tape_stands_for_it(place, tmp_path,
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/search"
         api = f"search.engines.papers.options.api={{url: '{url}', params: {{q: '{{query}}'}}}}"
-        tape = f"search.cassette=record {tmp_path / 'run.tape'}"
-        train(settings(place, *web, api, tape), tmp_path / "there")
+        cassette = f"search.cassette=record {tmp_path / 'run.cassette'}"
+        train(settings(place, *web, api, cassette), tmp_path / "there")
         server.shutdown()
-    train(settings(place, *web, api, tape.replace("record", "replay")), tmp_path / "later")
+    train(settings(place, *web, api, cassette.replace("record", "replay")), tmp_path / "later")
     there, later = only_run(tmp_path / "there"), only_run(tmp_path / "later")
     assert ("papers", "lighthouse", "ok", 1) in searched(there)
     assert searched(later) == searched(there)
@@ -231,13 +231,16 @@ def test_an_older_description_knows_no_engines():
     assert IndexDigests.read({}) == IndexDigests()
 
 
-def test_the_plan_names_every_engine_and_the_tape(place):
-    found = plan(settings(place, "search.cassette=record my.tape", "search.engines.papers.topk=5"))
+def test_the_plan_names_every_engine_and_the_cassette(place):
+    found = plan(settings(place, "search.cassette=record my.cassette", "search.engines.papers.topk=5"))
     assert found.facts["search"] == (
         f"in this process, {place / 'pages'}, 1 passages a search; papers: {place / 'papers'}, 5 passages "
-        "a search; recorded on my.tape"
+        "a search; recorded on my.cassette"
     )
-    assert plan(settings(place, "search.cassette=replay my.tape")).facts["search"] == "replayed from my.tape"
+    assert (
+        plan(settings(place, "search.cassette=replay my.cassette")).facts["search"]
+        == "replayed from my.cassette"
+    )
 
 
 # What the policy is told

@@ -33,7 +33,7 @@ CHECK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ServerStatus:
     """What one server answered: the digest of its index (empty where it names none), or what is wrong."""
 
     url: str
@@ -52,7 +52,7 @@ def check_servers(
     with no query in it (a query, to servers that have no /health), and waits: not for an event loop.
     """
 
-    async def look() -> list[Looked]:
+    async def look() -> list[ServerStatus]:
         async with connections(known, token()) as client:
             return await look_at(client, known, topk, timeout_s)
 
@@ -64,18 +64,18 @@ def check_servers(
 
 async def look_at(
     client: httpx.AsyncClient, urls: Iterable[str], topk: int, timeout_s: float
-) -> list[Looked]:
+) -> list[ServerStatus]:
     """What each server answers, all asked at the same time."""
     return await asyncio.gather(*(_look(client, url, topk, timeout_s) for url in urls))
 
 
-def problems(looked: Sequence[Looked], digest: str = "") -> list[str]:
+def problems(looked: Sequence[ServerStatus], digest: str = "") -> list[str]:
     """What is wrong, in a line for each server at fault."""
     lines = [f"{one.problem}; {_remedy(one, looked)}" for one in looked if one.problem]
     return lines + _other_indexes([one for one in looked if not one.problem and one.digest], digest)
 
 
-def agreed(looked: Sequence[Looked], digest: str = "") -> str:
+def agreed(looked: Sequence[ServerStatus], digest: str = "") -> str:
     """The digest that all servers have; `digest` where none names its own.
 
     Raises UserError, one line that names every server at fault, unless all can answer.
@@ -96,26 +96,26 @@ def other_index(name: str, digest: str, expected: str) -> str:
     )
 
 
-async def _look(client: httpx.AsyncClient, url: str, topk: int, timeout_s: float) -> Looked:
+async def _look(client: httpx.AsyncClient, url: str, topk: int, timeout_s: float) -> ServerStatus:
     """Its /health, and a search in which nothing is searched for: that needs the token, /health does not."""
     try:
         digest = await _health(client, url, timeout_s)
     except BadDigestError as error:
-        return Looked(url, problem=f"{shown(url)}: {error}", remedy=RETRIEVE)
+        return ServerStatus(url, problem=f"{shown(url)}: {error}", remedy=RETRIEVE)
     except Exception as error:  # whatever a library raises, the message is one line
         why = f"no search server answers at {shown(url)} ({type(error).__name__}: {error})"
-        return Looked(url, problem=quoted(why), remedy=START)
+        return ServerStatus(url, problem=quoted(why), remedy=START)
     queries = [] if digest else [QUERY]
     body = write_request(queries, topk)
     try:
         _, named = await post(client, url, body, len(queries), topk, timeout_s)
     except RequestFault as fault:
         if fault.cause == "busy":
-            return Looked(url, digest)
+            return ServerStatus(url, digest)
         why = str(fault).removeprefix(f"{shown(url)}: ")
         problem = f"{shown(url)} answers, but not to searches: {why}"
-        return Looked(url, problem=problem, remedy=TOKEN if TOKEN_VARIABLE in why else RETRIEVE)
-    return Looked(url, digest or named)
+        return ServerStatus(url, problem=problem, remedy=TOKEN if TOKEN_VARIABLE in why else RETRIEVE)
+    return ServerStatus(url, digest or named)
 
 
 async def _health(client: httpx.AsyncClient, url: str, timeout_s: float) -> str:
@@ -132,11 +132,11 @@ async def _health(client: httpx.AsyncClient, url: str, timeout_s: float) -> str:
     return read_digest(found.get("index_digest")) if isinstance(found, dict) else ""
 
 
-def _remedy(one: Looked, looked: Sequence[Looked]) -> str:
+def _remedy(one: ServerStatus, looked: Sequence[ServerStatus]) -> str:
     return f"{one.remedy}, or take it out of the list" if len(looked) > 1 else one.remedy
 
 
-def _other_indexes(looked: Sequence[Looked], digest: str) -> list[str]:
+def _other_indexes(looked: Sequence[ServerStatus], digest: str) -> list[str]:
     """Those whose index is not `digest`; where none is given, not the one that most of them have."""
     if digest:
         return [

@@ -17,7 +17,7 @@ from srl.errors import UserError
 from srl.index import Index, build_index, open_index
 from srl.serve import server
 from srl.serve.server import create_app
-from srl.serve.server.guard import Guard, host_name
+from srl.serve.server.auth import Guard, host_name
 from srl.trajectory import Passage
 
 BODY = b'{"query": "red"}'

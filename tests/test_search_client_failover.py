@@ -11,7 +11,7 @@ from tests.search_sites import ONE, TWO, Clock, Later, Site, ask, client, run
 
 from srl.errors import UserError
 from srl.serve import HttpSearch
-from srl.serve.client.breaker import FIRST_REST_S, THRESHOLD
+from srl.serve.client.failover import FIRST_REST_S, THRESHOLD
 from srl.serve.client.request import health_url, shown
 from srl.trajectory import Search
 

@@ -1,4 +1,4 @@
-"""A search with scripted outcomes, for tapes to record."""
+"""A search with scripted outcomes, for cassettes to record."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
@@ -13,12 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from srl.index import Fault, Index
 from srl.serve import wire
-from srl.serve.batching import clean
-from srl.serve.server.answers import NOTHING, Found, write_answer
-from srl.serve.server.incoming import BodyReader
+from srl.serve.server.answer_cache import NOTHING, EncodedHits, write_answer
 from srl.serve.server.metrics import Metrics
 from srl.serve.server.queue import RETRY_AFTER_S, Answered, SearchQueue
-from srl.serve.server.requestlog import RequestLog
+from srl.serve.server.request_log import RequestLog
+from srl.serve.tick_batcher import clean
 from srl.serve.wire import DIGEST_HEADER, Limits, RequestError, read_request
 
 EMPTY = "the query is empty"
@@ -26,7 +26,7 @@ _STATUS = {"rejected": 422, "timed_out": 504, "refused": 503, "failed": 502}
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedIndex:
     """An index with its name and the line in front of it."""
 
     name: str
@@ -41,20 +41,20 @@ class Served:
 
 
 @dataclass(slots=True)
-class _Visit:
+class _RequestRecord:
     """What is known about a request so far, for the metrics and the log."""
 
-    served: Served | None
+    served: ServedIndex | None
     asked: wire.Request | None = None
     answered: Answered | None = None
 
 
-class Desk:
+class RetrieveHandler:
     """Takes searches for several indexes; the first of them answers where none is named."""
 
     def __init__(
         self,
-        served: Mapping[str, Served],
+        served: Mapping[str, ServedIndex],
         topk: int,
         limits: Limits,
         metrics: Metrics,
@@ -71,7 +71,7 @@ class Desk:
 
         Whatever goes wrong is an answer too: a status and `{"detail": one line}`.
         """
-        start, visit = perf_counter(), _Visit(None if name else self.default)
+        start, visit = perf_counter(), _RequestRecord(None if name else self.default)
         try:
             body = await self._answer(name, scope, receive, visit)
         except (RequestError, Fault, ClientDisconnect) as error:
@@ -86,10 +86,16 @@ class Desk:
 
     async def refuse(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
         """Turn a request away unread; counted and logged as every other."""
-        await self._refuse(error, _Visit(None), perf_counter(), scope, receive, send)
+        await self._refuse(error, _RequestRecord(None), perf_counter(), scope, receive, send)
 
     async def _refuse(
-        self, error: Exception, visit: _Visit, start: float, scope: Scope, receive: Receive, send: Send
+        self,
+        error: Exception,
+        visit: _RequestRecord,
+        start: float,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         response = refusal(error)
         if visit.served is not None:
@@ -97,7 +103,7 @@ class Desk:
         self._note(scope["path"], response.status_code, perf_counter() - start, visit, str(error))
         await response(scope, receive, send)
 
-    def choose(self, name: str, asked: str = "") -> Served:
+    def choose(self, name: str, asked: str = "") -> ServedIndex:
         """The index of this name, which the address or the body gives. Raises RequestError."""
         wanted = [given for given in (name, asked) if given] or [self.default.name]
         for given in wanted:
@@ -107,7 +113,7 @@ class Desk:
             raise RequestError(f"the address names the index {name!r}, the body {asked!r}"[:200], 409)
         return self.served[wanted[0]]
 
-    async def _answer(self, name: str, scope: Scope, receive: Receive, visit: _Visit) -> bytes:
+    async def _answer(self, name: str, scope: Scope, receive: Receive, visit: _RequestRecord) -> bytes:
         visit.served = visit.served or self.choose(name)
         body = await self.bodies.read(scope["headers"], receive)
         visit.asked = asked = read_request(body, self._topk, self._limits)
@@ -119,7 +125,7 @@ class Desk:
         in_place = [next(found) if query else NOTHING for query in queries]
         return write_answer(in_place, asked.return_scores, asked.single, errors)
 
-    def _note(self, path: str, status: int, seconds: float, visit: _Visit, detail: str = "") -> None:
+    def _note(self, path: str, status: int, seconds: float, visit: _RequestRecord, detail: str = "") -> None:
         name = visit.served.name if visit.served else ""
         self._metrics.count(name, status, seconds, visit.answered if status == 200 else None)
         if self._log is not None:
@@ -136,9 +142,9 @@ class Desk:
             )
 
 
-def _found(answered: Answered) -> list[Found]:
+def _found(answered: Answered) -> list[EncodedHits]:
     """All hits. Raises the first Fault, saying how many there are: no query is answered as if it had none."""
-    found = [outcome for outcome in answered.outcomes if isinstance(outcome, Found)]
+    found = [outcome for outcome in answered.outcomes if isinstance(outcome, EncodedHits)]
     asked = len(answered.outcomes)
     if len(found) == asked:
         return found
@@ -169,3 +175,68 @@ def problem(detail: str, status: int) -> Response:
     if status == 503:
         response.headers["Retry-After"] = str(ceil(RETRY_AFTER_S))
     return response
+
+
+_CURL = "application/x-www-form-urlencoded"
+
+
+class BodyReader:
+    """Reads bodies of at most `limits.body_bytes`, together at most `limits.buffered_bytes` at a time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.buffered = 0
+
+    async def read(self, headers: Sequence[tuple[bytes, bytes]], receive: Receive) -> bytes:
+        """The body. Raises RequestError where it is no JSON, too large, too slow, or one too many.
+
+        Raises ClientDisconnect when the client goes away before its end.
+        """
+        _check_headers(headers, self._limits)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    chunk, more = message.get("body", b""), message.get("more_body", False)
+                    body += chunk
+                    self.buffered += len(chunk)
+                    self._check_size(len(body))
+        except TimeoutError:
+            raise RequestError(f"the body did not arrive within {self._limits.body_s:g} s", 408) from None
+        finally:
+            self.buffered -= len(body)
+        return bytes(body)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.body_bytes:
+            raise _too_large(self._limits)
+        if self.buffered > self._limits.buffered_bytes:
+            raise RequestError("too many large requests at once; try again later", 503)
+
+
+def _too_large(limits: Limits) -> RequestError:
+    return RequestError(f"the body is larger than {limits.body_bytes:,} bytes", 413)
+
+
+def _check_headers(headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> None:
+    for name, value in headers:
+        if name == b"content-type":
+            _check_kind(value.decode("latin-1"))
+        elif name == b"content-length":
+            if value.isdigit() and int(value[:20]) > limits.body_bytes:
+                raise _too_large(limits)
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            raise RequestError(
+                f"the body is encoded as {value.decode('latin-1')[:40]}; send it as it is", 415
+            )
+
+
+def _check_kind(value: str) -> None:
+    """JSON, said or unsaid; curl calls whatever it sends a form unless told otherwise."""
+    kind = value.partition(";")[0].strip().lower()
+    if kind and kind != _CURL and not kind.endswith(("/json", "+json")):
+        raise RequestError(f"the body is {kind[:80]}; send application/json", 415)
