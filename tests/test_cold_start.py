@@ -14,7 +14,7 @@ from tests.training import config, write_setting
 from srl.config import Config
 from srl.config.schema import flat, keys
 from srl.data.parquet import write_corpus
-from srl.index import Retriever
+from srl.index import RetrieverBase
 from srl.model import model_digest
 from srl.train import cold_start, prepare
 from srl.train.cold_start import cold_started
@@ -219,6 +219,6 @@ def test_threads_of_the_search_do_not_build_the_index_again(place, tmp_path):
 def test_other_weights_of_an_encoder_are_another_index(place, tmp_path, monkeypatch):
     found = set()
     for encoder in ("one", "another"):
-        monkeypatch.setattr(Retriever, "identity", lambda engine, encoder=encoder: {"encoder": encoder})
+        monkeypatch.setattr(RetrieverBase, "identity", lambda engine, encoder=encoder: {"encoder": encoder})
         found.add(index_of(configured(place), Workspace(tmp_path), lambda text: None))
     assert len(found) == 2

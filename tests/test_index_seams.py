@@ -13,7 +13,7 @@ from tests.plugin_site import Site, site  # noqa: F401
 from srl.errors import UserError
 from srl.index import (
     Fault,
-    Retriever,
+    RetrieverBase,
     build_index,
     import_index,
     live_index,
@@ -248,7 +248,7 @@ def test_what_open_returns_is_what_searches(plugin, corpus, tmp_path):
 
 
 def test_retriever_that_inherits_needs_only_what_makes_one():
-    class Plain(Retriever):
+    class Plain(RetrieverBase):
         name = "plain"
 
         def search(self, queries, k):

@@ -10,7 +10,7 @@ import pytest
 from tests.test_serve_server import Client, result
 
 from srl.errors import UserError
-from srl.index import Fault, Index, Retriever, build_index, open_index
+from srl.index import Fault, Index, RetrieverBase, build_index, open_index
 from srl.serve.server import create_app, default_threads
 from srl.serve.server.request_log import RequestLog
 from srl.serve.wire import Limits
@@ -42,7 +42,7 @@ FAULTS = {
 }
 
 
-class Outside(Retriever):
+class Outside(RetrieverBase):
     """A retriever that searches outside; `boom` is rejected, `late`, `busy` and `down` are its faults."""
 
     live = True

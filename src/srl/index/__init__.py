@@ -3,8 +3,8 @@
 from srl.index.build import build_index, check_corpus, import_index
 from srl.index.manifest import Manifest, read_index_manifest
 from srl.index.open import Index, check_index, live_index, open_index
-from srl.index.passages import PassageStore, keep_passages
-from srl.index.retriever import Fault, Retriever, load_retriever, open_retriever, outcomes_of
+from srl.index.passages import PassageStore, keep_passages, open_passages
+from srl.index.retriever import Fault, Retriever, RetrieverBase, load_retriever, open_retriever, outcomes_of
 from srl.index.verification import is_verified, verify, verify_once
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Manifest",
     "PassageStore",
     "Retriever",
+    "RetrieverBase",
     "build_index",
     "check_corpus",
     "check_index",
@@ -22,6 +23,7 @@ __all__ = [
     "live_index",
     "load_retriever",
     "open_index",
+    "open_passages",
     "open_retriever",
     "outcomes_of",
     "read_index_manifest",

@@ -15,7 +15,7 @@ from srl.errors import CheckFailed, UserError
 from srl.index.build_directory import NOTE, build_directory
 from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
-from srl.index.retriever import Retriever, load_retriever
+from srl.index.retriever import RetrieverBase, load_retriever
 from srl.index.verification import record
 from srl.inputs import input_name
 from srl.manifests import checksums
@@ -87,7 +87,7 @@ def import_index(
 
 
 def _build(
-    engine: Retriever,
+    engine: RetrieverBase,
     retriever: str,
     options: Mapping[str, Any] | None,
     out: Path,

@@ -9,8 +9,15 @@ from typing import Any
 from srl.errors import UserError
 from srl.index.build import build_parameters, make_manifest, runtime_options
 from srl.index.manifest import Manifest, check_files, read_index_manifest
-from srl.index.passages import FOLDER, PassageStore
-from srl.index.retriever import Fault, Retriever, as_retriever, load_retriever, open_retriever, outcomes_of
+from srl.index.passages import open_passages
+from srl.index.retriever import (
+    Fault,
+    RetrieverBase,
+    as_retriever,
+    load_retriever,
+    open_retriever,
+    outcomes_of,
+)
 from srl.index.verification import verify_once
 from srl.plugins import manager
 from srl.plugins.options import validated
@@ -29,7 +36,7 @@ class Index:
         self.manifest = manifest
         self._retriever = as_retriever(retriever)
         self.live, self.parallel = self._retriever.live, self._retriever.parallel
-        self.passages = None if self.live or directory is None else PassageStore(directory / FOLDER)
+        self.passages = None if self.live or directory is None else open_passages(directory)
 
     @property
     def digest(self) -> str:
@@ -82,7 +89,7 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
     return index
 
 
-def _open(retriever: Retriever, directory: Path) -> Retriever:
+def _open(retriever: RetrieverBase, directory: Path) -> RetrieverBase:
     """Open a retriever on its files. Raises UserError where these are not what its plugin wrote."""
     try:
         return open_retriever(retriever, directory)

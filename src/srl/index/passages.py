@@ -22,7 +22,7 @@ import numpy as np
 from srl.errors import UserError
 from srl.trajectory import Passage
 
-FOLDER = "passages"
+_FOLDER = "passages"
 _ENCODING = ("utf-8", "surrogatepass")
 
 
@@ -100,10 +100,15 @@ def keep_passages(
     A retriever's `build` calls this first: the core has stored the passages by then, and a retriever
     that is used alone stores them itself. `progress` is told how many passages are stored so far.
     """
-    folder = Path(directory) / FOLDER
+    folder = Path(directory) / _FOLDER
     if isinstance(passages, PassageStore) and passages.directory == folder:
         return passages
     return write_passages(passages, folder, progress)
+
+
+def open_passages(directory: Path | str) -> PassageStore:
+    """The passages that `keep_passages` stored in the index at `directory`, memory-mapped."""
+    return PassageStore(Path(directory) / _FOLDER)
 
 
 def write_passages(

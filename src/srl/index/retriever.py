@@ -30,10 +30,24 @@ class Fault(Exception):  # noqa: N818  # not an error of the program: an outcome
         self.retry_after_s = retry_after_s
 
 
-class Retriever:
-    """A retriever: `build`, `open` and `search` make one, everything else is optional.
+class Retriever(Protocol):
+    """What every retriever does: build an index, open it, search it. Optional members: `RetrieverBase`."""
 
-    A plugin's class inherits from this one; a class that has the same members by itself does as well.
+    def build(self, passages: Iterable[Passage], directory: Path, progress: Report, /) -> None:
+        """Write the index of `passages` into `directory`; tell `progress` how many are done so far."""
+
+    def open(self, directory: Path, /) -> Retriever | None:
+        """Read what `build` wrote. Returns what searches from then on; None for this same object."""
+
+    def search(self, queries: list[str], k: int, /) -> list[list[Hit]]:
+        """Up to `k` hits for each query, best first; called from several threads at a time."""
+
+
+class RetrieverBase:
+    """All members of a retriever, with the defaults of the optional ones.
+
+    A plugin's class may inherit from this one or have `build`, `open` and `search` by itself, and any of
+    the others beside them.
     """
 
     name: str = ""
@@ -49,7 +63,7 @@ class Retriever:
         """Write the index of `passages` into `directory`."""
         raise NotImplementedError(f"{self.name or type(self).__name__} builds no index")
 
-    def open(self, directory: Path | None) -> Retriever | None:
+    def open(self, directory: Path | None) -> RetrieverBase | None:
         """Make ready for search what `build` wrote into `directory`; None where the retriever is live.
 
         What this returns is what searches, and what is asked everything else from there on. None stands
@@ -82,26 +96,26 @@ class Retriever:
     """`passages_in(source)` reads the passages that such an index holds. None: it holds none."""
 
 
-_MEMBERS = tuple(name for name in vars(Retriever) if not name.startswith("_"))
+_MEMBERS = tuple(name for name in vars(RetrieverBase) if not name.startswith("_"))
 
 
-def as_retriever(plugin: object) -> Retriever:
-    """`plugin`; where its class does not inherit from `Retriever`, its members over the defaults."""
-    if isinstance(plugin, Retriever):
+def as_retriever(plugin: object) -> RetrieverBase:
+    """`plugin`; where its class does not inherit from `RetrieverBase`, its members replace the defaults."""
+    if isinstance(plugin, RetrieverBase):
         return plugin
-    adapted = Retriever()
+    adapted = RetrieverBase()
     for name in _MEMBERS:
         if hasattr(plugin, name):
             setattr(adapted, name, getattr(plugin, name))
     return adapted
 
 
-def load_retriever(name: str, options: Mapping[str, Any] | None = None) -> Retriever:
+def load_retriever(name: str, options: Mapping[str, Any] | None = None) -> RetrieverBase:
     """The installed retriever `name`, made with `options`. Raises UserError where there is none."""
     return as_retriever(manager.load("retriever", name, dict(options or {})))
 
 
-def open_retriever(retriever: Retriever, directory: Path | None) -> Retriever:
+def open_retriever(retriever: RetrieverBase, directory: Path | None) -> RetrieverBase:
     """What searches after `retriever` was opened on `directory`."""
     opened = retriever.open(directory)
     return retriever if opened is None else as_retriever(opened)

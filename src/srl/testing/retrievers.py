@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from types import MethodType
 from typing import Any
 
-from srl.index.retriever import Fault, Retriever, as_retriever, open_retriever, outcomes_of
+from srl.index.retriever import Fault, RetrieverBase, as_retriever, open_retriever, outcomes_of
 from srl.testing.checks import Check, expect, run
 from srl.trajectory import Hit, Passage
 
@@ -55,12 +55,12 @@ Hits = list[list[Hit]]
 class Trial:
     """A retriever under test; `open` is what answers, once it has been built."""
 
-    make: Callable[[], Retriever]
+    make: Callable[[], RetrieverBase]
     directory: Path
-    retriever: Retriever = field(default_factory=Retriever)
+    retriever: RetrieverBase = field(default_factory=RetrieverBase)
     counts: list[int] = field(default_factory=list)
 
-    def open(self) -> Retriever:
+    def open(self) -> RetrieverBase:
         return open_retriever(self.make(), self.directory)
 
     def search(self, queries: list[str], k: int = 5) -> Hits:
@@ -145,7 +145,7 @@ def _an_empty_query_is_no_error(trial: Trial) -> None:
 
 def _queries_without_text_are_rejected(trial: Trial) -> None:
     """Asked of `outcomes` alone: a retriever without any might ask them outside, and no caller does."""
-    if trial.retriever.outcomes == MethodType(Retriever.outcomes, trial.retriever):
+    if trial.retriever.outcomes == MethodType(RetrieverBase.outcomes, trial.retriever):
         return
     found = trial.retriever.outcomes(["", " ", "\n\t"], 3)
     expect(len(found) == 3, f"{len(found)} outcomes for 3 queries")

@@ -21,7 +21,7 @@ PASSAGES = [Passage(name, contents) for name, contents in TEXTS.items()]
 
 PLUGIN = """
     from pydantic import BaseModel, ConfigDict, Field
-    from srl.index import Fault, Retriever
+    from srl.index import Fault, RetrieverBase
     from srl.index.passages import PassageStore, keep_passages
     from srl.plugins import hookimpl
     from srl.trajectory import Hit, Passage
@@ -34,7 +34,7 @@ PLUGIN = """
         size: int = 3
         threads: int = Field(default=1, json_schema_extra={"runtime": True})
 
-    class Letters(Retriever):
+    class Letters(RetrieverBase):
         "Scores a passage by the share of the query's pieces of `size` letters that it holds."
         name = "letters"
         resumable = True

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from srl.errors import UserError
-from srl.index import Retriever
-from srl.index.passages import FOLDER, PassageStore, keep_passages
+from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.trajectory import Hit, Passage
 from srl_bm25.analysis import Analyzer
 from srl_bm25.kernel import top_rows
@@ -28,7 +27,7 @@ MEMORY_OF_TEXT = 1.5
 """Bytes of memory that a build takes for each byte of the corpus (bench/lexical.py), mapped files aside."""
 
 
-class BM25Retriever(Retriever):
+class BM25Retriever(RetrieverBase):
     """Search by words in common. Memory-mapped, deterministic, safe to use from many threads."""
 
     name = "bm25"
@@ -61,7 +60,7 @@ class BM25Retriever(Retriever):
 
     def open(self, directory: Path) -> BM25Retriever:
         """Map the index under `directory` and compile the search where that has not been done before."""
-        self._store = PassageStore(directory / FOLDER)
+        self._store = open_passages(directory)
         folder = directory / self.name
         self._postings = tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in NAMES)
         self._vocabulary = Vocabulary(folder)

@@ -16,8 +16,7 @@ import torch
 
 from srl.errors import UserError
 from srl.files import link_or_copy, read_json, write_json
-from srl.index import Retriever
-from srl.index.passages import FOLDER, PassageStore, keep_passages
+from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.index.timing import timed
 from srl.model import pick_device
 from srl.trajectory import Hit, Passage
@@ -34,7 +33,7 @@ _SAMPLE, _ALIKE = 16, 0.98
 """Passages compared with an adopted index, and the least cosine; float16 and other cuts cost less."""
 
 
-class DenseRetriever(Retriever):
+class DenseRetriever(RetrieverBase):
     """Search by meaning. Safe to use from many threads."""
 
     name = "e5"
@@ -83,7 +82,7 @@ class DenseRetriever(Retriever):
         noted = _read_note(folder)
         remembered = {name: noted[name] for name in _REMEMBERED if name not in self.options.model_fields_set}
         self._use(self.options.model_copy(update=remembered))
-        self._store = PassageStore(directory / FOLDER)
+        self._store = open_passages(directory)
         index = making.read_index(folder / INDEX)
         _check_size(folder / INDEX, index, len(self._store), self._dimension, self._directory)
         device = pick_device(self.options.device)

@@ -7,15 +7,22 @@ from operator import attrgetter
 from pathlib import Path
 
 from srl.errors import UserError
-from srl.index import Fault, Retriever, load_retriever, open_retriever, outcomes_of
-from srl.index.passages import FOLDER, PassageStore, keep_passages
+from srl.index import (
+    Fault,
+    RetrieverBase,
+    keep_passages,
+    load_retriever,
+    open_passages,
+    open_retriever,
+    outcomes_of,
+)
 from srl.trajectory import Hit, Passage
 from srl_hybrid.fusion import best, fuse
 from srl_hybrid.nested import hits_of
 from srl_hybrid.options import HybridOptions
 
 
-class HybridRetriever(Retriever):
+class HybridRetriever(RetrieverBase):
     """Reciprocal-rank fusion. Each retriever writes below its own name; the passages are shared."""
 
     name = "hybrid"
@@ -55,7 +62,7 @@ class HybridRetriever(Retriever):
 
     def open(self, directory: Path) -> HybridRetriever:
         """Open all of them on their part of `directory`."""
-        self._store = PassageStore(directory / FOLDER)
+        self._store = open_passages(directory)
         self._retrievers = {
             name: open_retriever(retriever, directory) for name, retriever in self._retrievers.items()
         }

@@ -10,8 +10,16 @@ import numpy as np
 
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
-from srl.index import Fault, Retriever, load_retriever, open_retriever, outcomes_of
-from srl.index.passages import FOLDER, PassageStore, keep_passages
+from srl.index import (
+    Fault,
+    PassageStore,
+    RetrieverBase,
+    keep_passages,
+    load_retriever,
+    open_passages,
+    open_retriever,
+    outcomes_of,
+)
 from srl.index.timing import timed
 from srl.trajectory import Hit, Passage
 from srl_hybrid.cross_encoder import CrossEncoder
@@ -23,7 +31,7 @@ NOTE = "model.json"
 """In the retriever's folder: where the cross-encoder lies, since that is no part of what an index is."""
 
 
-class RerankRetriever(Retriever):
+class RerankRetriever(RetrieverBase):
     """Finds `depth` candidates with one retriever and keeps the `k` that the cross-encoder rates best."""
 
     name = "rerank"
@@ -50,7 +58,7 @@ class RerankRetriever(Retriever):
         """Open the retriever on `directory` and load the cross-encoder. Raises UserError."""
         self._retriever = open_retriever(self._retriever, directory)
         if directory is not None and not self.live:
-            self._store = PassageStore(directory / FOLDER)
+            self._store = open_passages(directory)
         encoder = self._loaded(_noted_model(directory / self.name / NOTE) if directory else None)
         encoder.scores([("warm", "up")])
         return self

@@ -13,15 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 
 from srl.errors import UserError
-from srl.index import Retriever
-from srl.index.passages import FOLDER, PassageStore, keep_passages
+from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.trajectory import Hit, Passage
 from srl_lucene import foreign, java, lucene
 from srl_lucene.options import Options
 from srl_lucene.writing import write_index
 
 
-class LuceneRetriever(Retriever):
+class LuceneRetriever(RetrieverBase):
     """Search by words in common, with Lucene. Safe to use from many threads, not after a fork."""
 
     name = "lucene"
@@ -48,7 +47,7 @@ class LuceneRetriever(Retriever):
     def open(self, directory: Path) -> LuceneRetriever:
         """Start Java where it does not run yet, and map the index under `directory`."""
         java.start(self.options.heap)
-        self._store = PassageStore(directory / FOLDER)
+        self._store = open_passages(directory)
         self._rows = foreign.read_rows(directory / self.name)
         with java.lock:
             self._set_up(directory / self.name)

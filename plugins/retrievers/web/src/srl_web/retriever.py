@@ -17,7 +17,7 @@ import httpx
 
 from srl.errors import UserError
 from srl.files import digest_text
-from srl.index import Fault, Retriever
+from srl.index import Fault, RetrieverBase
 from srl.index.timing import timed
 from srl.trajectory import Hit, Passage
 from srl_web.api import Result
@@ -32,7 +32,7 @@ from srl_web.store import Cache, cache_path, log, open_file
 T = TypeVar("T")
 
 
-class WebRetriever(Retriever):
+class WebRetriever(RetrieverBase):
     """Searches the web. Safe to use from many threads; equal queries on their way are asked once."""
 
     name = "web"
