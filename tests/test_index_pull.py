@@ -101,7 +101,7 @@ def test_a_plain_gzip_corpus_and_an_unpacked_archive_are_read_too(tmp_path):
         list(read_corpus(tmp_path / "broken.jsonl"))
 
 
-def test_broken_connections_are_taken_up_where_they_broke(hub, tmp_path):
+def test_broken_connections_resume_where_they_broke(hub, tmp_path):
     hub.breaks_after = {"part_aa": [100_000, 50_000], "part_ab": [7]}
     assert (get(hub, tmp_path / "e5") / "e5_Flat.index").read_bytes() == WHOLE
     aa = [asked for name, asked in hub.ranges if name == "part_aa"]
@@ -117,7 +117,7 @@ def test_a_busy_hub_is_asked_again_and_a_dead_one_given_up(hub, tmp_path):
     hub.statuses = [503, 429, 500]
     assert (get(hub, tmp_path / "e5") / "e5_Flat.index").read_bytes() == WHOLE
     hub.statuses = [503] * 6
-    with pytest.raises(UserError, match=r"part_aa could not be had from .* \(status 503\).*the same again"):
+    with pytest.raises(UserError, match=r"part_aa could not be downloaded .*\(status 503\).*the same again"):
         get(hub, tmp_path / "other")
 
 
@@ -125,6 +125,12 @@ def test_a_file_that_is_refused_asks_for_a_token(hub, tmp_path):
     hub.statuses = [403]
     with pytest.raises(UserError, match="HF_TOKEN"):
         get(hub, tmp_path / "e5")
+
+
+def test_offline_mode_of_the_hubs_library_holds(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"the hub could not be asked .*offline"):
+        plan_pull("wiki18-e5", tmp_path / "e5", endpoint=hub.url)
 
 
 def test_the_token_stays_with_the_hub(hub, tmp_path):
@@ -136,7 +142,7 @@ def test_the_token_stays_with_the_hub(hub, tmp_path):
 
 def test_a_wrong_digest_throws_the_part_away_and_keeps_the_others(hub, tmp_path):
     hub.sent_instead = {"part_ab": b"x" * len(PARTS["part_ab"])}
-    with pytest.raises(UserError, match=r"part_ab arrived with the digest .* the hub says .*thrown away"):
+    with pytest.raises(UserError, match=r"part_ab: expected digest .* found .*the part was deleted"):
         get(hub, tmp_path / "e5")
     assert (tmp_path / "e5/e5_Flat.index.partial").read_bytes() == PARTS["part_aa"]
     hub.sent_instead, hub.ranges = {}, []
@@ -148,19 +154,19 @@ def test_what_was_damaged_after_it_arrived_is_noticed(hub, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(download, "_ATTEMPTS", 1)
         hub.breaks_after = {"part_aa": [1000]}
-        with pytest.raises(UserError, match="what has arrived stays"):
+        with pytest.raises(UserError, match="what has arrived is kept"):
             get(hub, tmp_path / "e5")
     growing = tmp_path / "e5/e5_Flat.index.partial"
     assert growing.read_bytes() == WHOLE[:1000]
     growing.write_bytes(bytes(1000))
-    with pytest.raises(UserError, match="part_aa arrived with the digest"):
+    with pytest.raises(UserError, match="part_aa: expected digest"):
         get(hub, tmp_path / "e5")
     assert (get(hub, tmp_path / "e5") / "e5_Flat.index").read_bytes() == WHOLE
 
 
 def test_more_than_was_announced_is_refused(hub, tmp_path):
     hub.sent_instead = {"part_ab": PARTS["part_ab"] + b"!"}
-    with pytest.raises(UserError, match="more came than the 200,001 bytes announced"):
+    with pytest.raises(UserError, match="expected 200,001 bytes, the hub sent more"):
         get(hub, tmp_path / "e5")
 
 
@@ -175,7 +181,7 @@ def test_a_mirror_that_names_no_digests_is_refused(hub, tmp_path, monkeypatch):
     told = hub.metadata
     bare = [{"rfilename": name} for name in PARTS]
     monkeypatch.setattr(hub, "metadata", lambda name: {**told(name), "siblings": bare})
-    with pytest.raises(UserError, match="names no size or no digest"):
+    with pytest.raises(UserError, match="gives no size or no digest"):
         get(hub, tmp_path / "e5")
 
 
@@ -206,7 +212,7 @@ def test_a_file_from_elsewhere_is_taken_when_it_is_the_published_one(hub, tmp_pa
     shutil.rmtree(out)
     out.mkdir()
     (out / "e5_Flat.index").write_bytes(bytes(len(WHOLE)))
-    with pytest.raises(UserError, match="is there and is not the published file"):
+    with pytest.raises(UserError, match="exists and is not the published file"):
         get(hub, out)
 
 
@@ -225,7 +231,7 @@ def test_one_directory_holds_one_thing_at_one_revision(hub, tmp_path):
 def test_what_was_begun_goes_on_with_its_revision_when_the_hub_has_moved_on(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "_ATTEMPTS", 1)
     hub.breaks_after = {"part_aa": [1000]}
-    with pytest.raises(UserError, match="what has arrived stays"):
+    with pytest.raises(UserError, match="what has arrived is kept"):
         get(hub, tmp_path / "e5")
     hub.head = "f" * 40
     plan = plan_pull("wiki18-e5", tmp_path / "e5", endpoint=hub.url)
@@ -238,13 +244,13 @@ def test_a_whole_pull_typed_again_checks_every_file(hub, tmp_path):
     damaged = bytearray(WHOLE)
     damaged[10] ^= 1
     (out / "e5_Flat.index").write_bytes(damaged)
-    with pytest.raises(UserError, match="is there and is not the published file"):
+    with pytest.raises(UserError, match="exists and is not the published file"):
         get(hub, out)
 
 
 def test_two_at_once_do_not_write_to_one_directory(hub, tmp_path):
     plan = plan_pull("wiki18-e5", tmp_path / "e5", endpoint=hub.url)
-    with pulling._alone(plan.out), pytest.raises(UserError, match="another srl index pull is writing"):
+    with pulling._locked(plan.out), pytest.raises(UserError, match="another srl index pull is writing"):
         run_pull(plan)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 from srl.data.sources import Source
 from srl.errors import UserError
@@ -28,25 +29,34 @@ def download(source: Source, split: str = "") -> Path:
         raise UserError(
             f"{source.name} has no {split} split on the hub: there is {known}; choose it with --split"
         )
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-        from huggingface_hub.utils.logging import set_verbosity_error
-    except ImportError as error:
-        raise UserError(
-            f"{source.name} by name needs huggingface_hub (pip install 'srl-search[hub]'); {instead}"
-        ) from error
+    hub = hub_library(f"downloading {source.name}", instead)
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils.logging import set_verbosity_error
+
     set_verbosity_error()
     _log.info("asking the hub for %s of %s", source.hub_files[split], source.hub)
     try:
-        return Path(hf_hub_download(source.hub, source.hub_files[split], repo_type="dataset"))
+        return Path(hub.hf_hub_download(source.hub, source.hub_files[split], repo_type="dataset"))
     except (HfHubHTTPError, HFValidationError, OSError, RuntimeError) as error:
         raise UserError(
-            f"{source.name} could not be had from the hub ({_reason(error)}); {instead}"
+            f"{source.name} could not be downloaded from the hub ({reason(error)}); {instead}"
         ) from error
 
 
-def _reason(error: Exception) -> str:
+def hub_library(purpose: str, instead: str = "") -> Any:
+    """The library huggingface_hub, its telemetry off. Raises UserError where it is not installed."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        way = f"; or {instead}" if instead else ""
+        raise UserError(
+            f"{purpose} needs huggingface_hub; type: pip install 'srl-search[hub]'{way}"
+        ) from error
+    return huggingface_hub
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error of the library, shortened."""
     lines = str(error).strip().splitlines()
     return lines[0][:120].rstrip(" .") if lines else type(error).__name__

@@ -1,4 +1,8 @@
-"""Downloading a published file so that a kill at any moment costs nothing that has arrived."""
+"""Resumable downloads from the Hugging Face hub: what has arrived survives a kill at any moment.
+
+huggingface_hub lists the files, holds the token and opens the connections. Its own `hf_hub_download` (1.33)
+deletes a file that did not arrive whole and compares sizes, not digests; resuming and checking are done here.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,18 @@ from srl.files import is_disk_full
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 6
+"""Requests in a row that may bring nothing before a download is given up."""
 _PAUSE_S = 1.0
+_TIMEOUT_S = 60.0
 _CHUNK = 1 << 20
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
+_RETRIED = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file as it is published: where it is, its bytes, and the digest that they must have.
+    """One published file: its URL, its size in bytes and its digest.
 
-    `sha256` is that of a large file; a small one has git's own (`git_sha1`).
+    A large file has a `sha256`; a small one has only git's own digest (`git_sha1`).
     """
 
     name: str
@@ -47,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A file to make: the parts that follow each other in it (mostly one)."""
+    """A file to write: its parts, concatenated (mostly there is one)."""
 
     name: str
     parts: Sequence[Part]
@@ -58,27 +64,28 @@ class Target:
 
 
 def partial(path: Path) -> Path:
-    """Where the file at `path` grows until it is whole."""
+    """Where the file at `path` is kept until it is complete."""
     return path.with_name(path.name + ".partial")
 
 
-def fetch(target: Target, path: Path, client: httpx.Client, report: Callable[[int], None]) -> None:
-    """Make `target` at `path`, going on where an earlier call was stopped.
+def fetch(target: Target, path: Path, headers: dict[str, str], report: Callable[[int], None]) -> None:
+    """Download `target` to `path`, resuming where an earlier call stopped.
 
-    Parts are appended to one growing file as they arrive, so that the disk never holds more than the
-    target. What an earlier call left is read again, since its digests are to hold too. `report` hears how
-    many bytes are there. Raises UserError when the other side is out of reach or does not keep its word;
-    what has arrived and may be right stays.
+    Parts are appended to one file as they arrive, so the disk never holds more than the target. What an
+    earlier call left is read again, to check its digest too. `headers` go with each request; `report` is
+    told how many bytes are there. Raises UserError when the hub cannot be reached or sends other bytes;
+    what has arrived is kept, unless its digest is wrong.
     """
     growing = partial(path)
     growing.parent.mkdir(parents=True, exist_ok=True)
     growing.touch()
     try:
         with open(growing, "r+b") as file:
-            _trim(file, target.size)
+            if _size(file) > target.size:
+                file.truncate(target.size)
             start = 0
             for part in target.parts:
-                _fetch_part(_Part(part, file, start, report), client, report)
+                _fetch_part(_GrowingPart(part, file, start, report), headers)
                 start += part.size
         os.replace(growing, path)
     except OSError as error:
@@ -90,7 +97,7 @@ def fetch(target: Target, path: Path, client: httpx.Client, report: Callable[[in
 
 
 def check(path: Path, target: Target, report: Callable[[int], None]) -> None:
-    """Raise UserError unless the file at `path` is the one that is published."""
+    """Raise UserError unless the file at `path` has the published size and digests."""
     right, start = path.stat().st_size == target.size, 0
     with open(path, "rb") as file:
         for part in target.parts if right else ():
@@ -99,103 +106,98 @@ def check(path: Path, target: Target, report: Callable[[int], None]) -> None:
             right = right and digest.hexdigest() == part.digest
             start += part.size
     if not right:
-        raise UserError(
-            f"{path} is there and is not the published file; move it away, or choose another --out"
-        )
+        raise UserError(f"{path} exists and is not the published file; move it away, or choose another --out")
 
 
-class _Part:
-    """A part as it grows at the end of a file: what of it is there, and the digest of that."""
+class _GrowingPart:
+    """A part at the end of a growing file: how many of its bytes are there, and their digest so far."""
 
     def __init__(self, part: Part, file: IO[bytes], start: int, report: Callable[[int], None]) -> None:
-        self.part, self.start, self._file = part, start, file
+        self.part, self._start, self._file, self._report = part, start, file, report
         self.have = min(max(_size(file) - start, 0), part.size)
-        self.digest = part.hasher()
-        _hash(file, start, self.have, self.digest, report)
+        self._digest = part.hasher()
+        _hash(file, start, self.have, self._digest, report)
 
-    def take(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes) -> None:
         self._file.write(chunk)
-        self.digest.update(chunk)
+        self._digest.update(chunk)
         self.have += len(chunk)
         if self.have > self.part.size:
             self.drop()
-            raise UserError(f"{self.part.name}: more came than the {self.part.size:,} bytes announced")
+            raise UserError(f"{self.part.name}: expected {self.part.size:,} bytes, the hub sent more")
+        self._report(self._start + self.have)
 
     def drop(self) -> None:
-        """Throw away what is there."""
+        """Delete what is there of the part."""
         self._file.flush()
-        self._file.truncate(self.start)
-        self._file.seek(self.start)
-        self.have, self.digest = 0, self.part.hasher()
+        self._file.truncate(self._start)
+        self._file.seek(self._start)
+        self.have, self._digest = 0, self.part.hasher()
 
-    def seal(self) -> None:
-        """Put it on the disk for good, if its digest is the published one."""
+    def finish(self) -> None:
+        """Flush it to disk. Raises UserError, and deletes the part, where its digest is wrong."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        found = self.digest.hexdigest()
+        found = self._digest.hexdigest()
         if found != self.part.digest:
             self.drop()
             raise UserError(
-                f"{self.part.name} arrived with the digest {found[:12]}…, the hub says "
-                f"{self.part.digest[:12]}…: it was thrown away; type the same again to have it anew"
+                f"{self.part.name}: expected digest {self.part.digest[:12]}…, found {found[:12]}…; "
+                "the part was deleted: type the same again to download it anew"
             )
 
 
-class _AgainError(Exception):
-    """A request that failed in a way that another may not."""
+class _RetryableError(Exception):
+    """A request failed, and the next one may not."""
 
 
-def _fetch_part(growing: _Part, client: httpx.Client, report: Callable[[int], None]) -> None:
-    """Ask for what is missing, again and again while more arrives, and check the digest."""
-    tries, part = 0, growing.part
+def _fetch_part(growing: _GrowingPart, headers: dict[str, str]) -> None:
+    """Request what is missing until it is there, and check the digest."""
+    failures, part = 0, growing.part
     while growing.have < part.size:
         before = growing.have
         try:
-            _request(growing, client, report)
-        except _AgainError as error:
-            tries = 1 if growing.have > before else tries + 1
-            if tries == _ATTEMPTS:
+            _request(growing, headers)
+        except _RetryableError as error:
+            failures = 1 if growing.have > before else failures + 1
+            if failures == _ATTEMPTS:
                 raise UserError(
-                    f"{part.name} could not be had from {httpx.URL(part.url).host} ({error}); "
-                    "what has arrived stays: type the same again to go on"
+                    f"{part.name} could not be downloaded from {httpx.URL(part.url).host} ({error}); "
+                    "what has arrived is kept: type the same again to resume"
                 ) from error
             log.info("%s: %s; trying again at byte %d", part.name, error, growing.have)
-            time.sleep(_PAUSE_S * 2 ** (tries - 1))
-    growing.seal()
+            time.sleep(_PAUSE_S * 2 ** (failures - 1))
+    growing.finish()
 
 
-def _request(growing: _Part, client: httpx.Client, report: Callable[[int], None]) -> None:
-    """One request for the rest of a part. Raises _AgainError where another may bring more."""
-    headers = {"Range": f"bytes={growing.have}-", "Accept-Encoding": "identity"}
+def _request(growing: _GrowingPart, headers: dict[str, str]) -> None:
+    """One request for the rest of a part. Raises _RetryableError where another may bring more."""
+    from huggingface_hub.utils import get_session
+
+    asked = {**headers, "Range": f"bytes={growing.have}-", "Accept-Encoding": "identity"}
     try:
-        with client.stream("GET", growing.part.url, headers=headers) as response:
+        with get_session().stream("GET", growing.part.url, headers=asked, timeout=_TIMEOUT_S) as response:
             _check_status(growing.part, response)
             if response.status_code != httpx.codes.PARTIAL_CONTENT and growing.have:
                 growing.drop()
             for chunk in response.iter_bytes():
-                growing.take(chunk)
-                report(growing.start + growing.have)
+                growing.append(chunk)
     except httpx.TransportError as error:
-        raise _AgainError(str(error) or type(error).__name__) from error
+        raise _RetryableError(str(error) or type(error).__name__) from error
     if growing.have < growing.part.size:
-        raise _AgainError("the answer ended early")
+        raise _RetryableError("the connection ended early")
 
 
 def _check_status(part: Part, response: httpx.Response) -> None:
     status = response.status_code
-    if status in _PASSING:
-        raise _AgainError(f"status {status}")
+    if status in _RETRIED:
+        raise _RetryableError(f"status {status}")
     if status in (401, 403):
         raise UserError(
-            f"{part.name}: the hub refuses it (status {status}); set HF_TOKEN to a token that may"
+            f"{part.name}: the hub denies access (status {status}); set HF_TOKEN to a token that has it"
         )
     if status not in (200, 206):
-        raise UserError(f"{part.name} could not be had from {response.url.host}: status {status}")
-
-
-def _trim(file: IO[bytes], size: int) -> None:
-    if _size(file) > size:
-        file.truncate(size)
+        raise UserError(f"{part.name} could not be downloaded from {response.url.host}: status {status}")
 
 
 def _size(file: IO[bytes]) -> int:
@@ -203,7 +205,7 @@ def _size(file: IO[bytes]) -> int:
 
 
 def _hash(file: IO[bytes], start: int, size: int, digest: Any, report: Callable[[int], None]) -> None:
-    """Take `size` bytes from `start` into the digest."""
+    """Add `size` bytes from `start` to the digest."""
     file.seek(start)
     while size > 0 and (chunk := file.read(min(size, _CHUNK))):
         digest.update(chunk)

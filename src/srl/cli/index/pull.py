@@ -38,7 +38,7 @@ def pull(
     plan = plan_pull(name, place, revision, os.environ.get("HF_ENDPOINT"))
     to_come = f"{in_gb(plan.missing)} of it is still to come, which is the room it needs on the disk"
     output.note(
-        f"{plan.published.repository} at {plan.commit[:12]}: {in_gb(plan.size)} to {place}; "
+        f"{plan.dataset.repository} at {plan.commit[:12]}: {in_gb(plan.size)} to {place}; "
         f"{to_come if plan.missing else 'all of it is there and is checked again'}"
     )
     output.note(f"{name}: {plan.memory}")
