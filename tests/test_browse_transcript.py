@@ -119,16 +119,16 @@ def test_failed_search_shows_its_error_and_attempts(tmp_path):
     assert "verdict    failed search: infrastructure" in drawn
 
 
-def test_a_search_by_a_named_engine_says_which(tmp_path):
+def test_a_search_by_a_named_retriever_says_which(tmp_path):
     asks = '<search engine="web"> q </search>'
     trajectory = episode(passages=None)
     trajectory.segments = [policy(f"<think>so</think> {asks}", 0), policy("<answer> Bern </answer>", 1)]
-    trajectory.searches = [replace(search("q"), engine="web")]
+    trajectory.searches = [replace(search("q"), retriever="web")]
     assert "── search 1 by web: q (ok, 0 passages" in shown(tmp_path, record(trajectory))
     assert spans(f"so {asks}") == (Span("other", "so "), Span("search", asks))
     with srl.store.open(tmp_path) as connection:
         (found,) = as_json(transcript(connection, trajectory.id))["search_results"]
-    assert found["engine"] == "web"
+    assert found["retriever"] == "web"
 
 
 EVIL = "[bold red]x[/] \x1b[31mred\x1b]0;title\x07 \u202egnp.exe \x9b2J \r\x08 \u2028 </answer>"

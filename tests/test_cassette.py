@@ -86,7 +86,7 @@ def test_a_resumed_run_goes_on_with_its_cassette(tmp_path, torn):
     assert found == [ok("a", "one"), ok("b", "one", "two"), ok("b", "one", "two")]
 
 
-def test_engines_are_told_apart(tmp_path):
+def test_retrievers_are_told_apart(tmp_path):
     several = NamedRetrievers(Scripted(a=[ok("a", "default")]), {"web": Scripted(a=[ok("a", "web")])})
     recorder = Recorder(several, tmp_path / "t")
 
@@ -102,11 +102,11 @@ def test_engines_are_told_apart(tmp_path):
     assert recorded[0].hits != recorded[1].hits
     assert isinstance(recorder, NamedSearchTool)
     assert isinstance(replay, NamedSearchTool)
-    assert replay.engines == ("web",)
+    assert replay.retrievers == ("web",)
     assert replay.digests == {"": "d" * 32, "web": "d" * 32}
 
 
-def test_a_cassette_of_one_engine_knows_no_others(tmp_path):
+def test_a_cassette_of_one_retriever_knows_no_others(tmp_path):
     recorder = Recorder(Scripted(a=[ok("a")]), tmp_path / "t")
     ask(recorder, "a")
     assert not isinstance(recorder, NamedSearchTool)

@@ -138,8 +138,32 @@ def test_a_place_where_no_cassette_can_be_is_said(tmp_path):
 
 
 def header(**changes: Any) -> str:
-    plain = {"format": 1, "kind": "search tape", "srl": "0", "topk": 3, "digests": {"": "d"}, "engines": None}
+    plain = {
+        "format": 1,
+        "kind": "search tape",
+        "srl": "0",
+        "topk": 3,
+        "digests": {"": "d"},
+        "retrievers": None,
+    }
     return json.dumps({**plain, **changes})
+
+
+def test_a_cassette_of_an_older_version_is_replayed(tmp_path):
+    digests = {"": "d", "web": "e"}
+    older = {
+        "format": 1,
+        "kind": "search tape",
+        "srl": "0",
+        "topk": 3,
+        "digests": digests,
+        "engines": ["web"],
+    }
+    (tmp_path / "t").write_text(f'{json.dumps(older)}\n{{"query": "a", "engine": "web"}}\n')
+    replay = Replay(tmp_path / "t")
+    assert replay.retrievers == ("web",)
+    found = asyncio.run(replay.search("a", "web"))
+    assert (found.retriever, found.index_digest) == ("web", "e")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +190,7 @@ def header(**changes: Any) -> str:
                 '{"query": "a", "hits": 3}',
                 '{"query": "a", "status": "fine"}',
                 '{"query": "a", "attempts": "3"}',
-                '{"query": "a", "engine": []}',
+                '{"query": "a", "retriever": []}',
                 '{"session": "x"}',
             )
         ),
@@ -204,7 +228,7 @@ searches = st.builds(
     attempts=st.integers(0),
     error=texts,
     index_digest=st.sampled_from(["", "d", "e"]),
-    engine=st.sampled_from(["", "web"]),
+    retriever=st.sampled_from(["", "web"]),
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bench.resume import differences
 from tests.training import Said, config, train, write_setting
-from tests.two_engines import only_run, script, searched, settings, write_place
+from tests.two_retrievers import only_run, script, searched, settings, write_place
 
 from srl.config import Config
 from srl.errors import UserError
@@ -30,7 +30,7 @@ pytest.importorskip("srl_bm25")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("engines")
+    folder = tmp_path_factory.mktemp("retrievers")
     write_place(folder)
     return folder
 
@@ -151,16 +151,16 @@ def test_processes_of_one_run_replay_one_cassette(recorded, towns):
     assert there.strip() == str([hit.passage.id for hit in asyncio.run(here.search(query)).hits])
 
 
-def test_a_cassette_is_of_all_engines(place, tmp_path, scripted):
+def test_a_cassette_is_of_all_retrievers(place, tmp_path, scripted):
     cassette = tmp_path / "run.cassette"
     with new_cassette(settings(place, f"search.cassette=record {cassette}")):
         recorder = loaded(settings(place, f"search.cassette=record {cassette}"), tmp_path)
     assert isinstance(recorder, Recorder)
     train(settings(place, f"search.cassette=record {tmp_path / 'other.cassette'}"), tmp_path / "recorded")
-    gone = [f"search.cassette=replay {tmp_path / 'other.cassette'}", "search.engines.papers.index=gone"]
+    gone = [f"search.cassette=replay {tmp_path / 'other.cassette'}", "search.retrievers.papers.index=gone"]
     replay = loaded(settings(place, *gone, search__index="gone"), tmp_path)
     assert isinstance(replay, Replay)
-    assert tuple(replay.engines) == ("papers",)
+    assert tuple(replay.retrievers) == ("papers",)
     train(settings(place, *gone, search__index="gone"), tmp_path / "replayed")
     assert searched(only_run(tmp_path / "replayed")) == searched(only_run(tmp_path / "recorded"))
 

@@ -34,7 +34,7 @@ SETTINGS = {
     "sft.steps": 2,
     "sft.batch_size": 2,
 }
-ENGINE = {"other": {"index": "other", "description": "another one"}}
+NAMED = {"other": {"index": "other", "description": "another one"}}
 
 OF_THE_MODEL: dict[str, object] = {
     "model.dtype": "bfloat16",
@@ -46,7 +46,7 @@ OF_THE_MODEL: dict[str, object] = {
     "data.max_prompt_length": 63,
     "data.max_response_length": 255,
     "search.index": Path("other"),
-    "search.engines": ENGINE,
+    "search.retrievers": NAMED,
     "search.topk": 2,
     "search.max_query_chars": 100,
     "retriever.bm25": {"k1": 1.5},
@@ -138,10 +138,10 @@ def configured(folder: Path, changes: Mapping[str, object] | None = None) -> Con
         node[last] = str(folder / value) if isinstance(value, Path) else value
     if tree["search"]["index"]:
         tree["data"]["corpus"] = None
-    if tree["search"]["engines"]:
-        tree["search"]["engines"] = {
-            name: {**engine, "index": str(folder / "other")}
-            for name, engine in tree["search"]["engines"].items()
+    if tree["search"]["retrievers"]:
+        tree["search"]["retrievers"] = {
+            name: {**named, "index": str(folder / "other")}
+            for name, named in tree["search"]["retrievers"].items()
         }
     return Config.model_validate(tree)
 

@@ -15,12 +15,13 @@ from srl.workspace import Workspace
 RUN = "20261122T000000Z-tiny-ppo-s0-0001"
 PATHS = {
     "model.path", "model.tokenizer", "data.train_files", "data.val_files", "data.test_files", "data.corpus",
-    "data.template", "search.index", "search.engines.<name>.index", "search.cassette", "ref.path",
+    "data.template", "search.index", "search.retrievers.<name>.index", "search.cassette", "ref.path",
     "sft.train_files", "trainer.plugin_path",
 }  # fmt: skip
 TEXTS = {
     "model.device", "model.lora_target_modules", "model.attn_implementation", "search.url", "search.digest",
-    "search.engines.<name>.url", "search.engines.<name>.retriever", "search.engines.<name>.description",
+    "search.retrievers.<name>.url", "search.retrievers.<name>.retriever",
+    "search.retrievers.<name>.description",
     "retriever.name", "algorithm.name", "trainer.project_name", "trainer.experiment_name", "cluster.address",
 }  # fmt: skip
 
@@ -49,7 +50,7 @@ def test_every_key_that_takes_a_text_is_known_to_hold_a_path_or_none():
     texts = {key.name for key in keys() if "text" in key.takes}
     assert texts == PATHS | TEXTS
     assert {name for name in texts if _is_path(tuple(name.split(".")))} == PATHS
-    assert place(("search", "engines", "any", "index"))[0] == "leaf"
+    assert place(("search", "retrievers", "any", "index"))[0] == "leaf"
 
 
 def test_a_saved_path_of_the_workspace_moves_with_it_and_others_are_absolute(here, monkeypatch):
@@ -99,7 +100,7 @@ def test_a_cassette_and_the_options_of_retrievers_have_absolute_paths(here, monk
     assert saved.retriever.options("hybrid")["retrievers"]["e5"]["model"] == encoder
     assert saved.retriever.options("rerank")["model"] == encoder
     assert saved.retriever.options("rerank")["options"]["model"] == encoder
-    options = saved.search.engines["web"].options
+    options = saved.search.retrievers["web"].options
     assert (options["ledger"], options["cache"]) == (str(here / "l.sqlite"), "user")
 
 

@@ -40,8 +40,8 @@ FAULTS = {
     "no index": ({"data.corpus": None, "search.index": "nowhere"}, "nowhere"),
     "no web address": ({"data.corpus": None, "search.url": "file:///tmp"}, "is not the URL of a search "),
     "a cassette that is not there": ({"search.cassette": "replay nowhere.cassette"}, "there is no cassette "),
-    "an engine without an index": (
-        {"search.engines": {"other": {"index": "/nowhere"}}, "data.max_prompt_length": 128}, "nowhere"
+    "a retriever without an index": (
+        {"search.retrievers": {"other": {"index": "/nowhere"}}, "data.max_prompt_length": 128}, "nowhere"
     ),
     "no tokenizer": ({"model.tokenizer": "nowhere"}, "no tokenizer directory "),
     "an empty reference": ({"ref.path": "folder", "actor.use_kl_loss": True}, "is not a model directory"),
@@ -54,9 +54,9 @@ FAULTS = {
 def configured(place, changes):
     names = ("damaged", "folder", "words.parquet", "words.jsonl", "nowhere", "nowhere.jsonl")
     given = {key: str(place / value) if value in names else value for key, value in changes.items()
-             if key != "search.engines"}  # fmt: skip
-    engines = {key: value for key, value in changes.items() if key == "search.engines"}
-    return config(place, **{key.replace(".", "__"): value for key, value in {**given, **engines}.items()})
+             if key != "search.retrievers"}  # fmt: skip
+    named = {key: value for key, value in changes.items() if key == "search.retrievers"}
+    return config(place, **{key.replace(".", "__"): value for key, value in {**given, **named}.items()})
 
 
 @pytest.mark.parametrize(("changes", "message"), FAULTS.values(), ids=FAULTS)

@@ -210,11 +210,11 @@ def test_env_metrics_by_hand() -> None:
     )
 
 
-def test_searches_by_a_named_engine_are_counted_by_its_name() -> None:
-    web, failed = replace(search("a"), engine="web"), replace(search(status="rejected"), engine="wbe")
+def test_searches_by_a_named_retriever_are_counted_by_its_name() -> None:
+    web, failed = replace(search("a"), retriever="web"), replace(search(status="rejected"), retriever="wbe")
     metrics = env_metrics([episode(searches=(web, web, failed)), episode(searches=(search("b"),))])
-    by_engine = {name: value for name, value in metrics.items() if "engine=" in name}
-    assert by_engine == {"env/number_of_valid_search/engine=web": 1}
+    by_retriever = {name: value for name, value in metrics.items() if "retriever=" in name}
+    assert by_retriever == {"env/number_of_valid_search/retriever=web": 1}
     assert metrics["env/number_of_valid_search"] == 3 / 2
 
 

@@ -1,4 +1,4 @@
-"""Several search engines in one run: how the policy names one, where the query goes, what it is told."""
+"""Several retrievers in one run: how the policy names one, where the query goes, what it is told."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.tiny_models import byte_level_tokenizer
 from srl.protocol import (
     TEMPLATES,
     Action,
-    engine_tag,
     escape,
-    list_engines,
+    list_retrievers,
     parse_action,
     render_passage,
+    search_tag,
     template,
 )
 from srl.rollout.codec import Codec
@@ -52,11 +52,11 @@ def codec() -> Codec:
         "<search engine= web >",
     ],
 )
-def test_a_search_tag_names_its_engine(tag):
+def test_a_search_tag_names_its_retriever(tag):
     assert parse_action(f"<think>so</think>{tag} q </search>") == Action("search", "q", "web")
 
 
-def test_a_search_without_a_name_asks_the_default_engine():
+def test_a_search_without_a_name_asks_the_default_retriever():
     for tag in ("<search>", '<search engine="">', "<search engine=' '>"):
         assert parse_action(f"{tag}q</search>") == Action("search", "q", "")
 
@@ -85,16 +85,16 @@ def test_anything_else_in_the_opening_tag_is_no_action(text):
 
 @given(st.text(string.ascii_lowercase + string.digits + "_-", min_size=1))
 def test_the_tag_that_prompts_show_is_the_tag_that_is_read(name):
-    assert parse_action(f"{engine_tag(name)}q</search>") == Action("search", "q", name)
+    assert parse_action(f"{search_tag(name)}q</search>") == Action("search", "q", name)
 
 
-def test_the_first_complete_action_counts_whatever_engine_it_names():
+def test_the_first_complete_action_counts_whatever_retriever_it_names():
     assert parse_action(f"{ASKS_WEB}{ANSWERS}") == Action("search", "lighthouse", "web")
     assert parse_action(f"<search engine=web>{ANSWERS}") == Action("answer", "Ossa Trell")
 
 
 @pytest.mark.parametrize("tag", ['<search engine="x">', "<search engine=x>", "< SEARCH\nengine='x' >"])
-def test_a_tag_with_an_engine_in_retrieved_text_is_harmless(tag):
+def test_a_tag_with_a_retriever_in_retrieved_text_is_harmless(tag):
     assert escape(f"{tag}q</search>") == f"&lt;{tag[1:]}q&lt;/search>"
     shown = render_passage(1, Hit(Passage("p", f'"{tag}"\n{tag}q</search>'), 1.0))
     assert parse_action(shown) is None
@@ -104,25 +104,30 @@ def test_a_tag_with_an_engine_in_retrieved_text_is_harmless(tag):
 # The episode
 
 
-def test_each_search_goes_to_the_engine_that_it_names(codec):
+def test_each_search_goes_to_the_retriever_that_it_names(codec):
     default, web = TableSearch([PAGE]), TableSearch([PAPER])
     trajectory = play(codec, [ASKS_WEB, ASKS, ANSWERS], NamedRetrievers(default, {"web": web}))
     assert (default.queries, web.queries) == (["lighthouse"], ["lighthouse"])
-    assert [(search.engine, search.turn) for search in trajectory.searches] == [("web", 0), ("", 1)]
+    assert [(search.retriever, search.turn) for search in trajectory.searches] == [("web", 0), ("", 1)]
     assert [search.hits[0].passage for search in trajectory.searches] == [PAPER, PAGE]
     assert "On lighthouses" in trajectory.segments[2].text
     assert (trajectory.end, trajectory.valid_searches, trajectory.valid_actions) == ("answered", 2, 3)
     assert trajectory.segments[1].text == ASKS_WEB
 
 
-def test_an_engine_that_there_is_not_is_the_policys_own_mistake(codec):
+def test_a_retriever_that_there_is_not_is_the_policys_own_mistake(codec):
     web = TableSearch()
     searcher = NamedRetrievers(TableSearch(), {"web": web, "papers": TableSearch()})
     told = TEMPLATES["search-r1"].naming({"web": "", "papers": ""})
     asks = ASKS_WEB.replace('"web"', '"wbe"')
     trajectory = play(codec, [asks, ANSWERS], searcher, template=told)
     (search,) = trajectory.searches
-    assert (search.status, search.engine, search.is_fault, search.attempts) == ("rejected", "wbe", False, 0)
+    assert (search.status, search.retriever, search.is_fault, search.attempts) == (
+        "rejected",
+        "wbe",
+        False,
+        0,
+    )
     assert search.error == "no search engine 'wbe': there are web, papers"
     assert web.queries == []
     assert [segment.kind for segment in trajectory.segments] == ["prompt", "policy", "feedback", "policy"]
@@ -132,10 +137,10 @@ def test_an_engine_that_there_is_not_is_the_policys_own_mistake(codec):
     assert (trajectory.valid, trajectory.valid_actions, trajectory.valid_searches) == (True, 1, 0)
 
 
-def test_an_engine_by_name_where_there_is_only_one_is_rejected(codec):
+def test_a_retriever_by_name_where_there_is_only_one_is_rejected(codec):
     search = TableSearch()
     trajectory = play(codec, [ASKS_WEB, ASKS, ANSWERS], search)
-    assert [(found.status, found.engine) for found in trajectory.searches] == [
+    assert [(found.status, found.retriever) for found in trajectory.searches] == [
         ("rejected", "web"),
         ("ok", ""),
     ]
@@ -150,10 +155,10 @@ def test_a_search_by_name_where_search_is_off_is_no_action(codec):
     assert (trajectory.searches, trajectory.valid_actions) == ([], 1)
 
 
-def test_a_fault_of_one_engine_fails_the_episode_and_says_which(codec):
+def test_a_fault_of_one_retriever_fails_the_episode_and_says_which(codec):
     web = TableSearch(outcomes=[Search("lighthouse", status="timed_out", error="no answer")])
     trajectory = play(codec, [ASKS_WEB, ANSWERS], NamedRetrievers(TableSearch(), {"web": web}))
-    assert (trajectory.end, trajectory.searches[-1].engine) == ("failed", "web")
+    assert (trajectory.end, trajectory.searches[-1].retriever) == ("failed", "web")
 
 
 class WhoAsks(TableSearch):
@@ -198,13 +203,13 @@ class Elsewhere(TableSearch):
         self.calls.append("close")
 
 
-def test_every_engine_is_reached_closed_and_named_with_its_index():
+def test_every_retriever_is_reached_closed_and_named_with_its_index():
     default, web = Elsewhere("d1"), Elsewhere("d2")
     searcher = NamedRetrievers(default, {"web": web, "table": TableSearch()})
     asyncio.run(searcher.connect())
     asyncio.run(searcher.aclose())
     assert default.calls == web.calls == ["connect", "close"]
-    assert (searcher.engines, searcher.index_digest) == (("web", "table"), "d1")
+    assert (searcher.retrievers, searcher.index_digest) == (("web", "table"), "d1")
     assert searcher.digests == {"": "d1", "web": "d2", "table": ""}
 
 
@@ -217,13 +222,13 @@ def test_what_needs_no_reaching_is_left_alone():
 # The prompt
 
 
-def test_a_prompt_without_engines_is_search_r1s_to_the_letter():
+def test_a_prompt_without_retrievers_is_search_r1s_to_the_letter():
     (message,) = template("search-r1").messages("who")
     assert message["content"].endswith("<answer> Beijing </answer>. Question: who?\n")
     assert template("search-r1").naming({}) == template("search-r1")
 
 
-def test_the_engines_stand_before_the_question_each_with_what_it_is():
+def test_the_retrievers_stand_before_the_question_each_with_what_it_is():
     told = template("search-r1").naming({"web": "live pages", "papers": ""})
     (message,) = told.messages("who")
     plain = template("search-r1").messages("who")[0]["content"]
@@ -234,15 +239,19 @@ def test_the_engines_stand_before_the_question_each_with_what_it_is():
     assert message["content"] == plain.replace("Question: who", f"{sentence}Question: who")
 
 
-def test_a_template_without_search_names_no_engine():
+def test_a_template_without_search_names_no_retriever():
     assert template("r1").naming({"web": "live pages"}) == template("r1")
 
 
-def test_a_template_file_says_where_its_engines_stand(tmp_path):
+def test_a_template_file_says_where_its_retrievers_stand(tmp_path):
     file = tmp_path / "mine.txt"
-    file.write_text("Use <search>.\n{engines}\nQuestion: {question}\n", encoding="utf-8")
-    engines = {"web": "live pages"}
+    file.write_text("Use <search>.\n{retrievers}\nQuestion: {question}\n", encoding="utf-8")
+    named = {"web": "live pages"}
     found = template(str(file))
     assert found.messages("who")[0]["content"] == "Use <search>.\nQuestion: who?\n"
-    listed = found.naming(engines).messages("who")[0]["content"]
-    assert listed == f"Use <search>.\n{list_engines(engines)}\nQuestion: who?\n"
+    listed = found.naming(named).messages("who")[0]["content"]
+    assert listed == f"Use <search>.\n{list_retrievers(named)}\nQuestion: who?\n"
+    file.write_text("Use <search>.\n{engines}\nQuestion: {question}\n", encoding="utf-8")  # as older ones
+    older = template(str(file))
+    assert older.messages("who") == found.messages("who")
+    assert older.naming(named).messages("who")[0]["content"] == listed

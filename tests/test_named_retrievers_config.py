@@ -1,4 +1,4 @@
-"""Search engines and cassettes in the configuration: how they are given, and what is said of a mistake."""
+"""Named retrievers and cassettes in the configuration: how they are given, and what is said of a mistake."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from srl.config import describe, load_config, load_saved, save_config
 from srl.errors import UserError
-from srl.protocol import list_engines
+from srl.protocol import list_retrievers
 
-WEB = "search.engines.web"
+WEB = "search.retrievers.web"
 
 
 def refused(sets: list[str]) -> str:
@@ -21,22 +21,51 @@ def refused(sets: list[str]) -> str:
     return str(caught.value)
 
 
-def test_engines_are_put_over_each_other_key_by_key(tmp_path):
+def test_named_retrievers_are_put_over_each_other_key_by_key(tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text(
-        "search:\n  engines:\n    web: {retriever: bm25, description: live pages}\n    wiki: {index: w}\n",
+        "search:\n  retrievers:\n    web: {retriever: bm25, description: live pages}\n    wiki: {index: w}\n",
     )
-    resolved = load_config(file=file, sets=[f"{WEB}.options.k1=1.5", "search.engines.papers.url=http://h/"])
-    engines = resolved.config.search.engines
-    assert list(engines) == ["web", "wiki", "papers"]
-    assert (engines["web"].description, engines["web"].options["k1"]) == ("live pages", 1.5)
-    assert (engines["wiki"].index, engines["papers"].url) == ("w", ("http://h/",))
-    assert resolved.origins["search.engines.wiki.index"] == f"{file}:4"
+    resolved = load_config(
+        file=file, sets=[f"{WEB}.options.k1=1.5", "search.retrievers.papers.url=http://h/"]
+    )
+    named = resolved.config.search.retrievers
+    assert list(named) == ["web", "wiki", "papers"]
+    assert (named["web"].description, named["web"].options["k1"]) == ("live pages", 1.5)
+    assert (named["wiki"].index, named["papers"].url) == ("w", ("http://h/",))
+    assert resolved.origins["search.retrievers.wiki.index"] == f"{file}:4"
     assert resolved.origins[f"{WEB}.options.k1"] == "--set"
-    assert load_config(file=file, sets=["search.engines={}"]).config.search.engines == {}
+    assert load_config(file=file, sets=["search.retrievers={}"]).config.search.retrievers == {}
 
 
-def test_every_key_of_an_engine_is_resolved_and_saved(tmp_path):
+def test_an_old_key_is_read_with_one_warning_that_says_todays(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("search:\n  topk: 2\n  engines:\n    web: {retriever: bm25, topk: 5}\n")
+    resolved = load_config(file=file)
+    assert resolved.config.search.retrievers["web"].topk == 5
+    assert resolved.origins[f"{WEB}.topk"] == f"{file}:4"
+    assert [said for said in resolved.warnings if "search.engines" in said] == [
+        f"{file}:4: search.engines is now search.retrievers; write search.retrievers"
+    ]
+    typed = load_config(sets=["search.engines.web.retriever=bm25", "search.engines.web.topk=5"])
+    assert typed.config.search.retrievers == resolved.config.search.retrievers
+    assert [said for said in typed.warnings if "search.engines" in said] == [
+        "--set: search.engines is now search.retrievers; write search.retrievers"
+    ]
+    with pytest.raises(UserError, match=r"no key 'search.retrievers.web.ulr'"):
+        load_config(sets=["search.engines.web.ulr=http://h/"])
+
+
+def test_a_configuration_saved_under_an_old_key_is_read(tmp_path):
+    resolved = load_config(sets=[f"{WEB}.retriever=bm25"])
+    save_config(tmp_path, resolved.config)
+    file = tmp_path / "config.yaml"
+    file.write_text(file.read_text().replace("retrievers:", "engines:"))
+    assert "engines:" in file.read_text()
+    assert load_saved(tmp_path) == resolved.config
+
+
+def test_every_key_of_a_named_retriever_is_resolved_and_saved(tmp_path):
     resolved = load_config(sets=[f"{WEB}.retriever=bm25"])
     rows = {key: (value, where) for key, value, where in describe(resolved)}
     assert rows[f"{WEB}.options.k1"] == (0.9, "default")
@@ -48,24 +77,24 @@ def test_every_key_of_an_engine_is_resolved_and_saved(tmp_path):
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["search.engines=3"], "search.engines is 3, expected mapping of names to sections"),
-        ([f"{WEB}=3"], "search.engines.web is 3, expected keys under it"),
-        ([f"{WEB}.topk=0"], "search.engines.web.topk is 0, expected integer ≥ 1 or null"),
-        ([f"{WEB}.ulr=http://h/"], "did you mean 'search.engines.<name>.url'?"),
-        ([f"{WEB}.description='a <b>'", f"{WEB}.index=i"], "search.engines.web.description is 'a <b>'"),
-        ([f"{WEB}.topk=2"], "search.engines.web has none of url, index and retriever; give one"),
-        ([f"{WEB}.url=http://h/", f"{WEB}.index=i"], "search.engines.web has url and index of"),
-        (["search.engines.My Web.index=i"], "the name of an engine is of a-z, 0-9, - and _"),
-        ([f"{WEB}.url=https://me:secret@h/"], "search.engines.web.url for h holds a password"),
+        (["search.retrievers=3"], "search.retrievers is 3, expected mapping of names to sections"),
+        ([f"{WEB}=3"], "search.retrievers.web is 3, expected keys under it"),
+        ([f"{WEB}.topk=0"], "search.retrievers.web.topk is 0, expected integer ≥ 1 or null"),
+        ([f"{WEB}.ulr=http://h/"], "did you mean 'search.retrievers.<name>.url'?"),
+        ([f"{WEB}.description='a <b>'", f"{WEB}.index=i"], "search.retrievers.web.description is 'a <b>'"),
+        ([f"{WEB}.topk=2"], "search.retrievers.web has none of url, index and retriever; give one"),
+        ([f"{WEB}.url=http://h/", f"{WEB}.index=i"], "search.retrievers.web has url and index of"),
+        (["search.retrievers.My Web.index=i"], "expected a name of a-z, 0-9, - and _"),
+        ([f"{WEB}.url=https://me:secret@h/"], "search.retrievers.web.url for h holds a password"),
         ([f"{WEB}.url=https://h/?api_key=secret"], "alone, and the server's key in the environment: export"),
         ([f"{WEB}.retriever=nope"], "no retriever 'nope': installed are "),
-        ([f"{WEB}.retriever=bm25", f"{WEB}.options.k2=1"], "no option search.engines.web.options.k2"),
+        ([f"{WEB}.retriever=bm25", f"{WEB}.options.k2=1"], "no option search.retrievers.web.options.k2"),
         (["search.cassette=cassette.jsonl"], "search.cassette is 'cassette.jsonl', expected text like"),
         (["search.cassette=record"], "search.cassette is 'record', expected text like"),
         (["search.digest=abc"], "search.digest is 'abc', expected text like"),
     ],
 )
-def test_engines_and_cassettes_that_cannot_be_are__refused(sets, message):
+def test_retrievers_and_cassettes_that_cannot_be_are__refused(sets, message):
     said = refused(sets)
     assert message in said
     assert "secret" not in said
@@ -86,8 +115,8 @@ def test_an_option_that_a_plugin_reads_from_a_file_stays_what_was_given(tmp_path
     file.write_text("url: https://example.org/search\nparams: {q: '{query}'}\nresults: results\n")
     sets = [f"{WEB}.retriever=web", f"{WEB}.options.api={file}"]
     resolved = load_config(sets=sets)
-    assert resolved.config.search.engines["web"].options["api"] == str(file)
-    assert resolved.config.search.engines["web"].options["attempts"] == 3
+    assert resolved.config.search.retrievers["web"].options["api"] == str(file)
+    assert resolved.config.search.retrievers["web"].options["attempts"] == 3
 
 
 def test_the_example_of_the_page_is_a_configuration(tmp_path):
@@ -96,7 +125,7 @@ def test_the_example_of_the_page_is_a_configuration(tmp_path):
     example = tmp_path / "example.yaml"
     example.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0])
     search = load_config(file=example).config.search
-    assert list(search.engines) == ["papers", "web"]
+    assert list(search.retrievers) == ["papers", "web"]
     said = page.read_text(encoding="utf-8").replace("\n", " ")
-    descriptions = {name: engine.description for name, engine in search.engines.items()}
-    assert list_engines(descriptions) in said, "the page shows the sentence that a prompt gets"
+    descriptions = {name: one.description for name, one in search.retrievers.items()}
+    assert list_retrievers(descriptions) in said, "the page shows the sentence that a prompt gets"

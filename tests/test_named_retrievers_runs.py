@@ -1,4 +1,4 @@
-"""Runs and evaluations with several search engines: what is searched, logged and said."""
+"""Runs and evaluations with several retrievers: what is searched, logged and said."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from tests.live_server import running
 from tests.training import Said, train
-from tests.two_engines import PAPERS, only_run, script, searched, settings, write_place
+from tests.two_retrievers import PAPERS, only_run, script, searched, settings, write_place
 
 import srl.store
 from srl.config import Config
 from srl.data.parquet import write_questions
 from srl.errors import UserError
+from srl.files import write_json
 from srl.index import build_index, open_index
 from srl.protocol import template
 from srl.serve.named_retrievers import NamedRetrievers, digest_of
@@ -26,7 +27,7 @@ from srl.train.dry_run.plan import plan
 from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.loading import load_policy
 from srl.train.prepare import choose_template, load_questions, warn_about_unlisted_retrievers
-from srl.train.run import resume
+from srl.train.run import Identity, resume
 from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Hit, Question
 from srl.workspace import Workspace
@@ -36,7 +37,7 @@ pytest.importorskip("srl_bm25")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("engines")
+    folder = tmp_path_factory.mktemp("retrievers")
     write_place(folder)
     return folder
 
@@ -46,10 +47,10 @@ def scripted(monkeypatch):
     script(monkeypatch)
 
 
-# Training with two engines
+# Training with two retrievers
 
 
-def test_a_training_run_searches_two_engines_and_says_which_in_its_log(place, tmp_path, scripted):
+def test_a_training_run_searches_two_retrievers_and_says_which_in_its_log(place, tmp_path, scripted):
     train(settings(place), tmp_path)
     run = only_run(tmp_path)
     assert searched(run) == [
@@ -59,7 +60,7 @@ def test_a_training_run_searches_two_engines_and_says_which_in_its_log(place, tm
     ]
     pages, papers = (open_index(place / name).digest for name in ("pages", "papers"))
     with srl.store.open(run) as log:
-        digests = log.execute("SELECT DISTINCT engine, index_digest FROM searches ORDER BY ALL").fetchall()
+        digests = log.execute("SELECT DISTINCT retriever, index_digest FROM searches ORDER BY ALL").fetchall()
         (prompt,) = log.execute("SELECT DISTINCT text FROM segments WHERE kind = 'prompt'").fetchone()
         (told,) = log.execute("SELECT DISTINCT text FROM segments WHERE kind = 'feedback'").fetchone()
     assert digests == [("", pages), ("papers", papers), ("wbe", "")]
@@ -70,7 +71,7 @@ def test_a_training_run_searches_two_engines_and_says_which_in_its_log(place, tm
         assert (known["index_digest"], known["retriever_digests"]) == (pages, {"papers": papers})
 
 
-def test_another_index_of_a_named_engine_is_said_aloud(place, tmp_path, scripted, capsys):
+def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scripted, capsys):
     from srl.cli.eval import _show
 
     train(settings(place, "search.digest=" + open_index(place / "pages").digest[:12]), tmp_path)
@@ -80,31 +81,33 @@ def test_another_index_of_a_named_engine_is_said_aloud(place, tmp_path, scripted
     same = evaluate_model(settings_of(model, None, None, {}, []), files, workspace)
     assert same.others == []
     assert same.settings["search"].metrics["eval/em"] == 1
-    sets = [f"search.engines.papers.index={place / 'pages'}", f"search.index={place / 'papers'}"]
+    sets = [f"search.retrievers.papers.index={place / 'pages'}", f"search.index={place / 'papers'}"]
     other = evaluate_model(settings_of(model, None, None, {}, sets), files, workspace)
     _show(other, as_json=True)
     out, err = capsys.readouterr()
     trained = IndexDigests.read(json.loads((model / "srl.json").read_text(encoding="utf-8")))
     pages, papers = trained.index_digest, trained.retriever_digests["papers"]
     assert f"warning: trained with the index {pages[:12]}, measured with {papers[:12]}" in err
-    assert f"trained with the index of the engine 'papers' {papers[:12]}, measured with {pages[:12]}" in err
+    assert (
+        f"trained with the index of the retriever 'papers' {papers[:12]}, measured with {pages[:12]}" in err
+    )
     found = json.loads(out)
     assert found["retriever_digests"] == {"papers": pages}
-    assert [item["engine"] for item in found["other_indexes"]] == ["", "papers"]
+    assert [item["retriever"] for item in found["other_indexes"]] == ["", "papers"]
     _show(same, as_json=False)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["searches", "per", "question", "2.000"] in rows
     assert ["by", "papers", "1.000"] in rows
 
 
-def test_a_resumed_run_says_that_an_engine_has_another_index(place, tmp_path, scripted):
+def test_a_resumed_run_says_that_a_retriever_has_another_index(place, tmp_path, scripted):
     moved = tmp_path / "papers"
     build_index(place / "papers.jsonl", moved, "bm25", {})
-    train(settings(place, f"search.engines.papers.index={moved}"), tmp_path)
+    train(settings(place, f"search.retrievers.papers.index={moved}"), tmp_path)
     build_index(place / "pages.jsonl", moved, "bm25", {}, overwrite=True)
     said = Said()
     resume(only_run(tmp_path), workspace=Workspace(tmp_path), terminal=said, steps=2)
-    assert "started with the index of the engine 'papers'" in said.text
+    assert "started with the index of the retriever 'papers'" in said.text
     assert "started with another index" not in said.text
 
 
@@ -115,20 +118,20 @@ def loaded(config: Config, workspace: Path) -> object:
     return load_search(config, Workspace(workspace), lambda text: None)
 
 
-def test_one_engine_is_not_wrapped_and_several_are(place, tmp_path):
+def test_one_retriever_is_not_wrapped_and_several_are(place, tmp_path):
     several = loaded(settings(place), tmp_path)
     assert isinstance(several, NamedRetrievers)
-    assert several.engines == ("papers",)
-    alone = loaded(settings(place, "search.engines={}"), tmp_path)
-    assert not hasattr(alone, "engines")
+    assert several.retrievers == ("papers",)
+    alone = loaded(settings(place, "search.retrievers={}"), tmp_path)
+    assert not hasattr(alone, "retrievers")
     assert loaded(settings(place, rollout__search=False, data__template="r1"), tmp_path) is None
 
 
-def test_engines_over_http_find_what_they_find_in_this_process(place, tmp_path, scripted):
+def test_retrievers_over_http_find_what_they_find_in_this_process(place, tmp_path, scripted):
     train(settings(place), tmp_path / "here")
     app = create_app({name: open_index(place / name) for name in ("pages", "papers")})
     with running(app) as url:
-        papers = ["search.engines.papers.index=null", f"search.engines.papers.url={url}/papers"]
+        papers = ["search.retrievers.papers.index=null", f"search.retrievers.papers.url={url}/papers"]
         train(settings(place, *papers, search__index=None, search__url=[url]), tmp_path / "there")
     here, there = only_run(tmp_path / "here"), only_run(tmp_path / "there")
     assert searched(there) == searched(here)
@@ -137,10 +140,10 @@ def test_engines_over_http_find_what_they_find_in_this_process(place, tmp_path, 
     }
 
 
-def test_an_engine_that_does_not_answer_is_said_before_the_run_begins(place, tmp_path):
+def test_a_retriever_that_does_not_answer_is_said_before_the_run_begins(place, tmp_path):
     with bind(port=0) as listener:
         url = url_of(listener)
-    gone = ["search.engines.papers.index=null", f"search.engines.papers.url={url}"]
+    gone = ["search.retrievers.papers.index=null", f"search.retrievers.papers.url={url}"]
     with pytest.raises(UserError, match="no search server answers"):
         train(settings(place, *gone), tmp_path)
 
@@ -162,8 +165,8 @@ def test_a_live_retriever_needs_no_index(place, tmp_path, monkeypatch, scripted)
     made = []
     monkeypatch.setattr(searching, "live_index", lambda *given: made.append(Outside(*given)) or made[-1])
     live = settings(
-        place, "search.engines.papers.index=null", "search.engines.papers.retriever=bm25",
-        "search.engines.papers.options.k1=1.5", "search.engines.papers.topk=2",
+        place, "search.retrievers.papers.index=null", "search.retrievers.papers.retriever=bm25",
+        "search.retrievers.papers.options.k1=1.5", "search.retrievers.papers.topk=2",
     )  # fmt: skip
     train(live, tmp_path)
     assert ("papers", "lighthouse", "ok", 2) in searched(only_run(tmp_path))
@@ -186,14 +189,14 @@ class Api(BaseHTTPRequestHandler):
         """Nothing to say."""
 
 
-def test_the_web_is_an_engine_of_a_run_and_a_cassette_stands_for_it(place, tmp_path, scripted):
+def test_the_web_is_a_retriever_of_a_run_and_a_cassette_stands_for_it(place, tmp_path, scripted):
     pytest.importorskip("srl_web")
-    web = ["search.engines.papers.index=null", "search.engines.papers.retriever=web",
-           "search.engines.papers.options.cache=null"]  # fmt: skip
+    web = ["search.retrievers.papers.index=null", "search.retrievers.papers.retriever=web",
+           "search.retrievers.papers.options.cache=null"]  # fmt: skip
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/search"
-        api = f"search.engines.papers.options.api={{url: '{url}', params: {{q: '{{query}}'}}}}"
+        api = f"search.retrievers.papers.options.api={{url: '{url}', params: {{q: '{{query}}'}}}}"
         cassette = f"search.cassette=record {tmp_path / 'run.cassette'}"
         train(settings(place, *web, api, cassette), tmp_path / "there")
         server.shutdown()
@@ -211,8 +214,8 @@ def test_the_web_is_an_engine_of_a_run_and_a_cassette_stands_for_it(place, tmp_p
     assert "Ossa Trell" in page
 
 
-def test_a_retriever_that_needs_an_index_is_no_engine_without_one(place, tmp_path):
-    live = settings(place, "search.engines.papers.index=null", "search.engines.papers.retriever=bm25")
+def test_a_retriever_that_needs_an_index_is_no_retriever_without_one(place, tmp_path):
+    live = settings(place, "search.retrievers.papers.index=null", "search.retrievers.papers.retriever=bm25")
     with pytest.raises(UserError, match="bm25 searches an index"):
         loaded(live, tmp_path)
 
@@ -224,15 +227,25 @@ def test_the_index_must_be_the_expected_one(place, tmp_path):
         loaded(settings(place, search__digest="0" * 12), tmp_path)
 
 
-def test_an_older_description_knows_no_engines():
+def test_an_older_description_knows_no_retrievers():
     older = IndexDigests.read({"index_digest": "a"})
     assert IndexDigests("b", {"web": "c"}).others(older)[0].now == "b"
     assert IndexDigests("", {"web": "c"}).others(older) == []
     assert IndexDigests.read({}) == IndexDigests()
 
 
-def test_the_plan_names_every_engine_and_the_cassette(place):
-    found = plan(settings(place, "search.cassette=record my.cassette", "search.engines.papers.topk=5"))
+def test_an_older_description_calls_retrievers_engines_and_is_read(tmp_path):
+    known = {"preset": "tiny", "algo": "ppo", "started": "2026-01-01T00:00:00+00:00"}
+    digests = {"index_digest": "a", "engine_digests": {"web": "b"}}
+    assert IndexDigests.read(digests) == IndexDigests("a", {"web": "b"})
+    write_json(tmp_path / "run.json", {"format": 1, **known, "engine": "verl", **digests})
+    assert Identity.read(tmp_path) == Identity(
+        **known, backend="verl", index_digest="a", retriever_digests={"web": "b"}
+    )
+
+
+def test_the_plan_names_every_retriever_and_the_cassette(place):
+    found = plan(settings(place, "search.cassette=record my.cassette", "search.retrievers.papers.topk=5"))
     assert found.facts["search"] == (
         f"in this process, {place / 'pages'}, 1 passages a search; papers: {place / 'papers'}, 5 passages "
         "a search; recorded on my.cassette"
@@ -247,7 +260,7 @@ def test_the_plan_names_every_engine_and_the_cassette(place):
 
 
 def untold(config: Config, tmp_path: Path) -> list[str]:
-    """What is said of the training prompts that leave engines out."""
+    """What is said of the training prompts that leave retrievers out."""
     said: list[str] = []
     codec = load_policy(config.model, lambda text: None).codec
     warn_about_unlisted_retrievers(
@@ -256,39 +269,39 @@ def untold(config: Config, tmp_path: Path) -> list[str]:
     return said
 
 
-def test_prompts_as_the_files_have_them_leave_engines_out_and_that_is_said(place, tmp_path):
+def test_prompts_as_the_files_have_them_leave_retrievers_out_and_that_is_said(place, tmp_path):
     (said,) = untold(settings(place, data__template=None), tmp_path)
-    assert said.startswith("warning: 1 of 1 prompts do not name every engine of search.engines")
+    assert said.startswith("warning: 1 of 1 prompts do not name every retriever of search.retrievers")
     assert untold(settings(place), tmp_path) == []
-    assert untold(settings(place, "search.engines={}", data__template=None), tmp_path) == []
+    assert untold(settings(place, "search.retrievers={}", data__template=None), tmp_path) == []
 
 
 def test_a_run_and_an_evaluation_say_what_their_prompts_leave_out(place, tmp_path, scripted):
     said = Said()
     train(settings(place, data__template=None), tmp_path, terminal=said)
-    assert "1 of 1 prompts do not name every engine" in " ".join(said.text.split())
+    assert "1 of 1 prompts do not name every retriever" in " ".join(said.text.split())
     notes: list[str] = []
     files = [str(place / "train.parquet")]
     own = settings(place, data__template=None)
     evaluate_model(own, files, Workspace(tmp_path), note=notes.append)
-    assert "1 of 1 prompts do not name every engine" in " ".join(notes)
+    assert "1 of 1 prompts do not name every retriever" in " ".join(notes)
 
 
-def test_prompts_that_name_the_engines_themselves_are_left_in_peace(place, tmp_path):
+def test_prompts_that_name_the_retrievers_themselves_are_left_in_peace(place, tmp_path):
     prompt = ({"role": "user", "content": "Ask papers or the default. Question: Who?"},)
     write_questions(tmp_path / "own.parquet", [Question("q", "Who?", ("x",), prompt=prompt)])
     own = settings(place, data__template=None, data__train_files=[str(tmp_path / "own.parquet")])
     assert untold(own, tmp_path) == []
 
 
-def test_a_template_file_without_its_place_for_engines_is_said(place, tmp_path):
+def test_a_template_file_without_its_place_for_retrievers_is_said(place, tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("Use <search>. Question: {question}", encoding="utf-8")
     assert len(untold(settings(place, data__template=str(file)), tmp_path)) == 1
-    file.write_text("Use <search>. {engines} Question: {question}", encoding="utf-8")
+    file.write_text("Use <search>. {retrievers} Question: {question}", encoding="utf-8")
     assert untold(settings(place, data__template=str(file)), tmp_path) == []
 
 
-def test_without_search_no_prompt_names_an_engine(place):
+def test_without_search_no_prompt_names_a_retriever(place):
     off = settings(place, rollout__search=False, data__template="r1")
     assert choose_template(off) == template("r1")

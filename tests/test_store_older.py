@@ -1,94 +1,140 @@
-"""A log written before `searches` had the column `engine`: it opens, goes on, is compacted and finished."""
+"""Logs of earlier versions open, go on, are compacted and finished.
+
+In the first, `searches` did not say which retriever was asked; in the second, its column `retriever` was
+called `engine`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.store_builder import episode, new_log, record, write_step
 
 import srl.store
+from srl.errors import UserError
+from srl.renamed import COLUMNS
 from srl.store import writer
 from srl.store.schema import PARTS
 
-ENGINES = "SELECT step, engine FROM searches ORDER BY ALL"
+rows = import_module("srl.store.rows")
+"""The module, which a function of the package hides."""
+
+Version = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
-def before() -> Iterator[None]:
-    """The tables as the version before wrote them."""
-    today = PARTS["searches"]
+def written_with(columns: dict[str, str]) -> Iterator[None]:
+    """The log is written as by a version with these names of the columns, "" for one that it lacked."""
+    today, table = PARTS["searches"], rows._table
+    fields = [(columns.get(field.name, field.name), field) for field in today]
+    older = [field.with_name(name) for name, field in fields if name]
+
+    def table_of(found, schema):
+        return table([row | {old: row.get(new) for new, old in columns.items()} for row in found], schema)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PARTS, "searches", today.remove(today.get_field_index("engine")))
+        patch.setitem(PARTS, "searches", pa.schema(older))
+        patch.setattr(rows, "_table", table_of)
+        patch.delitem(COLUMNS, "searches")
         patch.setattr(writer, "create_views", lambda connection: None)
         yield
 
 
-def write_by_engine(log: srl.store.LogWriter, step: int) -> None:
-    """A step of one episode that asked the engine `web`."""
+def write_asking_web(log: srl.store.LogWriter, step: int) -> None:
+    """A step of one episode that asked the retriever `web`."""
     asked = episode(step=step)
-    asked.searches = [replace(search, engine="web") for search in asked.searches]
+    asked.searches = [replace(search, retriever="web") for search in asked.searches]
     log.write(step, "train", [record(asked)], {})
 
 
-def engines(run: Path) -> list[tuple[int, str]]:
+def retrievers(run: Path) -> list[tuple[int, str]]:
     with srl.store.open(run) as connection:
-        return connection.execute(ENGINES).fetchall()
+        return connection.execute("SELECT step, retriever FROM searches ORDER BY ALL").fetchall()
+
+
+@pytest.fixture(params=[("", ""), ("engine", "web")], ids=["no column", "engine"])
+def older(request) -> tuple[Version, str]:
+    """An earlier version, and which retriever its logs say was asked."""
+    column, asked = request.param
+    return lambda: written_with({"retriever": column}), asked
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_an_older_log_opens_and_its_searches_asked_the_default_engine(tmp_path, finished):
-    with before():
+def test_an_older_log_opens_and_says_which_retriever_was_asked(tmp_path, older, finished):
+    version, asked = older
+    with version():
         log = new_log(tmp_path)
-        write_step(log, 1)
+        write_asking_web(log, 1)
         if finished:
             log.finish()
-    assert engines(tmp_path) == [(1, ""), (1, "")]
+    assert retrievers(tmp_path) == [(1, asked)]
     with srl.store.open(tmp_path) as connection:
-        found = srl.store.read_records(connection)
-    assert [record.trajectory.searches[0].engine for record in found] == ["", ""]
-    assert found[0].trajectory.searches == episode().searches
+        (found,) = srl.store.read_records(connection)
+    assert found.trajectory.searches == [replace(episode().searches[0], retriever=asked)]
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_an_older_log_goes_on_and_is_finished(tmp_path, finished):
-    with before():
+def test_an_older_log_goes_on_and_is_finished(tmp_path, older, finished):
+    version, asked = older
+    with version():
         log = new_log(tmp_path)
-        write_step(log, 1)
+        write_asking_web(log, 1)
         if finished:
             log.finish()
     log = new_log(tmp_path)
-    write_by_engine(log, 2)
-    expected = [(1, ""), (1, ""), (2, "web")]
-    assert engines(tmp_path) == expected
+    write_asking_web(log, 2)
+    expected = [(1, asked), (2, "web")]
+    assert retrievers(tmp_path) == expected
     log.finish()
-    assert engines(tmp_path) == expected
+    assert retrievers(tmp_path) == expected
 
 
-def test_parts_of_two_versions_become_one(tmp_path, monkeypatch):
+def test_parts_of_two_versions_become_one(tmp_path, older, monkeypatch):
     monkeypatch.setattr(writer, "COMPACT_AT", 2)
-    with before():
-        write_step(new_log(tmp_path), 1, size=1)
-    write_by_engine(new_log(tmp_path), 2)
+    version, asked = older
+    with version():
+        write_asking_web(new_log(tmp_path), 1)
+    write_asking_web(new_log(tmp_path), 2)
     assert len(list((tmp_path / "log" / "parts").glob("steps-*"))) == 1
-    assert engines(tmp_path) == [(1, ""), (2, "web")]
+    assert retrievers(tmp_path) == [(1, asked), (2, "web")]
 
 
-def test_logs_of_two_versions_are_read_together(tmp_path):
-    with before():
+def test_logs_of_two_versions_are_read_together(tmp_path, older):
+    version, asked = older
+    with version():
         for name, ends in (("running", False), ("finished", True)):
             log = new_log(tmp_path / name)
-            write_step(log, 1, size=1)
+            write_asking_web(log, 1)
             if ends:
                 log.finish()
-    write_by_engine(new_log(tmp_path / "today"), 1)
+    write_asking_web(new_log(tmp_path / "today"), 1)
     with srl.store.open(tmp_path) as connection:
-        found = connection.execute("SELECT run_id, engine, query FROM searches ORDER BY ALL").fetchall()
+        found = connection.execute("SELECT run_id, retriever, query FROM searches ORDER BY ALL").fetchall()
     assert found == [
-        ("finished", "", "painter 0"),
-        ("running", "", "painter 0"),
+        ("finished", asked, "painter 0"),
+        ("running", asked, "painter 0"),
         ("today", "web", "painter 0"),
     ]
+
+
+@pytest.mark.parametrize("query", ["SELECT engine FROM searches", "SELECT s.engine FROM searches s"])
+def test_a_query_that_names_an_old_column_is_told_todays(tmp_path, query):
+    write_step(new_log(tmp_path), 1)
+    with pytest.raises(
+        UserError, match=r"searches.engine is now searches.retriever; write searches.retriever"
+    ):
+        srl.store.reading([tmp_path], lambda connection: connection.execute(query))
+
+
+def test_a_metric_by_an_old_name_is_shown_by_todays(tmp_path):
+    log = new_log(tmp_path)
+    log.write(1, "train", [record(episode())], {"env/number_of_valid_search/engine=web": 0.5, "val/em": 0.25})
+    with srl.store.open(tmp_path) as connection:
+        found = connection.execute("SELECT name, value FROM metrics ORDER BY ALL").fetchall()
+    assert found == [("env/number_of_valid_search/retriever=web", 0.5), ("val/em", 0.25)]

@@ -27,7 +27,7 @@ def verls_mini_batches(order, workers, size):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("size", [8, 16, 32])
-def test_mini_batches_hold_the_rows_of_the_local_engines(workers, size):
+def test_mini_batches_hold_the_rows_of_the_local_backends(workers, size):
     places, lengths = a_batch()
     local = sorted(range(len(places)), key=places.__getitem__)
     expected = [{local[row] for row in index.tolist()} for index in mini_batches(len(local), size)]

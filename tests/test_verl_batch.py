@@ -98,7 +98,7 @@ def run(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_training_asks_the_questions_of_all_steps_in_the_local_engines_order(run):
+def test_training_asks_the_questions_of_all_steps_in_the_local_backends_order(run):
     order = QuestionOrder(read_questions(run / "train.parquet"), 4, 0)
     expected = [question.id for step in (1, 2, 3) for question in order.batch(step)]
     asked = Questions("train")

@@ -66,7 +66,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("backend", ["vllm", "srl_torch"])
-def test_token_ids_masks_and_rewards_are_those_of_the_local_engine(folder, monkeypatch, backend):
+def test_token_ids_masks_and_rewards_are_those_of_the_local_backend(folder, monkeypatch, backend):
     chosen = settings(folder)
     ours, scores = local_episodes(chosen)
     rows = verl_episodes(chosen, monkeypatch, backend)
@@ -127,7 +127,7 @@ def advantages(folder, monkeypatch, algo, sets=(), change=lambda scores: scores)
 
 
 @pytest.mark.parametrize("algo", [entry.name for entry in manager.installed("algorithm")])
-def test_advantages_of_every_plugin_are_those_of_the_local_engine(folder, monkeypatch, algo):
+def test_advantages_of_every_plugin_are_those_of_the_local_backend(folder, monkeypatch, algo):
     """With observations, feedback, failed rows, rows that fill the batch up, and KL in the reward."""
     sets = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.05", "algorithm.gamma=0.97",
             "algorithm.lam=0.9"]  # fmt: skip
@@ -217,7 +217,7 @@ def workers(request, folder, experience, tmp_path_factory):
     return run_workers(job, tmp_path_factory.mktemp("workers"), request.param)
 
 
-def test_log_probs_and_values_are_those_of_the_local_engine(workers, experience):
+def test_log_probs_and_values_are_those_of_the_local_backend(workers, experience):
     _, made, fields = experience
     mask = padded([row["response_mask"] for row in fields])
     for network, ours in (("actor", made.old_logprobs), ("critic", made.values)):
@@ -255,7 +255,7 @@ def distance(found, expected):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_gradients_before_the_step_are_those_of_the_local_engine(workers, experience, folder, name):
+def test_gradients_before_the_step_are_those_of_the_local_backend(workers, experience, folder, name):
     known, made, _ = experience
     network, config, _ = variants(folder)[name]
     module, metrics = local(known, made, network, config)
@@ -268,7 +268,7 @@ def test_gradients_before_the_step_are_those_of_the_local_engine(workers, experi
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_one_step_of_gradient_descent_is_that_of_the_local_engine(workers, experience, folder, name):
+def test_one_step_of_gradient_descent_is_that_of_the_local_backend(workers, experience, folder, name):
     """Clipped to a norm of 1, and long enough to be told from rounding."""
     known, made, _ = experience
     network, config, _ = variants(folder)[name]

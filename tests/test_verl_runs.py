@@ -118,7 +118,7 @@ def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(t
         assert {name for (name,) in asked} == {item.id for item in order.batch(step)}
 
 
-def test_grpo_samples_what_the_local_engine_samples(towns, tmp_path):
+def test_grpo_samples_what_the_local_backend_samples(towns, tmp_path):
     """Same seed, same weights: the first step's ids, masks and rewards are those of the local backend."""
     kl = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001}
     more = settings(**kl, **{"actor.optim.lr_scheduler_type": "linear"})

@@ -78,7 +78,7 @@ def local_rates(chosen, network, updates):
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize(("network", "updates"), [("actor", 6), ("critic", 12)])
-def test_every_update_has_the_rate_of_the_local_engine(run, kind, network, updates):
+def test_every_update_has_the_rate_of_the_local_backend(run, kind, network, updates):
     changes = {f"{network}__optim__lr_scheduler_type": kind, f"{network}__optim__lr_warmup_steps": 1}
     chosen = settings(run, **changes)
     expected = local_rates(chosen, network, updates)

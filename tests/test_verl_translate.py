@@ -179,7 +179,7 @@ def test_megatron_gets_the_moments_decay_where_verl_passes_it_on():
     assert found == {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_eps": 0.0001}
 
 
-def test_warm_up_as_a_share_is_rounded_as_by_the_local_engine():
+def test_warm_up_as_a_share_is_rounded_as_by_the_local_backend():
     given = ("actor.optim.lr_warmup_steps_ratio=0.289", "trainer.total_training_steps=100")
     assert verl(*given)[f"{ACTOR}.optim.lr_warmup_steps"] == 29
     assert verl(*given, "actor.optim.lr_warmup_steps=7")[f"{ACTOR}.optim.lr_warmup_steps"] == 7

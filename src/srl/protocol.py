@@ -29,8 +29,8 @@ _TAG_START = re.compile(rf"<(?=\s*/?\s*(?:{'|'.join(TAGS)})\b)", re.IGNORECASE)
 class Template:
     """What the policy is told: the prompt around a question, and the feedback on a useless turn.
 
-    `{engines}` in the prompt is where `naming` lists the search engines that have a name; without
-    such engines nothing is there.
+    `{retrievers}` in the prompt is where `naming` lists the retrievers that have a name; without
+    such retrievers nothing is there.
     """
 
     name: str
@@ -42,38 +42,39 @@ class Template:
         """The chat messages for `question`, which gets its question mark where it lacks one."""
         text = question.strip()
         text = text if text.endswith("?") else text + "?"
-        prompt = _NO_ENGINES.sub("", self.prompt)
+        prompt = _NO_RETRIEVERS.sub("", self.prompt)
         return ({"role": "user", "content": prompt.replace("{question}", text)},)
 
-    def naming(self, engines: Mapping[str, str]) -> Template:
-        """This template with the named engines (name to description) in its prompt and its feedback."""
-        if not engines or not self.searches:
+    def naming(self, retrievers: Mapping[str, str]) -> Template:
+        """This template with the named retrievers (name to description) in its prompt and its feedback."""
+        if not retrievers or not self.searches:
             return self
-        prompt = self.prompt.replace("{engines}", list_engines(engines))
-        feedback = self.feedback.replace(_SEARCH_FEEDBACK, _search_feedback(engines))
+        prompt = self.prompt.replace("{engines}", "{retrievers}")  # as older files have it
+        prompt = prompt.replace("{retrievers}", list_retrievers(retrievers))
+        feedback = self.feedback.replace(_SEARCH_FEEDBACK, _search_feedback(retrievers))
         return replace(self, prompt=prompt, feedback=feedback)
 
 
-_NO_ENGINES = re.compile(r"\{engines\}[ \n]?")
+_NO_RETRIEVERS = re.compile(r"\{(?:retrievers|engines)\}[ \n]?")
 
 
-def engine_tag(name: str) -> str:
-    """The opening tag of a search by the engine `name`; an empty name is the default engine."""
+def search_tag(name: str) -> str:
+    """The opening tag of a search with the retriever `name`; an empty name is the default one."""
     return f'<search engine="{name}">' if name else "<search>"
 
 
-def list_engines(engines: Mapping[str, str]) -> str:
-    """The sentence by which a prompt tells of the engines: how each is asked, and what it is."""
+def list_retrievers(retrievers: Mapping[str, str]) -> str:
+    """The sentence by which a prompt tells of the retrievers: how each is asked, and what it is."""
     listed = [
-        f"{engine_tag(name)} query </search>" + (f" ({description})" if description else "")
-        for name, description in engines.items()
+        f"{search_tag(name)} query </search>" + (f" ({description})" if description else "")
+        for name, description in retrievers.items()
     ]
     return f"Besides the default search engine you can call others by name: {_series(listed)}."
 
 
-def unknown_engine(name: str, engines: Iterable[str]) -> str:
-    """What is said of a search by an engine that there is not."""
-    known = ", ".join(engines)
+def unknown_retriever(name: str, retrievers: Iterable[str]) -> str:
+    """What is said of a search with a retriever that there is not."""
+    known = ", ".join(retrievers)
     there_is = f"there are {known}" if known else "there is only the default"
     return f"no search engine {name!r:.80}: {there_is}"
 
@@ -83,9 +84,9 @@ def _series(items: Sequence[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
-def _search_feedback(engines: Iterable[str] = ()) -> str:
-    """Search-R1's words, and which engines can be named, where there are any."""
-    named = [engine_tag(name) for name in engines]
+def _search_feedback(retrievers: Iterable[str] = ()) -> str:
+    """Search-R1's words, and which retrievers can be named, where there are any."""
+    named = [search_tag(name) for name in retrievers]
     more = f" (for another search engine: {', '.join(named)})" if named else ""
     return (
         f"\nMy previous action is invalid. If I want to search, I should put the query between <search>{more}"
@@ -111,7 +112,7 @@ TEMPLATES = {
             "results between <information> and </information>. You can search as many times as your want. "
             "If you find no further external knowledge needed, you can directly provide the answer inside "
             "<answer> and </answer>, without detailed illustrations. For example, <answer> Beijing "
-            "</answer>. {engines} Question: {question}\n",
+            "</answer>. {retrievers} Question: {question}\n",
             feedback=_SEARCH_FEEDBACK,
         ),
         Template(
@@ -122,7 +123,7 @@ TEMPLATES = {
             feedback=_ANSWER_FEEDBACK,
             searches=False,
         ),
-        Template(name="tiny", prompt="{engines} Question : {question}", feedback=" try again . "),
+        Template(name="tiny", prompt="{retrievers} Question : {question}", feedback=" try again . "),
         Template(name="tiny-r1", prompt="Question : {question}", feedback=" try again . ", searches=False),
     )
 }
@@ -157,23 +158,23 @@ def template(name: str) -> Template:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a turn asks for: a search, by the default engine or a named one, or the end of the episode."""
+    """What a turn asks for: a search, with the default retriever or a named one, or the end."""
 
     kind: Literal["search", "answer"]
     content: str
-    engine: str = ""
+    retriever: str = ""
 
 
 def parse_action(text: str) -> Action | None:
     """The first complete action in one turn's text, or None when there is none.
 
-    A search tag may name an engine: `<search engine="web">`, in quotes or without, spaces as you like.
+    A search tag may name a retriever: `<search engine="web">`, in quotes or without, spaces as you like.
     """
     match = _ACTION.search(text)
     if match is None:
         return None
-    engine = (match["engine"] or "").partition("=")[2].strip().strip("\"'").strip()
-    return Action("search" if match[1] == "search" else "answer", match["content"].strip(), engine)
+    retriever = (match["engine"] or "").partition("=")[2].strip().strip("\"'").strip()
+    return Action("search" if match[1] == "search" else "answer", match["content"].strip(), retriever)
 
 
 def escape(text: str) -> str:

@@ -70,7 +70,7 @@ class Hit:
 class Search:
     """One search and how it went. `latency_s` includes retries; `turn` is set by the episode.
 
-    `engine` is the name that the policy asked by; empty where it asked the default.
+    `retriever` is the name that the policy asked by; empty where it asked the default.
     """
 
     query: str
@@ -81,7 +81,7 @@ class Search:
     error: str = ""
     index_digest: str = ""
     turn: int = 0
-    engine: str = ""
+    retriever: str = ""
 
     @property
     def is_fault(self) -> bool:
@@ -96,12 +96,12 @@ class SearchTool(Protocol):
 
 @runtime_checkable
 class NamedSearchTool(Protocol):
-    """A search tool with several retrievers: the default one, called "", and those named in `engines`."""
+    """A search tool with several retrievers: the default one, called "", and those named in `retrievers`."""
 
     @property
-    def engines(self) -> Sequence[str]: ...
+    def retrievers(self) -> Sequence[str]: ...
 
-    async def search(self, query: str, engine: str = "") -> Search: ...
+    async def search(self, query: str, retriever: str = "") -> Search: ...
 
 
 @dataclass(frozen=True, slots=True)

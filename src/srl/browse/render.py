@@ -114,8 +114,8 @@ def _print_search(console: Console, search: Search, position: int, golds: Sequen
     tried = f", {search.attempts} attempts" if search.attempts != 1 else ""
     index = f", index {one_line(search.index_digest, 12)}" if search.index_digest else ""
     style = "yellow" if search.status in ("ok", "empty") else "red"
-    engine = f" by {one_line(search.engine)}" if search.engine else ""
-    heading = f"── search {position}{engine}: {one_line(search.query)} ({how}{tried}{index})"
+    retriever = f" by {one_line(search.retriever)}" if search.retriever else ""
+    heading = f"── search {position}{retriever}: {one_line(search.query)} ({how}{tried}{index})"
     console.print(Text(heading, style=style), soft_wrap=True)
     if search.error:
         console.print(Text(f"   {one_line(search.error)}", style="red"), soft_wrap=True)

@@ -102,7 +102,7 @@ def _segment_json(step: Step) -> dict[str, Any]:
 
 
 def _search_json(search: Search) -> dict[str, Any]:
-    names = ("turn", "engine", "query", "status", "latency_s", "attempts", "error", "index_digest")
+    names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest")
     hits = [_hit_json(hit) for hit in search.hits]
     return {name: getattr(search, name) for name in names} | {"hits": hits}
 

@@ -169,14 +169,14 @@ def _rows(columns: list[Evaluation]) -> list[list[str]]:
             row
             for head, name in _ROWS.items()
             if name in names and (lost or name not in _LOST)
-            for row in [_row(head, name, columns), *_engine_rows(name, names, columns)]
+            for row in [_row(head, name, columns), *_retriever_rows(name, names, columns)]
         ),
     ]
 
 
-def _engine_rows(name: str, names: Iterable[str], columns: list[Evaluation]) -> list[list[str]]:
-    """Of the searches those by each engine that was asked by its name."""
-    start = f"{name}/engine="
+def _retriever_rows(name: str, names: Iterable[str], columns: list[Evaluation]) -> list[list[str]]:
+    """Of the searches those by each retriever that was asked by its name."""
+    start = f"{name}/retriever="
     found = sorted(one for one in names if one.startswith(start))
     return [_row(f"  by {one.removeprefix(start)}", one, columns) for one in found]
 

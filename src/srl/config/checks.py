@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from srl.config.schema import Config, Path, flat, plain
-from srl.config.sections import Engine
+from srl.config.sections import NamedRetriever
 from srl.errors import UserError
 from srl.safe_text import refuse_credentials
 
@@ -52,25 +52,25 @@ def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> N
         for name in getattr(config, kind).model_extra:
             with _origin(known, f"{kind}.{name}."):
                 _validated(kind, name, config)
-    for name in config.search.engines:
-        with _origin(known, f"search.engines.{name}."):
-            _engine_options(name, config)
+    for name in config.search.retrievers:
+        with _origin(known, f"search.retrievers.{name}."):
+            _named_options(name, config)
 
 
-def _engine_options(name: str, config: Config) -> dict[str, Any]:
-    """The options of a named engine, all of them where it is a live retriever that a run would load."""
+def _named_options(name: str, config: Config) -> dict[str, Any]:
+    """The options of a named retriever; all of them where it is a live one that a run would load."""
     from srl.plugins import manager
     from srl.plugins.options import validated
 
-    engine = config.search.engines[name]
-    if engine.retriever is None or config.search.replays:
-        return engine.options
-    manager.find("retriever", engine.retriever)
-    model = manager.options_model("retriever", engine.retriever)
-    if model is None and engine.options:
-        raise UserError(f"search.engines.{name}.options: the retriever {engine.retriever!r} takes none")
-    where = f"search.engines.{name}.options"
-    return validated(where, model, engine.options).model_dump(mode="json") if model else {}
+    named = config.search.retrievers[name]
+    if named.retriever is None or config.search.replays:
+        return named.options
+    manager.find("retriever", named.retriever)
+    model = manager.options_model("retriever", named.retriever)
+    if model is None and named.options:
+        raise UserError(f"search.retrievers.{name}.options: the retriever {named.retriever!r} takes none")
+    where = f"search.retrievers.{name}.options"
+    return validated(where, model, named.options).model_dump(mode="json") if model else {}
 
 
 @contextmanager
@@ -99,15 +99,15 @@ def _validated(kind: str, name: str, config: Config) -> Any:
 def plugin_options(config: Config) -> Iterator[tuple[Path, Any]]:
     """`(path, value)` of every option of the plugins in use, so that a saved run says all of them.
 
-    Of a named search engine it is every key.
+    Of a named retriever it is every key.
     """
     for kind, name in plugins_in_use(config):
         options = _validated(kind, name, config)
         if options is not None:
             yield from flat(options.model_dump(mode="json"), (kind, name))
-    for name, engine in config.search.engines.items():
-        known = {**engine.model_dump(), "options": _engine_options(name, config)}
-        yield from flat(known, ("search", "engines", name))
+    for name, named in config.search.retrievers.items():
+        known = {**named.model_dump(), "options": _named_options(name, config)}
+        yield from flat(known, ("search", "retrievers", name))
 
 
 _AT_MOST = (
@@ -134,8 +134,8 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     _check_urls("search.url", config.search.url or ())
     if config.search.url and config.search.index:
         raise UserError(f"give one of {say('search.url')} and {say('search.index')}; null takes one away")
-    for name, engine in config.search.engines.items():
-        _check_engine(name, engine)
+    for name, named in config.search.retrievers.items():
+        _check_named(name, named)
     _check_splits(config)
     return list(_warnings(config, algorithm))
 
@@ -153,16 +153,16 @@ _SOURCES = ("url", "index", "retriever")
 _NAME = re.compile(r"[a-z0-9_-]+")
 
 
-def _check_engine(name: str, engine: Engine) -> None:
+def _check_named(name: str, named: NamedRetriever) -> None:
     """A name that the policy can write, and one thing that is searched."""
-    key = f"search.engines.{name}"
+    key = f"search.retrievers.{name}"
     if not _NAME.fullmatch(name):
-        raise UserError(f"{key}: the name of an engine is of a-z, 0-9, - and _, such as web")
-    given = [source for source in _SOURCES if getattr(engine, source) is not None]
+        raise UserError(f"{key}: expected a name of a-z, 0-9, - and _, such as web")
+    given = [source for source in _SOURCES if getattr(named, source) is not None]
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
         raise UserError(f"{key} has {found} of url, index and retriever; give one: --set {key}.url=URL")
-    _check_urls(f"{key}.url", engine.url or ())
+    _check_urls(f"{key}.url", named.url or ())
 
 
 def _check_splits(config: Config) -> None:

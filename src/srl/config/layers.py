@@ -21,6 +21,7 @@ from srl.config.sources import DEFAULT_PRESET, bodies, read_body
 from srl.config.yamltext import dump, parse
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file
+from srl.renamed import KEYS, renamed
 
 SAVED = "config.yaml"
 
@@ -57,10 +58,10 @@ def load_config(
     _look_for_plugins(given, Path.cwd())
     name = _algorithm_name(given)
     plugin = algorithm_plugin(name)
+    entries = list(flatten(plugin.defaults, lambda path: f"algorithm {name}"))
+    entries += [entry for body in sources for entry in body.for_algorithm(name)] + typed
     state = defaults()
-    for entry in flatten(plugin.defaults, lambda path: f"algorithm {name}"):
-        put(state, entry)
-    for entry in [entry for body in sources for entry in body.for_algorithm(name)] + typed:
+    for entry in entries:
         put(state, entry)
     config = build(state)
     if config.algorithm.name != name:
@@ -71,7 +72,7 @@ def load_config(
     for path, value in plugin_options(config):
         if not any(path[:depth] in state for depth in range(1, len(path))):
             state.setdefault(path, (value, "default"))
-    warnings = cross_check(config, origins, plugin)
+    warnings = [*_old_keys(entries), *cross_check(config, origins, plugin)]
     label = Path(file).stem if file else preset or "defaults"
     return Resolved(build(state), _origins(state), tuple(warnings), label)
 
@@ -106,6 +107,12 @@ def describe(resolved: Resolved) -> list[tuple[str, Any, str]]:
     """`(key, value, origin)` of every value, in the order of the documentation."""
     values = {".".join(path): plain(value) for path, value in flat(resolved.config.model_dump())}
     return [(key, value, resolved.origins[key]) for key, value in values.items()]
+
+
+def _old_keys(entries: Sequence[Entry]) -> list[str]:
+    """A warning for each key that was given by an old name."""
+    found = {entry.old_key: entry.origin for entry in entries if entry.old_key}
+    return [f"{origin}: {renamed(old, KEYS[old])}" for old, origin in found.items()]
 
 
 def _origins(state: State) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from srl.config.schema import Config, Path, flat, keys, place, plain, takes
 from srl.errors import UserError, nearest
+from srl.renamed import KEYS
 
 State = dict[Path, tuple[Any, str]]
 """Every value with its origin."""
@@ -22,6 +23,8 @@ class Entry:
     path: Path
     value: Any
     origin: str
+    old_key: str = ""
+    """Where the value was given by an old name of its key: that name."""
 
 
 def defaults() -> State:
@@ -60,17 +63,27 @@ def flatten(tree: Mapping[str, Any], origin: Callable[[Path], str], base: Path =
     Raises UserError for a key that does not exist and for a value where a section belongs.
     """
     for key, value in tree.items():
-        path = split_key(key, base)
+        given = split_key(key, base)
+        path, old_key = _current(given)
         kind, field = place(path)
         is_plugin = kind == "free" and len(path) == 2 and field is None
         if kind == "unknown" or (is_plugin and not isinstance(value, Mapping | None)):
-            raise UserError(f"{origin(path)}: no key {'.'.join(path)!r}{_suggestion(path)}")
+            raise UserError(f"{origin(given)}: no key {'.'.join(path)!r}{_suggestion(path)}")
         if isinstance(value, Mapping) and (kind == "section" or (kind == "free" and value)):
-            yield from flatten(value, origin, path)
+            yield from flatten(value, origin, given)
         elif kind == "section" and value is not None:
-            raise UserError(f"{origin(path)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
+            raise UserError(f"{origin(given)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
         elif kind != "section" and not (is_plugin and value is None):
-            yield Entry(path, value, origin(path))
+            yield Entry(path, value, origin(given), old_key)
+
+
+def _current(given: Path) -> tuple[Path, str]:
+    """The key by its name of today, and where `given` has an old one, that."""
+    for old, new in KEYS.items():
+        parts = tuple(old.split("."))
+        if given[: len(parts)] == parts:
+            return (*new.split("."), *given[len(parts) :]), old
+    return given, ""
 
 
 def split_key(key: str, base: Path = ()) -> Path:

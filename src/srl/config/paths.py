@@ -122,9 +122,9 @@ def _options(config: Config) -> Found:
         section = getattr(config, kind)
         for name in section.model_extra:
             yield from _below((kind, name), option_paths(kind, name, section.options(name)))
-    for name, engine in config.search.engines.items():
-        found = option_paths("retriever", engine.retriever or "", engine.options)
-        yield from _below(("search", "engines", name, "options"), found)
+    for name, named in config.search.retrievers.items():
+        found = option_paths("retriever", named.retriever or "", named.options)
+        yield from _below(("search", "retrievers", name, "options"), found)
 
 
 def _below(base: Path, found: Found) -> Found:

@@ -78,8 +78,8 @@ class Data(Section):
     """Draw the questions of each epoch in a new order (that depends on trainer.seed only)."""
 
 
-class Engine(Section):
-    """A search engine that the policy asks by name; one of url, index and retriever says what it is."""
+class NamedRetriever(Section):
+    """A further retriever that the policy asks by name. One of url, index and retriever says what it is."""
 
     url: Texts | None = None
     """URL of a search server's `/retrieve`, or a list of them for one index."""
@@ -93,7 +93,7 @@ class Engine(Section):
     description: str = Field(default="", pattern=r"^[^<>{}\n]*$")
     """What the prompt says of it, such as: live results of a web search."""
     topk: Count | None = None
-    """Passages that a search by this engine returns. null: search.topk."""
+    """Passages that a search with this retriever returns. null: search.topk."""
 
 
 class Search(Section):
@@ -106,9 +106,9 @@ class Search(Section):
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{12,32}$")
     """The digest of the index that must answer, or its first 12 digits and more: another one ends the run
     before it starts. null: any."""
-    engines: dict[str, Engine] = Field(default={})
-    """Further search engines by name (a-z, 0-9, - and _): `<search engine="NAME">` asks one, `<search>` the
-    default one that the keys above describe. The prompt lists them where it is made from a template."""
+    retrievers: dict[str, NamedRetriever] = Field(default={})
+    """Further retrievers by name (a-z, 0-9, - and _): `<search engine="NAME">` asks one, `<search>` the
+    default one, which the keys above describe. The prompt lists them where it is made from a template."""
     cassette: File | None = Field(default=None, pattern=r"^(record|replay) +\S.*$")
     """`record FILE` writes every search and its outcome to FILE, a cassette; `replay FILE` answers searches
     from it, without a server or an index. null: neither."""

@@ -64,7 +64,7 @@ def env_metrics(
 
     `excluded_share` (also for each number of searches, `excluded_share/searches=<s>`) and
     `failed_search_share` are of everything; all else is of the completed episodes and is left out when
-    there are none. `number_of_valid_search/engine=<name>`: those that asked an engine by its name.
+    there are none. `number_of_valid_search/retriever=<name>`: those that asked a retriever by its name.
     `equal_groups_share`: groups whose scores are all the same, of those with two or more.
     """
     if not trajectories:
@@ -178,15 +178,17 @@ def _behaviour(completed: Sequence[Trajectory]) -> dict[str, float]:
             trajectory.valid_actions / max(trajectory.turns, 1) for trajectory in completed
         ),
         "number_of_valid_search": fmean(trajectory.valid_searches for trajectory in completed),
-        **_by_engine(completed),
+        **_by_retriever(completed),
     }
 
 
-def _by_engine(completed: Sequence[Trajectory]) -> dict[str, float]:
-    """Searches of an episode by each engine that was asked by its name and answered."""
+def _by_retriever(completed: Sequence[Trajectory]) -> dict[str, float]:
+    """Searches of an episode by each retriever that was asked by its name and answered."""
     searches = [search for trajectory in completed for search in trajectory.searches]
-    asked = Counter(item.engine for item in searches if item.engine and item.status in ("ok", "empty"))
-    return {f"number_of_valid_search/engine={name}": asked[name] / len(completed) for name in sorted(asked)}
+    asked = Counter(item.retriever for item in searches if item.retriever and item.status in ("ok", "empty"))
+    return {
+        f"number_of_valid_search/retriever={name}": asked[name] / len(completed) for name in sorted(asked)
+    }
 
 
 def _equal_groups(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> dict[str, float]:

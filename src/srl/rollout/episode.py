@@ -13,7 +13,7 @@ from srl.protocol import (
     parse_action,
     render_information,
     render_passage,
-    unknown_engine,
+    unknown_retriever,
 )
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling
@@ -170,19 +170,19 @@ class _Episode:
     def _failed(self) -> bool:
         return bool(self.trajectory.searches) and self.trajectory.searches[-1].is_fault
 
-    async def _ask(self, query: str, engine: str) -> Search:
-        """The outcome of a query; where there are no engines to choose from, naming one is a mistake."""
+    async def _ask(self, query: str, retriever: str) -> Search:
+        """The outcome of a query; where there are no retrievers to choose from, naming one is a mistake."""
         if isinstance(self.search, NamedSearchTool):
-            return await self.search.search(query, engine)
+            return await self.search.search(query, retriever)
         assert self.search is not None
-        if engine:
-            error = unknown_engine(engine, ())
-            return Search(query, status="rejected", error=error, attempts=0, engine=engine)
+        if retriever:
+            error = unknown_retriever(retriever, ())
+            return Search(query, status="rejected", error=error, attempts=0, retriever=retriever)
         return await self.search.search(query)
 
     async def _look_up(self, action: Action, turn: int) -> bool:
         """Search and append what came back; False when search failed or nothing fits."""
-        result = replace(await self._ask(action.content, action.engine), turn=turn)
+        result = replace(await self._ask(action.content, action.retriever), turn=turn)
         self.trajectory.searches.append(result)
         if result.is_fault:
             return False

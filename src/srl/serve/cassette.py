@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, get_args
 
 from srl.errors import UserError
 from srl.files import FORMAT, check_format, digest_text
+from srl.renamed import current_fields
 from srl.trajectory import Hit, Passage, Search, SearchStatus, SearchTool, current_episode
 
 
@@ -29,17 +30,17 @@ class Recorder:
     `append` goes on with a cassette that is there, as a resumed run does; without it such a file is refused.
     """
 
-    engines: Sequence[str]
-    """The names of the engines; only where the search behind it has some."""
+    retrievers: Sequence[str]
+    """The names of the retrievers; only where the search behind it has some."""
 
     def __init__(
         self, search: SearchTool, path: Path | str, *, topk: int | None = None, append: bool = False
     ) -> None:
         self._search: Any = search
-        engines = getattr(search, "engines", None)
-        if engines is not None:
-            self.engines = tuple(engines)
-        names = None if engines is None else tuple(engines)
+        retrievers = getattr(search, "retrievers", None)
+        if retrievers is not None:
+            self.retrievers = tuple(retrievers)
+        names = None if retrievers is None else tuple(retrievers)
         self._cassette = CassetteWriter(Path(path), CassetteHeader(topk, self.digests, names), append)
 
     @property
@@ -48,13 +49,15 @@ class Recorder:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digest of each engine's index by its name, "" for the default one."""
+        """The digest of each retriever's index by its name, "" for the default one."""
         return dict(getattr(self._search, "digests", None) or {"": self.index_digest})
 
-    async def search(self, query: str, engine: str = "") -> Search:
+    async def search(self, query: str, retriever: str = "") -> Search:
         """The outcome of one query, recorded. Raises UserError where the cassette cannot be written."""
-        found: Search = await (self._search.search(query, engine) if engine else self._search.search(query))
-        self._cassette.write(replace(found, query=query, engine=engine), current_episode.get())
+        found: Search = await (
+            self._search.search(query, retriever) if retriever else self._search.search(query)
+        )
+        self._cassette.write(replace(found, query=query, retriever=retriever), current_episode.get())
         return found
 
     async def connect(self) -> None:
@@ -78,8 +81,8 @@ class Replay:
     Raises UserError for what is no cassette, and where it was recorded with another `topk`.
     """
 
-    engines: Sequence[str]
-    """The names of the engines; only where the recorded search had some."""
+    retrievers: Sequence[str]
+    """The names of the retrievers; only where the recorded search had some."""
 
     def __init__(self, path: Path | str, *, topk: int | None = None) -> None:
         self._path = Path(path)
@@ -88,8 +91,8 @@ class Replay:
             raise UserError(
                 f"the cassette {path} was recorded with topk={cassette.header.topk}, not {topk}; set that"
             )
-        if cassette.header.engines is not None:
-            self.engines = cassette.header.engines
+        if cassette.header.retrievers is not None:
+            self.retrievers = cassette.header.retrievers
         self.digests = _digests(cassette)
         self._outcomes = _by_key(cassette.entries)
         self._played: Counter[tuple[str, str, str]] = Counter()
@@ -98,16 +101,16 @@ class Replay:
     def index_digest(self) -> str:
         return self.digests.get("", "")
 
-    async def search(self, query: str, engine: str = "") -> Search:
+    async def search(self, query: str, retriever: str = "") -> Search:
         """What came of the query then. Raises MissingFromCassette for one that was not asked."""
         await asyncio.sleep(0)
         for episode in (current_episode.get(), ""):
-            key = (episode, engine, query)
+            key = (episode, retriever, query)
             if outcomes := self._outcomes.get(key):
                 found = outcomes[min(self._played[key], len(outcomes) - 1)]
                 self._played[key] += 1
                 return found
-        asked = f"{_shortened(query)}{f' from the engine {engine!r}' if engine else ''}"
+        asked = f"{_shortened(query)}{f' from the retriever {retriever!r}' if retriever else ''}"
         raise MissingFromCassette(
             f"the cassette {self._path} has no answer to {asked}: the recorded run did not ask it; "
             "record again: --set 'search.cassette=record FILE'"
@@ -126,17 +129,17 @@ def _load(path: Path) -> Cassette:
 
 
 def _digests(cassette: Cassette) -> dict[str, str]:
-    """Of each engine, as the header says, or else the first of its outcomes that says one."""
+    """Of each retriever, as the header says, or else the first of its outcomes that says one."""
     digests = dict(cassette.header.digests)
     for entry in cassette.entries:
-        engine = entry.search.engine
-        if engine in digests:
-            digests[engine] = digests[engine] or entry.search.index_digest
+        retriever = entry.search.retriever
+        if retriever in digests:
+            digests[retriever] = digests[retriever] or entry.search.index_digest
     return digests
 
 
 def _by_key(entries: Sequence[RecordedSearch]) -> dict[tuple[str, str, str], list[Search]]:
-    """The outcomes by (episode, engine, query), and of all episodes by ("", engine, query).
+    """The outcomes by (episode, retriever, query), and of all episodes by ("", retriever, query).
 
     An episode that was run again when the recording was resumed has what it got the last time.
     """
@@ -144,9 +147,9 @@ def _by_key(entries: Sequence[RecordedSearch]) -> dict[tuple[str, str, str], lis
     found: dict[tuple[str, str, str], list[Search]] = {}
     for entry in entries:
         search = entry.search
-        found.setdefault(("", search.engine, search.query), []).append(search)
+        found.setdefault(("", search.retriever, search.query), []).append(search)
         if entry.episode and entry.session == last[entry.episode]:
-            found.setdefault((entry.episode, search.engine, search.query), []).append(search)
+            found.setdefault((entry.episode, search.retriever, search.query), []).append(search)
     return found
 
 
@@ -172,12 +175,12 @@ _STATUSES = get_args(SearchStatus)
 
 @dataclass(frozen=True, slots=True)
 class CassetteHeader:
-    """What a cassette says of itself: `digests` by engine, "" for the default one; `engines` are None where
-    the search knew only one."""
+    """What a cassette says of itself: `digests` by retriever, "" for the default one; `retrievers` are None
+    where the search knew only one."""
 
     topk: int | None
     digests: Mapping[str, str]
-    engines: tuple[str, ...] | None = None
+    retrievers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +216,9 @@ class Cassette:
             self.sessions = int(line["session"])
 
     def _search(self, line: Mapping[str, Any]) -> Search:
+        line = current_fields("cassette", line)
         hits = tuple(Hit(self._passage(number), float(score)) for number, score in line.get("hits", ()))
-        digest = self.header.digests.get(line.get("engine", ""), "")
+        digest = self.header.digests.get(line.get("retriever", ""), "")
         plain = {name: line[name] for name in _PLAIN if name in line}
         for name, value in plain.items():
             if not isinstance(value, type(_PLAIN[name])):
@@ -260,10 +264,11 @@ def _header(path: Path, line: Any) -> CassetteHeader:
     if not isinstance(line, dict) or line.get("kind") != KIND:
         raise UserError(f"{path} is no cassette of searches; record one: --set 'search.cassette=record FILE'")
     check_format(path, line.get("format"))
+    line = current_fields("cassette", line)
     try:
-        engines = line["engines"]
+        retrievers = line["retrievers"]
         return CassetteHeader(
-            line["topk"], dict(line["digests"]), None if engines is None else tuple(engines)
+            line["topk"], dict(line["digests"]), None if retrievers is None else tuple(retrievers)
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
@@ -319,7 +324,7 @@ class CassetteWriter:
         """One search. Raises UserError on a full disk."""
         hits = [[self._number(hit.passage), float(hit.score)] for hit in search.hits]
         line: dict[str, Any] = {"query": search.query}
-        usual = {**_PLAIN, "index_digest": self._digests.get(search.engine, "")}
+        usual = {**_PLAIN, "index_digest": self._digests.get(search.retriever, "")}
         line |= {name: value for name in usual if (value := getattr(search, name)) != usual[name]}
         if hits:
             line["hits"] = hits
@@ -388,16 +393,21 @@ def _key(passage: Passage) -> str:
 def _header_line(header: CassetteHeader) -> dict[str, Any]:
     from srl import __version__
 
-    return {"srl": __version__, "topk": header.topk, "digests": header.digests, "engines": header.engines}
+    return {
+        "srl": __version__,
+        "topk": header.topk,
+        "digests": header.digests,
+        "retrievers": header.retrievers,
+    }
 
 
 def _difference(before: CassetteHeader, now: CassetteHeader) -> str:
     """What makes the searches of two headers different ones; empty when nothing does."""
     if before.topk != now.topk:
         return f"it has topk={before.topk}, not {now.topk}"
-    for engine, digest in now.digests.items():
-        known = before.digests.get(engine, "")
+    for retriever, digest in now.digests.items():
+        known = before.digests.get(retriever, "")
         if digest and known and digest != known:
-            named = f" of the engine {engine!r}" if engine else ""
+            named = f" of the retriever {retriever!r}" if retriever else ""
             return f"it has the index{named} {known[:12]}, not {digest[:12]}"
     return ""

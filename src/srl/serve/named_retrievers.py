@@ -6,44 +6,44 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
-from srl.protocol import unknown_engine
+from srl.protocol import unknown_retriever
 from srl.trajectory import Search, SearchTool
 
 
 class NamedRetrievers:
-    """Sends each query to the engine that it names; a query that names none goes to the default.
+    """Sends each query to the retriever that it names; a query that names none goes to the default.
 
-    A name that is none of `engines` makes the search `rejected`: that is the policy's own mistake, of
+    A name that is none of `retrievers` makes the search `rejected`: that is the policy's own mistake, of
     which it is told.
     """
 
-    def __init__(self, default: SearchTool, engines: Mapping[str, SearchTool]) -> None:
-        self._searchers = {"": default, **engines}
-        self.engines: tuple[str, ...] = tuple(engines)
+    def __init__(self, default: SearchTool, retrievers: Mapping[str, SearchTool]) -> None:
+        self._searchers = {"": default, **retrievers}
+        self.retrievers: tuple[str, ...] = tuple(retrievers)
 
     @property
     def index_digest(self) -> str:
-        """The digest of the default engine's index."""
+        """The digest of the default retriever's index."""
         return self.digests[""]
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digest of each engine's index by its name, "" for the default; empty where not known."""
+        """The digest of each retriever's index by its name, "" for the default; empty where not known."""
         return {name: digest_of(searcher) for name, searcher in self._searchers.items()}
 
-    async def search(self, query: str, engine: str = "") -> Search:
+    async def search(self, query: str, retriever: str = "") -> Search:
         """The outcome of one query; never an exception."""
-        if engine not in self._searchers:
-            error = unknown_engine(engine, self.engines)
-            return Search(query, status="rejected", error=error, attempts=0, engine=engine)
-        return replace(await self._searchers[engine].search(query), engine=engine)
+        if retriever not in self._searchers:
+            error = unknown_retriever(retriever, self.retrievers)
+            return Search(query, status="rejected", error=error, attempts=0, retriever=retriever)
+        return replace(await self._searchers[retriever].search(query), retriever=retriever)
 
     async def connect(self) -> None:
-        """Reach every engine that is elsewhere. Raises UserError where one does not answer."""
+        """Reach every retriever that is elsewhere. Raises UserError where one does not answer."""
         await asyncio.gather(*map(connect, self._searchers.values()))
 
     async def aclose(self) -> None:
-        """Close the connections of every engine."""
+        """Close the connections of every retriever."""
         await asyncio.gather(*map(aclose, self._searchers.values()))
 
 

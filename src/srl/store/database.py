@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from srl.renamed import COLUMNS, renamed
 from srl.store.schema import PARTS, RUN_SCHEMA, TABLES, sql_type
+
+_NO_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
+"""What DuckDB says of a column that there is not."""
 
 
 def create_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -41,9 +46,19 @@ def scan(files: Sequence[Path]) -> str:
 
 
 def union(table: str, sources: Sequence[str]) -> str:
-    """SQL for the rows of all `sources` with today's columns: those an older log lacks are NULL."""
-    empty = ", ".join(f'NULL::{sql_type(field.type)} AS "{field.name}"' for field in PARTS[table])
-    return " UNION ALL BY NAME ".join([f"(SELECT {empty} WHERE false)", *(f"({one})" for one in sources)])
+    """SQL for the rows of all `sources` with today's columns.
+
+    A column that an older log lacks is NULL; one that it has by an old name is found there.
+    """
+    names = COLUMNS.get(table, {})
+    fields = [(field.name, field) for field in PARTS[table]]
+    fields += [(old, PARTS[table].field(new)) for old, new in names.items()]
+    empty = ", ".join(f'NULL::{sql_type(field.type)} AS "{name}"' for name, field in fields)
+    both = " UNION ALL BY NAME ".join([f"(SELECT {empty} WHERE false)", *(f"({one})" for one in sources)])
+    if not names:
+        return both
+    current = ", ".join(f'coalesce("{new}", "{old}") AS "{new}"' for old, new in names.items())
+    return f"SELECT * EXCLUDE ({', '.join(names)}) REPLACE ({current}) FROM ({both})"
 
 
 def _pattern(path: Path) -> str:
@@ -79,5 +94,14 @@ def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path], spi
 
 
 def in_one_line(error: Exception) -> str:
-    """A message of DuckDB's up to the excerpt of the query that it draws below; of Arrow's, all of it."""
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
+    """A message of DuckDB's up to the excerpt of the query that it draws below; of Arrow's, all of it.
+
+    Where it names a column by an old name, today's is added.
+    """
+    message = " ".join(str(error).split("\n\nLINE ")[0].split())
+    unknown = _NO_COLUMN.search(message)
+    old = (unknown[1] or unknown[2]) if unknown else ""
+    hints = [
+        renamed(f"{table}.{old}", f"{table}.{names[old]}") for table, names in COLUMNS.items() if old in names
+    ]
+    return "; ".join([message, *hints])

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.files import atomic_directory
+from srl.renamed import COLUMNS
 from srl.store.run_info import DamagedError
 from srl.store.schema import FORMAT, PARTS
 
@@ -34,7 +35,7 @@ _REPLACES = "part.json"
 _GROUP_BYTES = 32 << 20
 
 _DICTIONARY = ["run_id", "trajectory_id", "phase", "kind", "data_source", "question_id", "question", "prompt"]
-_DICTIONARY += ["metadata", "split", "end", "status", "index_digest", "engine"]
+_DICTIONARY += ["metadata", "split", "end", "status", "index_digest", "retriever"]
 _DICTIONARY += [f"hits.list.element.{name}" for name in ("passage_id", "title", "contents")]
 _SPLIT = [f"{name}.list.element" for name in ("logprobs", "advantages", "returns")]
 
@@ -182,15 +183,18 @@ def write_compacted(
 ) -> None:
     """Write a compacted part from `batches(table)`, some batches at a time in memory."""
     with atomic_directory(path) as aside:
-        for table, schema in PARTS.items():
+        for table in PARTS:
             with _parquet(aside, table) as file:
-                for group in _together((_with_columns(batch, schema) for batch in batches(table)), keep):
+                current = (_with_columns(batch, table) for batch in batches(table))
+                for group in _together(current, keep):
                     file.write_table(group)
         (aside / _REPLACES).write_text(json.dumps({"format": FORMAT, "replaces": sorted(replaces)}))
 
 
-def _with_columns(batch: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`batch` with the columns of `schema`: one that an older log lacks is empty."""
+def _with_columns(batch: pa.Table, table: str) -> pa.Table:
+    """`batch` with today's columns of `table`: one that an older log lacks is empty."""
+    schema, names = PARTS[table], COLUMNS.get(table, {})
+    batch = batch.rename_columns([names.get(name, name) for name in batch.column_names])
     for field in schema:
         if field.name not in batch.column_names:
             batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))

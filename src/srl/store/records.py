@@ -91,7 +91,7 @@ def _segment(row: Row) -> Segment:
 def _search(row: Row) -> Search:
     hits = tuple(Hit(Passage(hit["passage_id"], hit["contents"]), hit["score"]) for hit in row["hits"])
     names = ("query", "status", "latency_s", "attempts", "error", "index_digest", "turn")
-    return Search(hits=hits, engine=row["engine"] or "", **{name: row[name] for name in names})
+    return Search(hits=hits, retriever=row["retriever"] or "", **{name: row[name] for name in names})
 
 
 def _score(row: Row) -> Score | None:

@@ -177,7 +177,7 @@ def _search_rows(trajectory: Trajectory, keys: Row, once: _Once) -> Iterator[Row
 
 
 def _search_columns(search: Search) -> Row:
-    names = ("turn", "engine", "query", "status", "latency_s", "attempts", "error", "index_digest")
+    names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest")
     return {name: getattr(search, name) for name in names}
 
 

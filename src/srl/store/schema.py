@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from srl.renamed import METRICS
 from srl.store.verdict import VERDICT_SQL
 
 FORMAT = 1
@@ -185,7 +186,7 @@ _SEARCHES = _columns(
     _PHASE,
     ("position", pa.int32(), "The place among the trajectory's searches, from 0."),
     ("turn", pa.int32(), "The turn that asked."),
-    ("engine", pa.string(), "The name of the engine that it asked; an empty text for the default one."),
+    ("retriever", pa.string(), "The name of the retriever that it asked; an empty text for the default one."),
     ("query", pa.string(), "The query."),
     ("status", pa.string(), "`ok`, `empty`, `rejected` (a bad query), `timed_out`, `refused` or `failed`."),
     ("latency_s", pa.float64(), "Seconds it took, retries included."),
@@ -261,6 +262,13 @@ def _pivot_sql() -> str:
     )
 
 
+def _metric_name() -> str:
+    name = "entry.key"
+    for old, new in METRICS.items():
+        name = f"replace({name}, '{old}', '{new}')"
+    return name
+
+
 _STEP_ROWS = _STEPS[:-1] + _columns(*((name, pa.float64(), text) for name, _, text in _PIVOT))
 
 _RUN_SQL = """
@@ -288,7 +296,7 @@ TABLES: tuple[Table, ...] = (
           _pivot_sql()),
     Table(
         "metrics", "One row a metric of a step.", _METRICS,
-        "SELECT run_id, step, phase, entry.key AS name, entry.value AS value FROM "
+        f"SELECT run_id, step, phase, {_metric_name()} AS name, entry.value AS value FROM "
         "(SELECT run_id, step, phase, unnest(map_entries(metrics)) AS entry FROM raw.steps)",
     ),
     Table("trajectories", "One row an episode.", (*_TRAJECTORIES, _VERDICT), VERDICT_SQL),
@@ -296,7 +304,8 @@ TABLES: tuple[Table, ...] = (
     Table(
         "searches", "One row a search.",
         (*_SEARCHES, Column("hits", pa.int32(), "How many passages came back.")),
-        "SELECT * REPLACE (len(hits)::INTEGER AS hits, coalesce(engine, '') AS engine) FROM raw.searches",
+        "SELECT * REPLACE (len(hits)::INTEGER AS hits, coalesce(retriever, '') AS retriever) "
+        "FROM raw.searches",
     ),
     Table("hits", "One row a passage that a search returned.", _HIT_ROWS, _HIT_SQL),
     Table(

@@ -21,7 +21,7 @@ from srl.errors import UserError
 from srl.files import NotWritten, why_not_written
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
-from srl.store.database import attach, create_empty, create_runs, create_views, scan
+from srl.store.database import attach, create_empty, create_runs, create_views, scan, union
 from srl.store.parts import (
     FINISHED,
     PARTS_DIRECTORY,
@@ -226,7 +226,7 @@ def _write_database(path: Path, run: Mapping[str, object], parts: Sequence[Part]
             create_empty(connection, table)
             if parts:
                 files = [part.file(table) for part in parts]
-                connection.execute(f"INSERT INTO raw.{table} BY NAME {scan(files)}")
+                connection.execute(f"INSERT INTO raw.{table} BY NAME {union(table, [scan(files)])}")
         create_runs(connection, [run])
         create_views(connection)
     with open(path, "rb") as file:

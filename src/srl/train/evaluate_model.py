@@ -47,7 +47,7 @@ class ModelReport:
     """A model measured. `settings` has `search`, `no_search`, or both on the same questions.
 
     `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
-    `others` are the engines whose index is another one than in training.
+    `others` are the retrievers whose index is another one than in training.
     """
 
     model: str

@@ -168,25 +168,26 @@ def load_questions(
 
 
 def choose_template(config: Config) -> Template:
-    """The template of `template_name`, which tells of the search engines that have a name."""
-    return template(template_name(config)).naming(engine_descriptions(config))
+    """The template of `template_name`, which tells of the named retrievers."""
+    return template(template_name(config)).naming(retriever_descriptions(config))
 
 
-def engine_descriptions(config: Config) -> dict[str, str]:
-    """What is said of each search engine that has a name; nothing where search is off."""
-    engines = config.search.engines if config.rollout.search else {}
-    return {name: engine.description for name, engine in engines.items()}
+def retriever_descriptions(config: Config) -> dict[str, str]:
+    """What is said of each named retriever; nothing where search is off."""
+    retrievers = config.search.retrievers if config.rollout.search else {}
+    return {name: retriever.description for name, retriever in retrievers.items()}
 
 
 def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
-    """Say how many prompts leave out a search engine: a policy does not ask what it was not told of."""
-    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in engine_descriptions(config)]
+    """Say how many prompts leave out a retriever: a policy does not ask what it was not told of."""
+    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in retriever_descriptions(config)]
     texts = ["\n".join(message["content"] for message in item.prompt) for item in questions]
     untold = sum(not all(name.search(text) for name in names) for text in texts)
     if untold:
         note(
-            f"warning: {untold:,} of {len(texts):,} prompts do not name every engine of search.engines, and "
-            "nothing else tells the policy; set data.template=search-r1, or a file with {engines} in it"
+            f"warning: {untold:,} of {len(texts):,} prompts do not name every retriever of "
+            "search.retrievers, and nothing else tells the policy; set data.template=search-r1, or a file "
+            "with {retrievers} in it"
         )
 
 

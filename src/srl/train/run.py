@@ -178,12 +178,12 @@ def extended(
 
 
 def warn_about_other_indexes(run: Path, now: IndexDigests, identity: Identity, terminal: Terminal) -> None:
-    """Every search engine that has another index than when the run began, or that no longer says which."""
+    """Every retriever that has another index than when the run began, or that no longer says which."""
     before = IndexDigests(identity.index_digest, identity.retriever_digests)
     if now.index_digest != before.index_digest:
         terminal.note(f"warning: {run.name} started with another index ({before.index_digest[:12] or '?'})")
     for other in now.others(before):
-        if other.engine:
+        if other.retriever:
             was = f"{other.named} {other.before[:12]}, which is {other.now[:12]} now"
             terminal.note(f"warning: {run.name} started with {was}")
 

@@ -34,21 +34,21 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
         return None
     mode, file = config.search.cassette_use or ("", "")
     topk = config.search.topk
-    search = Replay(file, topk=topk) if mode == "replay" else _engines(config, workspace, note)
+    search = Replay(file, topk=topk) if mode == "replay" else _retrievers(config, workspace, note)
     interrupts.run(_reach(search))
     _check_digest(config, search)
     return Recorder(search, file, topk=topk, append=True) if mode == "record" else search
 
 
-def _engines(config: Config, workspace: Workspace, note: Note) -> SearchTool:
-    """The default engine, alone where no other has a name."""
+def _retrievers(config: Config, workspace: Workspace, note: Note) -> SearchTool:
+    """The default retriever, alone where no other has a name."""
     default = _default(config, workspace, note)
-    named = {name: _named(config, name) for name in config.search.engines}
+    named = {name: _named(config, name) for name in config.search.retrievers}
     return NamedRetrievers(default, named) if named else default
 
 
 def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
-    """The engine of `search.url`, `search.index` or `data.corpus`."""
+    """The retriever of `search.url`, `search.index` or `data.corpus`."""
     if config.search.url is not None:
         return _server(config, config.search.url, config.search.topk, config.search.digest or "")
     path = index_of(config, workspace, note)
@@ -59,15 +59,15 @@ def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
 
 
 def _named(config: Config, name: str) -> SearchTool:
-    """The engine `search.engines.<name>`."""
-    engine = config.search.engines[name]
-    topk = engine.topk or config.search.topk
-    if engine.url is not None:
-        return _server(config, engine.url, topk)
-    if engine.index is not None:
-        return _local(config, open_index(engine.index, engine.options), topk)
-    assert engine.retriever is not None, "the configuration is checked: one of the three is there"
-    return _local(config, live_index(engine.retriever, engine.options), topk)
+    """The retriever `search.retrievers.<name>`."""
+    retriever = config.search.retrievers[name]
+    topk = retriever.topk or config.search.topk
+    if retriever.url is not None:
+        return _server(config, retriever.url, topk)
+    if retriever.index is not None:
+        return _local(config, open_index(retriever.index, retriever.options), topk)
+    assert retriever.retriever is not None, "the configuration is checked: one of the three is there"
+    return _local(config, live_index(retriever.retriever, retriever.options), topk)
 
 
 def _server(config: Config, url: tuple[str, ...], topk: int, digest: str = "") -> HttpSearch:
@@ -112,27 +112,27 @@ def without_cassette(config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What the outcomes of an engine ("" for the default one) depend on.
+    """What the outcomes of a retriever ("" for the default one) depend on.
 
     `index` is the digest of its index, or the addresses of servers that name none.
     """
 
-    engine: str
+    retriever: str
     index: str
     topk: int
     max_query_chars: int
 
 
 def answering(config: Config, search: SearchTool | None) -> tuple[Answering, ...]:
-    """Each engine of a searcher that `load_search` made; none where search is off."""
+    """Each retriever of a searcher that `load_search` made; none where search is off."""
     if search is None:
         return ()
     settings = config.search
     found = []
     for name, digest in (getattr(search, "digests", None) or {"": digest_of(search)}).items():
-        engine = settings.engines[name] if name else settings
-        topk = engine.topk or settings.topk
-        found.append(Answering(name, digest or repr(engine.url), topk, settings.max_query_chars))
+        retriever = settings.retrievers[name] if name else settings
+        topk = retriever.topk or settings.topk
+        found.append(Answering(name, digest or repr(retriever.url), topk, settings.max_query_chars))
     return tuple(found)
 
 
@@ -168,7 +168,7 @@ def _claim(cassette: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IndexDigests:
-    """Which indexes answered: the digest of the default engine's and those of the engines with names.
+    """Which indexes answered: the digest of the default retriever's and those of the retrievers with names.
 
     Empty where search is off, and where a server names none.
     """
@@ -193,7 +193,7 @@ class IndexDigests:
         return {"index_digest": self.index_digest, "retriever_digests": dict(self.retriever_digests)}
 
     def others(self, before: IndexDigests) -> list[Other]:
-        """The engines that have another index than `before`; one that is not known is not another."""
+        """The retrievers that have another index than `before`; one that is not known is not another."""
         then = {"": before.index_digest, **before.retriever_digests}
         now = {"": self.index_digest, **self.retriever_digests}
         return [
@@ -205,13 +205,13 @@ class IndexDigests:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """An engine ("" for the default one) with another index than before."""
+    """A retriever ("" for the default one) with another index than before."""
 
-    engine: str
+    retriever: str
     before: str
     now: str
 
     @property
     def named(self) -> str:
         """The index in words."""
-        return f"the index of the engine {self.engine!r}" if self.engine else "the index"
+        return f"the index of the retriever {self.retriever!r}" if self.retriever else "the index"

@@ -93,7 +93,7 @@ WELL_FORMED = {
         INFORMATION,
         f"{THINK}<answer>x</answer>",
     ],
-    "searches by a named engine": [
+    "searches with a named retriever": [
         f'{THINK}<search engine="web">x</search>',
         INFORMATION,
         f"{THINK}<search engine = wiki >x</search>",
@@ -120,8 +120,8 @@ MALFORMED = {
         INFORMATION,
         f"{THINK}<answer>x</answer>",
     ],
-    "answer by a named engine": [f'{THINK}<answer engine="web">x</answer>'],
-    "search by a named engine never answered": [f'{THINK}<search engine="web">x</search>'],
+    "answer with a named retriever": [f'{THINK}<answer engine="web">x</answer>'],
+    "search with a named retriever never answered": [f'{THINK}<search engine="web">x</search>'],
     "no thought after information": [THINK + SEARCH, INFORMATION, "<answer>x</answer>"],
     "text before the thought": [f"Well, {THINK}<answer>x</answer>"],
     "text between thought and answer": [f"{THINK}so <answer>x</answer>"],

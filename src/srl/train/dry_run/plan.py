@@ -13,7 +13,7 @@ import torch
 
 from srl.config import Config
 from srl.config.checks import algorithm_plugin
-from srl.config.sections import Engine
+from srl.config.sections import NamedRetriever
 from srl.model import pick_device, pick_dtype
 from srl.train.dry_run.memory import Footprint, footprint, longest_episode, millions
 from srl.train.dry_run.model_size import Shape, shape_of
@@ -159,15 +159,15 @@ def _search(config: Config) -> str:
     said = [
         f"{', '.join(search.url) if search.url else f'in this process, {source}'}, {_passages(search.topk)}"
     ]
-    said += [_engine(name, engine, search.topk) for name, engine in search.engines.items()]
-    if search.url or any(engine.url for engine in search.engines.values()):
+    said += [_named(name, retriever, search.topk) for name, retriever in search.retrievers.items()]
+    if search.url or any(retriever.url for retriever in search.retrievers.values()):
         said.append("servers are not asked before the start (`srl serve check URL` does)")
     return "; ".join([*said, f"recorded on {search.cassette_use[1]}"] if search.cassette_use else said)
 
 
-def _engine(name: str, engine: Engine, topk: int) -> str:
-    source = ", ".join(engine.url) if engine.url else engine.index or engine.retriever
-    return f"{name}: {source}, {_passages(engine.topk or topk)}"
+def _named(name: str, retriever: NamedRetriever, topk: int) -> str:
+    source = ", ".join(retriever.url) if retriever.url else retriever.index or retriever.retriever
+    return f"{name}: {source}, {_passages(retriever.topk or topk)}"
 
 
 def _passages(count: int) -> str:

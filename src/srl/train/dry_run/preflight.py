@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from srl.config import Config
-from srl.config.sections import Engine, Model, Search
+from srl.config.sections import Model, NamedRetriever, Search
 from srl.data.demonstrations import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
@@ -80,7 +80,7 @@ def _searched(config: Config) -> Iterator[Callable[[], object]]:
     search, corpus = config.search, config.data.corpus
     if corpus is not None:
         yield partial(_check_corpus, Path(corpus))
-    places: list[Search | Engine] = [search, *search.engines.values()]
+    places: list[Search | NamedRetriever] = [search, *search.retrievers.values()]
     for place in places:
         yield from (partial(retrieve_url, url) for url in place.url or ())
         if place.index is not None:

@@ -37,7 +37,7 @@ class HybridRetriever(RetrieverBase):
             if retriever.live:
                 raise UserError(
                     f"retriever.hybrid.retrievers: {name} searches outside, and only rankings of one corpus "
-                    f"are fused; give it an engine of its own: --set search.engines.{name}.index=DIR"
+                    f"are fused; make it a retriever of its own: --set search.retrievers.{name}.index=DIR"
                 )
         self.resumable = any(retriever.resumable for retriever in self._retrievers.values())
 

@@ -25,7 +25,7 @@ def is_well_formed(trajectory: Trajectory) -> bool:
 
     Information is an observation segment: the policy's own `<information>` breaks the form, and so does
     feedback on a useless turn. A template that has opened `<think>` has written it for the policy. A
-    search tag may name its engine. The text of a segment is without special tokens, so an EOS after the
+    search tag may name a retriever. The text of a segment is without special tokens, so an EOS after the
     answer changes nothing.
     """
     state = "thinking" if trajectory.think_is_open else "ready"

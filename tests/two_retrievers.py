@@ -1,4 +1,4 @@
-"""A run of one step on one question that may search two engines, and what it left in its log."""
+"""A run of one step on one question that may search two retrievers, and what it left in its log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_place(folder: Path) -> None:
 
 
 def settings(place: Path, *sets: str, **given: object) -> Config:
-    """One step on the one question, which may search in two engines."""
+    """One step on the one question, which may search in two retrievers."""
     said = {
         "model__path": str(place / "model"), "data__train_files": [str(place / "train.parquet")],
         "data__val_files": None, "data__test_files": None, "data__corpus": None,
@@ -53,8 +53,11 @@ def settings(place: Path, *sets: str, **given: object) -> Config:
         "actor__ppo_max_token_len": 4000, "search__index": str(place / "pages"),
         "trainer__total_training_steps": 1, **given,
     }  # fmt: skip
-    engine = [f"search.engines.papers.index={place / 'papers'}", "search.engines.papers.description=papers"]
-    return config(place, "grpo", [*engine, *sets], **said)
+    named = [
+        f"search.retrievers.papers.index={place / 'papers'}",
+        "search.retrievers.papers.description=papers",
+    ]
+    return config(place, "grpo", [*named, *sets], **said)
 
 
 class Scripted(ScriptedEngine):
@@ -80,6 +83,6 @@ def only_run(workspace: Path) -> Path:
 
 
 def searched(run: Path) -> list[tuple[str, str, str, int]]:
-    query = "SELECT DISTINCT engine, query, status, hits FROM searches WHERE phase = 'train' ORDER BY ALL"
+    query = "SELECT DISTINCT retriever, query, status, hits FROM searches WHERE phase = 'train' ORDER BY ALL"
     with srl.store.open(run) as log:
         return log.execute(query).fetchall()
