@@ -17,8 +17,7 @@ from srl.config import load_config
 from srl.config.schema import place
 from srl.errors import UserError
 from srl.train.importing import Imported, import_file
-from srl.train.importing.key_table import NAMES, SEARCH_R1, SEARCH_R1_ONLY, UNSAID, VERL, Name
-from srl.train.importing.others import why_replaced
+from srl.train.importing.key_table import NAMES, SEARCH_R1, SEARCH_R1_ONLY, UNSAID, VERL, Name, why_replaced
 
 DOCS = Path(__file__).parent.parent / "docs"
 

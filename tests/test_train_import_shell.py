@@ -15,8 +15,7 @@ from tests.import_inputs import GRPO, imported, said, search_r1
 
 from srl.errors import UserError
 from srl.train.importing import import_file
-from srl.train.importing.lexing import Lexer, Word
-from srl.train.importing.shell import Training, read_script
+from srl.train.importing.shell import Lexer, Training, Word, read_script
 
 COMMAND = "python3 -m verl.trainer.main_ppo"
 

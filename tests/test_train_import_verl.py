@@ -11,9 +11,8 @@ from tests.import_inputs import GRPO, imported, said, search_r1, verl
 
 from srl.config.schema import flat, plain
 from srl.config.yamltext import parse
-from srl.train.importing.hydra import read_override, read_value
+from srl.train.importing.hydra import read_override, read_value, resolved
 from srl.train.importing.key_table import NAMES, UNSAID, VERL
-from srl.train.importing.references import resolved
 
 VALUES: dict[str, Any] = {
     "1": 1, "-7": -7, "1e-6": 1e-6, ".5": 0.5, "2.": 2.0, "1_000": 1000, "true": True, "False": False,

@@ -16,11 +16,9 @@ from srl.config.schema import Config, flat, keys, plain
 from srl.config.yamltext import dump, parse
 from srl.errors import UserError
 from srl.files import FORMAT
-from srl.train.importing.differences import adjust
-from srl.train.importing.key_table import ESTIMATORS, NAMES, UNSAID, Name, names_of
-from srl.train.importing.meaning import Meaning
-from srl.train.importing.others import verl_knows, why_replaced
-from srl.train.importing.references import resolved
+from srl.train.importing.differences import Meaning, adjust
+from srl.train.importing.hydra import resolved
+from srl.train.importing.key_table import ESTIMATORS, NAMES, UNSAID, Name, names_of, verl_knows, why_replaced
 from srl.train.importing.source import Source, read_source
 
 _PATHS = ("model.path", "model.tokenizer", "data.train_files", "data.val_files")

@@ -1,14 +1,439 @@
-"""The training command of a shell script, read without running anything."""
+"""The training command of a shell script: its words, read as a shell would; nothing is run."""
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from srl.errors import UserError, nearest
-from srl.train.importing.lexing import Lexer, Operator, Word
-from srl.train.importing.variables import Unknown, Variables, assigned
+
+Kind = Literal["text", "variable", "sum", "array", "closed"]
+"""Text as it stands; a variable; arithmetic; `(a b)` after `NAME=`; what only a shell could find out."""
+
+_OPERATOR = re.compile(r"\d*(?:&>>?|>>|>&|>\||<<<|<<-?|<&|<>|<|>)|&&|\|\||\|&|;;|[;|&()\n]")
+_ENDS_WORD = " \t\n;|&()<>"
+_RUN = re.compile(r"[^ \t\n;|&()<>'\"\\$`]+")
+_QUOTED_RUN = re.compile(r"[^\"\\$`]+")
+_PARAMETER = re.compile(r"(\w+|[@*#?$!-])(?:\[[@*]\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
+_PLAIN = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
+_CLOSING = {"(": ")", "{": "}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a word. `text` is the text, the variable's name, the sum, or the source of what is closed.
+
+    `otherwise` is what stands after the operator, `:-`, of `${NAME:-otherwise}`.
+    """
+
+    kind: Kind
+    text: str
+    quoted: bool = False
+    operator: str = ""
+    otherwise: tuple[Piece, ...] = ()
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What stands between two spaces, in line `line`."""
+
+    pieces: tuple[Piece, ...]
+    line: int
+
+    @property
+    def literal(self) -> str:
+        """Its text where it is all text, with nothing for the rest."""
+        return "".join(piece.text for piece in self.pieces if piece.kind == "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What separates commands, or begins a redirection."""
+
+    sign: str
+    line: int
+
+    @property
+    def redirects(self) -> bool:
+        return "<" in self.sign or ">" in self.sign
+
+
+class Lexer:
+    """Reads `text` from its beginning; `name` and the line are what errors begin with."""
+
+    def __init__(self, text: str, name: str, line: int = 1) -> None:
+        self._text, self._name, self._line, self._at = text, name, line, 0
+        self._documents: list[str] = []
+
+    def tokens(self) -> Iterator[Word | Operator]:
+        while self._at < len(self._text):
+            if self._skip_blank():
+                continue
+            if not (found := _OPERATOR.match(self._text, self._at)):
+                yield self._word()
+                continue
+            yield Operator(found[0], self._line)
+            self._take(found[0])
+            if found[0].endswith(("<<", "<<-")):
+                yield self._delimiter()
+            elif found[0] == "\n" and self._documents:
+                self._skip_documents()
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """All of the text as one word, in which spaces and signs are text too."""
+        found: list[Piece] = []
+        while self._at < len(self._text):
+            found += self._next_piece()
+        return tuple(found)
+
+    def _skip_blank(self) -> bool:
+        rest = self._text[self._at : self._at + 2]
+        if rest == "\\\n" or rest[0] in " \t\r":
+            self._take(rest if rest == "\\\n" else rest[0])
+            return True
+        if rest[0] == "#":
+            end = self._text.find("\n", self._at)
+            self._at = len(self._text) if end < 0 else end
+            return True
+        return False
+
+    def _take(self, text: str) -> str:
+        self._at += len(text)
+        self._line += text.count("\n")
+        return text
+
+    def _word(self) -> Word:
+        line, found = self._line, list[Piece]()
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == "(" and _is_array(found):
+                found.append(self._array())
+                break
+            if char in _ENDS_WORD:
+                break
+            found += self._next_piece()
+        return Word(tuple(found), line)
+
+    def _array(self) -> Piece:
+        """`(a b c)` behind `NAME=`, comments and line ends in it left out."""
+        line = self._line
+        self._take("(")
+        words: list[Word] = []
+        while self._at < len(self._text):
+            if self._skip_blank():
+                continue
+            if self._text[self._at] == ")":
+                self._take(")")
+                return Piece("array", "", words=tuple(words))
+            if found := _OPERATOR.match(self._text, self._at):
+                self._take(found[0])
+            else:
+                words.append(self._word())
+        raise UserError(f"{self._name}:{line}: the bracket ( that opens here is never closed")
+
+    def _next_piece(self) -> list[Piece]:
+        char = self._text[self._at]
+        if char == "'":
+            return [Piece("text", self._until("'"), quoted=True)]
+        if char == '"':
+            return self._double()
+        if char == "\\":
+            escaped = self._take(self._text[self._at : self._at + 2])[1:]
+            return [Piece("text", escaped.replace("\n", ""), quoted=True)]
+        if char in "$`":
+            return [self._expansion(quoted=False)]
+        run = _RUN.match(self._text, self._at)
+        return [Piece("text", self._take(run[0] if run else char))]
+
+    def _until(self, quote: str) -> str:
+        """What stands between here and the next `quote`, without the two."""
+        end = self._text.find(quote, self._at + 1)
+        if end < 0:
+            raise UserError(f"{self._name}:{self._line}: the quote {quote} that opens here is never closed")
+        return self._take(self._text[self._at : end + 1])[1:-1]
+
+    def _double(self) -> list[Piece]:
+        line = self._line
+        self._take('"')
+        found: list[Piece] = []
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == '"':
+                self._take(char)
+                return found or [Piece("text", "", quoted=True)]
+            if char == "\\":
+                pair = self._take(self._text[self._at : self._at + 2])
+                kept = pair[1:] if pair[1:] in ('"', "\\", "$", "`") else pair.replace("\\\n", "")
+                found.append(Piece("text", kept, quoted=True))
+            elif char in "$`":
+                found.append(self._expansion(quoted=True))
+            elif run := _QUOTED_RUN.match(self._text, self._at):
+                found.append(Piece("text", self._take(run[0]), quoted=True))
+        raise UserError(f'{self._name}:{line}: the quote " that opens here is never closed')
+
+    def _expansion(self, quoted: bool) -> Piece:
+        """What begins with `$` or is between backquotes."""
+        if self._text[self._at] == "`":
+            return Piece("closed", f"`{self._until('`')}`", quoted)
+        follows = self._text[self._at + 1 : self._at + 2]
+        if follows in ("(", "{"):
+            source = self._balanced(follows)
+            if source.startswith("$((") and source.endswith("))"):
+                return Piece("sum", source[3:-2], quoted)
+            return self._braced(source, quoted) if follows == "{" else Piece("closed", source, quoted)
+        if not (named := _PLAIN.match(self._text, self._at + 1)):
+            return Piece("text", self._take("$"), quoted)
+        self._take("$" + named[0])
+        return Piece("variable", named[0], quoted)
+
+    def _balanced(self, opening: str) -> str:
+        """`$(…)` or `${…}` as it stands, with what is nested in it."""
+        line, depth, end = self._line, 0, self._at + 1
+        while end < len(self._text):
+            depth += (self._text[end] == opening) - (self._text[end] == _CLOSING[opening])
+            end += 1
+            if depth == 0:
+                return self._take(self._text[self._at : end])
+        raise UserError(f"{self._name}:{line}: the bracket ${opening} that opens here is never closed")
+
+    def _braced(self, source: str, quoted: bool) -> Piece:
+        """`${NAME}` and `${NAME:-otherwise}`; other operators need a shell."""
+        found = _PARAMETER.fullmatch(source[2:-1])
+        if not found:
+            return Piece("closed", source, quoted)
+        name, operator, otherwise = found[1], found[2] or "", found[3] or ""
+        pieces = Lexer(otherwise, self._name, self._line).pieces()
+        return Piece("variable", name, quoted, operator, pieces)
+
+    def _delimiter(self) -> Word:
+        """The word behind `<<`, at which the lines that follow end."""
+        while self._text[self._at : self._at + 1] in (" ", "\t"):
+            self._at += 1
+        word = self._word()
+        self._documents.append(word.literal)
+        return word
+
+    def _skip_documents(self) -> None:
+        for delimiter in self._documents:
+            while self._at < len(self._text):
+                end = self._text.find("\n", self._at)
+                line = self._text[self._at : end + 1 if end >= 0 else len(self._text)]
+                if self._take(line).strip() == delimiter:
+                    break
+        self._documents.clear()
+
+
+def _is_array(found: list[Piece]) -> bool:
+    text = "".join(piece.text for piece in found)
+    return all(piece.kind == "text" for piece in found) and bool(_ARRAY.fullmatch(text))
+
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.DOTALL)
+_NAME_IN_SUM = re.compile(r"\$\{?(\w+)\}?")
+_LONGEST_SUM = 200
+_MOST = 2**21
+"""Characters that variables may stand for, all together: one that is put into itself grows without end."""
+
+
+class Unknown(Exception):  # noqa: N818 - a finding, not a failure of ours
+    """A word that needs variables whose values stand nowhere: `causes` maps each to the reason."""
+
+    def __init__(self, causes: Mapping[str, str]) -> None:
+        super().__init__(", ".join(causes))
+        self.causes = dict(causes)
+
+
+class Variables:
+    """Values by name, in the script called `script`. Those of `given` stand whatever it assigns."""
+
+    def __init__(self, given: Mapping[str, str], script: str) -> None:
+        self._script = script
+        self._given = {name: [value] for name, value in given.items()}
+        self._values: dict[str, list[str] | Unknown] = {"HOME": [str(Path.home())]}
+        self._put_in = 0
+        self.seen: set[str] = set()
+        """Names that the script assigns or asks for."""
+
+    def assign(self, word: Word, doubt: str = "") -> None:
+        """Carry out `NAME=value`; with a `doubt` it is not known whether the script gets there."""
+        name, adds = assigned(word) or ("", False)
+        self.seen.add(name)
+        try:
+            value = self._assigned_value(word)
+        except Unknown as unknown:
+            asked = f"asked for in line {word.line}"
+            self._values[name] = Unknown({cause: why or asked for cause, why in unknown.causes.items()})
+            return
+        if doubt:
+            self._values[name] = Unknown({name: doubt})
+        else:
+            self._values[name] = _added(self.value(name), value, word) if adds else value
+
+    def forget(self, name: str, reason: str) -> None:
+        """`name` has a value that only running the script would tell."""
+        self.seen.add(name)
+        self._values[name] = Unknown({name: reason})
+
+    def value(self, name: str) -> list[str]:
+        """The values of a variable: several of an array, none of the script's arguments. Raises Unknown."""
+        if name in "@*":
+            return []
+        self.seen.add(name)
+        found = self._given.get(name) or self._values.get(name)
+        if found is None:
+            raise Unknown({name: ""})
+        if isinstance(found, Unknown):
+            raise found
+        self._put_in += sum(map(len, found))
+        if self._put_in > _MOST:
+            raise UserError(
+                f"{self._script}: what its variables stand for is longer than {_MOST:,} characters"
+            )
+        return found
+
+    def expand(self, word: Word) -> list[str]:
+        """The words that a shell makes of `word`: without quotes a value with spaces is several."""
+        return self._fields(word.pieces, f"line {word.line}")
+
+    def _assigned_value(self, word: Word) -> list[str]:
+        name = (assigned(word) or ("", False))[0]
+        value = _without_name(word.pieces)
+        if value and value[0].kind == "array":
+            return [text for item in value[0].words for text in self.expand(item)]
+        found = self._all(value, lambda source: Unknown({name: f"line {word.line} takes it from {source}"}))
+        return ["".join(" ".join(values) for values in found)]
+
+    def _fields(self, pieces: tuple[Piece, ...], where: str) -> list[str]:
+        fields: list[str] = []
+        found = self._all(pieces, lambda source: Unknown({source: f"in {where}"}))
+        for piece, values in zip(pieces, found, strict=True):
+            if piece.kind != "text" and not piece.quoted:
+                values = " ".join(values).split()
+            if fields and values:
+                fields[-1] += values[0]
+                fields += values[1:]
+            else:
+                fields += values
+        return fields
+
+    def _all(self, pieces: tuple[Piece, ...], closed: Callable[[str], Unknown]) -> list[list[str]]:
+        """What each piece becomes; one Unknown for all that have no value."""
+        found: list[list[str]] = []
+        causes: dict[str, str] = {}
+        for piece in pieces:
+            try:
+                found.append(self._of(piece))
+            except _Closed as source:
+                causes |= closed(source.source).causes
+            except Unknown as unknown:
+                causes |= unknown.causes
+        if causes:
+            raise Unknown(causes)
+        return found
+
+    def _of(self, piece: Piece) -> list[str]:
+        if piece.kind == "text":
+            return [piece.text]
+        if piece.kind == "sum":
+            return [self._sum(piece.text)]
+        if piece.kind != "variable":
+            raise _Closed(piece.text)
+        if not piece.operator:
+            return self.value(piece.text)
+        return self._or_otherwise(piece)
+
+    def _or_otherwise(self, piece: Piece) -> list[str]:
+        """`${NAME-x}` and `${NAME=x}`: x where there is no value; `${NAME+x}`: where there is one.
+
+        With a colon an empty value counts as none.
+        """
+        operator, is_set = piece.operator[-1], True
+        value: list[str] = []
+        try:
+            value = self.value(piece.text)
+        except Unknown as unknown:
+            if unknown.causes.get(piece.text) != "" or operator == "?":
+                raise
+            is_set = False
+        has_value = any(value) if piece.operator.startswith(":") else is_set
+        if operator == "?":
+            return value
+        if has_value != (operator == "+"):
+            return [""] if operator == "+" else value
+        return ["".join("".join(self._of(part)) for part in piece.otherwise)]
+
+    def _sum(self, text: str) -> str:
+        """Whole numbers with + - * / and %, names for variables."""
+        if len(text) > _LONGEST_SUM:
+            raise _Closed(f"$(({text}))")
+        try:
+            tree = ast.parse(_NAME_IN_SUM.sub(r"\1", text).strip(), mode="eval")
+            return str(self._number(tree.body))
+        except (SyntaxError, ValueError, ZeroDivisionError) as error:
+            raise _Closed(f"$(({text}))") from error
+
+    def _number(self, node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(value)):
+                return value
+            case ast.Name(id=name):
+                return int("".join(self.value(name)))
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return -self._number(inner)
+            case ast.BinOp(left=left, op=op, right=right):
+                return _applied(op, self._number(left), self._number(right))
+        raise ValueError("not a sum of whole numbers")
+
+
+class _Closed(Exception):  # noqa: N818 - as above
+    """Something that only a shell could find out; `source` is how it stands in the script."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+def assigned(word: Word) -> tuple[str, bool] | None:
+    """The name that `NAME=value` assigns to, and whether it is `NAME+=value`."""
+    first = word.pieces[0] if word.pieces else None
+    if first is None or first.kind != "text" or first.quoted:
+        return None
+    found = _ASSIGNMENT.match(first.text)
+    return (found[1], found[2] == "+") if found else None
+
+
+def _without_name(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    rest = pieces[0].text.partition("=")[2]
+    return (Piece("text", rest), *pieces[1:]) if rest else pieces[1:]
+
+
+def _added(old: list[str], new: list[str], word: Word) -> list[str]:
+    """What `NAME+=new` makes of `old`: more words of an array, or a longer text."""
+    if any(piece.kind == "array" for piece in word.pieces):
+        return old + new
+    return [old[0] + "".join(new), *old[1:]] if old else new
+
+
+def _applied(op: ast.operator, left: int, right: int) -> int:
+    match op:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.Div():
+            return int(left / right)
+        case ast.Mod():
+            return left - right * int(left / right)
+    raise ValueError("not a sum of whole numbers")
+
 
 TRAINING = re.compile(r"(?:.*[./])?(main_ppo(?:_\w+)?)(?:\.py)?")
 """verl's and Search-R1's programs that train, as a module or as a file."""

@@ -10,9 +10,8 @@ from typing import Any
 
 from srl.config.yamltext import parse
 from srl.errors import UserError
-from srl.train.importing.hydra import read_override
+from srl.train.importing.hydra import read_override, resolved
 from srl.train.importing.key_table import SEARCH_R1, SEARCH_R1_ONLY, VERL, defaults_of
-from srl.train.importing.references import resolved
 from srl.train.importing.shell import Training, read_script
 
 LARGEST = 2**18
