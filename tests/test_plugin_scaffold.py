@@ -51,7 +51,7 @@ def test_an_algorithm_is_called_so_everywhere_and_algo_is_short_for_it(kind, tmp
     assert (tmp_path / "new" / "src" / "srl_my_own" / "estimator.py").is_file()
     assert "srl train --set algorithm.name=my-own" in capsys.readouterr().err
     assert main(["plugins", "new", "engine", "my-own"]) == 2
-    assert "there are retriever, reward, algorithm" in capsys.readouterr().err
+    assert "there are retriever, reward, algorithm, provider" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +69,8 @@ def test_new_package_is_complete_and_nothing_stands_unfilled(kind, tmp_path):
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["name"] == "srl-search-my-own"
     assert project["entry-points"]["srl"] == {"my_own": "srl_my_own"}
-    assert project["dependencies"] == ["srl-search>=0.1,<0.2"]
+    needed = ["srl-search", "srl-search-web"] if kind == "provider" else ["srl-search"]
+    assert project["dependencies"] == [f"{package}>=0.1,<0.2" for package in needed]
     assert project["optional-dependencies"] == {"test": ["pytest"]}
 
 
@@ -128,10 +129,14 @@ def test_steps_quote_a_folder_with_spaces():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_train_line_of_the_next_steps_names_keys_that_the_config_has(kind):
+def test_last_of_the_next_steps_names_a_key_that_there_is(kind):
     from srl.config import schema
 
-    section, key, *_ = KINDS[kind].train.partition("--set ")[2].partition("=")[0].split(".")
+    key = KINDS[kind].use.partition("--set ")[2].partition("=")[0]
+    if kind == "provider":
+        assert key in manager.options_model("retriever", "web").model_fields
+        return
+    section, key, *_ = key.split(".")
     fields = schema.Config.model_fields
     assert key in fields[section].annotation.model_fields
 

@@ -23,6 +23,7 @@ class Kind(StrEnum):
     retriever = "retriever"
     reward = "reward"
     algorithm = "algorithm"
+    provider = "provider"
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

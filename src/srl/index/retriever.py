@@ -33,6 +33,9 @@ class Fault(Exception):  # noqa: N818  # not an error of the program: an outcome
 class Retriever(Protocol):
     """What every retriever does: build an index, open it, search it. Optional members: `RetrieverBase`."""
 
+    name: str
+    """The folder of an index in which the retriever keeps its files."""
+
     def build(self, passages: Iterable[Passage], directory: Path, progress: Report, /) -> None:
         """Write the index of `passages` into `directory`; tell `progress` how many are done so far."""
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         """Makes one plugin known under `name`.
 
         `factory` is called with an instance of `options` (a pydantic model), or with nothing where
-        there is no such model. `summary` is one line for `srl plugins list`.
+        there is no such model; a value that is not callable is the plugin itself. `summary` is one
+        line for `srl plugins list`.
         """
 
         def __call__(
@@ -50,6 +51,11 @@ def srl_retrievers(register: Register) -> None:
 @hookspec
 def srl_rewards(register: Register) -> None:
     """Register rewards: objects whose `score` turns finished trajectories into scores."""
+
+
+@hookspec
+def srl_providers(register: Register) -> None:
+    """Register web providers: `srl_web.api.Api` values, each an API that the retriever `web` may ask."""
 
 
 @hookspec

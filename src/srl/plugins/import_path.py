@@ -44,26 +44,26 @@ def used_directories() -> tuple[str, ...]:
 
 
 def kind_of(name: str) -> str:
-    """The kind of plugin that `module:Class` is, told by its methods. Raises UserError."""
+    """The kind of plugin that `module:Class` is, told by its members. Raises UserError."""
     target = _target("plugin", name)
-    return next((kind for kind, method in _METHODS.items() if hasattr(target, method)), "algorithm")
+    members = {**_METHODS, "provider": "url"}
+    return next((kind for kind, member in members.items() if hasattr(target, member)), "algorithm")
 
 
 @cache
 def imported(kind: str, name: str) -> Plugin:
     """The plugin that `module:Class` names; its version is a digest of the module's file.
 
-    The class is called with nothing, or with its options, where the first parameter of its constructor is
-    annotated with a pydantic model. Raises UserError.
+    The class (or function) is called with nothing, or with its options, where its first parameter is
+    annotated with a pydantic model; any other value is the plugin itself. Raises UserError.
     """
     target = _target(kind, name)
     method = _METHODS.get(kind)
     if method and not callable(getattr(target, method, None)):
         raise UserError(f"{name} is no {kind}: expected a class with a method {method!r}")
-    factory = target if inspect.isclass(target) or inspect.isroutine(target) else lambda: target
     summary = (inspect.getdoc(target) or "").partition("\n")[0]
     module = name.partition(":")[0]
-    return Plugin(kind, name, module, _digest(module), summary, "", factory, _options_model(name, factory))
+    return Plugin(kind, name, module, _digest(module), summary, "", target, _options_model(name, target))
 
 
 def _target(kind: str, name: str) -> Any:
@@ -120,6 +120,8 @@ def _options_model(name: str, factory: Any) -> type[BaseModel] | None:
     """The pydantic model that the first parameter of `factory` is annotated with."""
     from pydantic import BaseModel
 
+    if not callable(factory):
+        return None
     first = next(iter(inspect.signature(factory).parameters.values()), None)
     if first is None:
         return None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 GROUP = "srl"
-KINDS = {"retriever": "srl_retrievers", "reward": "srl_rewards", "algorithm": "srl_algorithms"}
+KINDS = {kind: f"srl_{kind}s" for kind in ("retriever", "reward", "algorithm", "provider")}
 """Each kind of plugin and its hook."""
 
 UNKNOWN = "unknown"
@@ -72,6 +72,8 @@ def load(kind: str, name: str, options: Mapping[str, Any] | None = None) -> obje
     if model is None and options:
         raise UserError(f"{entry} takes no options; remove {', '.join(map(repr, options))}")
     factory = _import(entry, entry.factory)
+    if not callable(factory):
+        return factory
     try:
         return factory() if model is None else factory(_validated(entry, model, options or {}))
     except ImportError as error:

@@ -16,12 +16,13 @@ _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the templates say about one kind of plugin."""
+    """What the templates say about one kind of plugin; `use` is a command that uses it."""
 
     file: str
     summary: str
     description: str
-    train: str
+    use: str
+    packages: tuple[str, ...] = ("srl-search",)
 
 
 KINDS = {
@@ -42,6 +43,13 @@ KINDS = {
         "The score of an episode against the mean of its group.",
         "the score of an episode against the mean of its group.",
         "srl train --set algorithm.name={name}",
+    ),
+    "provider": Kind(
+        "provider",
+        "A web search API.",
+        "a description of a web search API, for the retriever `web`.",
+        "srl index build --retriever web --set provider={name} --out web-index",
+        ("srl-search", "srl-search-web"),
     ),
 }
 
@@ -80,7 +88,7 @@ def next_steps(kind: str, name: str, folder: Path) -> str:
         f"pip install -e {quote(source + '[test]')}",
         f"pytest {quote(source)}",
         f"srl plugins check {name}",
-        KINDS[_SHORT.get(kind, kind)].train.format(name=name),
+        KINDS[_SHORT.get(kind, kind)].use.format(name=name),
     )
     return "\n".join(("next:", *(f"  {command}" for command in commands)))
 
@@ -111,17 +119,18 @@ def _words(kind: str, name: str) -> dict[str, str]:
     """What stands in the templates between double braces."""
     about = KINDS[kind]
     major, minor, *_ = __version__.split(".")
+    versions = f">={major}.{minor},<{major}.{int(minor) + 1}"
     return {
         "name": name,
         "package": _package(name),
         "module": _module(name),
         "Class": "".join(map(str.capitalize, re.split("[-_]", name))) + kind.capitalize(),
-        "versions": f">={major}.{minor},<{major}.{int(minor) + 1}",
+        "dependencies": ", ".join(f'"{package}{versions}"' for package in about.packages),
         "kind": kind,
         "file": about.file,
         "summary": about.summary,
         "description": about.description,
-        "train": about.train.format(name=name),
+        "use": about.use.format(name=name),
     }
 
 

@@ -18,7 +18,15 @@ from srl.errors import CheckFailed
 from srl.plugins import manager
 from srl.testing.checks import Check
 
-__all__ = ["Check", "check_algorithm", "check_retriever", "check_reward", "checks", "conclude"]
+__all__ = [
+    "Check",
+    "check_algorithm",
+    "check_provider",
+    "check_retriever",
+    "check_reward",
+    "checks",
+    "conclude",
+]
 
 
 def check_retriever(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
@@ -37,6 +45,11 @@ def check_reward(given: Any, options: Mapping[str, Any] | None = None) -> list[C
 def check_algorithm(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
     """The same for an algorithm: the name of an installed one, or an `Algorithm`."""
     return conclude(f"algorithm {_label(given)}", checks("algorithm", given, options))
+
+
+def check_provider(given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:
+    """The same for a web provider: the name of an installed one, or an `Api`."""
+    return conclude(f"provider {_label(given)}", checks("provider", given, options))
 
 
 def checks(kind: str, given: Any, options: Mapping[str, Any] | None = None) -> list[Check]:

@@ -13,8 +13,9 @@ import yaml
 from srl.config.schema import takes
 from srl.errors import UserError
 from srl.plugins import manager
+from srl.testing import check_provider, checks
 from srl_web.api import Api, at, open_part, read_results, secret_part
-from srl_web.options import Options
+from srl_web.options import Options, provided
 from srl_web.providers import PROVIDERS
 
 
@@ -114,8 +115,8 @@ def test_items_that_are_no_objects_are_passed_over():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "choose one provider (serpapi, google, serper, brave, tavily)"),
-        ({"provider": "bing"}, "'serpapi', 'google', 'serper', 'brave', 'tavily'"),
+        ({}, "choose one provider (brave, google, serpapi, serper, tavily)"),
+        ({"provider": "bing"}, "no provider 'bing': installed are brave, google, serpapi, serper, tavily"),
         ({"provider": "serper", "api": {"url": "http://a.test"}}, "choose one provider"),
         ({"provider": "tavily", "language": "en"}, "tavily has no language"),
         ({"provider": "brave", "answers": True}, "brave gives no direct answers"),
@@ -162,3 +163,40 @@ def test_every_option_can_be_written_into_the_docs():
         assert takes(field)
         assert json.dumps(field.default)
         assert field.description
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_every_provider_conforms_and_is_a_plugin(name):
+    check_provider(name)
+    assert manager.load("provider", name) is PROVIDERS[name]
+
+
+@pytest.mark.parametrize(
+    ("description", "check"),
+    [
+        ({"url": "http://a.test/", "params": {"q": "{query}", "n": "{k}"}}, "asks over https"),
+        ({"url": "https://a.test/", "params": {"n": "{k}"}}, "sends the query"),
+        ({"url": "https://a.test/", "body": {"q": "{query}"}}, "sends how many results are wanted"),
+        (
+            {"url": "https://a.test/", "params": {"q": "{query}", "n": "{k}"}, "key_env": "K"},
+            "names the variable of its key",
+        ),
+    ],
+)
+def test_provider_that_lacks_something_is_found_out(description, check):
+    assert [one.name for one in checks("provider", Api(**description)) if not one.passed] == [check]
+
+
+def test_provider_of_the_users_own_module_is_asked_and_fixes_the_identity(web, tmp_path, monkeypatch):
+    source = "from srl_web.api import Api\nown = Api(url='https://own.test/', params={'q': '{query}'})"
+    (tmp_path / "my_provider.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    answer = {"results": [{"title": "T", "snippet": "S", "link": "https://t.test"}]}
+    retriever = web(lambda request: httpx.Response(200, json=answer), provider="my_provider:own")
+    ((hit,),) = retriever.search(["lighthouse"], 3)
+    assert hit.passage.id == "https://t.test"
+    assert str(retriever.asked[0].url) == "https://own.test/?q=lighthouse"
+    assert list(retriever.identity()) == ["provider"]
+    assert web(lambda request: httpx.Response(200, json=answer)).identity() == {}
+    with pytest.raises(UserError, match="the provider 'sys:path' is a list, expected an srl_web"):
+        provided("sys:path")

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from srl.errors import UserError
+from srl.plugins import manager
 from srl_web.api import Api
-from srl_web.providers import PROVIDERS
 
 RUNTIME: dict[str, Any] = {"runtime": True}
 
@@ -19,8 +20,8 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    provider: Literal["serpapi", "google", "serper", "brave", "tavily"] | None = None
-    """Whose API is asked."""
+    provider: str | None = None
+    """Whose API is asked: an installed provider (`srl plugins list`), or `module:NAME`."""
     api: Api | None = Field(default=None, json_schema_extra={"path": True})
     """Any other JSON API instead of a provider: a mapping, or the path of a YAML file that holds one."""
     language: str | None = None
@@ -82,7 +83,8 @@ class Options(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Options:
         if (self.provider is None) == (self.api is None):
-            raise ValueError(f"choose one provider ({', '.join(PROVIDERS)}) or describe an api")
+            known = ", ".join(provider.name for provider in manager.installed("provider"))
+            raise ValueError(f"choose one provider ({known}) or describe an api")
         for name in ("language", "country"):
             if getattr(self, name) is not None and not self.asked.uses(name):
                 raise ValueError(f"{self.provider or 'this api'} has no {name}; leave it out")
@@ -97,7 +99,7 @@ class Options(BaseModel):
     @property
     def asked(self) -> Api:
         """The API that is asked, with the key where `key_env` says."""
-        api = self.api or PROVIDERS[str(self.provider)]
+        api = self.api or provided(str(self.provider))
         return api.model_copy(update={"key_env": self.key_env}) if self.key_env else api
 
     @property
@@ -108,3 +110,11 @@ class Options(BaseModel):
             affordable = int(self.max_cost / self.cost_per_request + 1e-9)
         caps = [cap for cap in (self.max_requests, affordable) if cap is not None]
         return min(caps, default=None)
+
+
+def provided(name: str) -> Api:
+    """The API of the provider plugin `name`. Raises UserError where there is none, or it is no `Api`."""
+    api = manager.load("provider", name)
+    if not isinstance(api, Api):
+        raise UserError(f"the provider {name!r} is a {type(api).__name__}, expected an srl_web.api.Api")
+    return api

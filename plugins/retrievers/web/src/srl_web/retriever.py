@@ -19,6 +19,7 @@ from srl.errors import UserError
 from srl.files import digest_text
 from srl.index import Fault, RetrieverBase
 from srl.index.timing import timed
+from srl.plugins import manager
 from srl.trajectory import Hit, Passage
 from srl_web.api import Result
 from srl_web.caller import Caller
@@ -44,6 +45,13 @@ class WebRetriever(RetrieverBase):
         self._secrets: Secrets | None = None
         self._session: _Session | None = None
         self._lock = Lock()
+
+    def identity(self) -> dict[str, str]:
+        """The digest of what a provider of another package describes; ours are what they are called."""
+        name = self.options.provider
+        if name is None or manager.find("provider", name).package == "srl-search-web":
+            return {}
+        return {"provider": digest_text(self.options.asked.model_dump_json(exclude={"key_env"}))}
 
     def build(
         self, passages: Iterable[Passage] | None, directory: Path, progress: Callable[[int], None]
