@@ -12,7 +12,7 @@ from tests.search_sites import ONE, TWO, Clock, Later, Site, ask, client, run
 from srl.errors import UserError
 from srl.serve import HttpSearch
 from srl.serve.client.failover import FIRST_REST_S, THRESHOLD
-from srl.serve.client.request import health_url, shown
+from srl.serve.client.request import health_url, without_secrets
 from srl.trajectory import Search
 
 
@@ -106,7 +106,7 @@ def test_with_no_healthy_server_a_query_waits_for_the_end_of_the_rest_as_often_a
     (found,) = ask(search, "b")
     assert (found.status, found.attempts, len(site.asked), len(clock.slept)) == ("refused", 0, 1, 4)
     assert found.error.startswith(
-        "no search server is asked for another 1.0 s, as requests kept failing; the last"
+        "requests kept failing, so no search server is asked for another 1.0 s; last error: "
     )
     assert "http://one/retrieve: no connection" in found.error
 
@@ -197,10 +197,10 @@ def test_every_healthy_server_is_asked_before_a_pause_however_few_the_retries(re
     assert sorted(site.asked) == sorted(["one", "two", "three"] * (retries + 1))
 
 
-@pytest.mark.parametrize("hopeless", ["one", "two"])
-def test_a_server_set_up_for_something_else_does_not_end_the_patience_with_another(hopeless):
+@pytest.mark.parametrize("misconfigured", ["one", "two"])
+def test_a_server_set_up_for_something_else_does_not_end_the_patience_with_another(misconfigured):
     clock, site = Clock(), Site(one=500, two=500)
-    site.statuses[hopeless] = 401
+    site.statuses[misconfigured] = 401
     (found,) = ask(client(site, clock=clock, retries=2), "a")
     assert (found.attempts, len(clock.slept)) == (6, 2)
 
@@ -219,7 +219,9 @@ def connect(site: Site, **options: object) -> str:
 
 def test_connecting_to_another_index_than_the_runs_names_both():
     assert connect(Site(one=200, two=200), digest="d1") == "d1"
-    with pytest.raises(UserError, match="http://one/retrieve has another index: d1, not ffffffffffff"):
+    with pytest.raises(
+        UserError, match="http://one/retrieve has another index: expected digest ffffffffffff, found d1"
+    ):
         connect(Site(one=200, two=200), digest="f" * 32)
 
 
@@ -238,6 +240,6 @@ def test_each_index_of_a_server_has_a_health_page(url, page):
 
 
 def test_messages_show_no_password_and_no_key_of_a_url():
-    assert shown("http://user:secret@h:1/retrieve?key=secret#secret") == "http://h:1/retrieve"
+    assert without_secrets("http://user:secret@h:1/retrieve?key=secret#secret") == "http://h:1/retrieve"
     search = client(Site(h=500), "http://user:secret@h/retrieve?key=secret", retries=0)
     assert "secret" not in ask(search, "a")[0].error

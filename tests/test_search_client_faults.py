@@ -245,7 +245,7 @@ class TestToken:
     def test_a_server_that_wants_another_one_says_so(self):
         found = ask(client(answer(401, b"who are you?")))
         assert (found.status, found.attempts) == ("failed", 1)
-        assert "HTTP 401: who are you?; the server wants the right token" in found.error
+        assert "HTTP 401: who are you?; set the environment variable SRL_SEARCH_TOKEN" in found.error
         assert "SRL_SEARCH_TOKEN" in found.error
 
     def test_it_is_in_no_error_and_no_log(self, caplog):
@@ -264,6 +264,6 @@ class TestToken:
     @pytest.mark.parametrize("token", ["two words", "line\nbreak", "schlüssel", "nul\x7f"])
     def test_what_no_header_can_carry_is_refused_and_not_shown(self, monkeypatch, token):
         monkeypatch.setenv("SRL_SEARCH_TOKEN", token)
-        with pytest.raises(UserError, match="SRL_SEARCH_TOKEN is no token") as raised:
+        with pytest.raises(UserError, match="SRL_SEARCH_TOKEN is not a valid token") as raised:
             client(answer())
         assert token not in str(raised.value)

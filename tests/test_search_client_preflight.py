@@ -39,7 +39,7 @@ def test_the_one_of_a_list_that_does_not_answer_is_named():
     line = refused(Site(one=200, two=httpx.ConnectError, three=200), ONE, TWO, THREE)
     assert line == (
         "no search server answers at http://two/retrieve (ConnectError: no luck); "
-        "type: srl serve retriever --index DIR, or take it out of the list"
+        "type: srl serve retriever --index DIR, or remove it from the list"
     )
 
 
@@ -55,8 +55,8 @@ def test_what_is_no_search_server_is_named():
         return status(200, "<html>")(request) if request.url.host == "two" else Site(one=200)(request)
 
     line = refused(web)
-    assert line.startswith("http://two/retrieve answers, but not to searches: the answer is not JSON")
-    assert line.endswith("; give the URL of a search server's /retrieve, or take it out of the list")
+    assert line.startswith("http://two/retrieve responds, but not to searches: the answer is not JSON")
+    assert line.endswith("; give the URL of a search server's /retrieve, or remove it from the list")
 
 
 def test_a_token_that_is_missing_is_noticed_before_the_first_search():
@@ -64,7 +64,7 @@ def test_a_token_that_is_missing_is_noticed_before_the_first_search():
         return httpx.Response(401) if request.method == "POST" else Site(one=200)(request)
 
     line = refused(guarded, ONE)
-    assert line.startswith("http://one/retrieve answers, but not to searches: HTTP 401")
+    assert line.startswith("http://one/retrieve responds, but not to searches: HTTP 401")
     assert line.endswith("; type: export SRL_SEARCH_TOKEN=…")
 
 
@@ -87,7 +87,7 @@ def test_servers_with_different_indexes_are_refused():
         "serve one index from all"
     )
     assert refused(site, digest="d1") == (
-        "http://two/retrieve has another index: d2, not d1, which this run searches; serve that one again"
+        "http://two/retrieve has another index: expected digest d1, found d2; serve the expected index"
     )
 
 
@@ -105,7 +105,9 @@ def test_a_machine_checks_the_servers_that_it_would_ask(index):
         (line,) = check_servers([url, silent])
         (other,) = check_servers(url, "f" * 12)
     assert line.startswith(f"{socket.gethostname()}: no search server answers at {silent}")
-    assert re.fullmatch(rf".*: {url} has another index: {index.digest[:12]}, not f+, .*", other)
+    assert re.fullmatch(
+        rf".*: {url} has another index: expected digest f+, found {index.digest[:12]}; .*", other
+    )
 
 
 def test_a_machine_checks_also_where_an_event_loop_runs(index):

@@ -77,7 +77,7 @@ def test_one_of_several_indexes_is_asked_by_its_address_with_the_token(index, tm
         assert [hit.passage.id for hit in ask(search, "red")[0].hits] == ["other"]
         wrong = ask(HttpSearch(url, digest=other.digest), "red")[0]
     assert wrong.status == "failed"
-    assert f"has another index: {index.digest[:12]}, not {other.digest[:12]}" in wrong.error
+    assert f"has another index: expected digest {other.digest[:12]}, found {index.digest[:12]}" in wrong.error
 
 
 async def connected(search: HttpSearch) -> str:

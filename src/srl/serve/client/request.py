@@ -1,11 +1,13 @@
-"""One request to a search server: the hits that it brings, or a typed reason why it brings none."""
+"""One request to a search server: its hits, or a typed reason why there are none."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
@@ -21,9 +23,10 @@ MAX_ANSWER_BYTES = 64 << 20
 
 FaultStatus = Literal["timed_out", "refused", "failed", "rejected"]
 Cause = Literal["request", "setup", "answer", "link", "busy", "resting", "waiting"]
-"""What a fault tells of the server: the request is at fault, the server is set up for something else,
-its answer is none or late, it cannot be reached, it has no time now. Or nothing was sent: `waiting`, as all
-servers are left alone for a while, or until one request has tried; `resting`, where that will not help."""
+"""Where a fault lies. `request`: in the request itself. `setup`: the server is configured for something
+else. `answer`: the answer is late or invalid. `link`: no connection. `busy`: the server has no capacity now.
+The last two were never sent. `waiting`: all servers are skipped for a while, or until a trial request
+returns. `resting`: the same, and waiting will not help."""
 
 _BUSY = {408, 425, 429, 503}
 _SETUP = {401, 403, 404, 405, 407}
@@ -33,7 +36,7 @@ _STATUSES: dict[int, FaultStatus] = {503: "refused", 504: "timed_out"}
 class RequestFault(Exception):  # noqa: N818 - a fault, as in srl.index.Fault
     """Why a request brought no hits, in one line that is safe to show.
 
-    `retry_after_s` is when the server wants to be asked again.
+    `retry_after_s` is how long the server asks to be left alone.
     """
 
     def __init__(
@@ -45,26 +48,26 @@ class RequestFault(Exception):  # noqa: N818 - a fault, as in srl.index.Fault
         self.retry_after_s = retry_after_s
 
     @property
-    def again(self) -> bool:
-        """Whether the same request may succeed at the same server, later."""
+    def is_retryable(self) -> bool:
+        """Whether the same request may succeed at the same server later."""
         return self.cause in ("answer", "link", "busy", "waiting")
 
     @property
     def was_sent(self) -> bool:
-        """Whether the request reached out for a server."""
+        """Whether a server was contacted."""
         return self.cause not in ("resting", "waiting")
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether another server may answer it."""
+    def may_go_elsewhere(self) -> bool:
+        """Whether another server may answer the request."""
         return self.cause != "request"
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether its queries may be answered when each is asked alone.
+    def may_split(self) -> bool:
+        """Whether the queries may be answered when each is sent alone.
 
-        A server refuses a batch also for one query in it, or because its line has no room for so many;
-        one that counts requests (429) wants no more of them.
+        A server may refuse a batch because of one query in it, or because its queue has no room for all
+        of them. One that limits the rate of requests (429) must not get more of them.
         """
         return self.cause in ("request", "answer") or (self.cause == "busy" and self.status == "refused")
 
@@ -72,8 +75,8 @@ class RequestFault(Exception):  # noqa: N818 - a fault, as in srl.index.Fault
 async def post(
     client: httpx.AsyncClient, url: str, body: bytes, queries: int, topk: int, timeout_s: float
 ) -> tuple[list[list[Hit]], str]:
-    """The hits of each query, and the digest of the index that found them. Raises RequestFault only."""
-    name = shown(url)
+    """The hits of each query, and the digest of the index that found them. Raises only RequestFault."""
+    name = without_secrets(url)
     try:
         async with asyncio.timeout(timeout_s):
             code, headers, answer = await _exchange(client, url, body)
@@ -87,12 +90,12 @@ async def post(
         raise RequestFault("refused", f"{name}: no connection ({error})", "link") from error
     except ValueError as error:
         raise RequestFault("failed", f"{name}: {error}", "answer") from error
-    except Exception as error:  # whatever a library raises, an episode gets an outcome
+    except Exception as error:  # a library may raise anything; an episode must get an outcome
         raise RequestFault("failed", f"{name}: {type(error).__name__}: {error}", "answer") from error
 
 
 async def _exchange(client: httpx.AsyncClient, url: str, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and body of the answer. Raises ValueError where it has no end."""
+    """Status, headers and body of the answer. Raises ValueError for a body that is too large."""
     answer = bytearray()
     async with client.stream(
         "POST", url, content=body, headers={"Content-Type": "application/json"}
@@ -105,14 +108,14 @@ async def _exchange(client: httpx.AsyncClient, url: str, body: bytes) -> tuple[i
 
 
 def check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes, queries: int) -> None:
-    """Raises RequestFault for every status but 200."""
+    """Raises RequestFault for every HTTP status but 200."""
     if code == 200:
         return
     said = f"HTTP {code}: {quoted(answer[:MAX_QUOTED], 120)}"
     if code in (413, 422) and queries == 1:
         raise RequestFault("rejected", f"the server refused the query: {said}", "request")
     if code == 401:
-        said += f"; the server wants the right token in the environment variable {TOKEN_VARIABLE}"
+        said += f"; set the environment variable {TOKEN_VARIABLE} to the server's token"
     cause: Cause = (
         "busy" if code in _BUSY else "setup" if code in _SETUP else "answer" if code >= 500 else "request"
     )
@@ -121,29 +124,28 @@ def check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes
 
 
 def retry_after(value: str) -> float | None:
-    """Seconds in a header `Retry-After`, which holds them or a date; None where it holds neither."""
+    """Seconds in a `Retry-After` header, given as a number or a date (RFC 9110, 10.2.3); None if neither."""
+    if re.fullmatch("[0-9]+", value.strip()):
+        return float(value)
     try:
-        return max(0.0, float(int(value)))
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        date = parsedate_to_datetime(value)
+        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())
     except (ValueError, OverflowError, IndexError):
         return None
 
 
-def token() -> str:
+def bearer_token() -> str:
     """The bearer token for search servers, from the environment; may be empty. Raises UserError."""
     found = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not all("!" <= letter <= "~" for letter in found):
-        raise UserError(f"{TOKEN_VARIABLE} is no token: it holds characters that no HTTP header can carry")
+        raise UserError(f"{TOKEN_VARIABLE} is not a valid token: it has characters that HTTP headers forbid")
     return found
 
 
-def connections(
+def new_client(
     urls: Sequence[str], token: str, transport: httpx.AsyncBaseTransport | None = None
 ) -> httpx.AsyncClient:
-    """Connections to search servers, which carry the token; time-outs are the requests' own."""
+    """An HTTP client for search servers that sends the token; each request sets its own time-out."""
     return httpx.AsyncClient(
         transport=transport,
         headers={"Authorization": f"Bearer {token}"} if token else None,
@@ -155,7 +157,7 @@ def connections(
 
 
 def retrieve_url(url: str) -> str:
-    """`url` with /retrieve where it has no path. Raises UserError for what is no http URL."""
+    """`url`, with the path /retrieve if it has none. Raises UserError unless it is an http(s) URL."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -166,14 +168,14 @@ def retrieve_url(url: str) -> str:
 
 
 def health_url(url: str) -> str:
-    """The page that tells of what is searched at `url`: /health, and /health/NAME for /retrieve/NAME."""
+    """The health page for `url`: /health, or /health/NAME for /retrieve/NAME."""
     parsed = httpx.URL(url)
     before, found, name = parsed.path.rpartition("/retrieve/")
     path = f"{before}/health/{name}" if found else parsed.join("health").path
     return str(parsed.copy_with(path=path, query=None))
 
 
-def shown(url: str) -> str:
-    """`url` without what may be secret in it."""
+def without_secrets(url: str) -> str:
+    """`url` without user name, password, query and fragment."""
     parsed = httpx.URL(url)
     return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))

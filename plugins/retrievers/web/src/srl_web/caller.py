@@ -1,4 +1,4 @@
-"""Asking the API: one query, at the agreed rate and cost, again where that may help."""
+"""Asks the search API: one query at a time, within the limits of rate and cost, with retries."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import asyncio
 import json
 import logging
 import random
-import re
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from itertools import count
 from typing import Any, NamedTuple
 
 import httpx
+from tenacity import AsyncRetrying, RetryCallState, before_sleep_log, retry_if_exception_type
 
 from srl.index.retriever import Fault
 from srl.safe_text import quoted
+from srl.serve.client import retry_after
 from srl_web.api import Call, Result, open_part, read_answers, read_results
 from srl_web.hits import cleaned
 from srl_web.limits import Budget, Rate
@@ -31,7 +29,7 @@ _SHOWN = 200
 
 
 class _Answer(NamedTuple):
-    """What is needed of an API's answer; there is no key in it."""
+    """What is used of an API's answer; contains no key."""
 
     status: int
     kind: str
@@ -41,11 +39,11 @@ class _Answer(NamedTuple):
 
 
 class _PassingFault(Fault):
-    """A fault that another attempt may not meet."""
+    """A temporary fault: another attempt may succeed."""
 
 
 class Caller:
-    """Asks the API of `options` within its limits. For one event loop."""
+    """Asks the API of `options` within its limits. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -74,30 +72,42 @@ class Caller:
         )
 
     async def ask(self, query: str, k: int) -> list[Result]:
-        """What the API finds, direct answers first. Raises Fault."""
-        until = None
-        for attempt in count(1):
-            try:
-                async with self._slots:
-                    await self._rate.turn()
-                    until = until or self._clock() + self._options.retry_s
-                    return await self._attempt(query, k)
-            except _PassingFault as fault:
-                wait = self._wait(attempt, fault)
-                if attempt == self._options.attempts or until is None or self._clock() + wait > until:
-                    raise
-                log.debug("%s; attempt %d of %d", fault, attempt + 1, self._options.attempts)
-            await self._sleep(wait)
-        raise AssertionError("it counts for ever")
+        """The results of the API, direct answers first. Raises Fault.
+
+        Passing faults are retried until `attempts` are made, or `retry_s` after the first request.
+        """
+        deadline: float | None = None
+
+        async def attempt() -> list[Result]:
+            nonlocal deadline
+            async with self._slots:
+                await self._rate.turn()
+                if deadline is None:
+                    deadline = self._clock() + self._options.retry_s
+                return await self._attempt(query, k)
+
+        def is_over(state: RetryCallState) -> bool:
+            late = deadline is None or self._clock() + state.upcoming_sleep > deadline
+            return late or state.attempt_number >= self._options.attempts
+
+        return await AsyncRetrying(
+            retry=retry_if_exception_type(_PassingFault),
+            stop=is_over,
+            wait=self._wait,
+            sleep=self._sleep,
+            before_sleep=before_sleep_log(log, logging.DEBUG),
+            reraise=True,
+        )(attempt)
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    def _wait(self, attempt: int, fault: Fault) -> float:
-        """Seconds before the next attempt: what the API asked for, else half to all of a doubling step."""
-        if fault.retry_after_s is not None:
+    def _wait(self, state: RetryCallState) -> float:
+        """Seconds before the next attempt: `Retry-After`, or else exponential back-off, half of it jitter."""
+        fault = state.outcome.exception() if state.outcome else None
+        if isinstance(fault, Fault) and fault.retry_after_s is not None:
             return fault.retry_after_s
-        return self._options.backoff_s * 2 ** (attempt - 1) * (0.5 + self._jitter() / 2)
+        return self._options.backoff_s * 2 ** (state.attempt_number - 1) * (0.5 + self._jitter() / 2)
 
     async def _attempt(self, query: str, k: int) -> list[Result]:
         self._budget.take()
@@ -107,7 +117,7 @@ class Caller:
         return self._read(answer)
 
     async def _send(self, query: str, k: int) -> _Answer:
-        """A fault is raised outside of `except`, so that its traceback does not reach the signed request."""
+        """Faults are raised outside of `except`: their traceback must not hold the signed request."""
         api, options = self._api, self._options
         call = open_part(
             api,
@@ -142,7 +152,9 @@ class Caller:
                     break
         kind = response.headers.get("Content-Type", "no content type")
         text = self._secrets.hide(body.decode("utf-8", "replace"))
-        return _Answer(response.status_code, kind, _retry_after(response.headers), text, len(body))
+        return _Answer(
+            response.status_code, kind, retry_after(response.headers.get("Retry-After", "")), text, len(body)
+        )
 
     def _fault_of(self, answer: _Answer) -> Fault:
         """What an HTTP status other than 200 means."""
@@ -190,7 +202,7 @@ def _said(text: str) -> str:
 
 
 def _message(value: Any) -> str:
-    """Search APIs put it under `error`, `message` or `detail`, some of them in one another."""
+    """The first text under `error`, `message` or `detail`, which APIs also nest in each other."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -198,16 +210,3 @@ def _message(value: Any) -> str:
     if not isinstance(value, dict):
         return ""
     return next(filter(None, (_message(value.get(name)) for name in ("error", "message", "detail"))), "")
-
-
-def _retry_after(headers: httpx.Headers) -> float | None:
-    """Seconds to wait, from `Retry-After` in either of its forms (RFC 9110, 10.2.3)."""
-    value = headers.get("Retry-After", "").strip()
-    if re.fullmatch("[0-9]+", value):
-        return float(value)
-    try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
