@@ -44,11 +44,10 @@ from srl.rollout.codec import Codec  # noqa: E402
 from srl.rollout.driver import rollout  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
-from srl.train.dry_run.memory import footprint, longest_episode  # noqa: E402
-from srl.train.dry_run.model_size import Shape, shape_of  # noqa: E402
-from srl.train.dry_run.published_models import PUBLISHED  # noqa: E402
+from srl.train.dry_run.memory import Layout, footprint, longest_episode  # noqa: E402
+from srl.train.dry_run.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
 from srl.train.dry_run.remedy import with_settings  # noqa: E402
-from srl.train.dry_run.step_time import Lengths, measure, times  # noqa: E402
+from srl.train.dry_run.step_time import EpisodeTokens, measure, step_times  # noqa: E402
 from srl.train.experience import Learner, make_experience  # noqa: E402
 from srl.trajectory import Question, Score, Search, Trajectory  # noqa: E402
 from srl.update.actor import ActorLoss, update_actor  # noqa: E402
@@ -188,19 +187,19 @@ def run_step(bench: Bench, number: int) -> tuple[Step, list[Trajectory]]:
     return step, trajectories
 
 
-def lengths_of(trajectories: Sequence[Trajectory]) -> Lengths:
+def lengths_of(trajectories: Sequence[Trajectory]) -> EpisodeTokens:
     """The tokens of a mean episode."""
     count, total = len(trajectories), sum(len(item.token_ids) for item in trajectories)
     prompts = sum(len(item.segments[0].token_ids) for item in trajectories)
     written = sum(item.policy_tokens for item in trajectories)
-    return Lengths(prompts // count, written // count, (total - prompts - written) // count)
+    return EpisodeTokens(prompts // count, written // count, (total - prompts - written) // count)
 
 
-def predicted(config: Config, shape: Shape, lengths: Lengths, device: torch.device) -> dict[str, Any]:
+def predicted(config: Config, shape: Shape, lengths: EpisodeTokens, device: torch.device) -> dict[str, Any]:
     """What the plan says of a step with these lengths."""
     speed = measure(shape, device, torch.bfloat16)
-    memory = footprint(shape, config, keeps_cache=device.type == "cpu")
-    found = times(shape, config, speed, lengths)
+    memory = footprint(shape, config, Layout("local", cpu=device.type == "cpu"))
+    found = step_times(shape, config, speed, lengths)
     seconds = {"rollout": found.rollout_s, "logprobs": found.logprobs_s, "update": found.update_s}
     peaks = {"rollout": memory.rollout, "update": memory.update}
     return {"seconds": seconds, "peak_bytes": peaks, "speed": asdict(speed), "lengths": asdict(lengths)}

@@ -22,11 +22,13 @@ from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
-from srl.train.dry_run.memory import cache_bytes, footprint
+from srl.train.dry_run.facts import gib
+from srl.train.dry_run.memory import Layout, cache_bytes, footprint
 from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.plan import Device, _available_memory, _too_large, gib, plan, plan_lines
+from srl.train.dry_run.plan import Device, _available_memory, memory_warnings, plan_local
 from srl.train.dry_run.remedy import with_settings
-from srl.train.dry_run.step_time import Lengths, Speed, half_of_the_budgets, measure, times
+from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, half_of_the_budgets, measure, step_times
+from srl.train.dry_run.text import plan_lines
 from srl.train.prepare import model_options
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
@@ -34,7 +36,8 @@ from srl.update.batch import collate
 from srl.update.critic import Critic
 from srl.update.optimiser import Optimiser
 
-SPEED = Speed(operations=1e12, bandwidth=1e11, forward_s=0.01)
+CPU, GPU = Layout("local", cpu=True), Layout("local")
+SPEED = DeviceSpeed(operations=1e12, bandwidth=1e11, forward_s=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ class Live(TorchDispatchMode):
 
 
 def part(shape: Shape, config: Config, name: str, phase: str = "update") -> int:
-    found = footprint(shape, config, keeps_cache=True).parts
+    found = footprint(shape, config, CPU).parts
     return sum(getattr(item, phase) for item in found if item.name == name)
 
 
@@ -115,11 +118,11 @@ def test_held_bytes_are_exactly_those_of_the_tensors(saved, kind, dtype, rank):
         return part(shape, config, name)
 
     weights = {name: weight for name, weight in model.named_parameters() if "lora" not in name}
-    assert said("weights") == bytes_of(list(weights.values()))
-    assert said("adapter") == bytes_of(list(model.parameters())) - said("weights")
-    assert said("critic") == bytes_of(list(critic.parameters()))
+    assert said("policy weights") == bytes_of(list(weights.values()))
+    assert said("adapter weights") == bytes_of(list(model.parameters())) - said("policy weights")
+    assert said("critic weights") == bytes_of(list(critic.parameters()))
     assert said("gradients") == gradients
-    assert said("optimiser") == sum(map(state_bytes, optimisers))
+    assert [said("policy optimiser"), said("critic optimiser")] == [state_bytes(each) for each in optimisers]
 
 
 def state_bytes(optimiser: Optimiser) -> int:
@@ -169,7 +172,7 @@ def test_rollout_takes_about_what_is_estimated_and_not_more(tmp_path, monkeypatc
     with Live(list(model.parameters())) as live:
         asyncio.run(episodes())
     own = live.peak - cache_bytes(shape, slots, longest)
-    assert 0.95 * own <= part(shape, config, "rollout's own", "rollout") <= 1.3 * own
+    assert 0.95 * own <= part(shape, config, "rollout buffers", "rollout") <= 1.3 * own
 
 
 def tiny(path: Path) -> torch.nn.Module:
@@ -216,7 +219,7 @@ def test_update_takes_about_what_is_estimated_and_not_more(
     accumulate_actor(model, batch, loss=loss, max_tokens=rows * length)  # gradients exist now
     with Live(list(model.parameters())) as live:
         accumulate_actor(model, batch, loss=loss, max_tokens=rows * length)
-    estimated = part(shape, config, "activations") + part(shape, config, "backward's own")
+    estimated = part(shape, config, "activations") + part(shape, config, "backward buffers")
     assert 0.97 * live.peak <= estimated <= 1.5 * live.peak
 
 
@@ -233,7 +236,7 @@ def test_step_of_the_optimiser_is_counted_where_it_is_the_largest(saved):
             weight.grad = torch.ones_like(weight)
         with Live([*model.parameters(), *optimiser.masters]) as live:
             optimiser.step()
-    assert 0.95 * live.peak <= part(shape, config, "optimiser's step") <= 1.3 * live.peak
+    assert 0.95 * live.peak <= part(shape, config, "optimiser step") <= 1.3 * live.peak
 
 
 def test_reference_is_held_only_where_there_is_a_kl_and_no_adapter(saved):
@@ -252,9 +255,9 @@ def test_reference_is_held_only_where_there_is_a_kl_and_no_adapter(saved):
 def test_a_gpu_gives_the_cache_back_before_the_update(saved):
     config = configured(saved["qwen2"])
     shape = shape_of(config, saved["qwen2"], needs_critic=False)
-    kept, given_back = (footprint(shape, config, keeps_cache=keeps) for keeps in (True, False))
+    kept, given_back = (footprint(shape, config, layout) for layout in (CPU, GPU))
     assert kept.rollout == given_back.rollout
-    assert kept.update - given_back.update == part(shape, config, "keys and values", "rollout")
+    assert kept.update - given_back.update == part(shape, config, "KV cache", "rollout")
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
@@ -262,9 +265,9 @@ def test_what_to_type_where_a_run_does_not_fit_makes_it_fit(saved, share):
     path = saved["qwen2"]
     config = configured(path, rollout__max_num_seqs=512, actor__ppo_max_token_len=65536)
     shape = shape_of(config, path, needs_critic=False)
-    found = footprint(shape, config, keeps_cache=False)
+    found = footprint(shape, config, GPU)
     room = share * min(found.rollout, found.update)
-    lines = list(_too_large(config, shape, path, Device("cuda", "a GPU", int(room / 0.9))))
+    lines = list(memory_warnings(config, shape, path, Device("cuda", "a GPU", int(room / 0.9)), GPU))
     assert [line.split()[1] for line in lines] == ["rollout", "update"]
     settings = {}
     for line in lines:
@@ -272,7 +275,7 @@ def test_what_to_type_where_a_run_does_not_fit_makes_it_fit(saved, share):
             key, _, value = word.partition("=")
             settings[key] = json.loads(value)
     changed = with_settings(config, settings)
-    slimmer = footprint(shape_of(changed, path, needs_critic=False), changed, keeps_cache=False)
+    slimmer = footprint(shape_of(changed, path, needs_critic=False), changed, GPU)
     assert max(slimmer.rollout, slimmer.update) <= room
 
 
@@ -280,10 +283,12 @@ def test_hopeless_case_names_the_keys(saved):
     path = saved["qwen2"]
     config = configured(path)
     lines = list(
-        _too_large(config, shape_of(config, path, needs_critic=False), path, Device("cuda", "x", 1000))
+        memory_warnings(
+            config, shape_of(config, path, needs_critic=False), path, Device("cuda", "x", 1000), GPU
+        )
     )
     assert "rollout.max_num_seqs" in lines[0]
-    assert "take a smaller model" in lines[0]
+    assert "use a smaller model" in lines[0]
     assert "actor.ppo_max_token_len" in lines[1]
 
 
@@ -294,7 +299,7 @@ def test_step_takes_as_long_as_its_operations():
         itemsize=4, parameters=26, body=10, adapter=0, trainable=26, critic=0, reference=0,
     )  # fmt: skip
     config = configured("x", data__train_batch_size=1, trainer__total_training_steps=3)
-    found = times(shape, config, Speed(1.0, 1e9, 0.5), Lengths(prompt=2, written=1, read=1))
+    found = step_times(shape, config, DeviceSpeed(1.0, 1e9, 0.5), EpisodeTokens(prompt=2, written=1, read=1))
     forward, head = 4 * (2 * 10 + 4 * 2 * 4), 2 * 2 * 8
     assert found.logprobs_s == forward + head
     assert found.update_s == 2 * forward + 2 * 10 * 4 + 3 * head + head
@@ -308,7 +313,9 @@ def test_adapters_reference_and_checkpointing_change_the_time_as_they_should(sav
 
     def update(**settings: object) -> float:
         config = configured(path, **settings)
-        return times(shape_of(config, path, needs_critic=False), config, SPEED, Lengths(10, 20, 30)).update_s
+        return step_times(
+            shape_of(config, path, needs_critic=False), config, SPEED, EpisodeTokens(10, 20, 30)
+        ).update_s
 
     assert update(model__lora_rank=2) < update() < update(model__gradient_checkpointing=True)
     assert update(actor__ppo_epochs=2) == pytest.approx(2 * update())
@@ -323,7 +330,7 @@ def test_speed_is_measured():
 
 def test_half_of_the_budgets_is_written_and_read():
     config = load_config("one-gpu").config
-    assert half_of_the_budgets(config) == Lengths(prompt=256, written=512, read=768)
+    assert half_of_the_budgets(config) == EpisodeTokens(prompt=256, written=512, read=768)
     alone = with_settings(config, {"rollout.search": False})
     assert half_of_the_budgets(alone).read == 0
 
@@ -351,7 +358,7 @@ def test_dry_run_of_the_preset_needs_no_model_and_writes_nothing(workspace, monk
         "494.0 M parameters",
         "17.6 M",
         "grpo: 64 questions × 5",
-        "peak",
+        "total",
         "a step",
         "--model DIRECTORY",
     ):
@@ -373,18 +380,18 @@ def test_dry_run_speaks_json(saved):
 @pytest.mark.usefixtures("quick")
 def test_plan_of_the_tiny_world_is_that_of_its_base(saved, monkeypatch):
     monkeypatch.setattr("srl.train.dry_run.plan.BASE_MODEL", saved["qwen2"])
-    found = plan(load_config("tiny", algo="ppo", flags={"model.device": "cpu"}).config)
+    found = plan_local(load_config("tiny", algo="ppo", flags={"model.device": "cpu"}).config)
     assert found.shape.critic > 0
     assert "80 steps of fine-tuning" in found.facts["trained"]
     assert found.memory.rollout == found.rollout_peak
-    table = [line for line in plan_lines(found) if line.startswith("peak")]
+    table = [line for line in plan_lines(found) if line.startswith("total")]
     assert gib(found.update_peak) in table[0]
 
 
 @pytest.mark.usefixtures("quick")
 def test_model_that_reads_less_than_an_episode_is_warned_of(saved):
-    found = plan(configured(saved["qwen2"]))
-    assert any("the model reads 1,024" in text for text in found.warnings)
+    found = plan_local(configured(saved["qwen2"]))
+    assert any("this model reads 1,024" in text for text in found.warnings)
 
 
 @pytest.mark.usefixtures("quick")
@@ -398,5 +405,5 @@ def test_model_that_reads_less_than_an_episode_is_warned_of(saved):
 )
 def test_run_that_cannot_start_is_one_clear_line(saved, settings, said):
     with pytest.raises(UserError, match=said) as caught:
-        plan(configured(saved["qwen2"], **settings))
+        plan_local(configured(saved["qwen2"], **settings))
     assert "\n" not in str(caught.value)

@@ -10,9 +10,11 @@ from tests.training import config, train, write_setting
 
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index
+from srl.train.dry_run.facts import run_facts
+from srl.train.dry_run.memory import Layout
 from srl.train.dry_run.model_size import shape_of
-from srl.train.dry_run.plan import facts, plan
-from srl.train.dry_run.preflight import refusals
+from srl.train.dry_run.plan import plan_local
+from srl.train.dry_run.preflight import startup_errors
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def configured(place, changes):
 @pytest.mark.parametrize(("changes", "message"), FAULTS.values(), ids=FAULTS)
 def test_a_dry_run_says_what_a_start_refuses(place, tmp_path, changes, message):
     chosen = configured(place, changes)
-    (said,) = refusals(chosen)
+    (said,) = startup_errors(chosen)
     assert message in said
     assert "\n" not in said
     with pytest.raises((UserError, CheckFailed)) as refused:
@@ -73,7 +75,7 @@ def test_a_dry_run_says_what_a_start_refuses(place, tmp_path, changes, message):
 
 def test_prompts_that_are_too_long_are_said_for_each_split(place, tmp_path):
     chosen = configured(place, {"data.max_prompt_length": 4})
-    said = list(refusals(chosen))
+    said = list(startup_errors(chosen))
     assert len(said) == 3
     assert all("longer than data.max_prompt_length=4" in line for line in said)
     with pytest.raises(UserError, match="longer than data"):
@@ -83,7 +85,7 @@ def test_prompts_that_are_too_long_are_said_for_each_split(place, tmp_path):
 def test_a_chat_template_that_does_not_work_is_said_once(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text("{% if %}")
-    (said,) = refusals(configured(place, {"model.path": str(tmp_path / "model")}))
+    (said,) = startup_errors(configured(place, {"model.path": str(tmp_path / "model")}))
     assert "chat_template.jinja does not work: TemplateSyntaxError" in said
 
 
@@ -95,43 +97,46 @@ def test_a_pipe_is_refused_that_a_resumed_run_could_not_read_again(place, tmp_pa
     os.mkfifo(pipe)
     chosen = config(place, **{key.replace(".", "__"): str(pipe)})
     message = f"{pipe} can be read only once, and is needed more often; write it to a file first"
-    assert list(refusals(chosen)) == [message]
+    assert list(startup_errors(chosen)) == [message]
     with pytest.raises(UserError, match="can be read only once"):
         train(chosen, tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
 def test_nothing_is_said_of_what_can_start(place):
-    assert list(refusals(configured(place, {}))) == []
-    assert list(refusals(configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"}))) == []
+    assert list(startup_errors(configured(place, {}))) == []
+    assert (
+        list(startup_errors(configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"})))
+        == []
+    )
 
 
 def test_the_plan_says_that_a_server_was_not_asked(place):
     chosen = configured(place, {"data.corpus": None, "search.url": "http://127.0.0.1:9"})
-    found = plan(chosen)
-    assert "servers are not asked" in found.facts["search"]
+    found = plan_local(chosen)
+    assert "contacts no server" in found.facts["search"]
     assert found.warnings == ()
 
 
 def test_the_plan_warns_of_what_a_start_refuses(place):
-    (warning,) = plan(configured(place, {"data.train_files": "folder"})).warnings
+    (warning,) = plan_local(configured(place, {"data.train_files": "folder"})).warnings
     assert "folder is a directory, not a file" in warning
 
 
 def test_a_mini_batch_above_the_batch_is_one_optimiser_step(place):
     chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=2)
     shape = shape_of(chosen, place / "model", needs_critic=False)
-    assert " 2 optimiser steps," in dict(facts(chosen, shape, place / "model"))["algorithm"]
+    assert " 2 optimiser steps," in run_facts(chosen, shape, place / "model", Layout("local"))["algorithm"]
 
 
 def test_one_optimiser_step_is_one(place):
     chosen = config(place, actor__ppo_mini_batch_size=64, actor__ppo_epochs=1)
     shape = shape_of(chosen, place / "model", needs_critic=False)
-    assert " 1 optimiser step," in dict(facts(chosen, shape, place / "model"))["algorithm"]
+    assert " 1 optimiser step," in run_facts(chosen, shape, place / "model", Layout("local"))["algorithm"]
 
 
 def test_an_adapter_wider_than_the_model_is_refused_at_once(place, tmp_path):
     chosen = config(place, model__lora_rank=1_000_000)
-    for begin in (lambda: plan(chosen), lambda: train(chosen, tmp_path)):
+    for begin in (lambda: plan_local(chosen), lambda: train(chosen, tmp_path)):
         with pytest.raises(UserError, match=r"model\.lora_rank=1000000 is more than the model's width, 32"):
             begin()

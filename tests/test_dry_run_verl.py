@@ -21,30 +21,31 @@ from torch.utils._pytree import tree_leaves
 
 from srl.config import Config, load_config
 from srl.errors import UserError
-from srl.train.dry_run.memory import Footprint, kept_bytes
-from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.remedy import with_settings
-from srl.train.dry_run.verl_memory import (
-    LOGIT,
-    LOGIT_WITH_ENTROPY,
+from srl.train.dry_run.memory import (
     SERVER,
-    Generation,
-    Split,
+    VERL_LOGIT,
+    VERL_LOGIT_WITH_ENTROPY,
+    Footprint,
+    GenerationMemory,
+    Layout,
+    activation_bytes,
     checkpoint_bytes,
+    footprint,
     generation,
-    host,
-    logit_bytes,
+    host_memory,
+    logits_bytes,
     pass_tokens,
-    training,
-    without_gpu,
 )
-from srl.train.dry_run.verl_plan import Plan, plan, planned_job
-from srl.train.dry_run.verl_text import plan_lines
+from srl.train.dry_run.model_size import Shape, shape_of
+from srl.train.dry_run.plan import RunPlan
+from srl.train.dry_run.remedy import with_settings
+from srl.train.dry_run.text import plan_lines
+from srl.train.dry_run.verl_plan import plan_verl, planned_job
 from srl.train.verl import launch
 from srl.workspace import Workspace
 
 QWEN_7B = 7_615_616_512
-EIGHT = Split(workers=8, nodes=1, copy_gpus=1, itemsize=2)
+EIGHT = Layout("fsdp", workers=8)
 VOCABULARY = 20_000
 
 
@@ -60,61 +61,62 @@ def bytes_of(memory: Footprint, name: str) -> tuple[int, int]:
 
 def test_training_state_is_shared_among_the_workers_in_float32():
     config, shape = seven_b()
-    memory = training(shape, config, EIGHT)
+    memory = footprint(shape, config, EIGHT)
     assert shape.parameters == QWEN_7B
-    assert bytes_of(memory, "policy's weights") == (QWEN_7B * 4 // 8, QWEN_7B * 4 // 8)
-    assert bytes_of(memory, "policy's optimiser") == (QWEN_7B * 8 // 8, QWEN_7B * 8 // 8)
-    assert bytes_of(memory, "critic's weights")[1] == -(-shape.critic * 4 // 8)
+    assert bytes_of(memory, "policy weights") == (QWEN_7B * 4 // 8, QWEN_7B * 4 // 8)
+    assert bytes_of(memory, "policy optimiser") == (QWEN_7B * 8 // 8, QWEN_7B * 8 // 8)
+    assert bytes_of(memory, "critic weights")[1] == -(-shape.critic * 4 // 8)
     assert bytes_of(memory, "gradients") == (0, QWEN_7B * 4 // 8)
 
 
 def test_twice_the_workers_hold_half_each():
     config, shape = seven_b()
-    sixteen = Split(workers=16, nodes=2, copy_gpus=1, itemsize=2)
-    few, many = training(shape, config, EIGHT), training(shape, config, sixteen)
-    assert bytes_of(many, "policy's optimiser")[1] == bytes_of(few, "policy's optimiser")[1] // 2
+    sixteen = Layout("fsdp", workers=16, nodes=2)
+    few, many = footprint(shape, config, EIGHT), footprint(shape, config, sixteen)
+    assert bytes_of(many, "policy optimiser")[1] == bytes_of(few, "policy optimiser")[1] // 2
 
 
 def test_offload_frees_the_gpu_while_the_policy_generates_and_only_then():
     config, shape = seven_b("cluster.param_offload=true", "cluster.optimizer_offload=true")
-    freed = training(shape, config, EIGHT)
-    kept = training(shape, seven_b()[0], EIGHT)
+    freed = footprint(shape, config, EIGHT)
+    kept = footprint(shape, seven_b()[0], EIGHT)
     assert freed.rollout == 0
     assert freed.update == kept.update
-    machine = {part.name: part.update for part in host(shape, config, EIGHT, processes=0)}
+    machine = {part.name: part.update for part in host_memory(shape, config, EIGHT)}
     assert machine["offloaded weights"] == (QWEN_7B + shape.critic) * 4
     assert machine["offloaded optimiser"] == (QWEN_7B + shape.critic) * 8
 
 
 def test_adapter_alone_has_gradients_and_moments():
     config, shape = seven_b("model.lora_rank=8", "algorithm.name=grpo", critic=False)
-    memory = training(shape, config, EIGHT)
-    assert bytes_of(memory, "policy's optimiser")[1] == -(-shape.adapter * 8 // 8)
-    assert bytes_of(memory, "policy's weights")[1] == -(-(QWEN_7B + shape.adapter) * 4 // 8)
+    memory = footprint(shape, config, EIGHT)
+    assert bytes_of(memory, "policy optimiser")[1] == -(-shape.adapter * 8 // 8)
+    assert bytes_of(memory, "policy weights")[1] == QWEN_7B * 4 // 8
+    assert bytes_of(memory, "adapter weights")[1] == -(-shape.adapter * 4 // 8)
 
 
 def test_reference_lies_in_the_machines_memory_not_on_the_gpus():
     config, shape = seven_b("algorithm.use_kl_in_reward=true")
     assert shape.reference == QWEN_7B
-    assert not [part for part in training(shape, config, EIGHT).parts if "reference" in part.name]
-    on_two = {part.name: part.update for part in host(shape, config, Split(16, 2, 1, 2), processes=0)}
-    assert on_two["reference"] == QWEN_7B * 4 // 2
+    assert not [part for part in footprint(shape, config, EIGHT).parts if "reference" in part.name]
+    on_two = {
+        part.name: part.update for part in host_memory(shape, config, Layout("fsdp", workers=16, nodes=2))
+    }
+    assert on_two["reference weights"] == QWEN_7B * 4 // 2
 
 
 def test_all_workers_read_a_model_whose_head_is_its_embedding():
     tied = made("model.path=Qwen/Qwen2.5-3B", "model.dtype=bfloat16", "model.device=cpu")
     small = shape_of(tied, "Qwen/Qwen2.5-3B", needs_critic=False)
     config, large = seven_b(critic=False)
-    read = {part.name: part.rollout for part in host(small, tied, EIGHT, processes=0)}["loading"]
+    read = {part.name: part.rollout for part in host_memory(small, tied, EIGHT)}["loading"]
     assert read == 8 * small.parameters * 4
-    assert {part.name: part.rollout for part in host(large, config, EIGHT, processes=0)}[
-        "loading"
-    ] == QWEN_7B * 4
+    assert {part.name: part.rollout for part in host_memory(large, config, EIGHT)}["loading"] == QWEN_7B * 4
 
 
 def test_checkpoint_has_weights_and_moments_of_both_networks():
     _, shape = seven_b()
-    assert checkpoint_bytes(shape) == (QWEN_7B + shape.critic) * (4 + 8)
+    assert checkpoint_bytes(shape, EIGHT) == (QWEN_7B + shape.critic) * (4 + 8)
 
 
 def test_pass_has_no_more_tokens_than_a_workers_rows():
@@ -125,20 +127,21 @@ def test_pass_has_no_more_tokens_than_a_workers_rows():
     assert pass_tokens(limited, EIGHT, limited.actor) == 9000
 
 
-def test_update_counts_the_network_whose_pass_takes_more():
+@pytest.mark.parametrize("layout", [EIGHT, Layout("local")], ids=["verl", "local"])
+def test_update_counts_the_network_whose_pass_takes_more(layout):
     """A critic with a longer pass than the policy's, whose logits it lacks, may still take more."""
     config, shape = seven_b(
         "critic.ppo_max_token_len=900000", "critic.ppo_mini_batch_size=512", "data.train_batch_size=512",
         "actor.ppo_max_token_len=1000", "model.gradient_checkpointing=true",
     )  # fmt: skip
-    tokens = pass_tokens(config, EIGHT, config.critic)
-    assert tokens > 10 * pass_tokens(config, EIGHT, config.actor)
-    found = bytes_of(training(shape, config, EIGHT), "activations")[1]
-    assert found == kept_bytes(shape, config)[0] * tokens
+    tokens = pass_tokens(config, layout, config.critic)
+    assert tokens > 10 * pass_tokens(config, layout, config.actor)
+    found = bytes_of(footprint(shape, config, layout), "activations")[1]
+    assert found == activation_bytes(shape, config)[0] * tokens
 
 
 def test_generation_holds_as_many_whole_episodes_as_its_keys_and_values_allow():
-    making = Generation(weights=100, token=2, own=50)
+    making = GenerationMemory(weights=100, token=2, own=50)
     assert making.episodes(250, tokens=10) == 5
     assert making.episodes(100, tokens=10) == 0
     config, shape = seven_b(critic=False)
@@ -150,17 +153,16 @@ def test_generation_holds_as_many_whole_episodes_as_its_keys_and_values_allow():
 
 def test_copy_on_several_gpus_has_its_part_on_each_and_a_key_head_at_least():
     config, shape = seven_b(critic=False)
-    on_two = generation(shape, config, Split(8, 1, 2, 2))
+    on_two = generation(shape, config, Layout("fsdp", workers=8, copy_gpus=2))
     assert (on_two.weights, on_two.token) == (QWEN_7B, 2 * 28 * 2 * 128 * 2)
-    assert generation(shape, config, Split(8, 1, 8, 2)).token == 2 * 28 * 1 * 128 * 2
+    assert generation(shape, config, Layout("fsdp", workers=8, copy_gpus=8)).token == 2 * 28 * 1 * 128 * 2
 
 
 def test_machine_without_a_gpu_holds_every_workers_part_and_the_copies():
-    config, shape = seven_b("rollout.max_num_seqs=2", critic=False)
-    split = Split(workers=2, nodes=1, copy_gpus=1, itemsize=4, cpu=True)
-    memory = without_gpu(shape, config, split, processes=0)
-    assert bytes_of(memory, "policy's weights")[1] == QWEN_7B * 4
-    assert bytes_of(memory, "copies that generate") == (2 * QWEN_7B * 4, 2 * QWEN_7B * 4)
+    config, shape = seven_b("rollout.max_num_seqs=2", "model.dtype=float32", critic=False)
+    memory = footprint(shape, config, Layout("fsdp", workers=2, cpu=True))
+    assert bytes_of(memory, "policy weights")[1] == QWEN_7B * 4
+    assert bytes_of(memory, "engine weights") == (2 * QWEN_7B * 4, 2 * QWEN_7B * 4)
 
 
 class AsAutocast(TorchFunctionMode):
@@ -244,7 +246,7 @@ def peak_of_logits(dtype: torch.dtype, packed: bool, entropy: bool, temperature:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_logits_of_verls_own_code_take_no_more_than_is_planned(dtype, entropy, packed):
     pytest.importorskip("verl")
-    planned = (LOGIT_WITH_ENTROPY if entropy else LOGIT)[dtype.itemsize]
+    planned = (VERL_LOGIT_WITH_ENTROPY if entropy else VERL_LOGIT)[dtype.itemsize]
     for temperature in (1.0, 0.7):
         assert peak_of_logits(dtype, packed, entropy, temperature) <= 1.02 * planned
 
@@ -254,22 +256,23 @@ def test_logits_of_verls_own_code_take_no_more_than_is_planned(dtype, entropy, p
 @pytest.mark.parametrize(("dtype", "entropy"), [(torch.bfloat16, True), (torch.float32, False)])
 def test_bound_of_the_logits_is_tight_where_rows_are_padded(dtype, entropy):
     pytest.importorskip("verl")
-    planned = (LOGIT_WITH_ENTROPY if entropy else LOGIT)[dtype.itemsize]
+    planned = (VERL_LOGIT_WITH_ENTROPY if entropy else VERL_LOGIT)[dtype.itemsize]
     assert peak_of_logits(dtype, False, entropy, 0.7) > 0.9 * planned
 
 
 def test_fused_kernels_of_flash_attention_take_less():
     config, shape = seven_b("actor.entropy_coeff=0.001")
     fused = with_settings(config, {"model.attn_implementation": "flash_attention_2"})
-    assert logit_bytes(shape, fused) == 4 * 2 * shape.vocabulary < logit_bytes(shape, config)
+    assert logits_bytes(shape, fused, EIGHT, 1) == 4 * 2 * shape.vocabulary
+    assert logits_bytes(shape, fused, EIGHT, 1) < logits_bytes(shape, config, EIGHT, 1)
 
 
 @pytest.fixture(scope="module")
-def published() -> Plan:
+def published() -> RunPlan:
     """The plan of Search-R1's PPO on eight GPUs, made without one."""
     pytest.importorskip("hydra")
     config = load_config("search-r1-v0.2", algo="ppo").config
-    return plan(config, planned_job(config))
+    return plan_verl(config, planned_job(config))
 
 
 @pytest.mark.slow
@@ -314,7 +317,7 @@ def test_plan_says_what_is_missing(published):
 def test_plan_says_every_problem_that_would_end_the_run():
     pytest.importorskip("hydra")
     config = made("cluster.tensor_model_parallel_size=3", "data.train_batch_size=4")
-    warnings = "\n".join(plan(config, GPU).warnings)
+    warnings = "\n".join(plan_verl(config, GPU).warnings)
     assert "cluster.tensor_model_parallel_size = 3" in warnings
     assert "actor.ppo_mini_batch_size = 4" in warnings
 
@@ -324,10 +327,10 @@ def test_plan_says_every_problem_that_would_end_the_run():
 def test_plan_without_a_gpu_is_of_the_whole_machine():
     pytest.importorskip("hydra")
     config = load_config("tiny", algo="grpo").config
-    found = plan(config, planned_job(config))
+    found = plan_verl(config, planned_job(config))
     assert found.fits == ()
     text = "\n".join(plan_lines(found))
-    assert "2 workers on processors" in text
+    assert "2 workers on the CPU" in text
     assert "memory of this machine" in text
 
 
@@ -337,8 +340,9 @@ def test_plan_imports_neither_verl_nor_ray():
     pytest.importorskip("hydra")
     code = (
         "import sys; from srl.config import load_config; "
-        "from srl.train.dry_run.verl_plan import plan, planned_job; config = load_config('tiny').config; "
-        "plan(config, planned_job(config)); sys.exit('verl' in sys.modules or 'ray' in sys.modules)"
+        "from srl.train.dry_run.verl_plan import plan_verl, planned_job; "
+        "config = load_config('tiny').config; "
+        "plan_verl(config, planned_job(config)); sys.exit('verl' in sys.modules or 'ray' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -355,7 +359,7 @@ def test_without_verl_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(translate, "find_spec", lambda name: None)
     translate._as_it_comes.cache_clear()
     with pytest.raises(UserError, match=r"pip install 'srl-search\[verl\]'"):
-        plan(load_config("tiny").config, job())
+        plan_verl(load_config("tiny").config, job())
 
 
 def test_plan_is_for_gpus_where_the_configuration_counts_them():

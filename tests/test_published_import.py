@@ -115,14 +115,14 @@ ONLY_GRPO = {"actor.ppo_mini_batch_size": "64 questions, not 256 episodes", "rol
 def test_verl_accepts_the_preset_and_it_fits_the_gpus_it_was_published_for(preset, algo):
     """Eight H100 of 80 GB, or four times eight; a tenth of them is for the libraries."""
     pytest.importorskip("verl")
-    from srl.train.dry_run.verl_plan import plan, planned_job
+    from srl.train.dry_run.verl_plan import plan_verl, planned_job
     from srl.train.verl.config_check import validated
 
     config = load_config(preset, algo=algo).config
     job = planned_job(config)
     assert validated(config, job).algorithm.adv_estimator == f"srl_{algo}"
     assert not job.cpu
-    assert plan(config, job).update_peak <= 0.9 * 80e9
+    assert plan_verl(config, job).update_peak <= 0.9 * 80e9
 
 
 @pytest.mark.slow

@@ -150,25 +150,25 @@ def _print_config(resolved: Any, json: bool) -> None:
 
 
 def _dry_run(resolved: Any, backend: str, json: bool) -> None:
-    found, lines = _planned(resolved.config, backend)
+    from srl.train.dry_run.text import plan_lines
+
+    found = _planned(resolved.config, backend)
     if json:
         output.print_json(asdict(found))
         return
-    for line in lines:
+    for line in plan_lines(found):
         output.line(line)
 
 
-def _planned(config: Any, backend: str) -> tuple[Any, list[str]]:
-    """The plan of a run on this backend, and what is printed of it."""
+def _planned(config: Any, backend: str) -> Any:
+    """The plan of a run on this backend."""
     if backend == "verl":
-        from srl.train.dry_run import verl_plan, verl_text
+        from srl.train.dry_run.verl_plan import plan_verl, planned_job
 
-        found: Any = verl_plan.plan(config, verl_plan.planned_job(config))
-        return found, verl_text.plan_lines(found)
-    from srl.train.dry_run.plan import plan, plan_lines
+        return plan_verl(config, planned_job(config))
+    from srl.train.dry_run.plan import plan_local
 
-    found = plan(config)
-    return found, plan_lines(found)
+    return plan_local(config)
 
 
 def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:

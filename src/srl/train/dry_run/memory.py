@@ -1,35 +1,95 @@
-"""How much memory a run takes: what is held exactly, what comes and goes as an upper estimate.
+"""How much memory a run takes: on each device, on each machine and on disk.
 
-Weights, gradients, optimiser states and the cache of keys and values are counted as they are
-allocated. Activations follow the accounting of Korthikanti et al. 2022 (arXiv 2205.05198, section 4),
-done anew for a layer with RMSNorm, rotary positions, shared key heads and a gated feed-forward; that of
-the logits counts the tensors of `srl.update.forward`.
+Both backends are counted by the same parts; a `Layout` says how a backend spreads them. Weights, gradients,
+optimiser states and the KV cache are counted as they are allocated. FSDP shards float32 weights, gradients
+and moments over the workers. Megatron's distributed optimiser is counted as its documentation says; no run
+of it has been measured. Activations are an upper estimate: the accounting of Korthikanti et al. 2022 (arXiv
+2205.05198, section 4), for a layer with RMSNorm, rotary positions, grouped-query attention and a gated
+feed-forward.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from srl.config import Config
+from srl.config.sections import Actor, Critic
 from srl.rollout.forward import PADDED_TOKENS
 from srl.rollout.kv_cache import BLOCK
 from srl.train.dry_run.model_size import Shape
+from srl.train.verl.translate_acting import VLLM_TOKENS
 from srl.update.forward import CHUNK, KEPT_LOGITS
 
+GIB = 2**30
+FLOAT32 = 4
+MOMENTS, STEP = 8, 8
+"""Bytes per trained number: AdamW's two moments in float32, and the temporaries of its step."""
 LOGIT, ENTROPY = 12, 20
-"""Bytes a logit of the update: three tensors in float32 at once (logits, softmax, log-softmax; in the
+"""Bytes per logit of a local update: three float32 tensors at once (logits, softmax, log-softmax; in the
 backward pass the log-softmax and two gradients), and five more where the entropy has a gradient too."""
-DRAWN = 20
-"""Bytes a logit of the rollout: the logits, log-probs and probabilities in float32, their running sum
-in float64."""
-MOMENTS, MASTER, STEP = 8, 4, 8
-"""Bytes a trained number: AdamW's two moments in float32, a float32 copy of one with fewer bits, and what
-a step of it takes for a moment."""
+VERL_LOGIT = {2: 12, 4: 20}
+VERL_LOGIT_WITH_ENTROPY = {2: 26, 4: 28}
+"""Bytes per logit of an update in verl, by the bytes of a number of the pass: logits, their copy without
+padding, softmax and log-softmax in float32, gradients; more where the entropy has a gradient too."""
+FUSED_LOGIT = 4
+"""Numbers per logit with flash attention, which brings fused kernels: logits, two gradients, their sum."""
+SAMPLED_LOGIT = 20
+"""Bytes per logit of the rollout: logits, log-probs and probabilities in float32, their cumulative sum in
+float64."""
+SERVER = 2 * GIB
+"""Allowance for a vLLM server beside weights and cache: CUDA context, graphs, buffers."""
+PROCESS = 3 * GIB // 5
+"""Each process that imports verl, Ray and torch: 0.55 GiB measured on Linux, rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a backend spreads a run over machines and devices.
+
+    `workers` are the devices that train. Megatron cuts a network into `model_parts`. In generation, a copy of
+    the policy is spread over `copy_gpus`. `processes` counts those of the machine that has most.
+    """
+
+    kind: Literal["local", "fsdp", "megatron"]
+    cpu: bool = False
+    workers: int = 1
+    nodes: int = 1
+    model_parts: int = 1
+    copy_gpus: int = 1
+    processes: int = 0
+
+    @property
+    def copies(self) -> int:
+        """Copies of the policy that generate."""
+        return self.workers // self.copy_gpus
+
+    @property
+    def data_ranks(self) -> int:
+        """Workers that get different rows."""
+        return self.workers // self.model_parts
+
+    @property
+    def shards(self) -> int:
+        """Pieces that weights and gradients are cut into."""
+        return self.workers if self.kind == "fsdp" else self.model_parts
+
+    def weight_bytes(self, shape: Shape) -> int:
+        """Bytes of a stored weight."""
+        return FLOAT32 if self.kind == "fsdp" else shape.itemsize
+
+    def gradient_bytes(self, shape: Shape) -> int:
+        return shape.itemsize if self.kind == "local" else FLOAT32
+
+    def optimiser_bytes(self, shape: Shape) -> int:
+        """Bytes of AdamW's state per trained number: the moments, and a float32 copy of other weights."""
+        copied = self.kind == "megatron" or self.weight_bytes(shape) < FLOAT32
+        return MOMENTS + (FLOAT32 if copied else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that takes memory: its bytes at the peak of a rollout, and of an update."""
+    """One use of memory: its bytes at the peak of a rollout and of an update, and how they are counted."""
 
     name: str
     rollout: int
@@ -39,7 +99,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """All parts, and what they add up to."""
+    """All parts, and their sums."""
 
     parts: tuple[Part, ...]
 
@@ -52,80 +112,127 @@ class Footprint:
         return sum(part.update for part in self.parts)
 
 
-def footprint(shape: Shape, config: Config, *, keeps_cache: bool) -> Footprint:
-    """The memory of a run; `keeps_cache` where keys and values stay during the update, as on the CPU."""
-    cache = cache_bytes(shape, config.rollout.max_num_seqs, longest_episode(config))
-    parts = [
-        *_held(shape),
-        Part("keys and values", cache, cache if keeps_cache else 0, _cache_how(shape, config)),
-        Part("rollout's own", _generation_bytes(shape, config), 0, "logits, repeated keys, fed prompts"),
-        *_passing(shape, config),
-    ]
+def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
+    """The memory of one device, or of the whole machine where verl runs without a GPU.
+
+    On verl's GPUs the engine comes on top (`generation`): it takes a fixed share of each GPU.
+    """
+    states, update = _states(shape, config, layout), _update(shape, config, layout)
+    if layout.kind == "local":
+        parts = [*states, *_rollout(shape, config, layout), *update]
+    elif layout.cpu:
+        parts = [_of_all_workers(part, layout.workers) for part in (*states, *update)]
+        parts += _beside_workers(shape, config, layout)
+    else:
+        parts = [*states, *update]
     return Footprint(tuple(part for part in parts if part.rollout or part.update))
 
 
 def longest_episode(config: Config) -> int:
-    """The tokens of the longest episode that may be."""
+    """Tokens of the longest episode that may occur."""
     return config.data.max_prompt_length + config.data.max_response_length
-
-
-def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
-    """Bytes of `srl.rollout.kv_cache` when an episode has been as long as it may: whole blocks of
-    positions for every slot and a spare one."""
-    return (slots + 1) * -(-longest // BLOCK) * BLOCK * shape.kv_bytes
-
-
-def _cache_how(shape: Shape, config: Config) -> str:
-    slots, longest = config.rollout.max_num_seqs, longest_episode(config)
-    return f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
-
-
-def _held(shape: Shape) -> list[Part]:
-    """What is there from the first step to the last, and the gradients."""
-    size, trained = shape.itemsize, shape.trainable + shape.critic
-    state = MOMENTS + (MASTER if size < 4 else 0)
-    weights, adapter = shape.parameters * size, shape.adapter * size
-    reference, critic = shape.reference * size, shape.critic * size
-    optimiser, gradients = trained * state, trained * size
-    return [
-        Part("weights", weights, weights, f"{millions(shape.parameters)} × {size} bytes"),
-        Part("adapter", adapter, adapter, f"{millions(shape.adapter)} × {size} bytes"),
-        Part("reference", reference, reference, f"{millions(shape.reference)} × {size} bytes"),
-        Part("critic", critic, critic, f"{millions(shape.critic)} × {size} bytes"),
-        Part("optimiser", optimiser, optimiser, f"{millions(trained)} × {state} bytes, AdamW in float32"),
-        Part("gradients", 0, gradients, f"{millions(trained)} × {size} bytes"),
-    ]
 
 
 def millions(count: int) -> str:
     return f"{count / 1e6:,.1f} M"
 
 
-def micro_batch_tokens(config: Config) -> int:
-    """The most tokens, padding included, of one forward and backward pass."""
-    longest, rows = longest_episode(config), config.actor.ppo_mini_batch_size * config.rollout.n
-    return min(max(longest, config.actor.ppo_max_token_len), rows * longest)
+def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """Weights, optimiser states and gradients. Offloaded ones are on the device in an update only."""
+    sharded = layout.kind != "local"
+    held = {"policy": shape.parameters, "adapter": shape.adapter, "critic": shape.critic}
+    if layout.kind != "fsdp":  # FSDP keeps the reference in the machine's memory
+        held["reference"] = shape.reference
+    size, offloaded = layout.weight_bytes(shape), sharded and config.cluster.param_offload
+    parts = [_state(f"{name} weights", held[name], size, layout.shards, offloaded) for name in held]
+    trained = {"policy": shape.trainable, "critic": shape.critic}
+    size, offloaded = layout.optimiser_bytes(shape), sharded and config.cluster.optimizer_offload
+    for name, count in trained.items():
+        part = _state(f"{name} optimiser", count, size, layout.workers, offloaded)
+        parts.append(replace(part, how=f"{part.how}, AdamW in float32"))
+    at_once = max(trained.values()) if sharded else sum(trained.values())
+    gradients = _state("gradients", at_once, layout.gradient_bytes(shape), layout.shards)
+    return [*parts, replace(gradients, rollout=0)]
 
 
-def _passing(shape: Shape, config: Config) -> list[Part]:
-    """What comes and goes in an update: activations and gradients, or the optimiser's step if larger."""
-    tokens = micro_batch_tokens(config)
-    kept, how = kept_bytes(shape, config)
-    whole = 0 if shape.adapter else shape.width * shape.itemsize  # a weight's gradient, before it is added
-    layer = tokens * one_layer_bytes(shape, config) + whole * shape.ffn
-    logits = _logits_bytes(shape, config, tokens) + whole * shape.vocabulary
-    own = f"logits, up to {CHUNK:,} tokens at once" if logits > layer else "one layer and its gradients"
-    step = STEP * max(shape.trainable, shape.critic)
-    if step > tokens * kept + max(layer, logits):
-        return [Part("optimiser's step", 0, step, "gradients and a root of moments in float32")]
+def _state(name: str, count: int, size: int, shards: int, offloaded: bool = False) -> Part:
+    """`count` numbers of `size` bytes, cut into `shards`."""
+    share = -(-count * size // shards)
+    how = f"{millions(count)} × {size} bytes" + (f" / {shards}" if shards > 1 else "")
+    if offloaded:
+        return Part(name, 0, share, f"{how}; offloaded during the rollout")
+    return Part(name, share, share, how)
+
+
+def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """The local engine's KV cache, which a GPU gives back before the update, and its temporaries."""
+    slots, longest = config.rollout.max_num_seqs, longest_episode(config)
+    cache = cache_bytes(shape, slots, longest)
+    how = f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
     return [
-        Part("activations", 0, tokens * kept, f"{tokens:,} tokens × {kept:,} bytes: {how}"),
-        Part("backward's own", 0, max(layer, logits), own),
+        Part("KV cache", cache, cache if layout.cpu else 0, how),
+        Part("rollout buffers", _rollout_buffers(shape, config), 0, "logits, repeated keys, prompts"),
     ]
 
 
-def kept_bytes(shape: Shape, config: Config) -> tuple[int, str]:
-    """Bytes for one token that stay until the backward pass: of the layers, the last norm, the mask."""
+def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
+    """Bytes of `srl.rollout.kv_cache` once an episode has had `longest` tokens: whole blocks of positions
+    for every slot and a spare one."""
+    return (slots + 1) * -(-longest // BLOCK) * BLOCK * shape.kv_bytes
+
+
+def _rollout_buffers(shape: Shape, config: Config) -> int:
+    """Temporary bytes of one forward of the rollout. The largest of three: sampling a token for every
+    episode, repeating keys and values for each query head, and the forward pass of the prompts."""
+    slots, longest, size = config.rollout.max_num_seqs, longest_episode(config), shape.itemsize
+    sampling = SAMPLED_LOGIT * slots * shape.vocabulary
+    repeated = 2 * slots * shape.heads * shape.head_dim * longest * size if shape.repeats > 1 else 0
+    prompts = PADDED_TOKENS * (3 * shape.ffn * size + shape.width * (8 + 4 * size) + longest * size)
+    return max(sampling, repeated, prompts)
+
+
+def _update(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """Temporaries of the largest pass, or of the optimiser's step if that is larger."""
+    passes = [_pass(shape, config, layout, "policy")]
+    if shape.critic:
+        passes.append(_pass(shape, config, layout, "critic"))
+    largest = max(passes, key=lambda parts: sum(part.update for part in parts))
+    step = -(-STEP * max(shape.trainable, shape.critic) // layout.workers)
+    if step > sum(part.update for part in largest):
+        return [Part("optimiser step", 0, step, "gradients and a square root of moments in float32")]
+    return largest
+
+
+def _pass(shape: Shape, config: Config, layout: Layout, who: Literal["policy", "critic"]) -> list[Part]:
+    """What one forward and backward pass of a network holds until it ends."""
+    tokens = pass_tokens(config, layout, config.actor if who == "policy" else config.critic)
+    kept, how = activation_bytes(shape, config)
+    layer, logits = tokens * backward_bytes(shape, config), 0
+    if who == "policy":
+        logits = logits_bytes(shape, config, layout, tokens)
+    if layout.kind == "local" and not shape.adapter:  # a weight's gradient, before it is accumulated
+        layer += shape.width * shape.itemsize * shape.ffn
+        logits += shape.width * shape.itemsize * shape.vocabulary if logits else 0
+    chunk = f"up to {CHUNK:,} tokens at once" if layout.kind == "local" else "all tokens"
+    largest = f"logits, {chunk}" if logits > layer else "one layer and its gradients"
+    gathered = _gathered_bytes(shape) if layout.kind == "fsdp" else 0
+    how = f"{who}: {tokens:,} tokens × {kept:,} bytes: {how}"
+    return [
+        Part("gathered weights", 0, gathered, "embedding, head, two whole layers and one layer's gradients"),
+        Part("activations", 0, tokens * kept // layout.model_parts, how),
+        Part("backward buffers", 0, max(logits, layer) // layout.model_parts, largest),
+    ]
+
+
+def pass_tokens(config: Config, layout: Layout, section: Actor | Critic) -> int:
+    """The most tokens, padding included, of one forward and backward pass of a worker."""
+    longest = longest_episode(config)
+    rows = min(section.ppo_mini_batch_size, config.data.train_batch_size) * config.rollout.n
+    return min(max(section.ppo_max_token_len, longest), max(1, rows // layout.data_ranks) * longest)
+
+
+def activation_bytes(shape: Shape, config: Config) -> tuple[int, str]:
+    """Bytes per token kept until the backward pass (layers, last norm, mask), and of which layers."""
     size, longest = shape.itemsize, longest_episode(config)
     around = shape.width * (4 + 2 * size) + longest * (1 + size)
     if config.model.gradient_checkpointing:
@@ -134,12 +241,12 @@ def kept_bytes(shape: Shape, config: Config) -> tuple[int, str]:
 
 
 def layer_bytes(shape: Shape, config: Config) -> int:
-    """Bytes for one token that one decoder layer keeps for its backward pass.
+    """Bytes per token that one decoder layer keeps for its backward pass.
 
-    Two norms (their input in float32, and their output, twice where their weight trains); queries, keys
-    and values for each query head, the attention's output, keys and values as they were, and the
-    softmax's normaliser; the four tensors of the gated feed-forward; what goes through seven adapters.
-    Eager attention keeps its weights as well, in float32 and in the model's precision.
+    Two norms (their input in float32, and their output, twice where their weight is trained); queries, keys
+    and values for each query head, the attention's output, the original keys and values, and the softmax's
+    normaliser; the four tensors of the gated feed-forward; the inner activations of seven LoRA adapters.
+    Eager attention also keeps its weights, in float32 and in the model's precision.
     """
     size, heads = shape.itemsize, shape.heads * shape.head_dim
     norms = 2 * shape.width * (4 + (size if shape.adapter else 2 * size))
@@ -149,27 +256,106 @@ def layer_bytes(shape: Shape, config: Config) -> int:
     return norms + attention + (4 * shape.ffn + 7 * config.model.lora_rank) * size
 
 
-def one_layer_bytes(shape: Shape, config: Config) -> int:
-    """Bytes for one token while one layer's backward pass runs, its forward pass repeated first where
+def backward_bytes(shape: Shape, config: Config) -> int:
+    """Bytes per token during one layer's backward pass, which repeats its forward pass first where
     activations are not kept."""
     again = layer_bytes(shape, config) if config.model.gradient_checkpointing else 0
     return again + 2 * (shape.ffn + shape.width) * shape.itemsize + 8 * shape.width
 
 
-def _logits_bytes(shape: Shape, config: Config, tokens: int) -> int:
-    """Bytes of the logits of `tokens` tokens: of one chunk, computed again in the backward pass, or of
-    all where chunks are small enough to be kept."""
-    chunk, more = min(CHUNK, tokens) * shape.vocabulary, ENTROPY if config.actor.entropy_coeff else 0
+def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> int:
+    """Bytes of the logits of `tokens` tokens and of what is computed from them.
+
+    verl has those of a pass all at once. Locally there is one chunk at a time, recomputed in the backward
+    pass; small chunks are kept.
+    """
+    entropy = config.actor.entropy_coeff != 0
+    if layout.kind != "local":
+        per_logit = (VERL_LOGIT_WITH_ENTROPY if entropy else VERL_LOGIT)[shape.itemsize]
+        if "flash" in config.model.attn_implementation:
+            per_logit = FUSED_LOGIT * shape.itemsize
+        return per_logit * tokens * shape.vocabulary
+    chunk, more = min(CHUNK, tokens) * shape.vocabulary, ENTROPY if entropy else 0
     if chunk > KEPT_LOGITS:
         return (LOGIT + more) * chunk
     return LOGIT * tokens * shape.vocabulary + max(more, 4) * chunk
 
 
-def _generation_bytes(shape: Shape, config: Config) -> int:
-    """Bytes that one forward of the rollout takes and gives back: the largest of drawing a token for
-    every episode, of their keys and values repeated for each query head, and of feeding prompts."""
-    slots, longest, size = config.rollout.max_num_seqs, longest_episode(config), shape.itemsize
-    drawing = DRAWN * slots * shape.vocabulary
-    repeated = 2 * slots * shape.heads * shape.head_dim * longest * size if shape.repeats > 1 else 0
-    feeding = PADDED_TOKENS * (3 * shape.ffn * size + shape.width * (8 + 4 * size) + longest * size)
-    return max(drawing, repeated, feeding)
+def _gathered_bytes(shape: Shape) -> int:
+    """Bytes that FSDP holds unsharded: embedding and head, two layers, and one layer's gradients."""
+    layer, root = shape.body // shape.layers, shape.parameters - shape.body
+    gradients = 0 if shape.adapter else (root + layer) * (shape.itemsize + 4)
+    return (root + 2 * layer) * shape.itemsize + gradients
+
+
+def _of_all_workers(part: Part, workers: int) -> Part:
+    """The part of every worker of a machine."""
+    how = f"{workers} workers × ({part.how})"
+    return Part(part.name, part.rollout * workers, part.update * workers, how)
+
+
+def _beside_workers(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """What a machine without a GPU holds beside the workers' parts, throughout the run."""
+    copies, longest = layout.copies, longest_episode(config)
+    weights = copies * shape.parameters * shape.itemsize
+    cache = copies * cache_bytes(shape, config.rollout.max_num_seqs, longest)
+    reference, processes = shape.reference * FLOAT32, layout.processes * PROCESS
+    return [
+        Part("engine weights", weights, weights, f"{copies} × all weights"),
+        Part("KV cache", cache, cache, f"{copies} × the cache"),
+        Part("reference weights", reference, reference, "float32"),
+        Part("processes", processes, processes, f"{layout.processes} × {PROCESS / GIB:.1f} GiB"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationMemory:
+    """Bytes of generation on one GPU: weights, the KV cache of one token, and the server's own."""
+
+    weights: int
+    token: int
+    own: int
+
+    def episodes(self, memory: float, tokens: int) -> int:
+        """How many episodes of `tokens` fit beside the weights into `memory` bytes."""
+        return max(0, int((memory - self.weights - self.own) // (self.token * tokens)))
+
+
+def generation(shape: Shape, config: Config, layout: Layout) -> GenerationMemory:
+    """One GPU of a copy that generates: its share of the weights and of the KV cache of a token."""
+    size, gpus, seqs = shape.itemsize, layout.copy_gpus, config.rollout.max_num_seqs
+    kv_heads = -(-shape.kv_heads // gpus)
+    prompts = max(VLLM_TOKENS, seqs) * (2 * shape.ffn + 4 * shape.width) * size // gpus
+    return GenerationMemory(
+        weights=-(-(shape.parameters + shape.adapter) * size // gpus),
+        token=2 * shape.layers * kv_heads * shape.head_dim * size,
+        own=SERVER + max(prompts, SAMPLED_LOGIT * seqs * shape.vocabulary),
+    )
+
+
+def host_memory(shape: Shape, config: Config, layout: Layout) -> tuple[Part, ...]:
+    """Bytes in the memory of one machine with GPUs, while weights load (`rollout`) and after (`update`)."""
+    cluster, nodes, processes = config.cluster, layout.nodes, layout.processes * PROCESS
+    held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic
+    weights = held * FLOAT32 // nodes if cluster.param_offload else 0
+    moments = trained * MOMENTS // nodes if cluster.optimizer_offload else 0
+    reference = 0 if layout.kind == "megatron" else shape.reference * FLOAT32 // nodes
+    readers = layout.workers // nodes if shape.tied else 1  # verl reads a tied model in every worker
+    loading = shape.parameters * FLOAT32 * readers
+    parts = (
+        Part("offloaded weights", weights, weights, "cluster.param_offload, float32"),
+        Part("offloaded optimiser", moments, moments, "cluster.optimizer_offload, float32"),
+        Part("reference weights", reference, reference, "float32; FSDP keeps them off the GPUs"),
+        Part("loading", loading, 0, f"at the start: {readers} × all weights in float32"),
+        Part("processes", processes, processes, f"{layout.processes} × {PROCESS / GIB:.1f} GiB"),
+    )
+    return tuple(part for part in parts if part.rollout or part.update)
+
+
+def checkpoint_bytes(shape: Shape, layout: Layout) -> int:
+    """Bytes on disk of one checkpoint: the local backend's merged model and the state to resume from;
+    verl's weights and moments of policy and critic in float32."""
+    trained = shape.trainable + shape.critic
+    if layout.kind == "local":
+        return shape.parameters * shape.itemsize + trained * (shape.itemsize + layout.optimiser_bytes(shape))
+    return (shape.parameters + shape.adapter + shape.critic) * FLOAT32 + trained * MOMENTS

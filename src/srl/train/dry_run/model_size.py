@@ -1,30 +1,64 @@
-"""What a run's networks look like: their sizes and how many numbers they hold, with no weight loaded."""
+"""The sizes of a run's networks and their parameter counts, without loading any weights.
+
+A name in `PUBLISHED` needs no files at all: the dry run of a preset works before its model is downloaded.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from srl.config import Config
 from srl.errors import UserError
 from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
-from srl.train.dry_run.published_models import PUBLISHED
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
+def _qwen(width: int, layers: int, heads: int, kv_heads: int, ffn: int, **changes: Any) -> dict[str, Any]:
+    """`config.json` of a Qwen2.5; `changes` are those of the small ones."""
+    return {
+        "model_type": "qwen2", "hidden_size": width, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": ffn,
+        "vocab_size": 152064, "max_position_embeddings": 131072, "tie_word_embeddings": False, **changes,
+    }  # fmt: skip
+
+
+_SMALL = {"vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True}
+
+_BASE: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B": _qwen(896, 24, 14, 2, 4864, **_SMALL),
+    "Qwen/Qwen2.5-1.5B": _qwen(1536, 28, 12, 2, 8960, **_SMALL),
+    "Qwen/Qwen2.5-3B": _qwen(2048, 36, 16, 2, 11008, **_SMALL),
+    "Qwen/Qwen2.5-7B": _qwen(3584, 28, 28, 4, 18944),
+    "Qwen/Qwen2.5-14B": _qwen(5120, 48, 40, 8, 13824),
+    "Qwen/Qwen2.5-32B": _qwen(5120, 64, 40, 8, 27648),
+    "meta-llama/Llama-3.2-3B": {
+        "model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+PUBLISHED: dict[str, dict[str, Any]] = _BASE | {
+    f"{name}-Instruct": shape | ({"max_position_embeddings": 32768} if name.startswith("Qwen/") else {})
+    for name, shape in _BASE.items()
+}
+"""Published `config.json` of the models that presets name. Base and instruct models have the same shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The policy's sizes, and the numbers in each network of the run.
+    """The policy's sizes, and the parameter counts of the run's networks.
 
-    `adapter` counts the LoRA adapter's, `trainable` those that the policy's training changes (the
-    adapter's alone, where there is one), `critic` and `reference` those of networks held beside it.
-    `body` are the policy's without embeddings, head and adapter.
+    `parameters` are the policy's without the LoRA adapter, `body` those without embeddings and head as well.
+    `trainable` are what its training changes: the adapter's alone, where there is one. `critic` and
+    `reference` are networks held beside the policy. `itemsize` is the bytes of a number in a pass.
     """
 
     kind: str
@@ -54,11 +88,16 @@ class Shape:
         """How many query heads share a key head."""
         return self.heads // self.kv_heads
 
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and head are one table."""
+        return self.parameters - self.body <= self.vocabulary * self.width
+
 
 def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
-    """The shapes of a run of `config` that starts from the model `path`, built without memory.
+    """The shape of a run that starts from the model `path`; its networks are built on the meta device.
 
-    Raises UserError where there is neither a model directory nor a published shape of that name.
+    Raises UserError where `path` is neither a model directory nor in `PUBLISHED`.
     """
     settings = config.model
     dtype = pick_dtype(settings.dtype, pick_device(settings.device))
@@ -82,7 +121,7 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
 
 
 def _reference(config: Config, parameters: int, dtype: torch.dtype) -> int:
-    """Numbers of a reference held beside the policy: none without KL, or where adapters switch off."""
+    """Parameters of the reference: none without KL, or where it is the policy without its adapter."""
     if not (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss):
         return 0
     if config.ref.path is not None:
@@ -91,13 +130,13 @@ def _reference(config: Config, parameters: int, dtype: torch.dtype) -> int:
 
 
 def _embeddings(model: PreTrainedModel) -> int:
-    """Numbers of the embedding and the head, one table where they are tied."""
+    """Parameters of embedding and head, counted once where they are tied."""
     tables = [model.get_input_embeddings(), model.get_output_embeddings()]
     return sum({id(table.weight): table.weight.numel() for table in tables if table is not None}.values())
 
 
 def _built(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of `path` on the meta device: shapes and no weights."""
+    """The model of `path` on the meta device, which has shapes and no data."""
     from transformers import AutoModelForCausalLM
 
     trust = config.model.trust_remote_code
@@ -110,7 +149,7 @@ def _built(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrainedMo
         raise
     except Exception as error:
         line = one_line(error)
-        raise UserError(f"{path}: no causal language model can be made of its config.json: {line}") from error
+        raise UserError(f"{path}: its config.json describes no causal language model: {line}") from error
 
 
 def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
@@ -123,7 +162,7 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
     if str(path) in PUBLISHED:
         return AutoConfig.for_model(**PUBLISHED[str(path)])
     raise UserError(
-        f"no model directory {path}: expected one with a config.json; fetch a model into one first, "
-        "for example with `hf download ORG/NAME --local-dir DIRECTORY`, and give it with --model"
+        f"no model directory {path} (expected a config.json in it); download a model first, for example with "
+        "`hf download ORG/NAME --local-dir DIRECTORY`, and pass that directory with --model"
         f"{of_run(Path(path))}"
     )

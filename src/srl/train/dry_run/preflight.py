@@ -1,4 +1,4 @@
-"""What a start would refuse, found out without starting: `srl train --dry-run` says it."""
+"""Errors that would end a run at its start, found without starting it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from srl.train.prepare import BASE_MODEL, choose_template, unusable_files
 from srl.train.report import check_loggers
 
 
-def refusals(config: Config) -> Iterator[str]:
-    """A line for each: model, files of questions, template, and what is searched. No server is asked."""
-    said = list(unusable_files(config))
+def startup_errors(config: Config) -> Iterator[str]:
+    """A line for each error in model, questions, prompts, and what is searched. No server is contacted."""
+    found = list(unusable_files(config))
     for check in _checks(config):
         try:
             check()
         except (UserError, CheckFailed) as error:
-            said.append(str(error))
-    yield from dict.fromkeys(said)
+            found.append(str(error))
+    yield from dict.fromkeys(found)
 
 
 def _checks(config: Config) -> Iterator[Callable[[], object]]:
@@ -41,50 +41,50 @@ def _checks(config: Config) -> Iterator[Callable[[], object]]:
             yield partial(check_directory, Path(path), model.trust_remote_code)
     if model.tokenizer is not None:
         yield partial(load_tokenizer, model.tokenizer, model.trust_remote_code)
-    yield from _asked(config)
+    yield from _question_checks(config)
     if model.path is None and config.sft.train_files is not None:
         yield partial(read_demonstrations, Path(config.sft.train_files))
     yield partial(load_template, config)
     if config.rollout.search:
         yield partial(_check_cassette, config)
     if config.rollout.search and not config.search.replays:
-        yield from _searched(config)
+        yield from _search_checks(config)
 
 
-def _asked(config: Config) -> Iterator[Callable[[], object]]:
-    """The questions with their prompts; where there is no tokenizer to count with, the files alone."""
-    codec = _codec(config.model)
+def _question_checks(config: Config) -> Iterator[Callable[[], object]]:
+    """The questions and the length of their prompts; the files alone if no tokenizer can be loaded."""
+    codec = _load_codec(config.model)
     if codec is not None:
         yield partial(codec.encode_prompt, choose_template(config).messages("Who?"))
     for phase in SPLITS:
         files = getattr(config.data, f"{phase}_files") or ()
         if codec is not None and all(Path(file).is_file() for file in files):
-            yield partial(load_split, phase, config, codec, _unsaid)
+            yield partial(load_split, phase, config, codec, _ignore)
         else:
             yield from (partial(read_questions, file) for file in files if Path(file).is_file())
 
 
-def _codec(model: Model) -> Codec | None:
-    """The codec of a model that is here; None where its tokenizer is missing, or refused by itself."""
+def _load_codec(model: Model) -> Codec | None:
+    """The model's codec; None if its tokenizer is missing or damaged, which another check reports."""
     section = model if model.path is not None else model.model_copy(update={"path": str(BASE_MODEL)})
     with suppress(UserError):
-        return load_codec(section, None, _unsaid)
+        return load_codec(section, None, _ignore)
     return None
 
 
-def _unsaid(text: str) -> None:
-    """A start says it."""
+def _ignore(note: str) -> None:
+    """The run itself prints these notes."""
 
 
-def _searched(config: Config) -> Iterator[Callable[[], object]]:
+def _search_checks(config: Config) -> Iterator[Callable[[], object]]:
     search, corpus = config.search, config.data.corpus
     if corpus is not None:
         yield partial(_check_corpus, Path(corpus))
-    places: list[Search | NamedRetriever] = [search, *search.retrievers.values()]
-    for place in places:
-        yield from (partial(retrieve_url, url) for url in place.url or ())
-        if place.index is not None:
-            yield partial(_check_index, Path(place.index))
+    sources: list[Search | NamedRetriever] = [search, *search.retrievers.values()]
+    for source in sources:
+        yield from (partial(retrieve_url, url) for url in source.url or ())
+        if source.index is not None:
+            yield partial(_check_index, Path(source.index))
 
 
 def _check_index(index: Path) -> None:
@@ -97,9 +97,9 @@ def _check_corpus(corpus: Path) -> None:
 
 
 def _check_cassette(config: Config) -> None:
-    """A cassette that is replayed is one of these searches, and one that is recorded is not there."""
+    """A cassette to replay must match the search settings; one to record must not exist yet."""
     mode, file = config.search.cassette_use or ("", "")
     if mode == "replay":
         Replay(file, topk=config.search.topk)
     if mode == "record" and Path(file).exists():
-        raise UserError(f"search.cassette: the cassette {file} is there already; name another file")
+        raise UserError(f"search.cassette: {file} already exists; name another file")

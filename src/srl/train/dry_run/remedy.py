@@ -18,26 +18,24 @@ KEYS: dict[Phase, str] = {
 
 
 def remedy(config: Config, phase: Phase, room: float, footprint_of: Callable[[Config], Footprint]) -> str:
-    """What to type so that `phase` fits `room` bytes: the first setting that is enough, else the keys."""
-    for settings in _settings(config, phase):
+    """The first settings with which `phase` fits `room` bytes, as options to type; else the keys to try."""
+    for settings in _candidates(config, phase):
         if getattr(footprint_of(with_settings(config, settings)), phase) <= room:
-            return " ".join(f"--set {key}={_said(value)}" for key, value in settings.items())
-    return f"no setting of {KEYS[phase]} alone is enough; take a smaller model or shorter episodes"
+            return " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items())
+    return f"no setting of {KEYS[phase]} is enough; use a smaller model or shorter episodes"
 
 
-def _settings(config: Config, phase: Phase) -> Iterator[dict[str, Any]]:
-    """Settings to try, the ones that cost least first."""
+def _candidates(config: Config, phase: Phase) -> Iterator[dict[str, Any]]:
+    """Settings to try, the cheapest first."""
     if phase == "rollout":
         yield from ({"rollout.max_num_seqs": count} for count in _halves(config.rollout.max_num_seqs, 1))
         return
-    longest = longest_episode(config)
-    shorter = [{"actor.ppo_max_token_len": n} for n in _halves(config.actor.ppo_max_token_len, longest)]
+    halves = _halves(config.actor.ppo_max_token_len, longest_episode(config))
+    tokens = [{}, *({"actor.ppo_max_token_len": count} for count in halves)]
     checkpointing = {} if config.model.gradient_checkpointing else {"model.gradient_checkpointing": True}
-    adapters = {} if config.model.lora_rank else {"model.lora_rank": 32}
-    yield from shorter
-    for first in (checkpointing, {**checkpointing, **adapters}):
-        if first:
-            yield from ({**first, **tokens} for tokens in ({}, *shorter))
+    adapter = {} if config.model.lora_rank else {"model.lora_rank": 32}
+    for more in ({}, checkpointing, checkpointing | adapter):
+        yield from (more | shorter for shorter in tokens)
 
 
 def _halves(value: int, least: int) -> Iterator[int]:
@@ -45,10 +43,6 @@ def _halves(value: int, least: int) -> Iterator[int]:
     while value > least:
         value = max(value // 2, least)
         yield value
-
-
-def _said(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
