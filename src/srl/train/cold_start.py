@@ -15,6 +15,7 @@ from srl.config.sections import Model, Sft
 from srl.data.demonstrations import read_demonstrations
 from srl.files import atomic_directory, digest_file, digest_text, write_json
 from srl.inputs import check_input
+from srl.manifests import ABOUT
 from srl.model import pick_device, pick_dtype, save_model
 from srl.progress import counted
 from srl.protocol import Template
@@ -138,7 +139,7 @@ def make(recipe: Recipe, search: SearchTool | None, path: Path) -> None:
     train(recipe.sft, policy, shown, lambda step, metrics: None, recipe.max_tokens, recipe.seed)
     with atomic_directory(path) as folder:
         save_model(policy.model, policy.codec.tokenizer, folder)
-        write_json(folder / "srl.json", {"format": 1, **about(recipe.template)})
+        write_json(folder / ABOUT, {"format": 1, **about(recipe.template)})
 
 
 def about(template: Template) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import Interval, em_interval, summarise
 from srl.files import check_format
+from srl.manifests import ABOUT
 from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH, Template
 from srl.rollout.codec import Codec
@@ -29,7 +30,6 @@ from srl.train.threads import set_threads
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
 
-ABOUT = "srl.json"
 """The file beside a model's weights that says how it was trained to talk, and with which index."""
 
 

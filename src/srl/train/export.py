@@ -11,8 +11,8 @@ from typing import Any
 
 from srl.config import Config, load_saved
 from srl.errors import UserError
-from srl.files import FORMAT, MANIFEST, atomic_directory, link_or_copy, read_json, write_json, write_manifest
-from srl.manifests import check_checkpoint, files_in, replaceable
+from srl.files import FORMAT, atomic_directory, link_or_copy, read_json, write_json
+from srl.manifests import ABOUT, MANIFEST, check_checkpoint, files_in, replaceable, write_manifest
 from srl.model import DTYPES, load_model
 from srl.protocol import STOP_STRINGS
 from srl.renamed import current_fields
@@ -27,7 +27,6 @@ from srl.train.weights import GENERATION, cast, write_weights
 
 KIND = "model"
 RUN = "run.json"
-ABOUT = "srl.json"
 VERL = "verl"
 LATEST = "latest_checkpointed_iteration.txt"
 """In which verl says which step it saved last; a directory of a later one is half-written."""

@@ -16,8 +16,8 @@ import torch
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config
 from srl.errors import UserError
-from srl.files import FORMAT, atomic_directory, read_json, write_json, write_manifest
-from srl.manifests import CHECKPOINT, checksums
+from srl.files import FORMAT, atomic_directory, read_json, write_json
+from srl.manifests import ABOUT, CHECKPOINT, checksums, write_manifest
 from srl.model import save_model
 from srl.renamed import current_fields
 from srl.rollout.torch_engine import TorchEngine
@@ -287,7 +287,7 @@ def save_fine_tuned(path: Path, policy: LoadedModel, known: dict[str, Any]) -> N
     """The fine-tuned model as a Hugging Face directory, with what it was taught beside it."""
     with atomic_directory(path) as folder:
         save_model(policy.model, policy.codec.tokenizer, folder)
-        write_json(folder / "srl.json", {"format": 1, **known})
+        write_json(folder / ABOUT, {"format": 1, **known})
         write_manifest(folder, CHECKPOINT, {"files": checksums(folder)})
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srl.files import atomic_file
-from srl.manifests import DamagedError, check_checkpoint
+from srl.manifests import ABOUT, DamagedError, check_checkpoint
 from srl.train.resuming import go_on_without
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MARKER = "latest_checkpointed_iteration.txt"
 """verl's file in `checkpoints/`: the number of the latest step that is saved."""
-STATE = "srl.json"
+STATE = ABOUT
 """What we keep beside verl's own parts of a checkpoint."""
 PARTS = ("actor", "data.pt", STATE)
 """What a whole checkpoint holds; verl writes `data.pt` last."""

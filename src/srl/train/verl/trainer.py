@@ -25,8 +25,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from srl.config import load_saved
 from srl.errors import UserError
-from srl.files import FORMAT, read_json, write_json, write_manifest
-from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums
+from srl.files import FORMAT, read_json, write_json
+from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
 from srl.train.progress import Progress
 from srl.train.verl import torch_install
 from srl.train.verl.balance import balanced_order, block_of
