@@ -19,9 +19,8 @@ from srl.serve.cassette import Recorder, Replay, read_cassette
 from srl.train import cold_start
 from srl.train import search as searching
 from srl.train.evaluate_model import evaluate_model, settings_of
-from srl.train.run import resume
+from srl.train.run import resume, start
 from srl.train.search import load_search, new_cassette
-from srl.train.verl import launch
 from srl.train.verl.config_check import refused
 from srl.workspace import Workspace
 
@@ -124,13 +123,10 @@ def test_a_run_that_cannot_start_leaves_no_cassette(towns, tmp_path):
 def test_a_run_on_verl_that_would_record_starts_nothing(towns, tmp_path):
     cassette, workspace = tmp_path / "run.cassette", Workspace(tmp_path / "ws")
     with pytest.raises(UserError, match="record with --backend local and replay it here"):
-        launch.start(
-            on_cassette(towns, "record", cassette),
-            preset="test",
-            algo="grpo",
-            workspace=workspace,
-            terminal=Said(),
-        )
+        start(
+            on_cassette(towns, "record", cassette), preset="test", algo="grpo", workspace=workspace,
+            terminal=Said(), backend="verl",
+        )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
     assert list(refused(on_cassette(towns, "replay", cassette))) == []
 

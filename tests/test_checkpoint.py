@@ -26,8 +26,8 @@ from srl.train.checkpoint import (
     save_checkpoint,
 )
 from srl.train.experience import Learner
-from srl.train.resuming import resume_command, unchecked
-from srl.train.saved import all_checkpoints, checkpoint_path
+from srl.train.resume import checkpoint_notes, resume_command
+from srl.train.run_directory import checkpoint_path, checkpoints
 from srl.update.critic import Critic
 from srl.update.kl import AdaptiveKL
 from srl.update.optimiser import Optimiser, schedule
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_was_not_finished_is_not_there(tmp_path, monkeypatch, 
         for step in (2, 3):
             with pytest.raises(error):
                 save(tmp_path, them, those, step=step)
-    assert all_checkpoints(tmp_path) == [older]
+    assert list(checkpoints(tmp_path).values()) == [older]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000002"]
     load_checkpoint(older, learner(), optimisers(learner()))
 
@@ -167,8 +167,8 @@ def test_what_a_killed_process_left_is_no_checkpoint(tmp_path):
     older = save(tmp_path, them, optimisers(them), step=2)
     (tmp_path / "checkpoints" / ".step-000003.tmp-host-1-0a1b2c3d").mkdir()
     (tmp_path / "checkpoints" / "step-3").mkdir()
-    assert all_checkpoints(tmp_path) == [older]
-    assert all_checkpoints(tmp_path / "nowhere") == []
+    assert list(checkpoints(tmp_path).values()) == [older]
+    assert list(checkpoints(tmp_path / "nowhere").values()) == []
 
 
 def test_the_newest_are_kept(tmp_path):
@@ -176,9 +176,9 @@ def test_the_newest_are_kept(tmp_path):
     those = optimisers(them)
     for step in (1, 2, 10, 11):
         save(tmp_path, them, those, step=step, keep=2)
-    assert all_checkpoints(tmp_path) == [checkpoint_path(tmp_path, step) for step in (10, 11)]
+    assert list(checkpoints(tmp_path).values()) == [checkpoint_path(tmp_path, step) for step in (10, 11)]
     save(tmp_path, them, those, step=12)
-    assert len(all_checkpoints(tmp_path)) == 3, "without a number all are kept"
+    assert len(list(checkpoints(tmp_path).values())) == 3, "without a number all are kept"
 
 
 def test_an_old_checkpoint_is_out_of_sight_before_it_is_removed(tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_an_old_checkpoint_is_out_of_sight_before_it_is_removed(tmp_path, monkey
         patch.setattr(checkpoint, "shutil", SimpleNamespace(rmtree=dying))
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, them, those, step=2, keep=1)
-    assert [path.name for path in all_checkpoints(tmp_path)] == ["step-000002"]
+    assert [path.name for path in list(checkpoints(tmp_path).values())] == ["step-000002"]
     save(tmp_path, them, those, step=3, keep=1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
 
@@ -243,7 +243,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     assert save(tmp_path, them, those) == path
     stored = load_file(path / "model.safetensors")
     assert torch.equal(stored["model.norm.weight"], them.actor.model.norm.weight)
-    assert all_checkpoints(tmp_path) == [path]
+    assert list(checkpoints(tmp_path).values()) == [path]
 
 
 def as_older(path):
@@ -269,8 +269,8 @@ def test_a_checkpoint_that_lost_its_manifest_is_refused(tmp_path):
 def test_a_checkpoint_without_checksums_is_gone_on_from_with_a_note(tmp_path):
     them = learner()
     path = save(tmp_path, them, optimisers(them))
-    assert list(unchecked(path)) == []
-    (said,) = unchecked(as_older(path))
+    assert list(checkpoint_notes(path)) == [f"from {path.name}"]
+    _, said = checkpoint_notes(as_older(path))
     assert said == "step-000003 was saved without checksums: it cannot be checked for damage"
 
 
@@ -344,12 +344,12 @@ def test_a_broken_newest_checkpoint_says_how_to_go_on_from_the_one_before(tmp_pa
     for step in (1, 2):
         save(run, them, those, step=step)
     spoil(checkpoint_path(run, 2) / "trainer" / "actor.pt")
-    with pytest.raises(DamagedError, match="before it is step-000001; to go on without it type: ") as said:
-        load_newest(all_checkpoints(run), learner(), optimisers(learner()))
+    with pytest.raises(DamagedError, match="before it is step-000001; to resume without it type: ") as said:
+        load_newest(checkpoint_path(run, 2), learner(), optimisers(learner()))
     first, _, second = str(said.value).rpartition("type: ")[2].partition(" && ")
     assert second == resume_command(run)
     subprocess.run(shlex.split(first), check=True)
-    assert load_newest(all_checkpoints(run), learner(), optimisers(learner())).step == 1
+    assert load_newest(checkpoint_path(run, 1), learner(), optimisers(learner())).step == 1
     spoil(checkpoint_path(run, 1) / "trainer" / "actor.pt")
-    with pytest.raises(DamagedError, match=r"before it is none; to go on without it type: mv "):
-        load_newest(all_checkpoints(run), learner(), optimisers(learner()))
+    with pytest.raises(DamagedError, match=r"before it is none; to resume without it type: mv "):
+        load_newest(checkpoint_path(run, 1), learner(), optimisers(learner()))

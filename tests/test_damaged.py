@@ -212,7 +212,7 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
         (
             lambda run: (run / CHECKPOINT / "trainer" / "actor.pt").write_bytes(b""),
             "actor.pt is damaged: its checksum differs from the recorded one; the checkpoint before it is "
-            "none; to go on without it type: mv ",
+            "none; to resume without it type: mv ",
         ),
         (lambda run: cut(run / CHECKPOINT / "manifest.json"), "manifest.json is damaged: "),
         (lambda run: (run / CHECKPOINT / "manifest.json").write_bytes(b""), "manifest.json is empty; the "),

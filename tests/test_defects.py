@@ -24,7 +24,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.server import bind
 from srl.train.episodes import Environment, EpisodeRunner, Splits
-from srl.train.progress import Progress
+from srl.train.run_directory import Progress
 from srl.trajectory import Question
 
 ROOT = Path(__file__).parents[1]

@@ -28,13 +28,13 @@ from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
 from srl.train.evaluate_model import (
     Evaluation,
-    Report,
+    ModelReport,
     check_failures,
     evaluate_model,
     measure,
     settings_of,
 )
-from srl.train.saved import model_directory
+from srl.train.run_directory import model_directory
 from srl.trajectory import Hit, Passage, Question, Search
 from srl.workspace import Workspace
 
@@ -138,7 +138,7 @@ def test_lost_searches_fail_the_check_after_everything_is_measured() -> None:
     found = play(SCRIPT, Library(down=("Velmar",)))
     assert found.metrics["eval/em"] == 0.25
     assert found.metrics["eval/em_completed"] == pytest.approx(1 / 3)
-    report = Report("m", (), 4, 1, 0.0, {}, "", "", {"search": found})
+    report = ModelReport("m", (), 4, 1, 0.0, {}, "", "", {"search": found})
     check_failures(report, 0.5)
     with pytest.raises(
         CheckFailed, match=r"25\.0% of the episodes and 50\.0% of the searches.*0\.01.*timed_out"
@@ -148,7 +148,7 @@ def test_lost_searches_fail_the_check_after_everything_is_measured() -> None:
 
 def test_few_lost_episodes_are_many_when_few_searched() -> None:
     script = {town: ["<answer>x</answer>"] for town in TOWERS} | {"Velmar": look_up("Velmar", "x")}
-    report = Report("m", (), 4, 1, 0.0, {}, "", "", {"search": play(script, Library(down=("Velmar",)))})
+    report = ModelReport("m", (), 4, 1, 0.0, {}, "", "", {"search": play(script, Library(down=("Velmar",)))})
     with pytest.raises(CheckFailed, match=r"100\.0% of the searches"):
         check_failures(report, 0.3)
 

@@ -18,7 +18,7 @@ from tests.mistakes import Shell, lines, place, shell, train
 
 from srl import files
 from srl.store import reading
-from srl.train.resuming import resume_command
+from srl.train.resume import resume_command
 
 __all__ = ["place", "shell"]
 

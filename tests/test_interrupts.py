@@ -22,8 +22,8 @@ from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.store import LogWriter, reading
 from srl.train.prepare import make_if_missing
-from srl.train.resuming import resume_command
-from srl.train.saved import newest_step
+from srl.train.resume import resume_command
+from srl.train.run_directory import checkpoints
 
 __all__ = ["place", "shell"]
 
@@ -76,7 +76,7 @@ MOMENTS = {
     "loading the model": "srl.train.loading:load_model:1",
     "reading questions": "srl.train.prepare:read_questions:2",
     "loading the reference": "srl.train.loading:load_model:2",
-    "opening the log": "srl.train.run:LogWriter:1",
+    "opening the log": "srl.train.local:LogWriter:1",
     "the first validation": "srl.train.episodes:summarise:1",
     "sampling": "srl.rollout.torch_engine:draw:40",
     "scoring": "srl.train.episodes/EpisodeRunner:score:4",
@@ -114,8 +114,8 @@ def test_training_that_is_interrupted_loses_nothing_and_goes_on(
 def going_on(run: Path) -> str:
     """What the last line says of how to go on with a run."""
     command = f"`srl --workspace {run.parent.parent} train --resume --run {run.name}`"
-    if newest := newest_step(run):
-        return f"; go on from step {newest} with {command}"
+    if newest := max(checkpoints(run), default=0):
+        return f"; resume from step {newest} with {command}"
     return f"; there is no checkpoint yet: {command} starts over from step 0"
 
 

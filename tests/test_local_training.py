@@ -14,7 +14,7 @@ from srl.files import read_json, write_json
 from srl.serve.local import LocalSearch
 from srl.store import read_records
 from srl.train.run import resume
-from srl.train.saved import all_checkpoints
+from srl.train.run_directory import checkpoints
 from srl.trajectory import Search
 from srl.workspace import Workspace
 
@@ -161,12 +161,12 @@ def test_too_many_failed_searches_stop_the_run_with_one_line_and_it_resumes(sett
 def test_going_on_from_a_checkpoint_without_checksums_says_that_it_cannot_be_checked(setting, workspace):
     train(config(setting, "grpo", trainer__val_before_train=False), workspace)
     run = only_run(workspace)
-    newest = all_checkpoints(run)[-1]
+    newest = list(checkpoints(run).values())[-1]
     for steps, count in ((3, 0), (4, 1)):
         said = Said()
         resume(run, workspace=Workspace(workspace), terminal=said, steps=steps)
         assert said.text.count(f"{newest.name} was saved without checksums: it cannot be checked") == count
-        newest = all_checkpoints(run)[-1]
+        newest = list(checkpoints(run).values())[-1]
         (newest / "manifest.json").unlink()
         about = read_json(newest / "srl.json", dict)
         write_json(newest / "srl.json", {"format": 1, **about, "manifest": False})

@@ -185,7 +185,7 @@ def test_another_reference_is_refused(setting, workspace, tmp_path):
     file = tmp_path / "model" / "model.safetensors"
     weights = {name: value + 1 for name, value in load_file(file).items()}
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(UserError, match=r"the reference of .* has changed"):
+    with pytest.raises(UserError, match=r"the reference policy of .* has changed"):
         resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said(), steps=2)
 
 
@@ -248,7 +248,7 @@ def test_a_finished_run_that_gets_more_steps_is_the_run_that_had_them_from_the_s
     run = only_run(tmp_path / "short")
     text, summary = longer(run, 4)
     assert "4 steps now, not 2" in text
-    assert "the learning rate of the actor goes on at 0.001" in text
+    assert "the learning rate of the actor stays at 0.001" in text
     assert summary.steps == 4
     assert differences(run, only_run(tmp_path / "long")) == []
     assert load_saved(run).trainer.total_training_steps == 4
@@ -278,7 +278,7 @@ def test_a_longer_run_has_the_learning_rate_of_its_new_schedule(setting, tmp_pat
         train(config(setting, "grpo", **settings), tmp_path / folder, "grpo")
     run = only_run(tmp_path / "short")
     text, _ = longer(run, 3)
-    assert "the linear schedule of the actor is planned anew for 3 steps" in text
+    assert "the linear schedule of the actor is recomputed for 3 steps" in text
     assert "goes from 0.0005 in step 2 to 0.000333 in step 3" in text
     whole = only_run(tmp_path / "long")
     assert rates(run)[2] == rates(whole)[2]
@@ -320,6 +320,6 @@ def test_a_finished_run_is_left_as_it_is_and_says_how_to_go_on(workspace, whole,
     shutil.copytree(whole("grpo"), run)
     monkeypatch.setattr(RewardMix, "score", stop_at(4, "test"))
     text, summary = longer(run, None)
-    assert "is finished, all 4 steps; to go on: srl --workspace" in text
+    assert "is finished, all 4 steps; to train longer: srl --workspace" in text
     assert "--steps N" in text
     assert (summary.steps, None in (summary.test_em_start, summary.test_em_end)) == (4, False)

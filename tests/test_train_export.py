@@ -18,18 +18,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from srl.cli import main
 from srl.config import Config, load_config, save_config
 from srl.errors import UserError
-from srl.files import write_json
-from srl.manifests import checksums, write_manifest
+from srl.files import write_json, write_manifest
+from srl.manifests import checksums
 from srl.model import load_model, load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.dry_run.model_size import shape_of
 from srl.train.evaluate_model import settings_of
-from srl.train.export import export, whole_checkpoints
-from srl.train.export_tokenizer import readable_by_all
+from srl.train.export import cast, export, readable_by_all, whole_checkpoints, write_weights
 from srl.train.prepare import BASE_MODEL
-from srl.train.saved import model_directory
+from srl.train.run_directory import model_directory
 from srl.train.shards import division, merged, shard_files
-from srl.train.weights import cast, write_weights
 from srl.workspace import Workspace
 
 TEXT = "what flag has velmar ? <search> flag of velmar </search>"
@@ -151,7 +149,7 @@ def test_checkpoint_whose_actor_was_dropped_or_is_not_whole_is_none(verl_run: Pa
     (folder / "global_step_6" / "actor" / "model_world_size_1_rank_0.pt").unlink()
     assert list(whole_checkpoints(verl_run)) == [3]
     (folder / "latest_checkpointed_iteration.txt").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match="does not say which step is whole"):
+    with pytest.raises(UserError, match="expected the number of the latest step"):
         whole_checkpoints(verl_run)
 
 

@@ -18,8 +18,7 @@ from tests.verl_runs import kill, only_run, processes_of, said, srl, write_confi
 
 from srl.index import build_index
 from srl.store import reading
-from srl.train.resuming import how_to_resume
-from srl.train.verl.checkpoints import settled
+from srl.train.resume import how_to_resume, step_to_resume
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
 pytest.importorskip("verl")
@@ -170,7 +169,7 @@ def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(t
             died = f"srl: the rollout worker died (process {pid} on 127.0.0.1)"
             code, said_last = first.ends()
         command = f"`srl --workspace {workspace} train --resume --run {run.name}`"
-        go_on = f"go on with {command}"
+        go_on = f"resume with {command}"
         assert (code, said_last) == (2, [f"{died}; {go_on}"])
         assert nobody_is_left(run)
         assert all(lost == 0 for *_, lost in counts(run)), "no search was lost while its server was away"
@@ -179,7 +178,7 @@ def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(t
             second.until(lambda: "\nstep " in second.text)
             os.killpg(second.process.pid, signal.SIGINT)
             code, said_last = second.ends()
-            saved = settled(run / "checkpoints")
+            saved = step_to_resume(run, "verl")
             assert (code, said_last) == (130, [f"srl: interrupted; {how_to_resume(run, saved)}"])
         assert nobody_is_left(run)
 

@@ -16,7 +16,7 @@ import srl.store
 from srl import files
 from srl.errors import UserError
 from srl.store import read_records
-from srl.train.progress import Progress
+from srl.train.run_directory import Progress
 from srl.train.verl.log_writer import LogActor
 
 

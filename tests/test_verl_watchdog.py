@@ -14,8 +14,8 @@ from tests.store_builder import episode, record, run_info
 from srl.config import Config
 from srl.errors import CheckFailed, UserError
 from srl.store import reading
-from srl.train.progress import Progress
 from srl.train.report import Terminal
+from srl.train.run_directory import Progress
 from srl.train.verl import failures, watchdog
 from srl.train.verl.failures import ending, first_line, ray_starts, reason, role
 from srl.train.verl.log_writer import LogActor, RunStatus
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.must_run]  # they need Ray, which co
 
 RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
 FOLDER = Path("srl-workspace") / "runs" / RUN
-GO_ON = f"go on with `srl train --resume --run {RUN}`"
+GO_ON = f"resume with `srl train --resume --run {RUN}`"
 
 
 class DiedError(ActorDiedError):

@@ -15,7 +15,6 @@ from srl.index import build_index
 from srl.model import save_model
 from srl.protocol import template
 from srl.rollout.scripted import ScriptedEngine
-from srl.train import run as runs
 from srl.trajectory import Passage, Question
 from srl.workspace import Workspace
 
@@ -73,7 +72,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(config, policy):
         return Scripted(policy.codec, lambda request, turn: SAYS[turn])
 
-    monkeypatch.setattr(runs, "load_engine", load)
+    monkeypatch.setattr("srl.train.local.load_engine", load)
     monkeypatch.setattr("srl.train.evaluate_model.load_engine", load)
 
 

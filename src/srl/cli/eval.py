@@ -76,7 +76,7 @@ def run(
     """
     from srl.cli.output import progress, show_counted
     from srl.errors import UserError
-    from srl.train.saved import model_directory
+    from srl.train.run_directory import model_directory
     from srl.workspace import Workspace
 
     if index is not None and url is not None:

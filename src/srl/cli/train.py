@@ -178,8 +178,9 @@ def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:
     if backend == "verl" and algo == SFT:
         raise UserError("--algo sft trains in this process; leave out --backend verl")
     workspace = Workspace.resolve()
-    summary = _backend(backend).start(
+    summary = _runs().start(
         resolved.config,
+        backend=backend,
         preset=resolved.preset,
         algo=name,
         workspace=workspace,
@@ -189,25 +190,23 @@ def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:
 
 
 def _resume(run: str, steps: int | None, json: bool) -> None:
-    from srl.train.run import Identity
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
     directory = workspace.find_run(run)
     workspace = Workspace.around(directory) or workspace
-    backend = _backend(Identity.read(directory).backend)
-    summary = backend.resume(directory, workspace=workspace, terminal=_terminal(), steps=steps)
+    summary = _runs().resume(directory, workspace=workspace, terminal=_terminal(), steps=steps)
     _tell(summary, json, workspace)
 
 
-def _backend(name: str) -> Any:
-    """The module that starts and resumes runs on this backend."""
+def _runs() -> Any:
+    """The module that starts and resumes runs, which takes seconds to import."""
     from importlib import import_module
 
     from srl.cli.output import progress
 
     with progress("starting", passing=True):
-        return import_module("srl.train.verl.launch" if name == "verl" else "srl.train.run")
+        return import_module("srl.train.run")
 
 
 def _terminal() -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import shutil
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from srl.errors import UserError
-from srl.files import atomic_directory, read_json, write_json
+from srl.files import atomic_directory, read_json, write_json, write_manifest
 from srl.manifests import (
     ABOUT,
     CHECKPOINT,
@@ -23,13 +22,12 @@ from srl.manifests import (
     check_checkpoint,
     checksums,
     replaceable,
-    write_manifest,
 )
 from srl.model import save_model
 from srl.train.experience import Learner
-from srl.train.progress import Progress
-from srl.train.resuming import go_on_without
-from srl.train.saved import all_checkpoints, checkpoint_path
+from srl.train.model_card import write_card
+from srl.train.resume import names_a_way_around
+from srl.train.run_directory import Progress, checkpoint_path, checkpoints
 from srl.update.optimiser import Optimiser
 
 _STATE = "state.json"
@@ -42,7 +40,7 @@ def save_checkpoint(
     learner: Learner,
     tokenizer: Any,
     optimisers: dict[str, Optimiser],
-    about: dict[str, Any],
+    card: dict[str, Any],
     keep: int | None,
 ) -> Path:
     """Write `checkpoints/step-…`, whole or not at all, and drop all but the newest `keep`.
@@ -52,7 +50,7 @@ def save_checkpoint(
     path = checkpoint_path(run, progress.step)
     with atomic_directory(path, replace=_REPLACEABLE) as folder:
         save_model(learner.actor, tokenizer, folder)
-        write_json(folder / ABOUT, {"format": 1, "step": progress.step, **about, **HAS_MANIFEST})
+        write_card(folder / ABOUT, {"step": progress.step, **card, **HAS_MANIFEST})
         trainer = folder / "trainer"
         trainer.mkdir()
         write_json(trainer / _STATE, {"format": 1, **asdict(progress)})
@@ -62,7 +60,7 @@ def save_checkpoint(
         if learner.critic is not None:
             torch.save(learner.critic.state_dict(), trainer / "critic.pt")
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
-    for old in all_checkpoints(run)[: -keep if keep else 0]:
+    for old in list(checkpoints(run).values())[: -keep if keep else 0]:
         old.rename(old.with_name(f".{old.name}.dropped"))
     for dropped in path.parent.glob(".step-*.dropped"):
         shutil.rmtree(dropped)
@@ -74,13 +72,10 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def load_newest(checkpoints: Sequence[Path], learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
-    """`load_checkpoint` of the last. Where that is damaged, the error says how to go on without it."""
-    newest = checkpoints[-1]
-    try:
+def load_newest(newest: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
+    """`load_checkpoint`; where it is damaged, the error says how to resume without it."""
+    with names_a_way_around(newest):
         return load_checkpoint(newest, learner, optimisers)
-    except DamagedError as error:
-        raise DamagedError(f"{error}; {go_on_without(newest)}") from error
 
 
 def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:

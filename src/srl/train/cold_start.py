@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from srl.config import Config
 from srl.config.base import Section
 from srl.config.sections import Model, Sft
-from srl.data.demonstrations import read_demonstrations
-from srl.files import atomic_directory, digest_file, digest_text, write_json
+from srl.files import atomic_directory, digest_file, digest_text
 from srl.inputs import check_input
 from srl.manifests import ABOUT
 from srl.model import pick_device, pick_dtype, save_model
-from srl.progress import counted
 from srl.protocol import Template
-from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
-from srl.train.loading import LoadedModel, episode_options, load_policy, load_template
+from srl.train.loading import episode_options, load_policy, load_template
+from srl.train.model_card import model_card, write_card
 from srl.train.prepare import BASE_MODEL, Note, make_if_missing, world
 from srl.train.search import Answering, answering, load_search, without_cassette
-from srl.train.sft import batches, demonstrate, fine_tune
-from srl.trajectory import SearchTool, Trajectory
-from srl.update.optimiser import Optimiser, schedule
+from srl.train.sft import demonstrated, fine_tune_policy
+from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
-OnStep = Callable[[int, dict[str, float]], None]
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 """Keys of the section `model` that change no weight; of the device only the kind matters."""
 
@@ -136,43 +130,7 @@ def make(recipe: Recipe, search: SearchTool | None, path: Path) -> None:
     paths = {"path": str(recipe.start), "tokenizer": str(recipe.tokenizer)}
     policy = load_policy(recipe.model.model_copy(update=paths), lambda text: None)
     shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options)
-    train(recipe.sft, policy, shown, lambda step, metrics: None, recipe.max_tokens, recipe.seed)
+    fine_tune_policy(recipe.sft, policy, shown, lambda step, metrics: None, recipe.max_tokens, recipe.seed)
     with atomic_directory(path) as folder:
         save_model(policy.model, policy.codec.tokenizer, folder)
-        write_json(folder / ABOUT, {"format": 1, **about(recipe.template)})
-
-
-def about(template: Template) -> dict[str, Any]:
-    """What a model directory says of how its model was trained to talk."""
-    return {"template": template.name, "search": template.searches}
-
-
-def demonstrated(
-    file: Path, search: SearchTool | None, codec: Codec, template: Template, options: EpisodeOptions
-) -> list[Trajectory]:
-    """The demonstrations of `file` as episodes, run against the search that training will use."""
-    return demonstrate(read_demonstrations(file), search, codec=codec, template=template, options=options)
-
-
-def train(
-    sft: Sft, policy: LoadedModel, trajectories: list[Trajectory], on_step: OnStep, max_tokens: int, seed: int
-) -> Optimiser:
-    """`sft.steps` optimiser steps over the demonstrations, at most `max_tokens` in a forward pass."""
-    torch.manual_seed(seed)
-    optim = sft.optim
-    optimiser = Optimiser(
-        policy.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
-        eps=optim.eps, schedule=schedule(optim.lr_scheduler_type, optim.lr_warmup_steps, sft.steps),
-    )  # fmt: skip
-    data = batches(trajectories, sft.batch_size, sft.steps, seed)
-    with counted("fine-tuning steps", sft.steps) as count:
-
-        def stepped(step: int, metrics: dict[str, float]) -> None:
-            on_step(step, metrics)
-            count(step)
-
-        fine_tune(
-            policy.model, optimiser, data, observation_weight=sft.observation_weight, max_tokens=max_tokens,
-            on_step=stepped,
-        )  # fmt: skip
-    return optimiser
+        write_card(folder / ABOUT, model_card(recipe.template))

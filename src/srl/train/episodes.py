@@ -20,8 +20,8 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record
-from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal
+from srl.train.run_directory import Progress
 from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory
 
 
@@ -119,8 +119,6 @@ class EpisodeRunner:
             reporter.metrics(step, metrics)
 
     def close(self) -> None:
-        """Close the external loggers and the connections to a search server."""
-        for reporter in self.reporters:
-            reporter.close()
+        """Close the connections to a search server."""
         interrupts.run(aclose(self.environment.search), self.event_loop)
         self.event_loop.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +13,6 @@ from srl import interrupts
 from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import Interval, em_interval, summarise
-from srl.files import check_format
-from srl.manifests import ABOUT
 from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH, Template
 from srl.rollout.codec import Codec
@@ -24,13 +21,12 @@ from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.loading import episode_options, load_engine, load_policy, load_template
+from srl.train.model_card import read_card
 from srl.train.prepare import Note, load_questions, warn_about_unlisted_retrievers
 from srl.train.search import IndexDigests, Other, load_search, new_cassette
 from srl.train.threads import set_threads
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
-
-"""The file beside a model's weights that says how it was trained to talk, and with which index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +120,7 @@ def evaluate_model(
                 seed=config.trainer.seed,
             )
         )  # fmt: skip
-    searched, trained = IndexDigests.of(search), IndexDigests.read(read_about(Path(str(config.model.path))))
+    searched, trained = IndexDigests.of(search), IndexDigests.read(read_card(Path(str(config.model.path))))
     return ModelReport(
         model=str(config.model.path),
         files=tuple(files),
@@ -175,7 +171,7 @@ def settings_of(
     if file is None and preset is None and saved.is_file():
         file = saved
         cleared += ["search.cassette=null", "search.digest=null"]
-    known = read_about(model)
+    known = read_card(model)
     talk = {"data.template": _template_of(known), "rollout.search": known.get("search")}
     given = {key: value for key, value in flags.items() if value is not None}
     if given.keys() & _SEARCHED:
@@ -190,21 +186,6 @@ def _template_of(known: Mapping[str, Any]) -> object:
 
 
 _SEARCHED = {"search.index", "search.url"}
-
-
-def read_about(model: Path) -> dict[str, Any]:
-    """What `srl.json` beside the weights says: template, search, index_digest; nothing where it is absent."""
-    path = model / ABOUT
-    if not path.is_file():
-        return {}
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from error
-    if not isinstance(known, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(known).__name__}")
-    check_format(path, known.get("format"))
-    return known
 
 
 def _settings(

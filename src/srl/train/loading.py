@@ -18,7 +18,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
-from srl.train.learning_rate import Network, learning_steps, updates_per_step, warmup_steps
+from srl.train.learning_rate import Network, rate_factor
 from srl.train.prepare import (
     Note,
     choose_template,
@@ -32,7 +32,7 @@ from srl.trajectory import Phase, Question
 from srl.update.critic import Critic
 from srl.update.forward import disable_dropout
 from srl.update.kl import kl_controller
-from srl.update.optimiser import Optimiser, schedule
+from srl.update.optimiser import Optimiser
 from srl.workspace import Workspace
 
 SPLITS: tuple[Phase, ...] = ("train", "val", "test")
@@ -105,11 +105,6 @@ def episode_options(config: Config) -> EpisodeOptions:
     )
 
 
-def load_environment(config: Config, workspace: Workspace, codec: Codec, note: Note) -> Environment:
-    """Questions, search, reward and template of a run."""
-    return load_scene(config, workspace, codec, note, load_splits(config, codec, note))
-
-
 def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Question]:
     """The questions of one phase: train, val or test."""
     limits: dict[Phase, int | None] = {"val": config.eval.val_questions, "test": config.eval.test_questions}
@@ -125,10 +120,10 @@ def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
     return splits
 
 
-def load_scene(
+def load_environment(
     config: Config, workspace: Workspace, codec: Codec, note: Note, splits: Splits | None = None
 ) -> Environment:
-    """What an episode happens in: search, reward and template; with no questions where none are given."""
+    """What an episode happens in: search, reward and template; `splits` are the questions of a run."""
     search = load_search(config, workspace, note)
     rewards = {name: config.reward.options(name) for name in config.reward.weights}
     mix = RewardMix(config.reward.weights, rewards)
@@ -169,15 +164,11 @@ def _load_reference(config: Config) -> PreTrainedModel:
     return reference.eval().requires_grad_(False)
 
 
-def reference_digest(config: Config, learner: Learner) -> str:
-    """The digest of the reference's weights, or nothing where no KL is asked for."""
-    if not learner.needs_reference():
+def reference_digest(config: Config, loaded: PreTrainedModel | None = None) -> str:
+    """The digest of the reference policy, `loaded` or in its directory; empty where no KL is asked for."""
+    if not (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss):
         return ""
-    return model_digest(learner.reference) if learner.reference is not None else _start_digest(config)
-
-
-def _start_digest(config: Config) -> str:
-    return model_digest(_reference_path(config))
+    return model_digest(_reference_path(config) if loaded is None else loaded)
 
 
 def _reference_path(config: Config) -> str:
@@ -197,10 +188,8 @@ def load_optimisers(config: Config, learner: Learner) -> dict[str, Optimiser]:
 def _optimiser(config: Config, network: Network, model: nn.Module) -> Optimiser:
     """The schedule counts the optimiser steps that the network takes, several in a training step."""
     section = getattr(config, network)
-    optim, updates = section.optim, updates_per_step(config, section)
-    warmup, total = warmup_steps(config, network), learning_steps(config, network)
+    optim = section.optim
     return Optimiser(
         model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, eps=optim.eps,
-        grad_clip=section.grad_clip,
-        schedule=schedule(optim.lr_scheduler_type, warmup * updates, total * updates),
+        grad_clip=section.grad_clip, schedule=rate_factor(config, network),
     )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Reinforcement learning in one process: roll out, score, estimate, update, log; nothing else."""
+"""The local backend: reinforcement learning, or fine-tuning, in this process.
+
+`check` and `prepare` load everything for `srl.train.run`; `LocalTrainer` is the loop: roll out, score,
+estimate, update, log.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from srl.config import Config
-from srl.errors import UserError
 from srl.evaluate import step_metrics
-from srl.store import Record
-from srl.train.checkpoint import save_checkpoint
-from srl.train.episodes import EpisodeRunner
+from srl.rollout.torch_engine import TorchEngine
+from srl.store import LogWriter, Record, RunInfo
+from srl.train.checkpoint import load_newest, save_checkpoint
+from srl.train.cold_start import demonstration_file
+from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience
-from srl.train.progress import Progress
+from srl.train.loading import (
+    load_engine,
+    load_environment,
+    load_learner,
+    load_optimisers,
+    load_policy,
+    load_splits,
+    reference_digest,
+)
+from srl.train.model_card import model_card
+from srl.train.prepare import BASE_MODEL, Note
 from srl.train.question_order import QuestionOrder
-from srl.train.resuming import resume_command
+from srl.train.report import Terminal, reporters
+from srl.train.resume import checkpoint_notes, too_many_failures
+from srl.train.run_directory import LOG, Progress, checkpoint_path
+from srl.train.search import IndexDigests
+from srl.train.sft import Loop, sft_loop
+from srl.train.threads import set_threads
 from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, update_actor
 from srl.update.critic import update_critic
 from srl.update.optimiser import Optimiser
+from srl.workspace import Workspace
 
 
 @dataclass(slots=True)
@@ -37,7 +60,7 @@ class LocalTrainer:
     runner: EpisodeRunner
     learner: Learner
     optimisers: dict[str, Optimiser]
-    about: dict[str, Any] = field(default_factory=dict)
+    card: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     _timings: dict[str, float] = field(default_factory=dict)
 
@@ -83,7 +106,7 @@ class LocalTrainer:
             self.progress.kl = self.learner.kl_control.state_dict()
             save_checkpoint(
                 self.run_directory, self.progress, self.learner, self.runner.environment.codec.tokenizer,
-                self.optimisers, self.about, trainer.max_ckpt_to_keep,
+                self.optimisers, self.card, trainer.max_ckpt_to_keep,
             )  # fmt: skip
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
@@ -95,17 +118,14 @@ class LocalTrainer:
             return trajectories, self.runner.score(trajectories)
 
     def _stop_on_failures(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Log the episodes and raise UserError when search broke more of them than is allowed."""
-        lost = [item for item in trajectories if not item.valid]
+        """Log the episodes and raise UserError when search failed in more of them than is allowed."""
+        failed = [item for item in trajectories if not item.valid]
         limit = self.config.search.max_failed
-        if len(lost) > limit * len(trajectories):
+        if len(failed) > limit * len(trajectories):
             self.runner.record(step, "train", list(map(Record, trajectories)), step_metrics(trajectories))
-            fault = lost[0].searches[-1]
-            raise UserError(
-                f"search failed in {len(lost)} of {len(trajectories)} episodes, more than "
-                f"search.max_failed={limit:g} ({fault.status}: {fault.error}); mend the search and go on "
-                f"with `{resume_command(self.run_directory)}`"
-            )
+            fault = failed[0].searches[-1]
+            why = f"{fault.status}: {fault.error}"
+            raise too_many_failures(self.run_directory, len(failed), len(trajectories), limit, why)
 
     def _update(self, step: int, experience: Experience) -> dict[str, float]:
         config, metrics = self.config, dict[str, float]()
@@ -132,6 +152,87 @@ class LocalTrainer:
         start = time.perf_counter()
         yield
         self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """A run in this process with everything loaded and checked; `loop` trains in an open log."""
+
+    config: Config
+    terminal: Terminal
+    environment: Environment
+    engine: TorchEngine
+    loop: Loop
+    reference: str = ""
+    """The digest of the reference policy."""
+
+    @property
+    def questions(self) -> int:
+        return len(self.environment.splits.train)
+
+    @property
+    def digests(self) -> IndexDigests:
+        return IndexDigests.of(self.environment.search)
+
+    def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
+        """Train to the end of the run. An interruption leaves log and checkpoints to be resumed."""
+        with (
+            reporters(self.config, run) as also,
+            LogWriter(run / LOG, info, warn=lambda text: self.terminal.note(f"warning: {text}")) as log,
+        ):
+            runner = EpisodeRunner(self.config, self.environment, self.engine, log, self.terminal, also)
+            try:
+                return self.loop(run, runner, resumed_from)
+            finally:
+                runner.close()
+
+
+def check(config: Config) -> str:
+    """Set the number of threads; in words, what the run trains on."""
+    threads = set_threads(config.trainer.threads, config.rollout.deterministic)
+    return f"{threads} thread{'' if threads == 1 else 's'}"
+
+
+def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> LocalRun:
+    """Load and check everything. The seed is set first, for new weights such as an adapter's."""
+    torch.manual_seed(config.trainer.seed)
+    policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
+    splits = load_splits(config, policy.codec, terminal.note)
+    environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
+    engine = load_engine(config, policy)
+    if algo == "sft":
+        loop = sft_loop(config, policy, environment, demonstration_file(config, workspace, terminal.note))
+        return LocalRun(config, terminal, environment, engine, loop)
+    learner = load_learner(config, policy)
+    optimisers = load_optimisers(config, learner)
+    reference = reference_digest(config, learner.reference)
+    return LocalRun(config, terminal, environment, engine, rl_loop(config, learner, optimisers), reference)
+
+
+def _note_of_tokenizer(config: Config, workspace: Workspace, terminal: Terminal) -> Note:
+    """What reports the flaws of a tokenizer; silent for the small model that comes with `srl`."""
+    path = Path(str(config.model.path))
+    ours = path == BASE_MODEL or path.resolve().parent == workspace.models.resolve()
+    return (lambda text: None) if ours else terminal.note
+
+
+def rl_loop(config: Config, learner: Learner, optimisers: dict[str, Optimiser]) -> Loop:
+    """Reinforcement learning, from the newest checkpoint where the run is resumed."""
+
+    def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
+        place = runner.environment
+        card = model_card(place.template, IndexDigests.of(place.search))
+        trainer = LocalTrainer(config, run, runner, learner, optimisers, card)
+        if resumed_from is not None and resumed_from >= 0:
+            checkpoint = checkpoint_path(run, resumed_from)
+            trainer.progress = load_newest(checkpoint, learner, optimisers)
+            for line in checkpoint_notes(checkpoint):
+                runner.terminal.note(line)
+        if resumed_from is not None:
+            runner.log.supersede(resumed_from)
+        return trainer.run()
+
+    return loop
 
 
 def actor_loss(config: Config) -> ActorLoss:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -10,6 +11,7 @@ from typing import Any, Protocol, cast
 from rich.console import Console
 from rich.text import Text
 
+from srl.config import Config
 from srl.errors import UserError
 from srl.safe_log import Stderr
 from srl.safe_text import one_line, quoted, safe_message
@@ -35,14 +37,20 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UserError(f"trainer.logger: {name} is not installed; pip install 'srl-search[{name}]'")
 
 
-def loggers(names: Sequence[str], run: Path, project: str, experiment: str, config: Any) -> list[Reporter]:
-    """The external loggers that `trainer.logger` names; `console` is none."""
-    made: list[Reporter] = []
-    if "tensorboard" in names:
-        made.append(_TensorBoard(run / "tensorboard"))
-    if "wandb" in names:
-        made.append(_WandB(project, experiment, config))
-    return made
+@contextmanager
+def reporters(config: Config, run: Path) -> Iterator[list[Reporter]]:
+    """The external loggers that `trainer.logger` names, closed at the end; `console` is none."""
+    trainer, opened = config.trainer, list[Reporter]()
+    try:
+        if "tensorboard" in trainer.logger:
+            opened.append(_TensorBoard(run / "tensorboard"))
+        if "wandb" in trainer.logger:
+            name = trainer.experiment_name or run.name
+            opened.append(_WandB(trainer.project_name, name, config.model_dump()))
+        yield opened
+    finally:
+        for reporter in opened:
+            reporter.close()
 
 
 class _TensorBoard:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations: the cold start before reinforcement learning.
+"""Supervised fine-tuning on demonstrations: `srl train --algo sft`, and the cold start before RL.
 
 A scripted engine runs each demonstration through `run_episode` with the real search, so that the
 tokens and masks are those of a rollout.
@@ -11,26 +11,111 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from srl import interrupts
+from srl.config import Config
+from srl.config.sections import Sft
+from srl.data.demonstrations import read_demonstrations
 from srl.errors import UserError
+from srl.files import atomic_directory, write_manifest
+from srl.manifests import ABOUT, CHECKPOINT, checksums
+from srl.model import save_model
 from srl.progress import counted
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.scripted import ScriptedEngine
+from srl.train.episodes import Environment, EpisodeRunner
+from srl.train.loading import LoadedModel
+from srl.train.model_card import model_card, write_card
+from srl.train.run_directory import Progress, checkpoint_path
+from srl.train.search import IndexDigests
 from srl.trajectory import Question, SearchTool, Trajectory
 from srl.update.batch import Batch, collate, micro_batches
 from srl.update.forward import token_stats
 from srl.update.losses import sft_loss
-from srl.update.optimiser import Optimiser
+from srl.update.optimiser import Optimiser, schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+OnStep = Callable[[int, dict[str, float]], None]
+Loop = Callable[[Path, EpisodeRunner, int | None], Progress]
+"""Trains a run in its directory; the last argument is as in `srl.train.run.Trainer.train`."""
+
+
+def sft_loop(config: Config, policy: LoadedModel, place: Environment, file: Path) -> Loop:
+    """Fine-tuning on the demonstrations in `file`, which run first. Raises UserError for no steps."""
+    if config.sft.steps == 0:
+        raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
+    episodes = demonstrated(file, place.search, policy.codec, place.template, place.options)
+
+    def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
+        progress = Progress()
+        if config.trainer.val_before_train:
+            runner.validate(progress)
+            progress.test_em_start = runner.test(0)
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            progress.step = step
+            runner.record(step, "sft", [], metrics)
+            if step % 10 == 0 or step == config.sft.steps:
+                runner.terminal.step(step, config.sft.steps, metrics)
+
+        began, longest = time.perf_counter(), config.actor.ppo_max_token_len
+        fine_tune_policy(config.sft, policy, episodes, on_step, longest, config.trainer.seed)
+        progress.seconds = time.perf_counter() - began
+        runner.validate(progress)
+        progress.test_em_end = runner.test(progress.step)
+        card = model_card(place.template, IndexDigests.of(place.search))
+        save_fine_tuned(checkpoint_path(run, progress.step), policy, card)
+        return progress
+
+    return loop
+
+
+def save_fine_tuned(path: Path, policy: LoadedModel, card: dict[str, Any]) -> None:
+    """Write the fine-tuned model as a Hugging Face directory, with its card beside the weights."""
+    with atomic_directory(path) as folder:
+        save_model(policy.model, policy.codec.tokenizer, folder)
+        write_card(folder / ABOUT, card)
+        write_manifest(folder, CHECKPOINT, {"files": checksums(folder)})
+
+
+def demonstrated(
+    file: Path, search: SearchTool | None, codec: Codec, template: Template, options: EpisodeOptions
+) -> list[Trajectory]:
+    """The demonstrations of `file` as episodes, run against the search that training will use."""
+    return demonstrate(read_demonstrations(file), search, codec=codec, template=template, options=options)
+
+
+def fine_tune_policy(
+    sft: Sft, policy: LoadedModel, trajectories: list[Trajectory], on_step: OnStep, max_tokens: int, seed: int
+) -> None:
+    """`sft.steps` optimiser steps over the demonstrations, at most `max_tokens` in a forward pass."""
+    torch.manual_seed(seed)
+    optim = sft.optim
+    optimiser = Optimiser(
+        policy.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
+        eps=optim.eps, schedule=schedule(optim.lr_scheduler_type, optim.lr_warmup_steps, sft.steps),
+    )  # fmt: skip
+    data = batches(trajectories, sft.batch_size, sft.steps, seed)
+    with counted("fine-tuning steps", sft.steps) as count:
+
+        def stepped(step: int, metrics: dict[str, float]) -> None:
+            on_step(step, metrics)
+            count(step)
+
+        fine_tune(
+            policy.model, optimiser, data, observation_weight=sft.observation_weight, max_tokens=max_tokens,
+            on_step=stepped,
+        )  # fmt: skip
 
 
 def demonstrate(
@@ -67,7 +152,7 @@ def demonstrate(
         fault = lost[0].searches[-1]
         raise UserError(
             f"search failed in {len(lost)} of {len(trajectories)} demonstrations "
-            f"({fault.status}: {fault.error}); mend the search and start again"
+            f"({fault.status}: {fault.error}); repair the search and start again"
         )
     return trajectories
 
@@ -92,7 +177,7 @@ def fine_tune(
     *,
     observation_weight: float = 0.0,
     max_tokens: int = 16384,
-    on_step: Callable[[int, dict[str, float]], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> None:
     """One optimiser step a batch; `on_step(step, metrics)` after each, steps from 1."""
     model.train()

@@ -21,7 +21,7 @@ from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import run_episode
 from srl.store import Record
 from srl.train.episodes import Environment
-from srl.train.loading import load_codec, load_scene
+from srl.train.loading import load_codec, load_environment
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.failures import reason, root
 from srl.train.verl.job import RUN_VARIABLE
@@ -60,7 +60,7 @@ def _load_state() -> WorkerState:
     run = Path(os.environ[RUN_VARIABLE])
     config = load_saved(run)
     codec = load_codec(config.model, eos_ids(config), lambda text: None)
-    environment = load_scene(config, Workspace.resolve(), codec, lambda text: None)
+    environment = load_environment(config, Workspace.resolve(), codec, lambda text: None)
     return WorkerState(config, environment, log_actor_of(run))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl.errors import SrlError, UserError
 from srl.files import is_disk_full
-from srl.train.resuming import resume_command
+from srl.train.resume import resume_with
 
 if TYPE_CHECKING:
     from ray.exceptions import RayActorError
@@ -102,11 +102,6 @@ def role(class_name: str) -> str:
     return next((what for part, what in ROLES.items() if part in class_name), f"process {class_name}")
 
 
-def go_on(run: Path) -> str:
-    """What to type."""
-    return f"go on with `{resume_command(run)}`"
-
-
 def ending(error: BaseException, run: Path, told: str = "") -> BaseException:
     """What a run ends with whose trainer raised `error`; `told` is what an episode broke of.
 
@@ -119,11 +114,11 @@ def ending(error: BaseException, run: Path, told: str = "") -> BaseException:
     if isinstance(first, SrlError):
         return type(first)(str(first))
     if told:
-        return UserError(f"{told}; {go_on(run)}")
+        return UserError(f"{told}; {resume_with(run)}")
     if is_disk_full(first) or not _has_room(run):
-        return UserError(f"the disk is full: {reason(first)}; free some space and {go_on(run)}")
+        return UserError(f"the disk is full: {reason(first)}; free some space and {resume_with(run)}")
     if isinstance(first, RayError):
-        return UserError(f"{reason(first)}; {go_on(run)}")
+        return UserError(f"{reason(first)}; {resume_with(run)}")
     if type(first).__name__ == "OutOfMemoryError":
         return UserError(f"a GPU's memory did not suffice: {first_line(first)}; {_LESS_MEMORY}")
     first.__cause__ = RemoteError(_ANSI.sub("", str(error)))

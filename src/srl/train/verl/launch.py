@@ -1,4 +1,4 @@
-"""A run on verl from this process: everything checked first, then Ray, then watching until it ends."""
+"""The verl backend: `check` and `prepare` a run for `srl.train.run`, start Ray, and watch the training."""
 
 from __future__ import annotations
 
@@ -7,39 +7,25 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srl.config import Config, load_saved, save_config
+from srl.config import Config
 from srl.errors import UserError
-from srl.files import FORMAT, write_json
-from srl.model import model_digest
-from srl.rollout.codec import Codec
-from srl.train.cold_start import about
-from srl.train.episodes import Splits
-from srl.train.extension import finished, planned
-from srl.train.loading import load_algorithm, load_codec, load_scene, load_splits, load_template
-from srl.train.progress import Progress
-from srl.train.report import Terminal, check_loggers, loggers
-from srl.train.resuming import how_to_resume, resumable, unchecked
-from srl.train.run import (
-    Identity,
-    Summary,
-    extended,
-    removed_unless_begun,
-    run_info,
-    utc_now,
-    warn_about_other_indexes,
-    with_paths,
-)
+from srl.protocol import Template
+from srl.store import RunInfo
+from srl.train.loading import load_algorithm, load_codec, load_environment, load_splits, reference_digest
+from srl.train.model_card import model_card, write_card
+from srl.train.report import Terminal, reporters
+from srl.train.resume import checkpoint_notes
+from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import IndexDigests
-from srl.train.verl.checkpoints import folder_of, settled
 from srl.train.verl.config_check import notes, refused, validated
 from srl.train.verl.failures import ray_starts
 from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job
 from srl.train.verl.setting import rollout_name
 from srl.train.verl.watchdog import watch
-from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -61,54 +47,64 @@ SILENT_RAYLET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Ray writes what it says of a worker's death to the driver's stdout, but for lines that this matches."""
 
 
-def start(config: Config, *, preset: str, algo: str, workspace: Workspace, terminal: Terminal) -> Summary:
-    """A new run on verl. Nothing is left of one that cannot start."""
+@dataclass(frozen=True, slots=True)
+class VerlRun:
+    """A run on verl with everything checked, before a process is started."""
+
+    config: Config
+    workspace: Workspace
+    terminal: Terminal
+    questions: int
+    template: Template
+    digests: IndexDigests
+    reference: str
+
+    def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
+        """Start the processes, tell what they do, and wait for the end of the training."""
+        config, terminal = self.config, self.terminal
+        if resumed_from is None:
+            write_card(run / ABOUT, model_card(self.template, self.digests))
+        elif resumed_from >= 0:
+            for line in checkpoint_notes(checkpoint_path(run, resumed_from, "verl")):
+                terminal.note(line)
+        job = job_of(config, run, resumed=resumed_from is not None)
+        load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
+        _set_environment(job, self.workspace, config.cluster.address is not None)
+        composed = validated(config, job)
+        for line in notes(config, job):
+            terminal.note(line)
+        with reporters(config, run) as also, _ray(composed, run, terminal):
+            return watch(run, config, composed, info, terminal, also, resumed_from=resumed_from)
+
+
+def check(config: Config) -> str:
+    """Refuse what no run on verl does; in words, what the run trains on."""
     for problem in refused(config):
         raise UserError(problem)
     check_installed(config)
-    config = with_paths(config, algo, workspace, terminal)
-    splits, search = _checked(config, workspace, terminal)
-    run = workspace.new_run(preset, algo, config.trainer.seed)
-    with removed_unless_begun(run):
-        searched = IndexDigests.of(search)
-        identity = Identity(
-            preset,
-            algo,
-            utc_now(),
-            backend="verl",
-            reference_digest=_reference(config),
-            **searched.as_fields(),
-        )
-        save_config(run, config)
-        identity.save(run)
-        write_json(run / ABOUT, {"format": FORMAT, **about(load_template(config)), **searched.as_fields()})
-        terminal.note(f"run {run.name}: {len(splits.train):,} questions, on verl")
-        return _go(run, config, identity, search, workspace, terminal, resumed=False)
+    return "on verl"
 
 
-def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | None = None) -> Summary:
-    """Go on with `run` from verl's newest checkpoint, or from the start where it has none.
-
-    `steps` is the new number of steps in all. A run that has made all of them is left as it is.
-    """
-    identity, before = Identity.read(run), load_saved(run)
-    done = max(0, settled(run / "checkpoints"))
-    config = planned(run, before, steps, done)
-    if progress := finished(run, config, done, terminal.note):
-        return summary(run, config, identity, progress)
-    check_installed(config)
-    _, search = _checked(config, workspace, terminal)
-    if _reference(config) != identity.reference_digest:
+def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> VerlRun:
+    """Check everything that can be wrong before a process is started: questions, search, rewards, plugins."""
+    load_algorithm(config)
+    codec = load_codec(config.model, None, terminal.note)
+    splits = load_splits(config, codec, terminal.note)
+    if len(splits.train) < config.data.train_batch_size:
         raise UserError(
-            f"the reference of {run.name} has changed: {config.ref.path or config.model.path} is not the "
-            f"model that the run started with (digest {identity.reference_digest})"
+            f"data.train_batch_size={config.data.train_batch_size} is more than the {len(splits.train)} "
+            "training questions, and verl takes whole batches only: lower it"
         )
-    warn_about_other_indexes(run, IndexDigests.of(search), identity, terminal)
-    terminal.note(f"resuming {run.name}")
-    for line in unchecked(folder_of(run / "checkpoints", done)) if done else ():
-        terminal.note(line)
-    identity = extended(run, identity, before, config, done, terminal.note)
-    return _go(run, config, identity, search, workspace, terminal, resumed=True)
+    environment = load_environment(config, workspace, codec, terminal.note)
+    if config.rollout.search and config.search.url is None and not config.search.replays:
+        terminal.note(
+            "warning: search.url is not set, so each process that runs episodes opens the index for itself; "
+            "one `srl serve retriever` can answer all of them"
+        )
+    return VerlRun(
+        config, workspace, terminal, len(splits.train), environment.template,
+        IndexDigests.of(environment.search), reference_digest(config),
+    )  # fmt: skip
 
 
 def check_installed(config: Config) -> None:
@@ -143,72 +139,6 @@ def job_of(config: Config, run: Path, *, resumed: bool = False) -> Job:
         cpu = False
     here = WORKERS_WITHOUT_GPU if cpu else torch.cuda.device_count()
     return Job(run, resumed, cpu, config.cluster.n_gpus_per_node or here or 1)
-
-
-def _checked(config: Config, workspace: Workspace, terminal: Terminal) -> tuple[Splits, SearchTool | None]:
-    """Everything that can be wrong before a process is started: questions, search, rewards, plugins."""
-    check_loggers(config.trainer.logger)
-    load_algorithm(config)
-    codec: Codec = load_codec(config.model, None, terminal.note)
-    splits = load_splits(config, codec, terminal.note)
-    if len(splits.train) < config.data.train_batch_size:
-        raise UserError(
-            f"data.train_batch_size={config.data.train_batch_size} is more than the {len(splits.train)} "
-            "training questions, and verl takes whole batches only: lower it"
-        )
-    scene = load_scene(config, workspace, codec, terminal.note)
-    if config.rollout.search and config.search.url is None and not config.search.replays:
-        terminal.note(
-            "warning: search.url is not set, so each of the processes in which episodes run opens the index "
-            "for itself; `srl serve retriever` answers all of them"
-        )
-    return splits, scene.search
-
-
-def _reference(config: Config) -> str:
-    if not (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss):
-        return ""
-    path = config.ref.path or config.model.path
-    assert path is not None
-    return model_digest(path)
-
-
-def _go(
-    run: Path, config: Config, identity: Identity, search: SearchTool | None, workspace: Workspace,
-    terminal: Terminal, resumed: bool,
-) -> Summary:  # fmt: skip
-    """Start the processes, tell what they tell, and sum up."""
-    job = job_of(config, run, resumed=resumed)
-    load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
-    _set_environment(job, workspace, config.cluster.address is not None)
-    composed = validated(config, job)
-    for line in notes(config, job):
-        terminal.note(line)
-    names = config.trainer.logger
-    known = loggers(names, run, config.trainer.project_name, config.trainer.experiment_name or run.name,
-                    config.model_dump())  # fmt: skip
-    info = run_info(run, config, identity, search)
-    try:
-        with resumable(run, lambda: _how_to_go_on(run)), _ray(composed, run, terminal):
-            progress = watch(run, config, composed, info, terminal, known, resumed=resumed)
-    finally:
-        for reporter in known:
-            reporter.close()
-    return summary(run, config, identity, progress)
-
-
-def _how_to_go_on(run: Path) -> str:
-    return how_to_resume(run, settled(run / "checkpoints"))
-
-
-def summary(run: Path, config: Config, identity: Identity, progress: Progress) -> Summary:
-    """What the run came to; its checkpoint is verl's own, to be exported."""
-    folder = run / "checkpoints" / f"global_step_{progress.step}"
-    return Summary(
-        run.name, identity.algo, config.trainer.seed, progress.step, round(progress.seconds, 3),
-        progress.test_em_start, progress.test_em_end, progress.val_em_best,
-        str(folder) if folder.is_dir() else None,
-    )  # fmt: skip
 
 
 def _set_environment(job: Job, workspace: Workspace, shared: bool) -> None:

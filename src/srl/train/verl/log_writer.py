@@ -18,7 +18,7 @@ from typing import Any
 from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
 from srl.store import LogWriter, Record, RunInfo, reading
-from srl.train.progress import Progress
+from srl.train.run_directory import Progress
 from srl.trajectory import Phase
 
 _FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN

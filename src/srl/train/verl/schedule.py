@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from srl.config import load_saved
-from srl.train.learning_rate import updates_per_step
+from srl.train.learning_rate import Network, rate_factor
 from srl.train.verl.job import RUN_VARIABLE
-from srl.update.optimiser import at_its_step, schedule
+from srl.update.optimiser import at_its_step
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -51,15 +51,15 @@ def our_schedule(engine: Any, optimiser: Optimizer) -> Schedule | None:
         return None
     config = load_saved(Path(os.environ[RUN_VARIABLE]))
     critic = engine.model_config.model_type == "value_model"
-    section = config.critic if critic else config.actor
-    updates, kind = updates_per_step(config, section), section.optim.lr_scheduler_type
+    network: Network = "critic" if critic else "actor"
+    kind = getattr(config, network).optim.lr_scheduler_type
     if asked.lr_scheduler_type != verls_name(kind):
         kind = asked.lr_scheduler_type
     warmup = max(0, asked.lr_warmup_steps or 0) or int(
         asked.lr_warmup_steps_ratio * asked.total_training_steps
     )
-    factor = schedule(kind, warmup * updates, asked.total_training_steps * updates)
-    return Schedule(optimiser, factor)
+    total = asked.total_training_steps
+    return Schedule(optimiser, rate_factor(config, network, kind=kind, warmup=warmup, total=total))
 
 
 def verls_name(kind: str) -> str:

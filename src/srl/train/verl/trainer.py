@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,22 @@ from verl.workers.utils.padding import response_to_nested
 
 from srl.config import load_saved
 from srl.errors import UserError
-from srl.files import FORMAT, read_json, write_json
-from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
-from srl.train.progress import Progress
+from srl.files import FORMAT, read_json, write_json, write_manifest
+from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums
+from srl.train.resume import resume_with, too_many_failures
+from srl.train.run_directory import (
+    VERL_STATE,
+    Progress,
+    checkpoint_path,
+    checkpoints,
+    whole_verl_steps,
+    write_latest_verl_step,
+)
 from srl.train.verl import torch_install
 from srl.train.verl.balance import balanced_order, block_of
 from srl.train.verl.batch import StepBatch, StepResult, learn_from
-from srl.train.verl.checkpoints import STATE, folder_of, name_latest, unnamed, whole_steps
 from srl.train.verl.dataset import Questions
-from srl.train.verl.failures import Pulse, go_on
+from srl.train.verl.failures import Pulse
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.register import PREFIX
@@ -186,7 +194,7 @@ class SearchTrainer(PPOTrainerSync):
         super()._load_checkpoint()
         if not self.global_steps:
             return
-        state = json.loads((self._folder(self.global_steps) / STATE).read_text(encoding="utf-8"))
+        state = json.loads((self._folder(self.global_steps) / VERL_STATE).read_text(encoding="utf-8"))
         self.kl.load_state_dict(state["progress"]["kl"])
         ray.get(self.log_actor.resume.remote(Progress(**state["progress"])))
         with open_dict(self.config):
@@ -196,7 +204,7 @@ class SearchTrainer(PPOTrainerSync):
         """verl's parts and ours; it becomes the latest once its step is in the log."""
         self._mark("saving a checkpoint")
         self._save_state()
-        with unnamed(self.config):
+        with _keeping_the_latest(self.config):
             super()._save_checkpoint()
 
     # What is ours.
@@ -228,7 +236,7 @@ class SearchTrainer(PPOTrainerSync):
         """Raises UserError when an episode broke, or a process of the run is gone."""
         broken = ray.get(self.log_actor.failure.remote()) or self.pulse.dead() or self._given_up()
         if broken:
-            raise UserError(f"{broken}; {go_on(self.run)}")
+            raise UserError(f"{broken}; {resume_with(self.run)}")
 
     def _given_up(self) -> str:
         """verl only logs the errors of what is around an episode, and goes on without its question."""
@@ -236,14 +244,11 @@ class SearchTrainer(PPOTrainerSync):
         return f"verl gave up {lost} questions: why is in the logs of Ray's workers" if lost else ""
 
     def _stop_on_failures(self) -> None:
-        """Raises UserError when search broke more episodes than is allowed."""
-        lost, all_of_them, fault = ray.get(self.log_actor.lost.remote(self.global_steps, "train"))
+        """Raises UserError when search failed in more episodes than is allowed."""
+        failed, episodes, fault = ray.get(self.log_actor.lost.remote(self.global_steps, "train"))
         limit = self.srl.search.max_failed
-        if lost > limit * all_of_them:
-            raise UserError(
-                f"search failed in {lost} of {all_of_them} episodes, more than search.max_failed={limit:g} "
-                f"({fault}); mend the search and {go_on(self.run)}"
-            )
+        if failed > limit * episodes:
+            raise too_many_failures(self.run, failed, episodes, limit, fault)
 
     def _check_workers(self) -> None:
         """Raises UserError naming a worker that is not as this process; all are watched from here on."""
@@ -263,9 +268,9 @@ class SearchTrainer(PPOTrainerSync):
         folder = self._folder(self.global_steps)
         files = checksums(folder)
         self._save_state(**HAS_MANIFEST)
-        files |= checksums(folder, [STATE])
+        files |= checksums(folder, [VERL_STATE])
         write_manifest(folder, CHECKPOINT, {"step": self.global_steps, "files": files})
-        name_latest(self._folder(0).parent, self.global_steps)
+        write_latest_verl_step(self.run, self.global_steps)
         self._drop_old()
 
     def _save_state(self, **noted: bool) -> None:
@@ -278,7 +283,7 @@ class SearchTrainer(PPOTrainerSync):
         folder = self._folder(self.global_steps)
         folder.mkdir(parents=True, exist_ok=True)
         known = {"format": FORMAT, "step": self.global_steps, "progress": asdict(progress)}
-        write_json(folder / STATE, {**known, **read_json(self.run / ABOUT, dict), **noted})
+        write_json(folder / VERL_STATE, {**known, **read_json(self.run / ABOUT, dict), **noted})
 
     def _keep_tokens(self, step: StepBatch, result: StepResult, lengths: list[int]) -> None:
         """Advantages and returns by trajectory, for the log."""
@@ -286,15 +291,31 @@ class SearchTrainer(PPOTrainerSync):
         self.tokens = {name: (adv[:length], back[:length]) for name, adv, back, length in rows if name}
 
     def _folder(self, step: int) -> Path:
-        return folder_of(Path(self.config.trainer.default_local_dir), step)
+        return checkpoint_path(self.run, step, "verl")
 
     def _drop_old(self) -> None:
         """Remove checkpoints beyond `trainer.max_ckpt_to_keep`, and what is left of those verl dropped."""
-        checkpoints, keep = self._folder(0).parent, self.srl.trainer.max_ckpt_to_keep
-        kept = {folder_of(checkpoints, step) for step in whole_steps(checkpoints)[-keep if keep else 0 :]}
-        for folder in checkpoints.glob("global_step_*"):
-            if folder not in kept:
+        keep = self.srl.trainer.max_ckpt_to_keep
+        kept = whole_verl_steps(self.run)[-keep if keep else 0 :]
+        for step, folder in checkpoints(self.run, "verl").items():
+            if step not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _keeping_the_latest(config: DictConfig) -> Iterator[None]:
+    """Inside, verl saves without naming the checkpoint the latest, as it does when it saves asynchronously.
+
+    Only the trainer reads this part of the configuration; the workers, which save, have their own copy.
+    """
+    section = config.actor_rollout_ref.actor.checkpoint
+    before = section.get("async_save", False)
+    with open_dict(section):
+        section.async_save = True
+    try:
+        yield
+    finally:
+        section.async_save = before
 
 
 def _to_write(result: StepResult, step: StepBatch) -> dict[str, Tensor]:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from srl.config import Config
 from srl.errors import UserError
 from srl.store import RunInfo
-from srl.train.progress import Progress
 from srl.train.report import Reporter, Terminal
-from srl.train.resuming import LOG
-from srl.train.verl.checkpoints import settled
-from srl.train.verl.failures import ending, go_on
+from srl.train.resume import resume_with
+from srl.train.run_directory import LOG, Progress
+from srl.train.verl.failures import ending
 from srl.train.verl.log_writer import Event, RunStatus, start_log_actor
 
 if TYPE_CHECKING:
@@ -50,11 +49,11 @@ class Writer(Protocol):
 
 def watch(
     run: Path, config: Config, composed: DictConfig, info: RunInfo, terminal: Terminal,
-    reporters: Sequence[Reporter], *, resumed: bool,
+    reporters: Sequence[Reporter], *, resumed_from: int | None,
 ) -> Progress:  # fmt: skip
     """Run verl's trainer in a process of its own until it ends, telling what it does.
 
-    Raises UserError where the run cannot go on: what broke, and how to go on with it. The log is closed
+    Raises UserError where the run cannot go on: what broke, and how to resume it. The log is closed
     whole either way.
     """
     from srl.train.verl.runner import Runner
@@ -65,8 +64,8 @@ def watch(
         run, max(PATIENCE_S, config.cluster.watchdog_s),
     )  # fmt: skip
     station.ready()
-    if resumed:
-        station.supersede(settled(run / "checkpoints"))
+    if resumed_from is not None:
+        station.supersede(resumed_from)
 
     def begin() -> Training:
         import ray
@@ -138,7 +137,7 @@ def _stop_if_stuck(news: RunStatus, limit: float, run: Path) -> None:
         why = f" ({news.failure})" if news.failure else ""
         raise UserError(
             f"nothing has gone forward for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g}): the run stood "
-            f"at {news.where}{why}; {go_on(run)}"
+            f"at {news.where}{why}; {resume_with(run)}"
         )
 
 
@@ -201,7 +200,7 @@ class RayWriter:
         except ray.exceptions.GetTimeoutError:
             waited, self.patience_s = self.patience_s, EVERY_S
             raise UserError(
-                f"the log's writer has not answered for {waited:.0f} s; {go_on(self.run)}"
+                f"the log's writer has not answered for {waited:.0f} s; {resume_with(self.run)}"
             ) from None
         except ray.exceptions.RayError as error:
             end = ending(error, self.run)

@@ -13,7 +13,7 @@ import ray
 from srl.config import load_saved
 from srl.errors import UserError
 from srl.serve.client import check_servers
-from srl.train.verl.failures import go_on
+from srl.train.resume import resume_with
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.register import check_reports, report
 
@@ -38,7 +38,7 @@ def check_search(run: Path, workers: Sequence[Any]) -> None:
     for found in map(_got, asked):
         problems = found if isinstance(found, list) else [found]
         if problems:
-            raise UserError(f"{problems[0]}; {go_on(run)}")
+            raise UserError(f"{problems[0]}; {resume_with(run)}")
 
 
 def search_problems(actor: object = None) -> list[str]:

@@ -1,0 +1,187 @@
+"""How a stopped run is resumed, on either backend: from which checkpoint, to which step, what to type."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import srl.store
+from srl import interrupts
+from srl.config import Config, save_config
+from srl.errors import UserError
+from srl.files import NotWritten, why_not_written
+from srl.manifests import DamagedError, check_checkpoint, is_checked
+from srl.store.parts import FINISHED
+from srl.store.run_info import claim
+from srl.train.learning_rate import rate_notes
+from srl.train.prepare import Note
+from srl.train.run_directory import (
+    CHECKPOINTS,
+    LOG,
+    VERL_LATEST,
+    BackendName,
+    Extension,
+    Progress,
+    RunRecord,
+    checkpoint_path,
+    checkpoints,
+    whole_verl_steps,
+    write_latest_verl_step,
+)
+from srl.train.search import IndexDigests
+from srl.workspace import Workspace
+
+_PROGRESS = """
+SELECT max(em) FILTER (phase = 'test' AND step = 0), arg_max(em, step) FILTER (phase = 'test' AND step > 0),
+    max(em) FILTER (phase = 'val'),
+    (SELECT sum(value) FROM metrics WHERE phase = 'train' AND name = 'timing_s/step')
+FROM steps
+"""
+
+
+def resume_command(run: Path) -> str:
+    """The command that resumes `run`; it names the workspace unless that is the default one."""
+    return Workspace(run.parent.parent).command("train", "--resume", "--run", run.name)
+
+
+def how_to_resume(run: Path, step: int) -> str:
+    """One line; `step` is that of the newest checkpoint, below 1 where there is none."""
+    command = resume_command(run)
+    if step > 0:
+        return f"resume from step {step} with `{command}`"
+    return f"there is no checkpoint yet: `{command}` starts over from step 0"
+
+
+def resume_with(run: Path) -> str:
+    """The end of an error message: what to type once its cause is gone."""
+    return f"resume with `{resume_command(run)}`"
+
+
+@contextmanager
+def tells_how_to_resume(how: Callable[[], str], run: Path) -> Iterator[None]:
+    """Adds the note `how()` to a signal or a full disk that ends the body, if the run has begun its log."""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt | NotWritten) or interrupts.received()
+        is_told = resume_command(run) in str(error)
+        if (stopped or why_not_written(error)) and not is_told and (run / LOG).is_dir():
+            error.add_note(how())
+        raise
+
+
+def too_many_failures(run: Path, failed: int, episodes: int, limit: float, fault: str) -> UserError:
+    """The error that ends a run where search failed in more than the share `limit` of a step's episodes."""
+    return UserError(
+        f"search failed in {failed} of {episodes} episodes, more than search.max_failed={limit:g} ({fault}); "
+        f"repair the search and {resume_with(run)}"
+    )
+
+
+def checkpoint_notes(checkpoint: Path) -> Iterator[str]:
+    """What is said when a run resumes from `checkpoint`."""
+    yield f"from {checkpoint.name}"
+    if not is_checked(checkpoint):
+        yield f"{checkpoint.name} was saved without checksums: it cannot be checked for damage"
+
+
+def step_to_resume(run: Path, backend: BackendName) -> int:
+    """The step that `run` resumes from, −1 where it has no checkpoint.
+
+    On verl it is the latest by verl's own file, if that checkpoint is whole, else the newest whole one; the
+    file names it afterwards. The checkpoint is read whole. Raises DamagedError, with what to type, where a
+    file differs from what was saved.
+    """
+    if backend == "local":
+        return max(checkpoints(run), default=-1)
+    whole, latest = whole_verl_steps(run), run / CHECKPOINTS / VERL_LATEST
+    if not whole:
+        latest.unlink(missing_ok=True)
+        return -1
+    named = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
+    step = int(named) if named.isdecimal() and int(named) in whole else whole[-1]
+    write_latest_verl_step(run, step)
+    folder = checkpoint_path(run, step, backend)
+    with names_a_way_around(folder):
+        check_checkpoint(folder)
+    return step
+
+
+@contextmanager
+def names_a_way_around(checkpoint: Path) -> Iterator[None]:
+    """Adds to a DamagedError of the newest checkpoint what to type to resume without it."""
+    try:
+        yield
+    except DamagedError as error:
+        aside = shlex.join(["mv", str(checkpoint), f"{checkpoint}.damaged"])
+        command = resume_command(checkpoint.parent.parent)
+        raise DamagedError(f"{error}; to resume without it type: {aside} && {command}") from error
+
+
+def with_steps(run: Path, config: Config, steps: int | None, done: int) -> Config:
+    """`config` for `steps` steps in all, if given. Raises UserError where they are done already."""
+    if steps is None:
+        return config
+    if steps <= done:
+        raise UserError(
+            f"--steps {steps}: {run.name} has made {done} steps, and --steps is the new total: give a larger "
+            "number, or leave it out"
+        )
+    trainer = config.trainer.model_copy(update={"total_training_steps": steps})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def progress_if_finished(run: Path, config: Config, done: int, note: Note) -> Progress | None:
+    """The progress of a run that has made all its steps and closed its log; None while there is work left."""
+    if done < config.trainer.total_training_steps or not (run / LOG / FINISHED).is_file():
+        return None
+    note(f"{run.name} is finished, all {done} steps; to train longer: {resume_command(run)} --steps N")
+    with srl.store.open(run) as log:
+        start, end, best, seconds = log.execute(_PROGRESS).fetchall()[0]
+    return Progress(done, seconds or 0.0, start, end, best)
+
+
+def check_reference(run: Path, record: RunRecord, config: Config, digest: str) -> None:
+    """Raises UserError where the reference policy is not the one that the run started with."""
+    if digest != record.reference_digest:
+        raise UserError(
+            f"the reference policy of {run.name} has changed: {config.ref.path or config.model.path} is not "
+            f"the model that the run started with (expected digest {record.reference_digest}, found {digest})"
+        )
+
+
+def warn_about_other_indexes(run: Path, record: RunRecord, now: IndexDigests, note: Note) -> None:
+    """Warn of every retriever whose index is not the one the run started with, or is unknown now."""
+    before = IndexDigests(record.index_digest, record.retriever_digests)
+    if now.index_digest != before.index_digest:
+        note(f"warning: {run.name} started with another index ({before.index_digest[:12] or '?'})")
+    for other in now.others(before):
+        if other.retriever:
+            was = f"{other.named} {other.before[:12]}, which is {other.now[:12]} now"
+            note(f"warning: {run.name} started with {was}")
+
+
+def extended(
+    run: Path, record: RunRecord, before: Config, config: Config, done: int, note: Note
+) -> RunRecord:
+    """Save a change of the run's number of steps, and say what it does to the learning rates."""
+    was, steps = before.trainer.total_training_steps, config.trainer.total_training_steps
+    if steps == was:
+        return record
+    claim(run / LOG)
+    note(f"{run.name} has {steps} steps now, not {was}")
+    for line in rate_notes(before, config, done):
+        note(line)
+    save_config(run, config)
+    extension = asdict(Extension(done, was, steps, utc_now()))
+    record = replace(record, extended=[*record.extended, extension])
+    record.save(run)
+    return record
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
