@@ -17,7 +17,15 @@ from srl.config import load_config
 from srl.config.schema import place
 from srl.errors import UserError
 from srl.train.importing import Imported, import_file
-from srl.train.importing.key_table import NAMES, SEARCH_R1, SEARCH_R1_ONLY, UNSAID, VERL, Name, why_replaced
+from srl.train.importing.key_table import (
+    KEY_TABLE,
+    NO_DEFAULT,
+    SEARCH_R1,
+    SEARCH_R1_ONLY,
+    VERL,
+    KeyMapping,
+    why_replaced,
+)
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -68,7 +76,7 @@ def test_script_for_ppo_has_the_penalty_in_the_reward_and_a_critic(tmp_path):
     assert (config.algorithm.kl_penalty, config.algorithm.kl_ctrl.kl_coef) == ("k1", 0.01)
     assert (config.critic.optim.lr, config.critic.ppo_mini_batch_size) == (2e-5, 256)
     assert config.trainer.critic_warmup == 2
-    assert "2 steps alone" in said(made, "critic_warmup=3")
+    assert "only the critic for 2 steps" in said(made, "critic_warmup=3")
 
 
 def test_defaults_there_and_not_ours_fill_what_a_script_leaves_out(tmp_path):
@@ -94,7 +102,7 @@ def test_defaults_there_and_not_ours_fill_what_a_script_leaves_out(tmp_path):
 )
 def test_optimiser_steps_of_a_rollout_are_counted_there_and_here(tmp_path, settings, there, here):
     config, made = imported(tmp_path, search_r1(*settings))
-    assert f"{there} optimiser steps a rollout there, {here} here" in said(made, "a mini-batch of")
+    assert f"{there} optimiser steps a rollout in Search-R1, {here} in srl" in said(made, "a mini-batch of")
     rows = config.data.train_batch_size * config.rollout.n * config.actor.ppo_epochs
     assert rows // (config.actor.ppo_mini_batch_size * config.rollout.n) == here
 
@@ -118,38 +126,38 @@ def test_validation_is_greedy_and_the_temperature_of_theirs_is_named(tmp_path):
 def test_test_questions_that_validate_are_named(tmp_path):
     config, made = imported(tmp_path, search_r1())
     assert config.data.val_files == ("data/towns/test.parquet",)
-    assert "choose checkpoints" in said(made, "data/towns/test.parquet")
+    assert "choose the checkpoint" in said(made, "data/towns/test.parquet")
     _, other = imported(tmp_path, search_r1("data.val_files=data/dev.parquet"))
-    assert not [line for line in other.report if "choose checkpoints" in line]
+    assert not [line for line in other.report if "choose the checkpoint" in line]
 
 
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         ("actor_rollout_ref.rollout.top_p=0.9", ("top_p 0.9 is kept", "rollout.top_p=1.0")),
-        ("actor_rollout_ref.rollout.n_agent=5", ("episodes of one question here", "row number")),
-        ("max_turns=2", ("max_turns=2 counts alike", "2 turns may search and one more")),
+        ("actor_rollout_ref.rollout.n_agent=5", ("episodes of one question in srl", "row number")),
+        ("max_turns=2", ("max_turns=2 means the same", "2 turns may search and one more")),
         ("data.max_start_length=1000", ("data.max_start_length=1000 is data.max_prompt_length",)),
         ("actor_rollout_ref.model.use_remove_padding=true", ("use_remove_padding", "flash_attention_2")),
         ("actor_rollout_ref.ref.fsdp_config.param_offload=true", ("kept below verl:", "param_offload")),
         ("max_turns=3", ("3 turns of 500 + 450 tokens", "3350")),
         ("actor_rollout_ref.actor.state_masking=false", ("state_masking is off", "mask_observations=false")),
-        ("algorithm.no_think_rl=true", ("no_think_rl has nothing like it",)),
-        ("algorithm.state_masking.end_state_marker='</obs>'", ("end_state_marker has nothing like it",)),
-        ("data.train_data_num=100", ("data.train_data_num has nothing like it",)),
-        ("data.val_batch_size=256", ("fill a last batch",)),
+        ("algorithm.no_think_rl=true", ("no_think_rl has no equivalent",)),
+        ("algorithm.state_masking.end_state_marker='</obs>'", ("end_state_marker has no equivalent",)),
+        ("data.train_data_num=100", ("data.train_data_num has no equivalent",)),
+        ("data.val_batch_size=256", ("drops an incomplete last batch",)),
         ("trainer.total_epochs=15", ("total_epochs=15 may end a run earlier",)),
-        ("trainer.total_training_steps=305", ("305 are all trained here", "one fewer there")),
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.95", ("is 954 of 1005 steps", "955 here")),
+        ("trainer.total_training_steps=305", ("305: srl trains all", "one fewer")),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.95", ("is 954 of 1005 steps", "955 in srl")),
         ("+trainer.val_only=true", ("only validates", "srl eval")),
-        ("trainer.logger=[wandb,mlflow]", ("trainer.logger has nothing like mlflow",)),
+        ("trainer.logger=[wandb,mlflow]", ("trainer.logger has no mlflow",)),
         ("critic.model.path=models/other", ("critic.model.path=models/other", "starts from the policy")),
-        ("actor_rollout_ref.rollout.top_k=50", ("top_k=50 has nothing like it",)),
-        ("reranker.do_rerank=true reranker.url=http://127.0.0.1:6980/rerank", ("re-ranks belongs behind",)),
+        ("actor_rollout_ref.rollout.top_k=50", ("top_k=50 has no equivalent",)),
+        ("reranker.do_rerank=true reranker.url=http://127.0.0.1:6980/rerank", ("search.url rerank",)),
         ("critic.model.fsdp_config.param_offload=true", ("param_offload=True differs",)),
         ("reward_model.structure_format_score=0.2", ("does not read the format scores",)),
-        ("trainer.total_training_steps=null trainer.total_epochs=9", ("9 epochs are no number of steps",)),
-        ("actor_rollout_ref.actor.ppo_mini_batchsize=3", ("known neither", "actor.ppo_mini_batchsize")),
+        ("trainer.total_training_steps=null trainer.total_epochs=9", ("9 epochs: srl counts steps only",)),
+        ("actor_rollout_ref.actor.ppo_mini_batchsize=3", ("ignored, unknown", "actor.ppo_mini_batchsize")),
         ("trainer.default_hdfs_dir=hdfs://x", ("dropped, runs", "trainer.default_hdfs_dir")),
         ("data.return_raw_chat=false", ("dropped, srl reads the questions", "data.return_raw_chat")),
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=4", ("kept below verl:", "fsdp_config.fsdp_size")),
@@ -192,7 +200,7 @@ def test_verl_counts_mini_batches_as_srl_does(tmp_path):
         ),
     )
     assert (config.rollout.n, config.actor.ppo_mini_batch_size) == (5, 16)
-    assert "16 questions × 5 episodes there and here: 4 optimiser steps" in said(made, "a mini-batch of")
+    assert "16 questions × 5 episodes in verl and srl: 4 optimiser steps" in said(made, "a mini-batch of")
 
 
 @pytest.mark.parametrize(
@@ -242,26 +250,26 @@ def test_weights_between_sampler_and_trainer_are_carried(tmp_path):
     config, _ = imported(tmp_path, verl(f"{section}.rollout_is=token", f"{section}.rollout_is_threshold=1.5"))
     assert (config.rollout.logprobs, config.rollout.sampler_is_cap) == ("sampler", 1.5)
     _, made = imported(tmp_path, verl(f"{section}.rollout_is=sequence"))
-    said(made, "rollout_is=sequence has nothing like it")
+    said(made, "rollout_is=sequence has no equivalent")
 
 
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("actor_rollout_ref.actor.clip_ratio=0.3", ("clip_ratio=0.3 counts here",)),
+        ("actor_rollout_ref.actor.clip_ratio=0.3", ("clip_ratio=0.3 is used in srl",)),
         ("actor_rollout_ref.actor.grad_clip=0.5", ("grad_clip=0.5: verl 0.9.1 reads",)),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", ("the loss gspo is verl's own",)),
-        ("algorithm.filter_groups.enable=true", ("filter_groups has nothing like it",)),
+        ("algorithm.filter_groups.enable=true", ("filter_groups has no equivalent",)),
         ("custom_reward_function.path=my.py", ("my.py is not read", "plugin")),
         ("reward.custom_reward_function.path=my.py", ("my.py is not read", "plugin")),
-        ("reward_model.enable=true", ("a reward model has nothing like it",)),
-        ("data.truncation=left", ("no prompt is cut here",)),
+        ("reward_model.enable=true", ("a reward model has no equivalent",)),
+        ("data.truncation=left", ("srl truncates no prompt",)),
         ("data.prompt_key=question", ("data.prompt_key=question",)),
-        ("data.train_max_samples=5", ("train_max_samples has nothing like it",)),
+        ("data.train_max_samples=5", ("train_max_samples has no equivalent",)),
         ("actor_rollout_ref.rollout.multi_turn.tool_config_path=t.yaml", ("t.yaml is not read",)),
         ("actor_rollout_ref.rollout.multi_turn.max_tool_response_length=9", ("=9 counts characters",)),
         ("actor_rollout_ref.model.trust_remote_code=true", ("trust_remote_code is kept",)),
-        ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", ("min_lr_ratio has nothing like it",)),
+        ("actor_rollout_ref.actor.optim.min_lr_ratio=0.1", ("min_lr_ratio has no equivalent",)),
     ],
 )  # fmt: skip
 def test_change_against_verl_is_said(tmp_path, setting, words):
@@ -286,7 +294,7 @@ def test_estimator_that_srl_has_not_is_refused_with_those_it_has(tmp_path, setti
 )
 def test_value_that_srl_has_nothing_for_is_refused(tmp_path, setting):
     line = refused(tmp_path, verl(setting))
-    assert line.startswith(f"run.sh: {setting}: srl has nothing like it")
+    assert line.startswith(f"run.sh: {setting}: srl has no equivalent")
 
 
 def test_value_that_does_not_fit_is_refused_with_both_names(tmp_path):
@@ -325,8 +333,8 @@ trainer: {experiment_name: "run-${..data.train_batch_size}", project_name: "p-${
     assert config.actor.optim.lr == 1e-6
     assert (config.trainer.experiment_name, config.trainer.project_name) == ("run-32", "p-4")
     assert config.data.train_files == (str(Path.home() / "a.parquet"),)
-    said(made, "what the file stands on is not read: my_base")
-    said(made, "${.missing} stands nowhere", "critic.ppo_epochs")
+    said(made, "the bases of the file are not read: my_base")
+    said(made, "${.missing} is not defined", "critic.ppo_epochs")
 
 
 def test_offload_of_the_reference_is_kept_only_where_it_differs(tmp_path):
@@ -346,7 +354,7 @@ def test_list_of_overrides_may_be_yaml_too(tmp_path):
 
 
 def test_each_row_leads_to_a_key_and_to_values_that_it_takes():
-    for name in NAMES:
+    for name in KEY_TABLE:
         assert place(name.ours.split("."))[0] == "leaf", name
         if name.values:
             for value in set(name.values.values()):
@@ -354,7 +362,7 @@ def test_each_row_leads_to_a_key_and_to_values_that_it_takes():
 
 
 def test_key_of_a_row_is_not_dropped():
-    for name in NAMES:
+    for name in KEY_TABLE:
         assert not ({SEARCH_R1, VERL} <= name.defaults.keys() and why_replaced(name.theirs)), name.theirs
 
 
@@ -362,8 +370,8 @@ def test_later_rows_for_one_key_have_no_default():
     """Of two rows for one of our keys the later would win with its default over what is given."""
     for dialect in (SEARCH_R1, VERL):
         seen: set[str] = set()
-        for name in (name for name in NAMES if dialect in name.defaults):
-            assert name.ours not in seen or name.defaults[dialect] is UNSAID, name
+        for name in (name for name in KEY_TABLE if dialect in name.defaults):
+            assert name.ours not in seen or name.defaults[dialect] is NO_DEFAULT, name
             seen.add(name.ours)
 
 
@@ -382,7 +390,7 @@ OTHER_VALUES = {
 READ_AS = {"mse": "k2"}
 
 
-def other_value(name: Name, dialect: str) -> Any:
+def other_value(name: KeyMapping, dialect: str) -> Any:
     """A value that the key takes and that is not its default there."""
     default = name.defaults[dialect]
     if name.ours in OTHER_VALUES:
@@ -394,7 +402,7 @@ def other_value(name: Name, dialect: str) -> Any:
 
 @pytest.mark.parametrize("dialect", [SEARCH_R1, VERL])
 def test_value_of_each_row_arrives(tmp_path, dialect):
-    rows = {name.ours: name for name in NAMES if dialect in name.defaults}
+    rows = {name.ours: name for name in KEY_TABLE if dialect in name.defaults}
     for elsewhere in ("algorithm.name", "trainer.critic_warmup"):
         del rows[elsewhere]
     settings = [f"{name.theirs}={other_value(name, dialect)}".replace(" ", "") for name in rows.values()]
@@ -410,9 +418,9 @@ def test_value_of_each_row_arrives(tmp_path, dialect):
         assert found[ours] in (wanted, (wanted,)), ours
 
 
-def cell(name: Name, dialect: str) -> str:
+def cell(name: KeyMapping, dialect: str) -> str:
     value = name.defaults.get(dialect, "")
-    if value in ("", UNSAID):
+    if value in ("", NO_DEFAULT):
         return "·" if value else ""
     return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
 
@@ -422,7 +430,7 @@ def test_table_of_the_page_is_that_of_the_names():
     rows = [line for line in lines if line.startswith("| `")]
     assert rows == [
         f"| `{name.theirs}` | `{name.ours}` | {cell(name, SEARCH_R1)} | {cell(name, VERL)} |"
-        for name in NAMES
+        for name in KEY_TABLE
     ]
 
 
@@ -501,7 +509,7 @@ ODD = [
     {"a": 1},
 ]
 KEYS = [
-    *sorted({name.theirs for name in NAMES} | SEARCH_R1_ONLY),
+    *sorted({name.theirs for name in KEY_TABLE} | SEARCH_R1_ONLY),
     "actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "trainer.logger", "trainer.total_epochs",
     "critic.model.path", "actor_rollout_ref.actor.optim.clip_grad", "algorithm.rollout_correction.rollout_is",
     "algorithm.norm_adv_by_std_in_grpo", "actor_rollout_ref.rollout.val_kwargs.temperature", "a.b", "a",

@@ -15,12 +15,12 @@ from tests.import_inputs import GRPO, imported, said, search_r1
 
 from srl.errors import UserError
 from srl.train.importing import import_file
-from srl.train.importing.shell import Lexer, Training, Word, read_script
+from srl.train.importing.shell import Lexer, TrainingCommand, Word, read_script
 
 COMMAND = "python3 -m verl.trainer.main_ppo"
 
 
-def read(text: str, bare: frozenset[str] = frozenset({"max_turns"}), **defined: str) -> Training:
+def read(text: str, bare: frozenset[str] = frozenset({"max_turns"}), **defined: str) -> TrainingCommand:
     return read_script(text, "run.sh", defined, bare)
 
 
@@ -124,8 +124,8 @@ def test_nothing_in_a_script_is_run(tmp_path):
 
 def test_variables_without_a_value_are_named_with_what_to_type():
     line = refused(f"B=$GONE/x\n{COMMAND} a.b=$HERE/a \\\n  c.d=$B e.f=$HERE")
-    assert "HERE (asked for in line 2)" in line
-    assert "GONE (asked for in line 1)" in line
+    assert "HERE (used in line 2)" in line
+    assert "GONE (used in line 1)" in line
     assert line.endswith("type: --define HERE=VALUE --define GONE=VALUE")
 
 
@@ -135,13 +135,13 @@ def test_variables_without_a_value_are_named_with_what_to_type():
         (f"A=$(pwd)/x\n{COMMAND} a.b=$A", ("A (line 1 takes it from $(pwd))", "--define A=VALUE")),
         (f"A=`date`\n{COMMAND} a.b=$A", ("line 1 takes it from `date`",)),
         (f"A=${{B%.*}}\n{COMMAND} a.b=$A", ("line 1 takes it from ${B%.*}",)),
-        (f"if [ -z $A ]; then\n A=1\nfi\n{COMMAND} a.b=$A", ("inside what begins in line 1",)),
+        (f"if [ -z $A ]; then\n A=1\nfi\n{COMMAND} a.b=$A", ("inside the block that begins in line 1",)),
         (f"[ -n x ] && A=1\n{COMMAND} a.b=$A", ("A (line 1 sets it only",)),
         (f"for A in 1 2; do\n{COMMAND} a.b=$A\ndone", ("line 1 loops over it",)),
-        (f"{COMMAND} a.b=$1", ("1 (asked for in line 1)",)),
+        (f"{COMMAND} a.b=$1", ("1 (used in line 1)",)),
         (f"{COMMAND} a.b=$(nproc)", ("$(nproc)", "write the value there")),
-        (f"{COMMAND} a.b=${{A:?}}", ("A (asked for in line 1)",)),
-        (f"{COMMAND} a.b=$((A * 2))", ("A (asked for in line 1)",)),
+        (f"{COMMAND} a.b=${{A:?}}", ("A (used in line 1)",)),
+        (f"{COMMAND} a.b=$((A * 2))", ("A (used in line 1)",)),
         (f"A=x\n{COMMAND} a.b=$((A * 2))", ("$((A * 2))",)),
     ],
 )  # fmt: skip
@@ -193,10 +193,10 @@ def test_several_commands_are_refused_with_their_lines():
         ("python -m verl.trainer.fsdp_sft_trainer a.b=1", "found verl.trainer.fsdp_sft_trainer"),
         ("# nothing\n", "run.sh: expected a command"),
         ("A=1\n", "run.sh: expected a command"),
-        (f"{COMMAND} a.b='x\n\n", "run.sh:1: the quote ' that opens here is never closed"),
-        (f'\n{COMMAND} a.b="x\n\n', 'run.sh:2: the quote " that opens here is never closed'),
-        (f"{COMMAND} a.b=${{x", "run.sh:1: the bracket ${ that opens here is never closed"),
-        ("A=(x y\n", "run.sh:1: the bracket ( that opens here is never closed"),
+        (f"{COMMAND} a.b='x\n\n", "run.sh:1: the quote ' opened here is never closed"),
+        (f'\n{COMMAND} a.b="x\n\n', 'run.sh:2: the quote " opened here is never closed'),
+        (f"{COMMAND} a.b=${{x", "run.sh:1: the bracket ${ opened here is never closed"),
+        ("A=(x y\n", "run.sh:1: the bracket ( opened here is never closed"),
     ],
 )
 def test_text_that_is_no_training_script_is_refused_with_its_line(text, message):
@@ -226,9 +226,9 @@ BAD_FILES = {
     "empty.sh": (b" \n", "is empty; expected verl's configuration"),
     "binary.sh": (b"\x7fELF\xff\xfe\x00", "expected text in UTF-8"),
     "zeros.sh": (b"a.b=1\x00", "found bytes of 0"),
-    "huge.sh": (b"# x\n" * 2**19, "has 2,097,152 bytes; expected a configuration or a script of 262,144"),
-    "growing.sh": (("A=a\n" + "A=$A$A\n" * 40 + f"{COMMAND} a.b=$A").encode(), "longer than 2,097,152"),
-    "nested.sh": (f"{COMMAND} a.b={'${A:-' * 20000}{'}' * 20000}".encode(), "nested deeper"),
+    "huge.sh": (b"# x\n" * 2**19, "has 2,097,152 bytes; expected a configuration or a script of at most"),
+    "growing.sh": (("A=a\n" + "A=$A$A\n" * 40 + f"{COMMAND} a.b=$A").encode(), "expand to more than 2,097"),
+    "nested.sh": (f"{COMMAND} a.b={'${A:-' * 20000}{'}' * 20000}".encode(), "nested too deeply"),
     "list.yaml": (b"- 1\n- 2\n", "or a list of overrides"),
     "text.yaml": (b"hello\n", "expected sections with keys under them, found str"),
     "nothing.yaml": (b"defaults: []\n", "expected settings such as"),
@@ -284,4 +284,4 @@ def test_variable_of_the_environment_in_yaml_is_given(tmp_path):
     with pytest.raises(UserError, match=r"--define OTHER: .*verl.yaml has no \$\{oc.env:OTHER\}"):
         import_file(tmp_path / "verl.yaml", {"OTHER": "x"})
     _, made = imported(tmp_path, text, "verl.yaml")
-    said(made, "${oc.env:WHERE} stands nowhere: data.train_files")
+    said(made, "${oc.env:WHERE} is not defined: data.train_files")

@@ -12,7 +12,7 @@ from tests.import_inputs import GRPO, imported, said, search_r1, verl
 from srl.config.schema import flat, plain
 from srl.config.yamltext import parse
 from srl.train.importing.hydra import read_override, read_value, resolved
-from srl.train.importing.key_table import NAMES, UNSAID, VERL
+from srl.train.importing.key_table import KEY_TABLE, NO_DEFAULT, VERL
 
 VALUES: dict[str, Any] = {
     "1": 1, "-7": -7, "1e-6": 1e-6, ".5": 0.5, "2.": 2.0, "1_000": 1000, "true": True, "False": False,
@@ -101,8 +101,8 @@ def _plain(value: Any) -> Any:
 def test_every_key_of_verls_has_a_fate(tmp_path, name):
     lines = [f"{key}: {json.dumps(value)}" for key, value in shipped(name).items() if value != "???"]
     _, made = imported(tmp_path, "\n".join(lines), "verl.yaml")
-    assert not [line for line in made.report if line.startswith("ignored, known neither")]
-    assert [line for line in made.report if "by default: " in line and int(line.split()[-2]) > 600]
+    assert not [line for line in made.report if line.startswith("ignored, unknown")]
+    assert [line for line in made.report if "verl's default: " in line and int(line.split()[-2]) > 600]
 
 
 @pytest.mark.slow
@@ -110,9 +110,9 @@ def test_every_key_of_verls_has_a_fate(tmp_path, name):
 def test_defaults_of_the_table_are_those_of_verl():
     found = shipped("ppo_trainer")
     values, _ = resolved(found, found, {})
-    for row in NAMES:
-        default = row.defaults.get(VERL, UNSAID)
-        assert default is UNSAID or values[row.theirs] == default, row.theirs
+    for row in KEY_TABLE:
+        default = row.defaults.get(VERL, NO_DEFAULT)
+        assert default is NO_DEFAULT or values[row.theirs] == default, row.theirs
 
 
 @pytest.mark.slow

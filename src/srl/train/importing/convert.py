@@ -1,4 +1,4 @@
-"""From a source's settings to a configuration of ours, and to what is said about it."""
+"""Converting the settings of a source to our configuration, with a report of what changed."""
 
 from __future__ import annotations
 
@@ -16,34 +16,42 @@ from srl.config.schema import Config, flat, keys, plain
 from srl.config.yamltext import dump, parse
 from srl.errors import UserError
 from srl.files import FORMAT
-from srl.train.importing.differences import Meaning, adjust
-from srl.train.importing.hydra import resolved
-from srl.train.importing.key_table import ESTIMATORS, NAMES, UNSAID, Name, names_of, verl_knows, why_replaced
+from srl.train.importing.differences import Conversion, adjust
+from srl.train.importing.hydra import nested, resolved
+from srl.train.importing.key_table import (
+    ESTIMATORS,
+    KEY_TABLE,
+    NO_DEFAULT,
+    KeyMapping,
+    mappings_of,
+    verl_knows,
+    why_replaced,
+)
 from srl.train.importing.source import Source, read_source
 
 _PATHS = ("model.path", "model.tokenizer", "data.train_files", "data.val_files")
 _OWN = {"extends": None, "sft.steps": 0}
-"""What every imported file says: it stands on no preset, and starts from the model without fine-tuning."""
+"""Set in every imported file: no preset below it, and no fine-tuning before training."""
 
 _KEPT = "kept below verl:, read only with --backend verl"
-_SAME = "left out, for verl has the same by default"
-_UNKNOWN = "ignored, known neither to srl nor to verl 0.9.1"
+_SAME = "left out, same as verl's default"
+_UNKNOWN = "ignored, unknown to srl and to verl 0.9.1"
 _NAMED = 12
-"""As many keys that say nothing new are named; more are counted."""
+"""Up to this number, keys that equal verl's default are listed; more are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The configuration as YAML, and the report, one sentence a line."""
+    """The configuration as YAML (`text`), and the report, one sentence a line."""
 
     text: str
     report: tuple[str, ...]
 
 
 def import_file(path: Path | str, given: Mapping[str, str] | None = None) -> Imported:
-    """Read verl's or Search-R1's file and make our configuration of it, which is known to load.
+    """Convert a file of verl's or Search-R1's to a configuration of ours, and check that it loads.
 
-    `given` are values of shell variables. Raises UserError in one line for what cannot be carried at all.
+    `given` are values of shell variables. Raises UserError, in one line, for what cannot be converted.
     """
     try:
         return _imported(Path(path), given or {})
@@ -53,33 +61,33 @@ def import_file(path: Path | str, given: Mapping[str, str] | None = None) -> Imp
 
 def _imported(path: Path, given: Mapping[str, str]) -> Imported:
     source = read_source(path, given)
-    meaning = Meaning(source, _mapped(source))
-    adjust(meaning)
-    said = [*meaning.changes, *_about_defaults(meaning), *_sort_others(meaning)]
+    conversion = Conversion(source, _mapped(source))
+    adjust(conversion)
+    said = [*conversion.notes, *_about_defaults(conversion), *_sort_others(conversion)]
     report = tuple(_one_line(sentence) for sentence in said)
-    text = _header(source, report) + dump(_nested(_in_order(_OWN | _written_keys(meaning))))
+    text = _header(source, report) + _yaml(_in_order(_OWN | _written_keys(conversion)))
     _check(text, source, path)
     return Imported(text, report)
 
 
 def _one_line(text: str) -> str:
-    """The text with single spaces for whatever breaks a line, in YAML too."""
+    """The text with every line break, of YAML's too, replaced by a space."""
     return " ".join(text.split())
 
 
 def _mapped(source: Source) -> dict[str, Any]:
-    """Our keys with the values that the source gives or has by default."""
+    """Our keys, with the values that the source sets or has by default."""
     ours: dict[str, Any] = {}
-    for name in names_of(source.dialect):
+    for name in mappings_of(source.dialect):
         value = source.settings.get(name.theirs)
         if value is None:
             value = name.defaults[source.dialect]
-        if value is not UNSAID:
+        if value is not NO_DEFAULT:
             ours[name.ours] = _converted(name, value, source)
     return ours
 
 
-def _converted(name: Name, value: Any, source: Source) -> Any:
+def _converted(name: KeyMapping, value: Any, source: Source) -> Any:
     if name.ours in _PATHS:
         return [_at_home(item) for item in value] if isinstance(value, list) else _at_home(value)
     if name.values is ESTIMATORS and isinstance(value, str) and value.startswith("srl_"):
@@ -91,15 +99,15 @@ def _converted(name: Name, value: Any, source: Source) -> Any:
     return name.values[value]
 
 
-def _no_such(name: Name, value: Any) -> str:
-    """What is said of a value that srl has nothing for."""
+def _no_such(name: KeyMapping, value: Any) -> str:
+    """The error for a value without an equivalent."""
     if name.values is ESTIMATORS:
         return (
             f"{name.theirs}={value}: srl has no such estimator; it has {', '.join(_estimators())}; "
-            "another is a plugin: srl plugins new algorithm NAME"
+            "write another as a plugin: srl plugins new algorithm NAME"
         )
     known = ", ".join(map(str, name.values))
-    return f"{name.theirs}={value}: srl has nothing like it; it has what verl calls {known}"
+    return f"{name.theirs}={value}: srl has no equivalent; it has what verl calls {known}"
 
 
 def _estimators() -> list[str]:
@@ -109,49 +117,49 @@ def _estimators() -> list[str]:
 
 
 def _at_home(value: Any) -> Any:
-    """A path with the `~` that verl puts the home directory for."""
+    """A path with `~` expanded, as verl does."""
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 
-def _written_keys(meaning: Meaning) -> dict[str, Any]:
+def _written_keys(conversion: Conversion) -> dict[str, Any]:
     """Our keys, those of a critic only where the algorithm has one."""
     return {
         key: value
-        for key, value in meaning.ours.items()
-        if meaning.has_critic or not key.startswith("critic.")
+        for key, value in conversion.ours.items()
+        if conversion.has_critic or not key.startswith("critic.")
     }
 
 
-def _about_defaults(meaning: Meaning) -> list[str]:
-    """One line with the defaults that now stand in the file."""
-    source, written = meaning.source, _written_keys(meaning)
-    given = {name.ours for name in names_of(source.dialect) if name.theirs in source.settings}
+def _about_defaults(conversion: Conversion) -> list[str]:
+    """One line with the defaults that the file now sets explicitly."""
+    source, written = conversion.source, _written_keys(conversion)
+    given = {name.ours for name in mappings_of(source.dialect) if name.theirs in source.settings}
     taken = [
         f"{name.theirs}={_written(name.defaults[source.dialect])}"
-        for name in names_of(source.dialect)
-        if name.defaults[source.dialect] is not UNSAID
+        for name in mappings_of(source.dialect)
+        if name.defaults[source.dialect] is not NO_DEFAULT
         if name.ours in written and name.ours not in given
     ]
     return [f"defaults of {source.dialect} written out: {', '.join(taken)}"] if taken else []
 
 
-def _sort_others(meaning: Meaning) -> list[str]:
-    """Put what only verl has below `verl:`, and say what became of each key that has none of ours."""
-    source, usual = meaning.source, _verl_defaults(meaning)
-    named = {name.theirs for name in names_of(source.dialect)} | meaning.used
+def _sort_others(conversion: Conversion) -> list[str]:
+    """Put keys that only verl has below `verl:`; report what became of each key outside the table."""
+    source, usual = conversion.source, _verl_defaults(conversion)
+    named = {name.theirs for name in mappings_of(source.dialect)} | conversion.used
     fates: dict[str, list[str]] = {}
     for key, value in source.settings.items():
         if key not in named:
             fate = _fate(key, value, usual, source.added)
             fates.setdefault(fate, []).append(key)
             if fate == _KEPT:
-                meaning.ours[f"verl.{key}" if verl_knows(key) else f"verl.+{key}"] = value
+                conversion.ours[f"verl.{key}" if verl_knows(key) else f"verl.+{key}"] = value
     lines = [f"{fate}: {_listed(found, fate)}" for fate, found in sorted(fates.items())]
-    return lines + [f"ignored, {wanted} stands nowhere: {key}" for key, wanted in source.dangling.items()]
+    return lines + [f"ignored, {wanted} is not defined: {key}" for key, wanted in source.undefined.items()]
 
 
 def _fate(key: str, value: Any, usual: Mapping[str, Any], added: Collection[str]) -> str:
-    """What becomes of a key of theirs that has none of ours."""
+    """What becomes of a key that is not in the table."""
     if key in usual and usual[key] == value:
         return _SAME
     if reason := why_replaced(key):
@@ -163,15 +171,15 @@ def _listed(keys: Sequence[str], fate: str) -> str:
     return f"{len(keys)} keys" if fate == _SAME and len(keys) > _NAMED else ", ".join(keys)
 
 
-def _verl_defaults(meaning: Meaning) -> dict[str, Any]:
-    """verl's own defaults beside these settings, where verl is installed: what equals them is not kept."""
-    found = _shipped("_megatron" if meaning.ours["cluster.strategy"] == "megatron" else "")
-    return resolved(found, {**found, **meaning.source.settings}, {})[0]
+def _verl_defaults(conversion: Conversion) -> dict[str, Any]:
+    """verl's defaults under these settings, where verl is installed; empty without it."""
+    found = _shipped("_megatron" if conversion.ours["cluster.strategy"] == "megatron" else "")
+    return resolved(found, {**found, **conversion.source.settings}, {})[0]
 
 
 @cache
 def _shipped(engine: str) -> dict[str, Any]:
-    """The configuration that comes with verl for one engine, references and all; empty without verl."""
+    """The default configuration in the verl package, references unresolved; empty without verl."""
     try:
         file = distribution("verl").locate_file(f"verl/trainer/config/_generated_ppo{engine}_trainer.yaml")
         tree = parse(Path(str(file)).read_text(encoding="utf-8"), "verl")
@@ -181,7 +189,7 @@ def _shipped(engine: str) -> dict[str, Any]:
 
 
 def _in_order(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys as the documentation has them, what belongs to plugins and to verl behind."""
+    """The keys in the order of the documentation; options of plugins and keys of verl come last."""
     places = {key.name: place for place, key in enumerate(keys())}
     sections = list(Config.model_fields)
 
@@ -192,17 +200,11 @@ def _in_order(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key: flat_keys[key] for key in sorted(flat_keys, key=place)}
 
 
-def _nested(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {"format": FORMAT}
-    for key, value in flat_keys.items():
-        *outer, last = key.split(".")
-        node = tree
-        for part in outer:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise UserError(f"{key}: {part} has the value {node!r} already and holds no keys")
-        node[last] = plain(value)
-    return tree
+def _yaml(flat_keys: Mapping[str, Any]) -> str:
+    try:
+        return dump({"format": FORMAT, **nested({key: plain(value) for key, value in flat_keys.items()})})
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _header(source: Source, report: tuple[str, ...]) -> str:
@@ -215,7 +217,7 @@ def _written(value: Any) -> str:
 
 
 def _check(text: str, source: Source, path: Path | str) -> None:
-    """The file loads as it stands; what does not fit is said with their key beside ours."""
+    """Raise UserError, naming their key beside ours, unless the file loads."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "imported.yaml"
         file.write_text(text, encoding="utf-8")
@@ -225,7 +227,7 @@ def _check(text: str, source: Source, path: Path | str) -> None:
             message = re.sub(rf"{re.escape(str(file))}(:\d+)?:? ?", "", str(error)).replace(" ()", "")
             theirs = [
                 f"{name.theirs}={_written(source.settings[name.theirs])}"
-                for name in NAMES
+                for name in KEY_TABLE
                 if source.dialect in name.defaults and name.ours in message and name.theirs in source.settings
             ]
             said = f" ({', '.join(theirs)})" if theirs else ""

@@ -1,4 +1,4 @@
-"""What a setting means differently here than in verl or Search-R1, and what cannot be carried over."""
+"""What a setting means differently in srl than in verl or Search-R1, and what has no equivalent."""
 
 from __future__ import annotations
 
@@ -9,464 +9,469 @@ from typing import Any, get_args
 
 from srl.config.checks import algorithm_plugin
 from srl.config.sections import Rollout, Trainer
-from srl.train.importing.key_table import SEARCH_R1, defaults_of
+from srl.train.importing.key_table import SEARCH_R1, VERL, defaults_of
 from srl.train.importing.source import Source
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+_MULTI_TURN = f"{ROLLOUT}.multi_turn"
+_VALIDATION = f"{ROLLOUT}.val_kwargs"
+_CORRECTION = "algorithm.rollout_correction"
 
 
 @dataclass
-class Meaning:
-    """A source, our keys so far, the sentences about changes, and the keys there that are dealt with."""
+class Conversion:
+    """A source, our keys so far (`ours`), notes for the user, and which keys are dealt with (`used`)."""
 
     source: Source
     ours: dict[str, Any]
-    changes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
-    def theirs(self, key: str, otherwise: Any = None) -> Any:
-        """The value of their key, its default there where it is not given; it counts as dealt with."""
-        value = self.given(key)
-        return defaults_of(self.source.dialect).get(key, otherwise) if value is None else value
-
     def given(self, key: str) -> Any:
-        """The value of their key where the source has one, else None; it counts as dealt with."""
+        """The value of their key, None where the source does not set it; the key counts as dealt with."""
         self.used.add(key)
         return self.source.settings.get(key)
 
-    def say(self, *parts: str) -> None:
-        """One sentence, in parts."""
-        self.changes.append("".join(parts))
+    def value(self, key: str, default: Any = None) -> Any:
+        """The value of their key, else its default there; the key counts as dealt with."""
+        value = self.given(key)
+        return defaults_of(self.source.dialect).get(key, default) if value is None else value
+
+    def note(self, *parts: str) -> None:
+        """Add one sentence, in parts."""
+        self.notes.append("".join(parts))
 
     @property
     def has_critic(self) -> bool:
-        """Whether the algorithm learns from a critic."""
         return algorithm_plugin(self.ours["algorithm.name"]).needs_critic
 
 
-def adjust(meaning: Meaning) -> None:
-    """Set what no single key says, and say what changes."""
-    meaning.changes += meaning.source.notes
-    for part in SEARCH_R1_PARTS if meaning.source.dialect == SEARCH_R1 else VERL_PARTS:
-        part(meaning)
-    for part in _PARTS:
-        part(meaning)
+def adjust(conversion: Conversion) -> None:
+    """Set what no single key says, and note every difference."""
+    conversion.notes += conversion.source.notes
+    dialect = conversion.source.dialect
+    for rule in (*(_SEARCH_R1_RULES if dialect == SEARCH_R1 else _VERL_RULES), *_RULES):
+        rule(conversion)
+    for only, key, unremarkable, sentence in _REMARKS:
+        if only in (None, dialect) and (value := conversion.given(key)) not in unremarkable:
+            conversion.note(sentence.format(key=key, value=value))
 
 
-def _test_files(meaning: Meaning) -> None:
-    files = meaning.ours.get("data.val_files")
+_DECAYS = "{key} has no equivalent: the learning rate decays to 0"
+_MASK = "{key} has no equivalent: the mask follows who wrote a token, not tags"
+_REWARD_MODEL = "a reward model has no equivalent: rewards are plugins"
+_ALL_QUESTIONS = "{key} has no equivalent: all questions of data.train_files are used"
+_REMARKS: tuple[tuple[str | None, str, tuple[Any, ...], str], ...] = (
+    (None, f"{ROLLOUT}.top_k", (None, -1, 0), "{key}={value} has no equivalent: it is not applied"),
+    (None, f"{ACTOR}.optim.min_lr_ratio", (None, 0), _DECAYS),
+    (None, "critic.optim.min_lr_ratio", (None, 0), _DECAYS),
+    (
+        None, "trainer.val_only", (None, False),
+        "{key}: the command only validates, as srl eval does; the imported file trains",
+    ),
+    (
+        None, "actor_rollout_ref.model.use_remove_padding", (None, False),
+        "use_remove_padding: in srl, model.attn_implementation=flash_attention_2 removes padding",
+    ),
+    (
+        SEARCH_R1, "data.val_batch_size", (None, 0, False),
+        "validation in Search-R1 drops an incomplete last batch; srl asks all questions",
+    ),
+    (
+        SEARCH_R1, "data.train_data_num", (None,),
+        _ALL_QUESTIONS,
+    ),
+    (SEARCH_R1, "algorithm.no_think_rl", (None, False), "{key} has no equivalent (Search-R1 ends the run)"),
+    (
+        SEARCH_R1, "algorithm.state_masking.start_state_marker", (None, "<information>"), _MASK,
+    ),
+    (
+        SEARCH_R1, "algorithm.state_masking.end_state_marker", (None, "</information>"), _MASK,
+    ),
+    (
+        VERL, f"{_VALIDATION}.n", (None, 1),
+        "{key}={value} has no equivalent: each validation question is asked once",
+    ),
+    (
+        VERL, f"{_MULTI_TURN}.max_tool_response_length", (None,),
+        "max_tool_response_length={value} counts characters; set rollout.max_obs_length, in tokens (500)",
+    ),
+    (
+        VERL, "algorithm.filter_groups.enable", (None, False),
+        "algorithm.filter_groups has no equivalent: groups of equal scores stay, with advantage 0",
+    ),
+    (
+        VERL, "data.truncation", (None, "error"),
+        "{key}={value}: srl truncates no prompt; one that is too long is an error, or left out with "
+        "data.filter_overlong_prompts=true",
+    ),
+    (VERL, "data.prompt_key", (None, "prompt"), "{key}={value}: srl reads the prompt from the column prompt"),
+    (
+        VERL, "data.train_max_samples", (None, -1),
+        _ALL_QUESTIONS,
+    ),
+    (VERL, "reward_model.enable", (None, False), _REWARD_MODEL),
+    (VERL, "reward.reward_model.enable", (None, False), _REWARD_MODEL),
+)  # fmt: skip
+"""Keys that are only remarked on: dialect (None: both), key, the values that need no remark, the sentence."""
+
+
+def _test_files(conversion: Conversion) -> None:
+    files = conversion.ours.get("data.val_files")
     every = files if isinstance(files, list) else [files]
     tests = [str(file) for file in every if "test" in PurePath(str(file)).name]
     if tests:
-        meaning.say(
-            f"data.val_files={', '.join(tests)}: by the name these are test questions, and they choose ",
-            "checkpoints there; set other questions aside for validation and move these to data.test_files",
+        conversion.note(
+            f"data.val_files={', '.join(tests)}: these look like test questions, and would choose the ",
+            "checkpoint; set other questions aside for validation and move these to data.test_files",
         )
 
 
-def _length_of_run(meaning: Meaning) -> None:
-    epochs = meaning.given("trainer.total_epochs")
-    if "trainer.total_training_steps" not in meaning.ours:
-        meaning.say(
-            f"{epochs or 30} epochs are no number of steps: set trainer.total_training_steps to epochs × ",
-            f"questions / {meaning.ours['data.train_batch_size']}; until then it is 30",
+def _length_of_run(conversion: Conversion) -> None:
+    epochs = conversion.given("trainer.total_epochs")
+    if "trainer.total_training_steps" not in conversion.ours:
+        conversion.note(
+            f"{epochs or 30} epochs: srl counts steps only; set trainer.total_training_steps to epochs × ",
+            f"questions / {conversion.ours['data.train_batch_size']} (until then it is 30)",
         )
     elif epochs:
-        meaning.say(f"total_epochs={epochs} may end a run earlier there; here the steps alone count")
-    if meaning.given("trainer.val_only") is True:
-        meaning.say("trainer.val_only: the command only validates, as srl eval does; this file trains")
-    if meaning.ours["trainer.save_freq"] == 0:
-        meaning.say("no checkpoints are asked for; here the last step is saved all the same")
+        dialect = conversion.source.dialect
+        conversion.note(f"total_epochs={epochs} may end a run earlier in {dialect}; srl counts steps only")
+    if conversion.ours["trainer.save_freq"] == 0:
+        conversion.note("the source saves no checkpoints; srl still saves the last step")
 
 
-def _warm_ups(meaning: Meaning) -> None:
-    """The first steps of the learning rate, and those of the critic alone."""
-    first, alone = meaning.ours["trainer.critic_warmup"], 0
+def _warm_ups(conversion: Conversion) -> None:
+    """The warm-up of the learning rates, and the steps in which only the critic learns."""
+    first, critic_only = conversion.ours["trainer.critic_warmup"], 0
     if isinstance(first, int) and first > 0:
-        alone = meaning.ours["trainer.critic_warmup"] = first - 1
-        meaning.say(f"trainer.critic_warmup={first} leaves the critic {alone} steps alone there and here")
-    total = meaning.ours.get("trainer.total_training_steps")
-    for role in ("actor", "critic") if meaning.has_critic else ("actor",):
-        ratio = meaning.ours.get(f"{role}.optim.lr_warmup_steps_ratio")
-        steps = meaning.ours.get(f"{role}.optim.lr_warmup_steps")
+        critic_only = conversion.ours["trainer.critic_warmup"] = first - 1
+        conversion.note(
+            f"trainer.critic_warmup={first} trains only the critic for {critic_only} steps: in srl that is ",
+            f"critic_warmup={critic_only}",
+        )
+    total = conversion.ours.get("trainer.total_training_steps")
+    for role in ("actor", "critic") if conversion.has_critic else ("actor",):
+        ratio = conversion.ours.get(f"{role}.optim.lr_warmup_steps_ratio")
+        steps = conversion.ours.get(f"{role}.optim.lr_warmup_steps")
         if isinstance(ratio, float) and ratio > 0 and not steps and isinstance(total, int):
-            learned = max(0, total - alone) if role == "actor" else total
-            meaning.say(
-                f"{role}.optim: a warm-up of {ratio} is {int(ratio * total)} of {total} steps there and ",
-                f"{round(ratio * learned)} here; it begins with a learning rate of 0 there and above 0 here",
+            trained = max(0, total - critic_only) if role == "actor" else total
+            conversion.note(
+                f"{role}.optim: a warm-up ratio of {ratio} is {int(ratio * total)} of {total} steps in ",
+                f"{conversion.source.dialect}, starting at a learning rate of 0, and ",
+                f"{round(ratio * trained)} in srl, starting above 0",
             )
 
 
-def _loggers(meaning: Meaning) -> None:
-    given = meaning.given("trainer.logger")
+def _loggers(conversion: Conversion) -> None:
+    given = conversion.given("trainer.logger")
     if given is None:
         return
     known = get_args(get_args(Trainer.model_fields["logger"].annotation)[0])
     wanted = given if isinstance(given, list) else [given]
-    meaning.ours["trainer.logger"] = [name for name in wanted if name in known]
+    conversion.ours["trainer.logger"] = [name for name in wanted if name in known]
     if foreign := [str(name) for name in wanted if name not in known]:
-        meaning.say(f"trainer.logger has nothing like {', '.join(foreign)}; it has {', '.join(known)}")
+        conversion.note(f"trainer.logger has no {', '.join(foreign)}; it has {', '.join(known)}")
 
 
-def _critic(meaning: Meaning) -> None:
-    """The critic follows the actor where nothing else is said, and starts from the policy."""
+def _critic(conversion: Conversion) -> None:
+    """The critic follows the actor where nothing else is set, and starts from the policy."""
     for key in ("ppo_mini_batch_size", "ppo_epochs"):
-        meaning.ours.setdefault(f"critic.{key}", meaning.ours[f"actor.{key}"])
-    path = meaning.given("critic.model.path")
-    if meaning.has_critic and path not in (None, meaning.given("actor_rollout_ref.model.path")):
-        meaning.say(f"critic.model.path={path} has nothing like it: the critic starts from the policy")
+        conversion.ours.setdefault(f"critic.{key}", conversion.ours[f"actor.{key}"])
+    path = conversion.given("critic.model.path")
+    if conversion.has_critic and path not in (None, conversion.given("actor_rollout_ref.model.path")):
+        conversion.note(f"critic.model.path={path} has no equivalent: the critic starts from the policy")
 
 
-def _offloads(meaning: Meaning) -> None:
-    """One setting for all networks here; that of the actor's engine counts."""
+def _offloads(conversion: Conversion) -> None:
+    """srl has one setting for all networks: the actor's."""
     for kind in ("param_offload", "optimizer_offload"):
-        megatron = meaning.given(f"{ACTOR}.megatron.{kind}")
-        if megatron is not None and meaning.ours["cluster.strategy"] == "megatron":
-            meaning.ours[f"cluster.{kind}"] = megatron
+        megatron = conversion.given(f"{ACTOR}.megatron.{kind}")
+        if megatron is not None and conversion.ours["cluster.strategy"] == "megatron":
+            conversion.ours[f"cluster.{kind}"] = megatron
         for section in ("critic.model.fsdp_config", "critic.fsdp", "critic.megatron"):
-            value = meaning.given(f"{section}.{kind}")
-            if meaning.has_critic and value not in (None, meaning.ours[f"cluster.{kind}"]):
-                meaning.say(f"{section}.{kind}={value} differs from the actor's, which holds for both here")
+            value = conversion.given(f"{section}.{kind}")
+            if conversion.has_critic and value not in (None, conversion.ours[f"cluster.{kind}"]):
+                conversion.note(f"{section}.{kind}={value} differs from the actor's, which srl uses for both")
         of_reference = f"actor_rollout_ref.ref.fsdp_config.{kind}"
-        if meaning.source.settings.get(of_reference) == meaning.ours[f"cluster.{kind}"]:
-            meaning.used.add(of_reference)
+        if conversion.source.settings.get(of_reference) == conversion.ours[f"cluster.{kind}"]:
+            conversion.used.add(of_reference)
 
 
-def _shortest_answer(meaning: Meaning) -> None:
-    """Room for an answer is no more than a turn may have."""
-    turn = meaning.ours.get("rollout.max_turn_tokens")
+def _shortest_answer(conversion: Conversion) -> None:
+    """The tokens kept for an answer are no more than a turn may have."""
+    turn = conversion.ours.get("rollout.max_turn_tokens")
     if isinstance(turn, int) and turn < Rollout().min_answer_tokens:
-        meaning.ours["rollout.min_answer_tokens"] = turn
+        conversion.ours["rollout.min_answer_tokens"] = turn
 
 
-def _lacking(meaning: Meaning) -> None:
+def _missing(conversion: Conversion) -> None:
     for key in ("model.path", "data.train_files", "data.val_files"):
-        if not meaning.ours.get(key):
-            meaning.say(f"the file gives no {key}: without one it is the tiny world's")
-    top_k = meaning.given(f"{ROLLOUT}.top_k")
-    if top_k not in (None, -1, 0):
-        meaning.say(f"{ROLLOUT}.top_k={top_k} has nothing like it: sampling is from all tokens")
-    if meaning.given("actor_rollout_ref.model.use_remove_padding") is True:
-        meaning.say("use_remove_padding: here model.attn_implementation=flash_attention_2 leaves padding out")
-    if meaning.ours.get("model.trust_remote_code") is True:
-        meaning.say("trust_remote_code is kept: code that comes with the model will run")
-    for role in (ACTOR, "critic"):
-        if meaning.given(f"{role}.optim.min_lr_ratio") not in (None, 0):
-            meaning.say(f"{role}.optim.min_lr_ratio has nothing like it: the learning rate falls to 0")
+        if not conversion.ours.get(key):
+            conversion.note(f"the file sets no {key}: the default is that of the made-up world")
+    if conversion.ours.get("model.trust_remote_code") is True:
+        conversion.note("trust_remote_code is kept: code that comes with the model will run")
 
 
-_PARTS: tuple[Callable[[Meaning], None], ...] = (
-    _test_files,
-    _length_of_run,
-    _warm_ups,
-    _loggers,
-    _critic,
-    _offloads,
-    _shortest_answer,
-    _lacking,
-)
+_RULES: tuple[Callable[[Conversion], None], ...] = (
+    _test_files, _length_of_run, _warm_ups, _loggers, _critic, _offloads, _shortest_answer, _missing,
+)  # fmt: skip
 
+# Search-R1
 
-_SCORES = {
+_FORMAT_SCORES = {
     "structure_format_score": "structure_score",
     "final_format_score": "final_format_score",
     "retrieval_score": "retrieval_score",
 }
-"""Keys of its `reward_model`, and the options of the reward format."""
+"""Keys of Search-R1's `reward_model`, and the options of our reward `format`."""
 
 
-def _search_r1_optimiser_steps(meaning: Meaning) -> None:
-    """Its mini-batch counts episodes; ours counts questions, each with its rollout.n episodes."""
-    batch, mini = meaning.theirs("data.train_batch_size"), meaning.theirs(f"{ACTOR}.ppo_mini_batch_size")
-    n, inner = meaning.theirs(f"{ROLLOUT}.n_agent"), meaning.theirs(f"{ROLLOUT}.n", 1)
-    epochs = meaning.theirs(f"{ACTOR}.ppo_epochs")
-    if not all(isinstance(value, int) and value > 0 for value in (batch, mini, n, inner, epochs)):
+def _mini_batch_of_episodes(conversion: Conversion) -> None:
+    """Search-R1's mini-batch counts episodes, ours counts questions, each with `rollout.n` episodes."""
+    value = conversion.value
+    batch, mini = value("data.train_batch_size"), value(f"{ACTOR}.ppo_mini_batch_size")
+    n, inner = value(f"{ROLLOUT}.n_agent"), value(f"{ROLLOUT}.n", 1)
+    epochs = value(f"{ACTOR}.ppo_epochs")
+    if not all(isinstance(each, int) and each > 0 for each in (batch, mini, n, inner, epochs)):
         return
-    there, here = -(-batch * n // mini) * epochs, -(-batch // min(mini, batch)) * epochs
+    theirs, ours = -(-batch * n // mini) * epochs, -(-batch // min(mini, batch)) * epochs
     if inner > 1:
-        meaning.say(f"{ROLLOUT}.n={inner}: only n_agent counts the episodes of a question here: {n}")
-    if there != here:
-        meaning.say(
-            f"a mini-batch of {mini} is {mini} episodes there and {mini} questions × {n} episodes here: ",
-            f"{there} optimiser steps a rollout there, {here} here{_nearer(batch, epochs, there, here)}",
+        conversion.note(f"{ROLLOUT}.n={inner}: only n_agent counts the episodes of a question in srl: {n}")
+    if theirs != ours:
+        conversion.note(
+            f"a mini-batch of {mini} is {mini} episodes in Search-R1 and {mini} questions × {n} episodes in ",
+            f"srl: {theirs} optimiser steps a rollout in Search-R1, {ours} in srl",
+            _nearest(batch, epochs, theirs, ours),
         )
 
 
-def _nearer(batch: int, epochs: int, there: int, here: int) -> str:
-    """Which mini-batch that divides the batch comes nearest to as many steps as `there`."""
+def _nearest(batch: int, epochs: int, theirs: int, ours: int) -> str:
+    """The mini-batch size that divides the batch and comes nearest to as many optimiser steps as `theirs`."""
     if batch > 2**20:
         return ""
     divisors = [size for size in range(1, batch + 1) if batch % size == 0]
-    size = min(divisors, key=lambda size: abs(batch // size * epochs - there))
+    size = min(divisors, key=lambda size: abs(batch // size * epochs - theirs))
     steps = batch // size * epochs
-    return f"; actor.ppo_mini_batch_size={size} gives {steps}" if steps != here else ""
+    return f"; actor.ppo_mini_batch_size={size} gives {steps}" if steps != ours else ""
 
 
-def _search_r1_validation(meaning: Meaning) -> None:
-    meaning.ours["eval.temperature"] = 0.0
-    temperature, top_p = meaning.ours["rollout.temperature"], meaning.ours["rollout.top_p"]
-    meaning.say(
-        "validation is greedy here; there it is asked for greedy and samples all the same, at temperature ",
-        f"{temperature} and top_p {top_p}: for numbers like theirs set eval.temperature={temperature}",
+def _greedy_validation(conversion: Conversion) -> None:
+    conversion.ours["eval.temperature"] = 0.0
+    temperature, top_p = conversion.ours["rollout.temperature"], conversion.ours["rollout.top_p"]
+    conversion.note(
+        "validation is greedy in srl; Search-R1 asks for greedy but samples, at temperature ",
+        f"{temperature} and top_p {top_p}: eval.temperature={temperature} gives comparable numbers",
     )
-    if meaning.given("data.val_batch_size"):
-        meaning.say("validation leaves out what does not fill a last batch there; here all are asked")
-    if meaning.given("data.train_data_num") is not None:
-        meaning.say("data.train_data_num has nothing like it: all questions of data.train_files are used")
 
 
-def _sampling(meaning: Meaning) -> None:
-    top_p = meaning.ours["rollout.top_p"]
+def _top_p_and_groups(conversion: Conversion) -> None:
+    top_p = conversion.ours["rollout.top_p"]
     if isinstance(top_p, int | float) and top_p < 1:
-        by_default = "" if f"{ROLLOUT}.top_p" in meaning.source.settings else ", the default there,"
-        meaning.say(
-            f"top_p {top_p}{by_default} is kept: tokens are drawn from fewer than the log-probs are of; ",
-            "rollout.top_p=1.0 samples what is trained",
+        by_default = "" if f"{ROLLOUT}.top_p" in conversion.source.settings else ", Search-R1's default,"
+        conversion.note(
+            f"top_p {top_p}{by_default} is kept: tokens are sampled from a truncated distribution, while ",
+            "log-probs are of the whole one; rollout.top_p=1.0 makes them agree",
         )
-    if meaning.ours["rollout.n"] != 1:
-        meaning.say(
-            "a group is the episodes of one question here; there it is those of one row number, which ",
-            "rows of two data sets may share",
+    if conversion.ours["rollout.n"] != 1:
+        conversion.note(
+            "a group is the episodes of one question in srl; in Search-R1 it is those of one row number, ",
+            "which rows of two data sets may share",
         )
 
 
-def _mask(meaning: Meaning) -> None:
-    if meaning.ours["actor.mask_observations"] is True:
-        meaning.say(
-            "state_masking leaves what was retrieved out of the policy's loss there; here it is out of ",
-            "advantages, whitening, values and returns too",
+def _mask(conversion: Conversion) -> None:
+    if conversion.ours["actor.mask_observations"] is True:
+        conversion.note(
+            "state_masking keeps retrieved text out of the policy loss in Search-R1; in srl it is kept out ",
+            "of advantages, whitening, values and returns too",
         )
     else:
-        meaning.say(
-            "state_masking is off, so the loss is over what was retrieved too: actor.mask_observations=false"
+        conversion.note(
+            "state_masking is off, so retrieved text is in the loss too: actor.mask_observations=false"
         )
-    for end in ("start", "end"):
-        key = f"algorithm.state_masking.{end}_state_marker"
-        if meaning.given(key) not in (None, f"<{'/' * (end == 'end')}information>"):
-            meaning.say(f"{key} has nothing like it: the mask goes by who wrote a token, not by tags")
 
 
-def _lengths(meaning: Meaning) -> None:
-    start, room = meaning.theirs("data.max_start_length"), meaning.theirs("data.max_prompt_length")
-    turn = meaning.theirs("data.max_response_length")
-    meaning.say(
-        f"data.max_start_length={start} is data.max_prompt_length here (a longer prompt loses its beginning ",
-        f"there and is an error here), data.max_response_length={turn} is rollout.max_turn_tokens, ",
-        f"data.max_prompt_length={room} is data.max_response_length",
+def _token_limits(conversion: Conversion) -> None:
+    start, room = conversion.value("data.max_start_length"), conversion.value("data.max_prompt_length")
+    turn = conversion.value("data.max_response_length")
+    conversion.note(
+        f"data.max_start_length={start} is data.max_prompt_length in srl (a longer prompt is cut at its ",
+        f"beginning in Search-R1 and an error in srl), data.max_response_length={turn} is ",
+        f"rollout.max_turn_tokens, data.max_prompt_length={room} is data.max_response_length",
     )
     if isinstance(room, int) and isinstance(turn, int) and turn > room:
-        meaning.ours["rollout.max_turn_tokens"] = room
-        meaning.say(f"rollout.max_turn_tokens={room}: a turn is not longer than an episode")
+        conversion.ours["rollout.max_turn_tokens"] = room
+        conversion.note(f"rollout.max_turn_tokens={room}: a turn cannot be longer than an episode")
 
 
-def _search_r1_turns(meaning: Meaning) -> None:
-    turns, seen = meaning.theirs("max_turns"), meaning.theirs("data.max_obs_length")
-    turn, room = meaning.theirs("data.max_response_length"), meaning.theirs("data.max_prompt_length")
-    meaning.say(f"max_turns={turns} counts alike: {turns} turns may search and one more may only answer")
+def _turns(conversion: Conversion) -> None:
+    turns, seen = conversion.value("max_turns"), conversion.value("data.max_obs_length")
+    turn, room = conversion.value("data.max_response_length"), conversion.value("data.max_prompt_length")
+    conversion.note(
+        f"max_turns={turns} means the same: {turns} turns may search and one more may only answer"
+    )
     if not all(isinstance(value, int) for value in (turns, seen, turn, room)):
         return
     longest = (turns + 1) * turn + turns * seen
     if longest > room:
-        meaning.say(
-            f"{turns} turns of {turn} + {seen} tokens and an answer of {turn} come to {longest}, more than ",
-            f"{room}: there the question drops out of what the policy sees, and the end out of what is ",
-            "trained on; here the episode ends and nothing is cut",
+        conversion.note(
+            f"{turns} turns of {turn} + {seen} tokens and an answer of {turn} are {longest} tokens, more ",
+            f"than {room}: in Search-R1 the policy then no longer sees the question and is not trained on ",
+            "the end; in srl the episode ends and nothing is cut",
         )
 
 
-def _search_r1_loss(meaning: Meaning) -> None:
-    meaning.ours["actor.clip_ratio_c"] = None
-    meaning.ours["actor.loss_agg_mode"] = "token-mean"
-    meaning.ours["algorithm.use_kl_in_reward"] = meaning.theirs(f"{ACTOR}.use_kl_loss") is not True
-    meaning.say(
-        "the loss is a mean over the tokens of each micro-batch there, over those of the mini-batch here"
+def _loss_of_search_r1(conversion: Conversion) -> None:
+    conversion.ours["actor.clip_ratio_c"] = None
+    conversion.ours["actor.loss_agg_mode"] = "token-mean"
+    conversion.ours["algorithm.use_kl_in_reward"] = conversion.value(f"{ACTOR}.use_kl_loss") is not True
+    conversion.note(
+        "the loss is a mean over the tokens of each micro-batch in Search-R1, of the mini-batch in srl"
     )
-    if meaning.given("algorithm.no_think_rl") not in (None, False):
-        meaning.say("algorithm.no_think_rl has nothing like it (there it ends the run)")
 
 
-def _search_r1_reward(meaning: Meaning) -> None:
-    program = meaning.source.program
-    scores = {ours: meaning.theirs(f"reward_model.{theirs}", 0) for theirs, ours in _SCORES.items()}
+def _reward_of_search_r1(conversion: Conversion) -> None:
+    program = conversion.source.program
+    scores = {ours: conversion.value(f"reward_model.{key}", 0) for key, ours in _FORMAT_SCORES.items()}
     reads_scores = program == "main_ppo_format" or (not program and any(scores.values()))
     name = "format" if reads_scores else "em"
-    meaning.ours["reward.weights"] = {name: 1.0}
+    conversion.ours["reward.weights"] = {name: 1.0}
     if reads_scores:
-        meaning.ours |= {f"reward.format.{option}": score for option, score in scores.items()}
+        conversion.ours |= {f"reward.format.{option}": score for option, score in scores.items()}
     elif any(scores.values()):
-        meaning.say(f"{program} does not read the format scores: only exact match counts, as there")
-    meaning.say(
-        f"the reward is {name}: an answer is the last that the policy wrote; there the example in the ",
-        "prompt and what passages say between the tags count too",
+        conversion.note(f"{program} does not read the format scores: only exact match counts, in srl too")
+    conversion.note(
+        f"the reward is {name}, on the last answer that the policy wrote; Search-R1 also finds answers in ",
+        "the example of the prompt and in passages",
     )
 
 
-def _search_r1_search(meaning: Meaning) -> None:
-    if meaning.given("reranker.do_rerank") is True:
-        url = meaning.given("reranker.url")
-        meaning.say(f"reranker.url={url} has nothing like it: what re-ranks belongs behind search.url")
-    meaning.used |= {"reranker.url", "reranker.topk"}
+def _reranker(conversion: Conversion) -> None:
+    if conversion.given("reranker.do_rerank") is True:
+        url = conversion.given("reranker.url")
+        conversion.note(f"reranker.url={url} has no equivalent: let the server at search.url rerank")
+    conversion.used |= {"reranker.url", "reranker.topk"}
 
 
-def _search_r1_length_of_run(meaning: Meaning) -> None:
-    steps = meaning.ours.get("trainer.total_training_steps")
+def _last_step(conversion: Conversion) -> None:
+    steps = conversion.ours.get("trainer.total_training_steps")
     if steps is not None:
-        meaning.say(f"trainer.total_training_steps={steps} are all trained here, one fewer there")
+        conversion.note(f"trainer.total_training_steps={steps}: srl trains all of them, Search-R1 one fewer")
 
 
-SEARCH_R1_PARTS: tuple[Callable[[Meaning], None], ...] = (
-    _search_r1_optimiser_steps,
-    _search_r1_validation,
-    _sampling,
-    _mask,
-    _search_r1_turns,
-    _lengths,
-    _search_r1_loss,
-    _search_r1_reward,
-    _search_r1_search,
-    _search_r1_length_of_run,
-)
+_SEARCH_R1_RULES: tuple[Callable[[Conversion], None], ...] = (
+    _mini_batch_of_episodes, _greedy_validation, _top_p_and_groups, _mask, _turns, _token_limits,
+    _loss_of_search_r1, _reward_of_search_r1, _reranker, _last_step,
+)  # fmt: skip
+
+# verl
 
 
-_TURNS = f"{ROLLOUT}.multi_turn"
-_SAMPLED = f"{ROLLOUT}.val_kwargs"
-_CORRECTION = "algorithm.rollout_correction"
-
-
-def _verl_optimiser_steps(meaning: Meaning) -> None:
-    batch, mini = meaning.theirs("data.train_batch_size"), meaning.theirs(f"{ACTOR}.ppo_mini_batch_size")
-    n = meaning.theirs(f"{ROLLOUT}.n")
+def _mini_batch_of_questions(conversion: Conversion) -> None:
+    batch = conversion.value("data.train_batch_size")
+    mini, n = conversion.value(f"{ACTOR}.ppo_mini_batch_size"), conversion.value(f"{ROLLOUT}.n")
     if isinstance(batch, int) and isinstance(mini, int) and 0 < mini < batch:
-        meaning.say(
-            f"a mini-batch of {mini} is {mini} questions × {n} episodes there and here: ",
+        conversion.note(
+            f"a mini-batch of {mini} is {mini} questions × {n} episodes in verl and srl: ",
             f"{batch // mini} optimiser steps a rollout in both, times ppo_epochs",
         )
 
 
-def _verl_validation(meaning: Meaning) -> None:
-    samples = meaning.given(f"{_SAMPLED}.do_sample") is True
-    temperature = meaning.given(f"{_SAMPLED}.temperature") or 0.0
-    meaning.ours["eval.temperature"] = temperature if samples else 0.0
-    many, top_p = meaning.given(f"{_SAMPLED}.n"), meaning.given(f"{_SAMPLED}.top_p")
-    if many not in (None, 1):
-        meaning.say(f"{_SAMPLED}.n={many} has nothing like it: each question is asked once")
+def _sampled_validation(conversion: Conversion) -> None:
+    samples = conversion.given(f"{_VALIDATION}.do_sample") is True
+    temperature = conversion.given(f"{_VALIDATION}.temperature") or 0.0
+    conversion.ours["eval.temperature"] = temperature if samples else 0.0
+    top_p = conversion.given(f"{_VALIDATION}.top_p")
     if samples and top_p not in (None, 1):
-        meaning.say(f"{_SAMPLED}.top_p={top_p} has nothing like it: validation samples from all tokens")
+        conversion.note(f"{_VALIDATION}.top_p={top_p} has no equivalent: validation samples from all tokens")
 
 
-def _verl_turns(meaning: Meaning) -> None:
-    speaks, hears = meaning.given(f"{_TURNS}.max_assistant_turns"), meaning.given(f"{_TURNS}.max_user_turns")
-    if isinstance(speaks, int) and speaks > 0:
-        meaning.ours["rollout.max_turns"] = speaks - 1
-        meaning.say(
-            f"max_assistant_turns={speaks} counts the answer too: rollout.max_turns={speaks - 1}, ",
-            "and one more to answer",
+def _multi_turn(conversion: Conversion) -> None:
+    assistant = conversion.given(f"{_MULTI_TURN}.max_assistant_turns")
+    user = conversion.given(f"{_MULTI_TURN}.max_user_turns")
+    if isinstance(assistant, int) and assistant > 0:
+        conversion.ours["rollout.max_turns"] = assistant - 1
+        conversion.note(
+            f"max_assistant_turns={assistant} counts the answer too: rollout.max_turns={assistant - 1}, ",
+            "and one more turn to answer",
         )
-    if isinstance(hears, int) and hears >= 0:
-        meaning.ours["rollout.max_turns"] = min(hears, meaning.ours.get("rollout.max_turns", hears))
-    if (length := meaning.given(f"{_TURNS}.max_tool_response_length")) is not None:
-        meaning.say(
-            f"max_tool_response_length={length} counts characters there; rollout.max_obs_length counts ",
-            "tokens, and is 500 until you set it",
-        )
-    meaning.ours["rollout.max_turn_tokens"] = meaning.theirs("data.max_response_length")
-    meaning.say("a turn may be as long as an episode there; rollout.max_turn_tokens can bound it here")
+    if isinstance(user, int) and user >= 0:
+        conversion.ours["rollout.max_turns"] = min(user, conversion.ours.get("rollout.max_turns", user))
+    conversion.ours["rollout.max_turn_tokens"] = conversion.value("data.max_response_length")
+    conversion.note(
+        "in verl a turn may be as long as an episode; rollout.max_turn_tokens can limit it in srl"
+    )
 
 
-def _verl_search(meaning: Meaning) -> None:
-    tool = meaning.given(f"{_TURNS}.tool_config_path")
+def _search_server(conversion: Conversion) -> None:
+    tool = conversion.given(f"{_MULTI_TURN}.tool_config_path")
     if tool is not None:
-        meaning.say(f"the tool's file {tool} is not read: set search.url to its server")
+        conversion.note(f"the tool configuration {tool} is not read: set search.url to its server")
     else:
-        meaning.say(
-            "nothing there says what to search: set search.url or search.index, or rollout.search=false"
+        conversion.note(
+            "the source does not say what to search: set search.url or search.index, or rollout.search=false"
         )
 
 
-def _clips(meaning: Meaning) -> None:
-    """Keys that verl 0.9.1 passes over for others, and older versions do not."""
+def _clips(conversion: Conversion) -> None:
+    """Keys that verl 0.9.1 ignores in favour of others, and older versions read."""
     for role, ours in {ACTOR: "actor", "critic": "critic"}.items():
-        clip, other = meaning.given(f"{role}.grad_clip"), meaning.given(f"{role}.optim.clip_grad")
+        clip, other = conversion.given(f"{role}.grad_clip"), conversion.given(f"{role}.optim.clip_grad")
         if other is not None:
-            meaning.ours[f"{ours}.grad_clip"] = other
+            conversion.ours[f"{ours}.grad_clip"] = other
         if clip not in (None, 1, other):
-            meaning.say(
+            conversion.note(
                 f"{role}.grad_clip={clip}: verl 0.9.1 reads {role}.optim.clip_grad, "
-                f"{1.0 if other is None else other}; here it is {meaning.ours[f'{ours}.grad_clip']}"
+                f"{1.0 if other is None else other}; srl uses {conversion.ours[f'{ours}.grad_clip']}"
             )
-    clip = meaning.given(f"{ACTOR}.clip_ratio")
-    ends = [meaning.given(f"{ACTOR}.clip_ratio_{end}") for end in ("low", "high")]
+    clip = conversion.given(f"{ACTOR}.clip_ratio")
+    ends = [conversion.given(f"{ACTOR}.clip_ratio_{end}") for end in ("low", "high")]
     if clip not in (None, 0.2) and None in ends:
-        meaning.say(
-            f"clip_ratio={clip} counts here; verl 0.9.1 reads clip_ratio_low and clip_ratio_high, ",
-            "0.2 each where they are not given",
+        conversion.note(
+            f"clip_ratio={clip} is used in srl; verl 0.9.1 reads clip_ratio_low and clip_ratio_high, ",
+            "0.2 each where they are not set",
         )
 
 
-def _verl_loss(meaning: Meaning) -> None:
-    mode = meaning.given(f"{ACTOR}.policy_loss.loss_mode")
+def _loss_of_verl(conversion: Conversion) -> None:
+    mode = conversion.given(f"{ACTOR}.policy_loss.loss_mode")
     if mode not in (None, "vanilla"):
-        meaning.ours[f"verl.{ACTOR}.policy_loss.loss_mode"] = mode
-        meaning.say(f"the loss {mode} is verl's own: kept below verl:; without --backend verl it is PPO's")
-    norm = meaning.given("algorithm.norm_adv_by_std_in_grpo")
-    if norm is not None and meaning.ours["algorithm.name"] == "grpo":
-        meaning.ours["algorithm.grpo.norm_adv_by_std_in_grpo"] = norm
-    if meaning.given("algorithm.filter_groups.enable") is True:
-        meaning.say(
-            "algorithm.filter_groups has nothing like it: groups of equal scores stay, at advantage 0"
+        conversion.ours[f"verl.{ACTOR}.policy_loss.loss_mode"] = mode
+        conversion.note(
+            f"the loss {mode} is verl's own: kept below verl:; without --backend verl the loss is PPO's"
         )
+    norm = conversion.given("algorithm.norm_adv_by_std_in_grpo")
+    if norm is not None and conversion.ours["algorithm.name"] == "grpo":
+        conversion.ours["algorithm.grpo.norm_adv_by_std_in_grpo"] = norm
 
 
-def _importance(meaning: Meaning) -> None:
-    level = meaning.given(f"{_CORRECTION}.rollout_is")
-    cap = meaning.given(f"{_CORRECTION}.rollout_is_threshold")
+def _importance_weights(conversion: Conversion) -> None:
+    level = conversion.given(f"{_CORRECTION}.rollout_is")
+    cap = conversion.given(f"{_CORRECTION}.rollout_is_threshold")
     if level == "token":
-        meaning.ours["rollout.logprobs"] = "sampler"
-        meaning.ours["rollout.sampler_is_cap"] = 2.0 if cap is None else cap
+        conversion.ours["rollout.logprobs"] = "sampler"
+        conversion.ours["rollout.sampler_is_cap"] = 2.0 if cap is None else cap
     elif level is not None:
-        meaning.say(
-            f"{_CORRECTION}.rollout_is={level} has nothing like it: ",
-            "rollout.logprobs=sampler weighs each token",
+        conversion.note(
+            f"{_CORRECTION}.rollout_is={level} has no equivalent: rollout.logprobs=sampler weights each token"
         )
 
 
-def _questions(meaning: Meaning) -> None:
-    cut, column = meaning.given("data.truncation"), meaning.given("data.prompt_key")
-    if cut not in (None, "error"):
-        meaning.say(
-            f"data.truncation={cut}: no prompt is cut here; one that is too long is an error, or left out ",
-            "with data.filter_overlong_prompts=true",
-        )
-    if column not in (None, "prompt"):
-        meaning.say(f"data.prompt_key={column}: the prompt is in the column prompt here")
-    if meaning.given("data.train_max_samples") not in (None, -1):
-        meaning.say("data.train_max_samples has nothing like it: all questions of data.train_files are used")
-
-
-def _verl_reward(meaning: Meaning) -> None:
-    meaning.ours["reward.weights"] = {"em": 1.0}
-    paths = [meaning.given(f"{section}custom_reward_function.path") for section in ("", "reward.")]
-    models = [meaning.given(f"{section}reward_model.enable") for section in ("", "reward.")]
+def _reward_of_verl(conversion: Conversion) -> None:
+    conversion.ours["reward.weights"] = {"em": 1.0}
+    paths = [conversion.given(f"{section}custom_reward_function.path") for section in ("", "reward.")]
     if path := paths[0] or paths[1]:
-        meaning.say(
+        conversion.note(
             f"the reward function in {path} is not read: make it a plugin (srl plugins new reward NAME); ",
             "until then the reward is em",
         )
     else:
-        meaning.say("the reward is em; there it is chosen by the data_source of each row")
-    if True in models:
-        meaning.say("a reward model has nothing like it: rewards are plugins")
+        conversion.note("the reward is em; verl chooses it by the data_source of each row")
 
 
-VERL_PARTS: tuple[Callable[[Meaning], None], ...] = (
-    _verl_optimiser_steps,
-    _verl_validation,
-    _verl_turns,
-    _verl_search,
-    _clips,
-    _verl_loss,
-    _importance,
-    _questions,
-    _verl_reward,
-)
+_VERL_RULES: tuple[Callable[[Conversion], None], ...] = (
+    _mini_batch_of_questions, _sampled_validation, _multi_turn, _search_server, _clips, _loss_of_verl,
+    _importance_weights, _reward_of_verl,
+)  # fmt: skip

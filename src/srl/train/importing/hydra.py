@@ -1,4 +1,4 @@
-"""Hydra's syntax: overrides `a.b=value`, and references `${a.b}` replaced by what they refer to."""
+"""Hydra's syntax: overrides such as `a.b=[1,x]`, and references such as `${a.b}`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ _OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w./-]*)(@[\w.]+)?(?:=(.*))?", re
 _WHOLE = re.compile(r"[-+]?\d+(?:_\d+)*")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None}
-_DEEPEST = 20
+_MAX_DEPTH = 20
+_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+_MAX_ROUNDS = 10
+"""References that may lead over others; a circle has no end."""
+_MAX_LENGTH = 2**14
 
 
 def read_override(text: str) -> tuple[str, Any, bool] | None:
-    """Key and value of `a.b=value`, and whether a `+` before it adds the key; of `~a.b` the value is None.
+    """Key and value of `a.b=value`, and whether a `+` before it adds the key; None if it is no override.
 
-    None where it is no override. A choice of a config group keeps its `@` in the key.
+    The value of `~a.b` is None. A choice of a config group keeps its `@` in the key.
     """
     found = _OVERRIDE.fullmatch(text)
     if not found or (found[4] is None) != (found[1] == "~"):
@@ -25,17 +29,17 @@ def read_override(text: str) -> tuple[str, Any, bool] | None:
 
 
 def read_value(text: str) -> Any:
-    """A value: `[a, b]`, `{a: b}`, quoted or plain. What is neither of these stays the text it is."""
+    """A value: `[a, b]`, `{a: b}`, quoted or plain; whatever is malformed is returned as text."""
     try:
-        reader = _Values(text)
+        reader = _ValueReader(text)
         value = reader.value("", 0)
         return value if reader.at_end else text.strip()
     except ValueError:
         return text.strip()
 
 
-class _Values:
-    """Reads one value from its beginning. Raises ValueError where it does not end as it should."""
+class _ValueReader:
+    """Reads one value from the beginning of `text`. Raises ValueError where it is malformed."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
@@ -45,25 +49,24 @@ class _Values:
         return not self._text[self._at :].strip()
 
     def value(self, ends: str, depth: int) -> Any:
-        """The value up to one of the signs in `ends`, or to the end of the text."""
-        self._blank()
+        """The value up to one of the characters in `ends`, or to the end of the text."""
+        self._skip_blank()
         first = self._text[self._at : self._at + 1]
-        if first in ("[", "{") and depth > _DEEPEST:
+        if first in ("[", "{") and depth > _MAX_DEPTH:
             raise ValueError("too deep")
         if first == "[":
             return [item for item, _ in self._items("]", depth)]
         if first == "{":
-            return dict(self._pairs(depth))
+            return {str(key): item for key, item in self._items("}", depth)}
         if first in ("'", '"'):
             return self._quoted(first)
         return _plain(self._until(ends))
 
     def _items(self, closing: str, depth: int) -> list[tuple[Any, Any]]:
-        """What stands between the bracket here and `closing`, each with what follows its colon."""
+        """What is between this bracket and `closing`, each with what follows its colon."""
         self._at += 1
         found: list[tuple[Any, Any]] = []
-        self._blank()
-        while self._text[self._at : self._at + 1] != closing:
+        while self._next() != closing:
             key = self.value(f",:{closing}" if closing == "}" else f",{closing}", depth + 1)
             item = None
             if closing == "}" and self._next() == ":":
@@ -74,23 +77,17 @@ class _Values:
                 self._at += 1
             elif self._next() != closing:
                 raise ValueError("neither a comma nor the end")
-            self._blank()
         self._at += 1
         return found
 
-    def _pairs(self, depth: int) -> list[tuple[str, Any]]:
-        return [(str(key), item) for key, item in self._items("}", depth)]
-
     def _quoted(self, quote: str) -> str:
-        end = self._text.find(quote, self._at + 1)
-        if end < 0:
-            raise ValueError("not closed")
+        end = self._text.index(quote, self._at + 1)
         text = self._text[self._at + 1 : end]
         self._at = end + 1
         return text
 
     def _until(self, ends: str) -> str:
-        """Plain text up to one of the signs in `ends`; those in `${…}` do not end it."""
+        """Plain text up to one of the characters in `ends` that is not inside `${…}`."""
         start = self._at
         while self._at < len(self._text) and self._text[self._at] not in ends:
             if self._text.startswith("${", self._at):
@@ -98,12 +95,12 @@ class _Values:
             self._at += 1
         return self._text[start : self._at].strip()
 
-    def _blank(self) -> None:
+    def _skip_blank(self) -> None:
         while self._text[self._at : self._at + 1].isspace():
             self._at += 1
 
     def _next(self) -> str:
-        self._blank()
+        self._skip_blank()
         if self._at >= len(self._text):
             raise ValueError("not closed")
         return self._text[self._at]
@@ -118,95 +115,96 @@ def _plain(text: str) -> Any:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
-_ROUNDS = 10
-_LONGEST = 2**14
-
-
-class Dangling(Exception):  # noqa: N818 - a finding, not a failure of ours
-    """A reference to what stands nowhere."""
+def nested(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of these dotted keys. Raises ValueError where a key is a value and a section at once."""
+    tree: dict[str, Any] = {}
+    for key, value in flat_keys.items():
+        *outer, last = key.split(".")
+        node = tree
+        for part in outer:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"{key}: {part} is already set to {node!r} and cannot hold keys")
+        node[last] = value
+    return tree
 
 
 def resolved(
     settings: Mapping[str, Any], known: Mapping[str, Any], given: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings with their references replaced, and those left out with the reference that is dangling.
+    """The settings with their references resolved, and those left out, each with its undefined reference.
 
     A reference is to a key in `known`, or with `oc.env:` to a variable in `given`.
     """
+    resolver = _Resolver(known, given)
     found: dict[str, Any] = {}
-    dangling: dict[str, str] = {}
+    undefined: dict[str, str] = {}
     for key, value in settings.items():
         try:
-            found[key] = _of(value, key, known, given, _ROUNDS)
-        except Dangling as missing:
-            dangling[key] = str(missing)
-    return found, dangling
+            found[key] = resolver.resolve(value, key)
+        except _UndefinedError as error:
+            undefined[key] = str(error)
+    return found, undefined
 
 
-def _of(
-    value: Any, key: str, known: Mapping[str, Any], given: Mapping[str, str], rounds: int
-) -> Any:  # fmt: skip
-    if isinstance(value, list):
-        return [_of(item, key, known, given, rounds) for item in value]
-    if not isinstance(value, str):
+class _UndefinedError(Exception):
+    """A reference to something undefined, or to itself."""
+
+
+class _Resolver:
+    """Resolves references to the settings in `known` and the variables in `given`."""
+
+    def __init__(self, known: Mapping[str, Any], given: Mapping[str, str]) -> None:
+        self._known, self._given = known, given
+
+    def resolve(self, value: Any, key: str, rounds: int = _MAX_ROUNDS) -> Any:
+        """The value of `key` without references. Raises _UndefinedError."""
+        if isinstance(value, list):
+            return [self.resolve(item, key, rounds) for item in value]
+        if not isinstance(value, str):
+            return value
+        while (found := _REFERENCE.search(value)) is not None:
+            if rounds == 0:
+                raise _UndefinedError(found[0])
+            rounds -= 1
+            held = self._reference(found[1].strip(), key, rounds)
+            if found[0] == value.strip():
+                return held
+            value = value[: found.start()] + ("" if held is None else str(held)) + value[found.end() :]
+            if len(value) > _MAX_LENGTH:
+                raise _UndefinedError(found[0])
         return value
-    while (found := _REFERENCE.search(value)) is not None:
-        if rounds == 0:
-            raise Dangling(found[0])
-        rounds -= 1
-        held = _held(found[1].strip(), key, known, given, rounds)
-        if found[0] == value.strip():
-            return held
-        value = value[: found.start()] + ("" if held is None else str(held)) + value[found.end() :]
-        if len(value) > _LONGEST:
-            raise Dangling(found[0])
-    return value
 
+    def _reference(self, name: str, key: str, rounds: int) -> Any:
+        """What `${name}` stands for at `key`."""
+        function, colon, argument = name.partition(":")
+        if not colon:
+            return self._setting(name, key, rounds)
+        wanted, comma, default = argument.partition(",")
+        wanted = wanted.strip()
+        if function == "oc.select":
+            try:
+                return self._setting(wanted, key, rounds)
+            except _UndefinedError:
+                if comma:
+                    return read_value(default)
+                raise
+        if function == "oc.env" and (wanted in self._given or comma):
+            return self._given.get(wanted, read_value(default))
+        raise _UndefinedError(f"${{{name}}}")
 
-def _held(
-    name: str, key: str, known: Mapping[str, Any], given: Mapping[str, str], rounds: int
-) -> Any:  # fmt: skip
-    """What `${name}` stands for at `key`."""
-    resolver, colon, argument = name.partition(":")
-    if not colon:
-        return _looked_up(name, key, known, given, rounds)
-    wanted, comma, otherwise = argument.partition(",")
-    if resolver == "oc.select":
+    def _setting(self, name: str, key: str, rounds: int) -> Any:
+        """The setting or section called `name`; leading dots count sections up from that of `key`."""
+        bare = name.lstrip(".")
+        up = len(name) - len(bare)
+        wanted = ".".join([*key.split(".")[:-up], bare]) if up else name
+        below = [other for other in self._known if other == wanted or other.startswith(f"{wanted}.")]
+        if not below or rounds == 0:
+            raise _UndefinedError(f"${{{name}}}")
+        values = {other: self.resolve(self._known[other], other, rounds - 1) for other in below}
+        if wanted in values:
+            return values[wanted]
         try:
-            return _looked_up(wanted.strip(), key, known, given, rounds)
-        except Dangling:
-            if comma:
-                return read_value(otherwise)
-            raise
-    if resolver == "oc.env" and (wanted.strip() in given or comma):
-        return given.get(wanted.strip(), read_value(otherwise))
-    raise Dangling(f"${{{name}}}")
-
-
-def _looked_up(
-    name: str, key: str, known: Mapping[str, Any], given: Mapping[str, str], rounds: int
-) -> Any:  # fmt: skip
-    """The setting that `name` refers to; dots before it count sections up from that of `key`."""
-    bare = name.lstrip(".")
-    up = len(name) - len(bare)
-    wanted = ".".join([*key.split(".")[:-up], bare]) if up else name
-    below = [other for other in known if other == wanted or other.startswith(f"{wanted}.")]
-    if not below or rounds == 0:
-        raise Dangling(f"${{{name}}}")
-    values = {other: _of(known[other], other, known, given, rounds - 1) for other in below}
-    return values[wanted] if wanted in values else _section(values, len(wanted) + 1)
-
-
-def _section(values: Mapping[str, Any], start: int) -> dict[str, Any]:
-    """The mapping that these dotted keys make, each from its character `start` on."""
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        node = tree
-        *outer, last = key[start:].split(".")
-        for part in outer:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise Dangling(f"${{{key}}}")
-        node[last] = value
-    return tree
+            return nested({other[len(wanted) + 1 :]: value for other, value in values.items()})
+        except ValueError as error:
+            raise _UndefinedError(f"${{{name}}}") from error

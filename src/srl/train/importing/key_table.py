@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 SEARCH_R1, VERL = "Search-R1", "verl"
-"""Whose configuration a file is: Search-R1's own version of verl, or verl itself (0.9.1)."""
+"""The dialects: Search-R1's own version of verl, and verl itself (0.9.1)."""
 
-UNSAID: Any = object()
-"""No default that would be written: the key says something only where it is given."""
+NO_DEFAULT: Any = object()
+"""There is no default to write out: the key matters only where it is set."""
 
 KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 ESTIMATORS = {
@@ -23,7 +23,7 @@ ESTIMATORS = {
     "reinforce_plus_plus": "reinforce_plus_plus",
     "reinforce++": "reinforce_plus_plus",
 }
-"""verl's names of advantage estimators, and the algorithm plugins that estimate the same."""
+"""verl's names of advantage estimators, and our algorithms that compute the same."""
 LOSS_AGG = {
     "token-mean": "token-mean",
     "seq-mean-token-sum": "seq-mean-token-sum",
@@ -36,8 +36,8 @@ SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """One row: their key, ours, the default under each dialect that has the key, and what values become."""
+class KeyMapping:
+    """One row: their key, ours, the default in each dialect that has the key, and how values translate."""
 
     theirs: str
     ours: str
@@ -45,20 +45,24 @@ class Name:
     values: Mapping[Any, Any] = field(default_factory=dict)
 
 
-def _both(theirs: str, ours: str, default: Any = UNSAID, values: Mapping[Any, Any] | None = None) -> Name:
-    return Name(theirs, ours, {SEARCH_R1: default, VERL: default}, values or {})
+def _both(
+    theirs: str, ours: str, default: Any = NO_DEFAULT, values: Mapping[Any, Any] | None = None
+) -> KeyMapping:
+    return KeyMapping(theirs, ours, {SEARCH_R1: default, VERL: default}, values or {})
 
 
-def _each(theirs: str, ours: str, search_r1: Any, verl: Any) -> Name:
-    return Name(theirs, ours, {SEARCH_R1: search_r1, VERL: verl})
+def _each(theirs: str, ours: str, search_r1: Any, verl: Any) -> KeyMapping:
+    return KeyMapping(theirs, ours, {SEARCH_R1: search_r1, VERL: verl})
 
 
-def _search_r1(theirs: str, ours: str, default: Any = UNSAID) -> Name:
-    return Name(theirs, ours, {SEARCH_R1: default})
+def _search_r1(theirs: str, ours: str, default: Any = NO_DEFAULT) -> KeyMapping:
+    return KeyMapping(theirs, ours, {SEARCH_R1: default})
 
 
-def _verl(theirs: str, ours: str, default: Any = UNSAID, values: Mapping[Any, Any] | None = None) -> Name:
-    return Name(theirs, ours, {VERL: default}, values or {})
+def _verl(
+    theirs: str, ours: str, default: Any = NO_DEFAULT, values: Mapping[Any, Any] | None = None
+) -> KeyMapping:
+    return KeyMapping(theirs, ours, {VERL: default}, values or {})
 
 
 _MODEL = [
@@ -136,7 +140,7 @@ _CRITIC = [
     _both("critic.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len"),
     _both("critic.cliprange_value", "critic.cliprange_value", 0.5),
     _both("critic.grad_clip", "critic.grad_clip", 1.0),
-    _verl("critic.loss_agg_mode", "critic.loss_agg_mode", UNSAID, LOSS_AGG),
+    _verl("critic.loss_agg_mode", "critic.loss_agg_mode", NO_DEFAULT, LOSS_AGG),
 ]
 _TRAINER = [
     _both("trainer.total_training_steps", "trainer.total_training_steps"),
@@ -152,7 +156,7 @@ _CLUSTER = [
     _both("trainer.nnodes", "cluster.nnodes", 1),
     _both("trainer.n_gpus_per_node", "cluster.n_gpus_per_node", 8),
     _both("actor_rollout_ref.actor.strategy", "cluster.strategy", "fsdp", STRATEGIES),
-    _both("actor_rollout_ref.rollout.name", "cluster.rollout", UNSAID, ROLLOUTS),
+    _both("actor_rollout_ref.rollout.name", "cluster.rollout", NO_DEFAULT, ROLLOUTS),
     _both("actor_rollout_ref.rollout.tensor_model_parallel_size", "cluster.tensor_model_parallel_size", 2),
     _both("actor_rollout_ref.rollout.gpu_memory_utilization", "cluster.gpu_memory_utilization", 0.5),
     _both("actor_rollout_ref.actor.fsdp_config.param_offload", "cluster.param_offload", False),
@@ -161,10 +165,10 @@ _CLUSTER = [
 ]
 
 
-def _optim(theirs: str, ours: str, lr: float) -> list[Name]:
-    """The rows of one optimiser; its schedule has another name under Megatron, and one in older verl.
+def _optim(theirs: str, ours: str, lr: float) -> list[KeyMapping]:
+    """The rows of one optimiser. Its schedule has another name under Megatron, and another in older verl.
 
-    Of two rows for one key of ours the later counts, where it is given.
+    Of several rows for one of our keys, the last one that is set counts.
     """
     return [
         _both(f"{theirs}.lr", f"{ours}.lr", lr),
@@ -173,12 +177,12 @@ def _optim(theirs: str, ours: str, lr: float) -> list[Name]:
         _verl(f"{theirs}.lr_warmup_steps", f"{ours}.lr_warmup_steps", -1, {-1: 0, None: 0}),
         _both(f"{theirs}.lr_warmup_steps_ratio", f"{ours}.lr_warmup_steps_ratio", 0.0),
         _verl(f"{theirs}.lr_scheduler_type", f"{ours}.lr_scheduler_type", "constant", SCHEDULES),
-        _verl(f"{theirs}.lr_decay_style", f"{ours}.lr_scheduler_type", UNSAID, SCHEDULES),
-        _both(f"{theirs}.warmup_style", f"{ours}.lr_scheduler_type", UNSAID, SCHEDULES),
+        _verl(f"{theirs}.lr_decay_style", f"{ours}.lr_scheduler_type", NO_DEFAULT, SCHEDULES),
+        _both(f"{theirs}.warmup_style", f"{ours}.lr_scheduler_type", NO_DEFAULT, SCHEDULES),
     ]
 
 
-NAMES: tuple[Name, ...] = (
+KEY_TABLE: tuple[KeyMapping, ...] = (
     *_MODEL,
     *_DATA,
     *_ROLLOUT,
@@ -202,20 +206,20 @@ SEARCH_R1_ONLY = frozenset(
         "reranker.url", "reranker.topk",
     }
 )  # fmt: skip
-"""Keys by which a configuration is known to be Search-R1's."""
+"""Keys that mark a configuration as Search-R1's."""
 
 
-def names_of(dialect: str) -> list[Name]:
+def mappings_of(dialect: str) -> list[KeyMapping]:
     """The rows of one dialect."""
-    return [name for name in NAMES if dialect in name.defaults]
+    return [name for name in KEY_TABLE if dialect in name.defaults]
 
 
 def defaults_of(dialect: str) -> dict[str, Any]:
-    """Their keys with the defaults there, as far as they are known."""
+    """Their keys with their defaults there, where these are known."""
     return {
         name.theirs: name.defaults[dialect]
-        for name in names_of(dialect)
-        if name.defaults[dialect] is not UNSAID
+        for name in mappings_of(dialect)
+        if name.defaults[dialect] is not NO_DEFAULT
     }
 
 
@@ -324,11 +328,11 @@ _KNOWN: list[str] = [
     *_in("ray_kwargs", "timeline_json_file ray_init.num_cpus ray_init.num_gpus ray_init.include_dashboard"),
     "global_profiler.*",
 ]
-"""Keys of verl 0.9.1 that may stand below `verl:`."""
+"""Keys of verl 0.9.1 that may be set below `verl:`."""
 
 
 def why_replaced(key: str) -> str | None:
-    """Why a key of theirs is dropped, or None where it is not one of those."""
+    """Why a key of theirs is dropped, or None where it is not dropped."""
     return next((why for why, patterns in REPLACED.items() if _matches(key, patterns)), None)
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from srl.errors import UserError, nearest
 
-Kind = Literal["text", "variable", "sum", "array", "closed"]
-"""Text as it stands; a variable; arithmetic; `(a b)` after `NAME=`; what only a shell could find out."""
+Kind = Literal["text", "variable", "sum", "array", "dynamic"]
+"""Plain text; a variable; arithmetic; `(a b)` after `NAME=`; what only running the script would tell."""
 
 _OPERATOR = re.compile(r"\d*(?:&>>?|>>|>&|>\||<<<|<<-?|<&|<>|<|>)|&&|\|\||\|&|;;|[;|&()\n]")
 _ENDS_WORD = " \t\n;|&()<>"
@@ -26,9 +26,9 @@ _CLOSING = {"(": ")", "{": "}"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a word. `text` is the text, the variable's name, the sum, or the source of what is closed.
+    """A part of a word. `text` is the text, the variable's name, the sum, or the source of what is dynamic.
 
-    `otherwise` is what stands after the operator, `:-`, of `${NAME:-otherwise}`.
+    `otherwise` is what follows the operator (such as `:-`) in `${NAME:-otherwise}`.
     """
 
     kind: Kind
@@ -41,20 +41,20 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What stands between two spaces, in line `line`."""
+    """What is between two spaces, in line `line`."""
 
     pieces: tuple[Piece, ...]
     line: int
 
     @property
     def literal(self) -> str:
-        """Its text where it is all text, with nothing for the rest."""
+        """Its plain text; everything else is left out."""
         return "".join(piece.text for piece in self.pieces if piece.kind == "text")
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What separates commands, or begins a redirection."""
+    """A sign that separates commands or begins a redirection."""
 
     sign: str
     line: int
@@ -65,7 +65,7 @@ class Operator:
 
 
 class Lexer:
-    """Reads `text` from its beginning; `name` and the line are what errors begin with."""
+    """Splits `text` into words and operators; errors begin with `name` and the line."""
 
     def __init__(self, text: str, name: str, line: int = 1) -> None:
         self._text, self._name, self._line, self._at = text, name, line, 0
@@ -86,7 +86,7 @@ class Lexer:
                 self._skip_documents()
 
     def pieces(self) -> tuple[Piece, ...]:
-        """All of the text as one word, in which spaces and signs are text too."""
+        """All of the text as one word, in which spaces and operators are text too."""
         found: list[Piece] = []
         while self._at < len(self._text):
             found += self._next_piece()
@@ -121,7 +121,7 @@ class Lexer:
         return Word(tuple(found), line)
 
     def _array(self) -> Piece:
-        """`(a b c)` behind `NAME=`, comments and line ends in it left out."""
+        """`(a b c)` after `NAME=`, without its comments and line ends."""
         line = self._line
         self._take("(")
         words: list[Word] = []
@@ -135,7 +135,7 @@ class Lexer:
                 self._take(found[0])
             else:
                 words.append(self._word())
-        raise UserError(f"{self._name}:{line}: the bracket ( that opens here is never closed")
+        raise UserError(f"{self._name}:{line}: the bracket ( opened here is never closed")
 
     def _next_piece(self) -> list[Piece]:
         char = self._text[self._at]
@@ -152,10 +152,10 @@ class Lexer:
         return [Piece("text", self._take(run[0] if run else char))]
 
     def _until(self, quote: str) -> str:
-        """What stands between here and the next `quote`, without the two."""
+        """The text up to the next `quote`, without the quotes."""
         end = self._text.find(quote, self._at + 1)
         if end < 0:
-            raise UserError(f"{self._name}:{self._line}: the quote {quote} that opens here is never closed")
+            raise UserError(f"{self._name}:{self._line}: the quote {quote} opened here is never closed")
         return self._take(self._text[self._at : end + 1])[1:-1]
 
     def _double(self) -> list[Piece]:
@@ -175,44 +175,44 @@ class Lexer:
                 found.append(self._expansion(quoted=True))
             elif run := _QUOTED_RUN.match(self._text, self._at):
                 found.append(Piece("text", self._take(run[0]), quoted=True))
-        raise UserError(f'{self._name}:{line}: the quote " that opens here is never closed')
+        raise UserError(f'{self._name}:{line}: the quote " opened here is never closed')
 
     def _expansion(self, quoted: bool) -> Piece:
-        """What begins with `$` or is between backquotes."""
+        """What begins with `$`, or is between backquotes."""
         if self._text[self._at] == "`":
-            return Piece("closed", f"`{self._until('`')}`", quoted)
+            return Piece("dynamic", f"`{self._until('`')}`", quoted)
         follows = self._text[self._at + 1 : self._at + 2]
         if follows in ("(", "{"):
             source = self._balanced(follows)
             if source.startswith("$((") and source.endswith("))"):
                 return Piece("sum", source[3:-2], quoted)
-            return self._braced(source, quoted) if follows == "{" else Piece("closed", source, quoted)
+            return self._braced(source, quoted) if follows == "{" else Piece("dynamic", source, quoted)
         if not (named := _PLAIN.match(self._text, self._at + 1)):
             return Piece("text", self._take("$"), quoted)
         self._take("$" + named[0])
         return Piece("variable", named[0], quoted)
 
     def _balanced(self, opening: str) -> str:
-        """`$(…)` or `${…}` as it stands, with what is nested in it."""
+        """The source of `$(…)` or `${…}`, with what is nested in it."""
         line, depth, end = self._line, 0, self._at + 1
         while end < len(self._text):
             depth += (self._text[end] == opening) - (self._text[end] == _CLOSING[opening])
             end += 1
             if depth == 0:
                 return self._take(self._text[self._at : end])
-        raise UserError(f"{self._name}:{line}: the bracket ${opening} that opens here is never closed")
+        raise UserError(f"{self._name}:{line}: the bracket ${opening} opened here is never closed")
 
     def _braced(self, source: str, quoted: bool) -> Piece:
-        """`${NAME}` and `${NAME:-otherwise}`; other operators need a shell."""
+        """`${NAME}` or `${NAME:-otherwise}`; other operators are dynamic."""
         found = _PARAMETER.fullmatch(source[2:-1])
         if not found:
-            return Piece("closed", source, quoted)
+            return Piece("dynamic", source, quoted)
         name, operator, otherwise = found[1], found[2] or "", found[3] or ""
         pieces = Lexer(otherwise, self._name, self._line).pieces()
         return Piece("variable", name, quoted, operator, pieces)
 
     def _delimiter(self) -> Word:
-        """The word behind `<<`, at which the lines that follow end."""
+        """The word after `<<`, which ends the here-document."""
         while self._text[self._at : self._at + 1] in (" ", "\t"):
             self._at += 1
         word = self._word()
@@ -236,13 +236,13 @@ def _is_array(found: list[Piece]) -> bool:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.DOTALL)
 _NAME_IN_SUM = re.compile(r"\$\{?(\w+)\}?")
-_LONGEST_SUM = 200
-_MOST = 2**21
-"""Characters that variables may stand for, all together: one that is put into itself grows without end."""
+_MAX_SUM = 200
+_MAX_EXPANDED = 2**21
+"""Characters that all variables together may expand to; one that contains itself twice grows without end."""
 
 
-class Unknown(Exception):  # noqa: N818 - a finding, not a failure of ours
-    """A word that needs variables whose values stand nowhere: `causes` maps each to the reason."""
+class NoValueError(Exception):
+    """A word needs variables that have no known value: `causes` maps each to the reason."""
 
     def __init__(self, causes: Mapping[str, str]) -> None:
         super().__init__(", ".join(causes))
@@ -250,55 +250,53 @@ class Unknown(Exception):  # noqa: N818 - a finding, not a failure of ours
 
 
 class Variables:
-    """Values by name, in the script called `script`. Those of `given` stand whatever it assigns."""
+    """Values by name in the script called `script`; those of `given` win over what it assigns."""
 
     def __init__(self, given: Mapping[str, str], script: str) -> None:
         self._script = script
         self._given = {name: [value] for name, value in given.items()}
-        self._values: dict[str, list[str] | Unknown] = {"HOME": [str(Path.home())]}
+        self._values: dict[str, list[str] | NoValueError] = {"HOME": [str(Path.home())]}
         self._put_in = 0
         self.seen: set[str] = set()
-        """Names that the script assigns or asks for."""
+        """Names that the script assigns or uses."""
 
     def assign(self, word: Word, doubt: str = "") -> None:
-        """Carry out `NAME=value`; with a `doubt` it is not known whether the script gets there."""
+        """Carry out `NAME=value`; `doubt` says why the script may not get there."""
         name, adds = assigned(word) or ("", False)
         self.seen.add(name)
         try:
             value = self._assigned_value(word)
-        except Unknown as unknown:
-            asked = f"asked for in line {word.line}"
-            self._values[name] = Unknown({cause: why or asked for cause, why in unknown.causes.items()})
+        except NoValueError as error:
+            where = f"used in line {word.line}"
+            self._values[name] = NoValueError({cause: why or where for cause, why in error.causes.items()})
             return
         if doubt:
-            self._values[name] = Unknown({name: doubt})
+            self._values[name] = NoValueError({name: doubt})
         else:
             self._values[name] = _added(self.value(name), value, word) if adds else value
 
     def forget(self, name: str, reason: str) -> None:
-        """`name` has a value that only running the script would tell."""
+        """Only running the script would tell the value of `name`."""
         self.seen.add(name)
-        self._values[name] = Unknown({name: reason})
+        self._values[name] = NoValueError({name: reason})
 
     def value(self, name: str) -> list[str]:
-        """The values of a variable: several of an array, none of the script's arguments. Raises Unknown."""
+        """The values of a variable: several for an array, none for `$@`. Raises NoValueError."""
         if name in "@*":
             return []
         self.seen.add(name)
         found = self._given.get(name) or self._values.get(name)
         if found is None:
-            raise Unknown({name: ""})
-        if isinstance(found, Unknown):
+            raise NoValueError({name: ""})
+        if isinstance(found, NoValueError):
             raise found
         self._put_in += sum(map(len, found))
-        if self._put_in > _MOST:
-            raise UserError(
-                f"{self._script}: what its variables stand for is longer than {_MOST:,} characters"
-            )
+        if self._put_in > _MAX_EXPANDED:
+            raise UserError(f"{self._script}: its variables expand to more than {_MAX_EXPANDED:,} characters")
         return found
 
     def expand(self, word: Word) -> list[str]:
-        """The words that a shell makes of `word`: without quotes a value with spaces is several."""
+        """The words that a shell makes of `word`: an unquoted value with spaces becomes several."""
         return self._fields(word.pieces, f"line {word.line}")
 
     def _assigned_value(self, word: Word) -> list[str]:
@@ -306,12 +304,14 @@ class Variables:
         value = _without_name(word.pieces)
         if value and value[0].kind == "array":
             return [text for item in value[0].words for text in self.expand(item)]
-        found = self._all(value, lambda source: Unknown({name: f"line {word.line} takes it from {source}"}))
+        found = self._all(
+            value, lambda source: NoValueError({name: f"line {word.line} takes it from {source}"})
+        )
         return ["".join(" ".join(values) for values in found)]
 
     def _fields(self, pieces: tuple[Piece, ...], where: str) -> list[str]:
         fields: list[str] = []
-        found = self._all(pieces, lambda source: Unknown({source: f"in {where}"}))
+        found = self._all(pieces, lambda source: NoValueError({source: f"in {where}"}))
         for piece, values in zip(pieces, found, strict=True):
             if piece.kind != "text" and not piece.quoted:
                 values = " ".join(values).split()
@@ -322,19 +322,19 @@ class Variables:
                 fields += values
         return fields
 
-    def _all(self, pieces: tuple[Piece, ...], closed: Callable[[str], Unknown]) -> list[list[str]]:
-        """What each piece becomes; one Unknown for all that have no value."""
+    def _all(self, pieces: tuple[Piece, ...], closed: Callable[[str], NoValueError]) -> list[list[str]]:
+        """What each piece becomes. Raises one NoValueError for all that have no value."""
         found: list[list[str]] = []
         causes: dict[str, str] = {}
         for piece in pieces:
             try:
                 found.append(self._of(piece))
-            except _Closed as source:
+            except _DynamicError as source:
                 causes |= closed(source.source).causes
-            except Unknown as unknown:
-                causes |= unknown.causes
+            except NoValueError as error:
+                causes |= error.causes
         if causes:
-            raise Unknown(causes)
+            raise NoValueError(causes)
         return found
 
     def _of(self, piece: Piece) -> list[str]:
@@ -343,22 +343,19 @@ class Variables:
         if piece.kind == "sum":
             return [self._sum(piece.text)]
         if piece.kind != "variable":
-            raise _Closed(piece.text)
+            raise _DynamicError(piece.text)
         if not piece.operator:
             return self.value(piece.text)
         return self._or_otherwise(piece)
 
     def _or_otherwise(self, piece: Piece) -> list[str]:
-        """`${NAME-x}` and `${NAME=x}`: x where there is no value; `${NAME+x}`: where there is one.
-
-        With a colon an empty value counts as none.
-        """
+        """`${NAME-x}`, `${NAME=x}`: x if unset; `${NAME+x}`: x if set. After a colon, empty is unset."""
         operator, is_set = piece.operator[-1], True
         value: list[str] = []
         try:
             value = self.value(piece.text)
-        except Unknown as unknown:
-            if unknown.causes.get(piece.text) != "" or operator == "?":
+        except NoValueError as error:
+            if error.causes.get(piece.text) != "" or operator == "?":
                 raise
             is_set = False
         has_value = any(value) if piece.operator.startswith(":") else is_set
@@ -369,14 +366,14 @@ class Variables:
         return ["".join("".join(self._of(part)) for part in piece.otherwise)]
 
     def _sum(self, text: str) -> str:
-        """Whole numbers with + - * / and %, names for variables."""
-        if len(text) > _LONGEST_SUM:
-            raise _Closed(f"$(({text}))")
+        """Whole-number arithmetic with + - * / and %, and names of variables."""
+        if len(text) > _MAX_SUM:
+            raise _DynamicError(f"$(({text}))")
         try:
             tree = ast.parse(_NAME_IN_SUM.sub(r"\1", text).strip(), mode="eval")
             return str(self._number(tree.body))
         except (SyntaxError, ValueError, ZeroDivisionError) as error:
-            raise _Closed(f"$(({text}))") from error
+            raise _DynamicError(f"$(({text}))") from error
 
     def _number(self, node: ast.expr) -> int:
         match node:
@@ -388,11 +385,11 @@ class Variables:
                 return -self._number(inner)
             case ast.BinOp(left=left, op=op, right=right):
                 return _applied(op, self._number(left), self._number(right))
-        raise ValueError("not a sum of whole numbers")
+        raise ValueError("not whole-number arithmetic")
 
 
-class _Closed(Exception):  # noqa: N818 - as above
-    """Something that only a shell could find out; `source` is how it stands in the script."""
+class _DynamicError(Exception):
+    """Only running the script would tell; `source` is the part of the script."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source)
@@ -432,14 +429,14 @@ def _applied(op: ast.operator, left: int, right: int) -> int:
             return int(left / right)
         case ast.Mod():
             return left - right * int(left / right)
-    raise ValueError("not a sum of whole numbers")
+    raise ValueError("not whole-number arithmetic")
 
 
 TRAINING = re.compile(r"(?:.*[./])?(main_ppo(?:_\w+)?)(?:\.py)?")
-"""verl's and Search-R1's programs that train, as a module or as a file."""
+"""The training programs of verl and Search-R1, as a module or as a file."""
 _OTHER_MODULE = re.compile(r"(?:verl|recipe)\.[\w.]+")
 _SETTING = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:[./@:][\w./@:]+)=", re.DOTALL)
-"""`a.b=…`: what stands in a command's line and nowhere else in a script."""
+"""`a.b=…`: a setting on the command line."""
 _EXPORTS = {"export", "declare", "local", "readonly", "typeset"}
 _OPENS = {"if", "for", "while", "until", "case", "select", "function", "{"}
 _CLOSES = {"fi", "done", "esac", "}"}
@@ -448,7 +445,7 @@ _JOINTS = {"then", "else", "elif", "do", "if", "while", "until", "{", "!", "time
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The words of one command; `around` is the line of the `if` or loop that it stands in, or 0."""
+    """The words of one command; `around` is the line of the `if` or loop around it, or 0."""
 
     words: tuple[Word, ...]
     around: int
@@ -459,9 +456,11 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """A command that trains: its program, its words after that with the line of each, and what a shell
-    does not pass to it although it looks so."""
+class TrainingCommand:
+    """A command that trains: its program, and the words after it, each with its line.
+
+    `left_behind` are settings that look like part of the command and are not passed to it by a shell.
+    """
 
     program: str
     words: tuple[tuple[str, int], ...]
@@ -469,8 +468,8 @@ class Training:
     left_behind: tuple[str, ...] = ()
 
 
-def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[str]) -> Training:
-    """The one training command in `text`, or all settings of a file that holds settings only.
+def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[str]) -> TrainingCommand:
+    """The one training command in `text`, or all settings of a file of nothing but settings.
 
     `given` are the values of `--define`, `bare` the keys without a dot that are settings, not variables.
     Raises UserError with `name` and the line.
@@ -493,7 +492,7 @@ def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[
 
 
 def _commands(tokens: Iterable[Word | Operator]) -> Iterator[Command]:
-    """The simple commands in order, redirections left out."""
+    """The simple commands in order, without their redirections."""
     words: list[Word] = []
     around: list[int] = []
     skips, doubt = False, 0
@@ -513,12 +512,12 @@ def _commands(tokens: Iterable[Word | Operator]) -> Iterator[Command]:
 
 
 def _decides(sign: str, words: list[Word]) -> bool:
-    """Whether it depends on the command before if the next one is run: `[ … ] &&`, and any `||`."""
+    """Whether the command before decides if the next one runs: `[ … ] &&`, and any `||`."""
     return sign == "||" or (sign == "&&" and words[0].literal in ("[", "[[", "test"))
 
 
 def _command(words: list[Word], around: list[int], doubt: int) -> Iterator[Command]:
-    """The command without `then`, `do` and their like; `around` is where it stands afterwards."""
+    """The command without `then`, `do` and the like; updates `around`, the lines of the open blocks."""
     while words and (first := words[0].literal) in _OPENS | _CLOSES | _JOINTS:
         if first in _OPENS:
             around.append(words[0].line)
@@ -533,7 +532,7 @@ def _command(words: list[Word], around: list[int], doubt: int) -> Iterator[Comma
 
 
 def _program(command: Command) -> str:
-    """The program that trains, where the command runs one."""
+    """The training program that the command runs, or nothing."""
     texts = [word.literal for word in command.words]
     for before, text in zip(["", *texts], texts, strict=False):
         found = TRAINING.fullmatch(text)
@@ -544,7 +543,7 @@ def _program(command: Command) -> str:
 
 def _of_command(
     commands: list[Command], command: Command, variables: Variables, name: str
-) -> Training:  # fmt: skip
+) -> TrainingCommand:  # fmt: skip
     position = commands.index(command)
     for earlier in commands[:position]:
         _remember(earlier, variables)
@@ -552,11 +551,13 @@ def _of_command(
     words = _expanded(command.words[start:], variables, name)
     behind = [word for later in commands[position + 1 :] for word in later.words[:1]]
     left = tuple(f"line {word.line}: {word.literal}" for word in behind if _SETTING.match(word.literal))
-    return Training(_program(command), words, command.line, left)
+    return TrainingCommand(_program(command), words, command.line, left)
 
 
-def _of_list(commands: list[Command], variables: Variables, name: str, bare: frozenset[str]) -> Training:
-    """All the settings of a file that holds nothing else but variables."""
+def _of_list(
+    commands: list[Command], variables: Variables, name: str, bare: frozenset[str]
+) -> TrainingCommand:
+    """All settings of a file that holds only settings and variables."""
     words: list[Word] = []
     for command in commands:
         first = command.words[0]
@@ -568,7 +569,7 @@ def _of_list(commands: list[Command], variables: Variables, name: str, bare: fro
             raise UserError(f"{name}:{command.line}: {_no_command(commands)}")
     if not words:
         raise UserError(f"{name}: {_no_command(commands)}")
-    return Training("", _expanded(words, variables, name), words[0].line)
+    return TrainingCommand("", _expanded(words, variables, name), words[0].line)
 
 
 def _is_setting(word: Word, bare: frozenset[str]) -> bool:
@@ -584,9 +585,9 @@ def _no_command(commands: list[Command]) -> str:
 
 
 def _remember(command: Command, variables: Variables) -> None:
-    """Carry out the assignments of a command, and those only."""
+    """Carry out the assignments of a command, and nothing else."""
     words = list(command.words)
-    doubt = f"line {command.line} sets it only inside what begins in line {command.around}"
+    doubt = f"line {command.line} sets it only inside the block that begins in line {command.around}"
     if words[0].literal in ("for", "select") and len(words) > 1:
         variables.forget(words[1].literal, f"line {command.line} loops over it")
         return
@@ -599,19 +600,19 @@ def _remember(command: Command, variables: Variables) -> None:
 
 
 def _expanded(words: Iterable[Word], variables: Variables, name: str) -> tuple[tuple[str, int], ...]:
-    """The words with the values of their variables. Raises UserError naming all that have none."""
+    """The words with their variables expanded. Raises UserError naming all that have no value."""
     found: list[tuple[str, int]] = []
     causes: dict[str, str] = {}
     for word in words:
         try:
             found += [(text, word.line) for text in variables.expand(word)]
-        except Unknown as unknown:
+        except NoValueError as error:
             if word.literal.startswith("-"):
                 found.append((word.literal, word.line))
                 continue
-            asked = f"asked for in line {word.line}"
-            for cause, why in unknown.causes.items():
-                causes.setdefault(cause, why or asked)
+            where = f"used in line {word.line}"
+            for cause, why in error.causes.items():
+                causes.setdefault(cause, why or where)
     if causes:
         raise UserError(_undefined(causes, name))
     return tuple(found)
@@ -621,7 +622,7 @@ def _undefined(causes: Mapping[str, str], name: str) -> str:
     names = [cause for cause in causes if re.fullmatch(r"\w+", cause)]
     said = ", ".join(f"{cause} ({why})" for cause, why in causes.items())
     if not names:
-        return f"{name}: nothing is run, so there is no value for {said}; write the value there"
+        return f"{name}: nothing is run, so the value of {said} is unknown; write the value there"
     define = " ".join(f"--define {cause}=VALUE" for cause in names)
     return f"{name}: no value for {said}; type: {define}"
 

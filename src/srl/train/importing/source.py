@@ -12,12 +12,12 @@ from srl.config.yamltext import parse
 from srl.errors import UserError
 from srl.train.importing.hydra import read_override, resolved
 from srl.train.importing.key_table import SEARCH_R1, SEARCH_R1_ONLY, VERL, defaults_of
-from srl.train.importing.shell import Training, read_script
+from srl.train.importing.shell import TrainingCommand, read_script
 
-LARGEST = 2**18
-"""Bytes of the largest file that is read."""
-_MOST = 20_000
-"""Settings; a YAML file whose aliases multiply holds more."""
+MAX_BYTES = 2**18
+"""The largest file that is read."""
+_MAX_SETTINGS = 20_000
+"""A YAML file whose aliases multiply has more settings than any run."""
 _BARE = frozenset(key for key in SEARCH_R1_ONLY if "." not in key)
 _YAML = {".yaml", ".yml"}
 _KEY_AND_COLON = re.compile(r"^[A-Za-z_][\w.]*\s*:(?:\s|$)", re.MULTILINE)
@@ -26,11 +26,11 @@ _HYDRA = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a file says: its settings by their dotted names there, all references replaced.
+    """The settings of a file by their dotted names, all references resolved.
 
-    `dialect` is whose it is, `program` the one that its command runs (`""` without a command). `added` are
-    keys that a `+` adds to verl's own. `notes` are sentences about what this reader leaves unread,
-    `dangling` the keys left out because what they refer to stands nowhere.
+    `dialect` is `verl` or `Search-R1`, `program` the one that the file's command runs (`""` without a
+    command). `added` are keys that a `+` adds to verl's own. `notes` are sentences about what was not read,
+    `undefined` the keys left out because they refer to something undefined.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Source:
     added: frozenset[str] = frozenset()
     program: str = ""
     notes: tuple[str, ...] = ()
-    dangling: Mapping[str, str] = field(default_factory=dict)
+    undefined: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
-class _Found:
-    """The settings of a file before references are replaced, and what else is known of it."""
+class _Parsed:
+    """The settings of a file before references are resolved, and what else it says."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
@@ -57,8 +57,8 @@ class _Found:
         is_search_r1 = self.program == "main_ppo_format" or self.settings.keys() & SEARCH_R1_ONLY
         return SEARCH_R1 if is_search_r1 else VERL
 
-    def suppose_megatron(self) -> None:
-        """Where nothing names the engine, keys of Megatron's or a base of that name do."""
+    def guess_megatron(self) -> None:
+        """Keys of Megatron, or a base of that name, imply the strategy `megatron` where none is set."""
         keys = any(".megatron." in key for key in self.settings)
         if keys or any("megatron" in base for base in self.bases):
             self.settings.setdefault("actor_rollout_ref.actor.strategy", "megatron")
@@ -70,10 +70,10 @@ def read_source(path: Path, given: Mapping[str, str]) -> Source:
     try:
         found = _found(path, text, given)
     except RecursionError as error:
-        raise UserError(f"{path}: brackets are nested deeper than any configuration needs") from error
-    found.suppose_megatron()
+        raise UserError(f"{path}: brackets are nested too deeply") from error
+    found.guess_megatron()
     known = {**defaults_of(found.dialect), **found.settings}
-    settings, dangling = resolved(found.settings, known, given)
+    settings, undefined = resolved(found.settings, known, given)
     return Source(
         path.name,
         found.dialect,
@@ -81,15 +81,17 @@ def read_source(path: Path, given: Mapping[str, str]) -> Source:
         frozenset(found.added),
         found.program,
         tuple(found.notes),
-        dangling,
+        undefined,
     )
 
 
 def _text(path: Path) -> str:
     try:
         size = path.stat().st_size
-        if size > LARGEST:
-            raise UserError(f"{path} has {size:,} bytes; expected a configuration or a script of {LARGEST:,}")
+        if size > MAX_BYTES:
+            raise UserError(
+                f"{path} has {size:,} bytes; expected a configuration or a script of at most {MAX_BYTES:,}"
+            )
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: expected text in UTF-8: {error.reason} at byte {error.start}") from error
@@ -102,7 +104,7 @@ def _text(path: Path) -> str:
     return text
 
 
-def _found(path: Path, text: str, given: Mapping[str, str]) -> _Found:
+def _found(path: Path, text: str, given: Mapping[str, str]) -> _Parsed:
     if path.suffix.lower() in _YAML or _looks_like_yaml(text):
         tree = parse(text, str(path))
         if isinstance(tree, list):
@@ -124,7 +126,7 @@ def _found(path: Path, text: str, given: Mapping[str, str]) -> _Found:
 
 
 def _options_apart(words: Iterable[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[str]]:
-    """The settings among the words of a command, and Hydra's own options with their values."""
+    """The settings among the words of a command, and the options of Hydra with their values."""
     settings: list[tuple[str, int]] = []
     options: list[str] = []
     takes_next = False
@@ -140,7 +142,7 @@ def _options_apart(words: Iterable[tuple[str, int]]) -> tuple[list[tuple[str, in
 
 
 def _looks_like_yaml(text: str) -> bool:
-    """Whether a file without the ending is YAML all the same: keys with colons, and no settings with `=`."""
+    """Whether a file without the suffix is YAML all the same: keys with colons, no settings with `=`."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return bool(_KEY_AND_COLON.match(lines[0] if lines else "")) and "main_ppo" not in text
 
@@ -149,8 +151,8 @@ def _not_a_list(path: Path) -> str:
     return f"{path}: expected sections with keys under them, or a list of overrides such as a.b=c"
 
 
-def _of_words(words: list[tuple[str, int]], name: str, wrong: str = "") -> _Found:
-    found = _Found()
+def _of_words(words: list[tuple[str, int]], name: str, wrong: str = "") -> _Parsed:
+    found = _Parsed()
     for word, line in words:
         override = read_override(word)
         if override is None:
@@ -162,7 +164,7 @@ def _of_words(words: list[tuple[str, int]], name: str, wrong: str = "") -> _Foun
     return found
 
 
-def _of_tree(tree: Mapping[str, Any], path: Path) -> _Found:
+def _of_tree(tree: Mapping[str, Any], path: Path) -> _Parsed:
     kept = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
     settings = _flat(kept, str(path))
     if not settings:
@@ -170,12 +172,12 @@ def _of_tree(tree: Mapping[str, Any], path: Path) -> _Found:
     named = tree.get("defaults")
     bases = [str(item) for item in named if item != "_self_"] if isinstance(named, list) else []
     unread = ", ".join(base for base in bases if "trainer" not in base)
-    notes = [f"what the file stands on is not read: {unread}"] if unread else []
-    return _Found(settings, bases=bases, notes=notes)
+    notes = [f"the bases of the file are not read: {unread}"] if unread else []
+    return _Parsed(settings, bases=bases, notes=notes)
 
 
 def _flat(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Settings by dotted name; `???` is Hydra's for a value that is still missing, and is left out."""
+    """Settings by dotted name, without `???` (Hydra's mark for a missing value)."""
     found: dict[str, Any] = {}
     left = list(tree.items())
     while left:
@@ -184,21 +186,23 @@ def _flat(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
             left[:0] = [(f"{key}.{name}", item) for name, item in value.items()]
         elif value != "???" and not key.endswith("_target_"):
             found[key] = value
-        if len(found) + len(left) > _MOST:
-            raise UserError(f"{name}: more than {_MOST:,} settings; expected the configuration of one run")
+        if len(found) + len(left) > _MAX_SETTINGS:
+            raise UserError(
+                f"{name}: more than {_MAX_SETTINGS:,} settings; expected the configuration of one run"
+            )
     return found
 
 
-def _notes_of_command(training: Training, bases: list[str]) -> list[str]:
+def _notes_of_command(training: TrainingCommand, bases: list[str]) -> list[str]:
     notes = []
     if bases:
         notes.append(
-            f"the configuration that the command stands on is not read ({' '.join(bases)}): "
-            "what it sets and the command does not is verl's default here"
+            f"the base configuration of the command is not read ({' '.join(bases)}): "
+            "what only it sets has verl's default here"
         )
     if training.left_behind:
         notes.append(
-            f"settings below the training command are not part of it, and a shell does not pass them on: "
+            f"settings below the training command are not part of it; a shell does not pass them on: "
             f"{'; '.join(training.left_behind)}"
         )
     return notes
