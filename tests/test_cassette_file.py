@@ -90,7 +90,7 @@ def test_a_cassette_is_not_overwritten(tmp_path):
 def test_a_run_killed_before_its_first_line_begins_its_cassette_anew(tmp_path, left):
     ask(Recorder(Scripted(a=[ok("a", "one")]), tmp_path / "t"), "a")
     (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes()[:left])
-    with pytest.raises(UserError, match="nothing is on the cassette"):
+    with pytest.raises(UserError, match=r"the cassette .* is empty"):
         Replay(tmp_path / "t")
     ask(Recorder(Scripted(a=[ok("a", "one")]), tmp_path / "t", append=True), "a")
     assert ask(Replay(tmp_path / "t"), "a") == [ok("a", "one")]
@@ -99,10 +99,12 @@ def test_a_run_killed_before_its_first_line_begins_its_cassette_anew(tmp_path, l
 def test_a_cassette_goes_on_only_with_the_same_searches(tmp_path):
     search = Scripted(a=[ok("a")])
     ask(Recorder(search, tmp_path / "t", topk=3), "a")
-    with pytest.raises(UserError, match="only with the same searches: it has topk=3, not 5"):
+    with pytest.raises(
+        UserError, match="only be continued with the same searches: it was recorded with topk=3, not 5"
+    ):
         Recorder(search, tmp_path / "t", topk=5, append=True)
     search.index_digest = "e" * 32
-    with pytest.raises(UserError, match="it has the index dddddddddddd, not eeeeeeeeeeee"):
+    with pytest.raises(UserError, match="expected the index with digest dddddddddddd, found eeeeeeeeeeee"):
         Recorder(search, tmp_path / "t", topk=3, append=True)
     with pytest.raises(UserError, match="was recorded with topk=3, not 5"):
         Replay(tmp_path / "t", topk=5)
@@ -110,7 +112,7 @@ def test_a_cassette_goes_on_only_with_the_same_searches(tmp_path):
 
 def test_two_runs_do_not_record_on_one_cassette(tmp_path):
     first = Recorder(Scripted(a=[ok("a")]), tmp_path / "t")
-    with pytest.raises(UserError, match="another run records on the cassette"):
+    with pytest.raises(UserError, match="another run is recording to the cassette"):
         Recorder(Scripted(), tmp_path / "t", append=True)
     ask(first, "a")
     assert ask(Replay(tmp_path / "t"), "a") == [ok("a")]
@@ -140,7 +142,7 @@ def test_a_place_where_no_cassette_can_be_is_said(tmp_path):
 def header(**changes: Any) -> str:
     plain = {
         "format": 1,
-        "kind": "search tape",
+        "kind": "search cassette",
         "srl": "0",
         "topk": 3,
         "digests": {"": "d"},
@@ -169,11 +171,11 @@ def test_a_cassette_of_an_older_version_is_replayed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a letter\n", "is no cassette of searches"),
-        ("\x00\x01\n", "is no cassette of searches"),
-        ('{"query": "a"}\n', "is no cassette of searches"),
-        ("[1]\n", "is no cassette of searches"),
-        ("[" * 100_000 + "\n", "is no cassette of searches"),
+        ("a letter\n", "is not a search cassette"),
+        ("\x00\x01\n", "is not a search cassette"),
+        ('{"query": "a"}\n', "is not a search cassette"),
+        ("[1]\n", "is not a search cassette"),
+        ("[" * 100_000 + "\n", "is not a search cassette"),
         (header(format=2) + "\n", "has format 2, this srl reads up to 1"),
         (header(digests=3) + "\n", "t:1: the cassette is damaged"),
         *(
@@ -242,7 +244,7 @@ def test_every_outcome_comes_back_as_it_was(tmp_path_factory, recorded):
     writer.close()
     cassette = read_cassette(path)
     assert cassette is not None
-    assert [(entry.search, entry.episode) for entry in cassette.entries] == recorded
+    assert [(entry.search, entry.episode) for entry in cassette.searches] == recorded
     assert cassette.length == path.stat().st_size
 
 

@@ -135,7 +135,7 @@ def test_processes_of_one_run_replay_one_cassette(recorded, towns):
     """On verl the launcher and every worker open the cassette: each is answered as if it were alone."""
     _, cassette = recorded
     here = load_search(on_cassette(towns, "replay", cassette), Workspace(towns), print)
-    query = next(entry.search.query for entry in read_cassette(cassette).entries)
+    query = next(entry.search.query for entry in read_cassette(cassette).searches)
     code = (
         "import asyncio, sys; from srl.serve.cassette import Replay; "
         "found = asyncio.run(Replay(sys.argv[1], topk=1).search(sys.argv[2])); "

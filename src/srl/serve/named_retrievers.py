@@ -1,4 +1,4 @@
-"""Several searchers in one run: the default one, and others that the policy asks by name."""
+"""Several retrievers in one run: the default one, and others that the policy calls by name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from srl.trajectory import Search, SearchTool
 
 
 class NamedRetrievers:
-    """Sends each query to the retriever that it names; a query that names none goes to the default.
+    """A search tool that sends each query to the retriever it names, or else to the default one.
 
-    A name that is none of `retrievers` makes the search `rejected`: that is the policy's own mistake, of
-    which it is told.
+    A search that names an unknown retriever is `rejected`: the policy made the mistake, and is told so.
     """
 
     def __init__(self, default: SearchTool, retrievers: Mapping[str, SearchTool]) -> None:
-        self._searchers = {"": default, **retrievers}
+        self._tools = {"": default, **retrievers}
         self.retrievers: tuple[str, ...] = tuple(retrievers)
 
     @property
@@ -28,37 +27,37 @@ class NamedRetrievers:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digest of each retriever's index by its name, "" for the default; empty where not known."""
-        return {name: digest_of(searcher) for name, searcher in self._searchers.items()}
+        """The index digest of each retriever by its name, "" for the default one; empty if not known."""
+        return {name: digest_of(tool) for name, tool in self._tools.items()}
 
     async def search(self, query: str, retriever: str = "") -> Search:
-        """The outcome of one query; never an exception."""
-        if retriever not in self._searchers:
+        """The outcome of one query; never raises."""
+        if retriever not in self._tools:
             error = unknown_retriever(retriever, self.retrievers)
             return Search(query, status="rejected", error=error, attempts=0, retriever=retriever)
-        return replace(await self._searchers[retriever].search(query), retriever=retriever)
+        return replace(await self._tools[retriever].search(query), retriever=retriever)
 
     async def connect(self) -> None:
-        """Reach every retriever that is elsewhere. Raises UserError where one does not answer."""
-        await asyncio.gather(*map(connect, self._searchers.values()))
+        """Connect to the servers of all retrievers. Raises UserError if one does not answer."""
+        await asyncio.gather(*map(connect, self._tools.values()))
 
     async def aclose(self) -> None:
-        """Close the connections of every retriever."""
-        await asyncio.gather(*map(aclose, self._searchers.values()))
+        """Close the connections of all retrievers."""
+        await asyncio.gather(*map(aclose, self._tools.values()))
 
 
 def digest_of(search: object) -> str:
-    """The digest of the index behind a searcher; empty where it is not known, or nothing is searched."""
+    """The index digest of a search tool; empty if it has or knows none."""
     return str(getattr(search, "index_digest", ""))
 
 
 async def connect(search: object) -> None:
-    """Reach what a searcher needs to reach, where it needs to. Raises UserError where nobody answers."""
-    if (reach := getattr(search, "connect", None)) is not None:
-        await reach()
+    """Connect a search tool to its servers, if it has some. Raises UserError if one does not answer."""
+    if (method := getattr(search, "connect", None)) is not None:
+        await method()
 
 
 async def aclose(search: object) -> None:
-    """Close a searcher, where there is something to close."""
-    if (close := getattr(search, "aclose", None)) is not None:
-        await close()
+    """Close the connections of a search tool, if it has some."""
+    if (method := getattr(search, "aclose", None)) is not None:
+        await method()
