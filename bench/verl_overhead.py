@@ -40,10 +40,10 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.store import Record, RunInfo
+from srl.train.step_result import StepBatch, compute_step
 from srl.train.verl.agent_loop import VerlEngine, to_output
-from srl.train.verl.batch import StepBatch, learn_from
+from srl.train.verl.batch import step_batch, tokens_by_trajectory
 from srl.train.verl.log_writer import LogActor
-from srl.train.verl.register import for_verl
 from srl.trajectory import Hit, Passage, Question, Search
 from srl.update.kl import kl_controller
 
@@ -171,21 +171,14 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
     found["hand_over"] = time.process_time() - began
     batch = batch_of(outputs)
     algorithm: Any = manager.load("algorithm", "grpo", {})
+    extra, padding = [output.extra_fields for output in outputs], [False] * len(outputs)
     began = time.process_time()
-    learned = learn_from(batch, config, for_verl(algorithm), kl_controller("fixed", 0.001))
-    tokens = {
-        name: (adv, back)
-        for name, adv, back in zip(
-            batch.ids, learned.advantages.tolist(), learned.returns.tolist(), strict=True
-        )
-    }
+    result = compute_step(batch, config, algorithm, kl_controller("fixed", 0.001))
+    lengths = [len(output.response_ids) for output in outputs]
+    tokens = tokens_by_trajectory(result, extra, padding, lengths)
     found["advantages"] = time.process_time() - began
-    cut = {
-        name: tuple(row[: len(o.response_ids)] for row in tokens[name])
-        for name, o in zip(batch.ids, outputs, strict=True)
-    }
     began = time.process_time()
-    log_actor.finish(1, "train", {}, cut)
+    log_actor.finish(1, "train", {}, tokens)
     found["write"] = time.process_time() - began
     log_actor.close("finished")
     found["tokens"] = sum(len(o.prompt_ids) + len(o.response_ids) for o in outputs) / len(outputs)
@@ -210,7 +203,7 @@ def batch_of(outputs: Sequence[Any]) -> StepBatch:
         "old_log_probs": logprobs,
         "rollout_log_probs": logprobs,
     }
-    return StepBatch.of(fields, [output.extra_fields for output in outputs], [False] * len(outputs))
+    return step_batch(fields, [output.extra_fields for output in outputs], [False] * len(outputs))
 
 
 def shares(part: dict[str, float], episodes: int) -> dict[str, Any]:

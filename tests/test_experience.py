@@ -1,4 +1,4 @@
-"""From scored episodes to what the update learns from: where rewards and KL land, and who is left out."""
+"""Rewards per token, KL, groups, masks and metrics of a step, on both backends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tests.training import SETTINGS
 from srl.advantage import Advantages, Algorithm
 from srl.config import load_config
 from srl.model import add_lora, new_model
-from srl.train.experience import Learner, make_experience, token_rewards
+from srl.plugins import manager
+from srl.train.experience import Learner, make_experience
+from srl.train.step_result import StepBatch, compute_step, token_rewards
+from srl.train.verl.batch import step_batch
 from srl.trajectory import Score
 from srl.update.batch import collate
 from srl.update.critic import Critic, batched_values
@@ -55,12 +58,20 @@ def scores(values=SCORES):
     return [Score(value) for value in values]
 
 
+def rewards_of(trajectories, given, mask):
+    """Rewards per token (B, T) under `mask`."""
+    valid = torch.tensor([item.valid for item in trajectories])
+    values, turns = torch.tensor([score.value for score in given]), [score.per_turn for score in given]
+    ends = [item.turn_ends for item in trajectories]
+    return token_rewards(StepBatch([], values, turns, ends, valid, mask, mask, mask))
+
+
 def last(spec):
     return len(spec) - 1
 
 
 def test_a_score_lies_on_the_last_token_of_the_policy():
-    rewards = token_rewards(episodes(), scores(), collate(episodes()).response_mask)
+    rewards = rewards_of(episodes(), scores(), collate(episodes()).response_mask)
     for row, (spec, value) in enumerate(zip(SPECS, SCORES, strict=True)):
         expected = [0.0] * 8
         expected[last(spec)] = value
@@ -69,7 +80,7 @@ def test_a_score_lies_on_the_last_token_of_the_policy():
 
 def test_scores_by_turn_lie_on_the_last_token_of_each_turn():
     given = [Score(1.0, per_turn=(0.25, 0.75)), Score(0.5, per_turn=(0.5, 0.0)), *scores()[2:]]
-    rewards = token_rewards(episodes(), given, collate(episodes()).response_mask)
+    rewards = rewards_of(episodes(), given, collate(episodes()).response_mask)
     assert rewards[0].tolist() == [0, 0, 0, 0.25, 0, 0, 0, 0.75]
     assert rewards[1].tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0]
     assert rewards[3].tolist() == [0, 0, 0, 0, 0, 0, -1, 0]
@@ -79,7 +90,7 @@ def test_kl_in_the_reward_lands_on_policy_tokens_only():
     them = learner("rloo", kl=0.5)
     experience, metrics = make_experience(them, episodes(), scores())
     asked = them.algorithm.estimator.asked
-    plain = token_rewards(episodes(), scores(), experience.mask)
+    plain = rewards_of(episodes(), scores(), experience.mask)
     kl = kl_penalty(experience.old_logprobs, experience.ref_logprobs, "k1") * experience.mask
     torch.testing.assert_close(asked["token_level_rewards"], plain - 0.5 * kl)
     assert not (asked["token_level_rewards"] - plain)[experience.mask == 0].any()
@@ -95,7 +106,7 @@ def test_kl_in_the_loss_leaves_the_rewards_alone():
     them = learner("grpo", kl=0.5)
     experience, metrics = make_experience(them, episodes(), scores())
     asked = them.algorithm.estimator.asked
-    assert torch.equal(asked["token_level_rewards"], token_rewards(episodes(), scores(), experience.mask))
+    assert torch.equal(asked["token_level_rewards"], rewards_of(episodes(), scores(), experience.mask))
     assert experience.ref_logprobs is not None
     assert "critic/kl" not in metrics
     kl = kl_penalty(experience.old_logprobs, experience.ref_logprobs, "k3")
@@ -192,7 +203,7 @@ def test_without_the_mask_everything_after_the_prompt_is_trained():
     assert torch.equal(asked["response_mask"], after.float())
     assert experience.mask.sum() == 4 + 3 + 4
     assert (experience.old_logprobs != 0).sum() == after.sum()
-    plain = token_rewards(episodes(failed=(1,)), scores(), experience.mask)
+    plain = rewards_of(episodes(failed=(1,)), scores(), experience.mask)
     moved = (asked["token_level_rewards"] - plain).abs() > 1e-7
     assert not moved[experience.mask == 0].any(), "what was read costs no KL"
 
@@ -234,3 +245,38 @@ def test_nothing_is_learnt_while_an_experience_is_made():
         assert not tensor.requires_grad
     assert all(parameter.grad is None for parameter in them.actor.parameters())
     assert them.actor.training
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo", "rloo", "reinforce", "reinforce_plus_plus"])
+@pytest.mark.parametrize("kl_in_reward", [True, False])
+def test_both_backends_make_the_same_tensors_and_metrics_bit_for_bit(algo, kl_in_reward):
+    """The fields of a verl batch that has the local backend's numbers, turn rewards and a failed row."""
+    trajectories = episodes(failed=(3,))
+    given = [Score(1.0, per_turn=(0.25, 0.75)), *scores()[1:]]
+    sets = {"algorithm__use_kl_in_reward": kl_in_reward, "rollout__logprobs": "sampler"}
+    them = learner(algo, critic=algo == "ppo", control=AdaptiveKL(0.3, target=0.01, horizon=40), **sets)
+    them.algorithm = manager.load("algorithm", algo)
+    if them.critic is not None:
+        torch.nn.init.normal_(them.critic.head.weight)
+    experience, metrics = make_experience(them, trajectories, given)
+    rewards = torch.zeros_like(experience.mask)
+    rewards[:, -1] = torch.tensor([score.value for score in given])
+    fields = {
+        "rm_scores": rewards, "response_mask": experience.batch.response_mask.long(),
+        "old_log_probs": experience.old_logprobs, "rollout_log_probs": experience.batch.sampler_logprobs,
+        "ref_log_prob": experience.ref_logprobs, "values": experience.values,
+    }  # fmt: skip
+    extra = [
+        {"srl_group": item.question.id, "srl_valid": item.valid, "srl_per_turn": score.per_turn,
+         "srl_turn_ends": item.turn_ends} for item, score in zip(trajectories, given, strict=True)
+    ]  # fmt: skip
+    step = step_batch(
+        {name: field for name, field in fields.items() if field is not None}, extra, [False] * 4
+    )
+    control = AdaptiveKL(0.3, target=0.01, horizon=40)
+    found = compute_step(step, them.config, them.algorithm, control)
+    for name in ("advantages", "returns", "weights"):
+        assert torch.equal(getattr(found, name), getattr(experience, name)), name
+    assert found.metrics == {name: value for name, value in metrics.items() if name != "actor/entropy"}
+    assert control.coef == them.kl_control.coef
+    assert float(found.advantages.abs().max()) > 0.1

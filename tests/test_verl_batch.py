@@ -13,10 +13,10 @@ from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.train.question_order import QuestionOrder
-from srl.train.verl.batch import StepBatch, learn_from, token_rewards, turn_ends
+from srl.train.step_result import compute_step, token_rewards
+from srl.train.verl.batch import returns_and_values, step_batch, tokens_by_trajectory
 from srl.train.verl.dataset import Questions, read_row, row
 from srl.train.verl.job import TORCH
-from srl.train.verl.register import for_verl
 from srl.train.verl.sampling import reason_of, seed_of, server_params
 from srl.trajectory import Question
 from srl.update.kl import kl_controller
@@ -26,7 +26,8 @@ SCORES = [1.0, 0.0, 1.0, 0.0]
 
 
 def extra(**given):
-    return {"srl_id": "t", "srl_group": "q", "srl_valid": True, "srl_per_turn": None, **given}
+    known = {"srl_id": "t", "srl_group": "q", "srl_valid": True, "srl_per_turn": None, "srl_turn_ends": []}
+    return {**known, **given}
 
 
 def batch(extras=None, padding=(False, False, False, True), **fields):
@@ -37,7 +38,7 @@ def batch(extras=None, padding=(False, False, False, True), **fields):
         "rollout_log_probs": torch.full((4, 5), -1.0), **fields,
     }  # fmt: skip
     given = extras or [extra(srl_id=f"t{n}") for n in range(4)]
-    return StepBatch.of(known, given, list(padding))
+    return step_batch(known, given, list(padding))
 
 
 def test_score_stands_on_the_last_token_that_the_policy_wrote():
@@ -48,9 +49,8 @@ def test_score_stands_on_the_last_token_that_the_policy_wrote():
 
 
 def test_reward_of_each_turn_stands_on_its_last_token():
-    rows = [extra(srl_id="a", srl_per_turn=[0.25, 0.75]), extra(), extra(), extra()]
+    rows = [extra(srl_per_turn=[0.25, 0.75], srl_turn_ends=[1, 3]), extra(), extra(), extra()]
     assert token_rewards(batch(rows))[0].tolist() == [0, 0.25, 0, 0.75, 0]
-    assert turn_ends(torch.tensor([0, 1, 1, 0, 1])) == [2, 4]
 
 
 def test_failed_episode_and_filled_up_row_lose_their_mask():
@@ -58,7 +58,6 @@ def test_failed_episode_and_filled_up_row_lose_their_mask():
     made = batch(rows)
     assert made.valid.tolist() == [True, False, True, False]
     assert made.mask.sum(1).tolist() == [3, 0, 5, 0]
-    assert made.ids[3] == ""
     assert len(set(made.groups)) == 2, "a row that fills the batch up has a group of its own"
 
 
@@ -66,17 +65,19 @@ def test_failed_episode_is_in_no_baseline_and_no_mean():
     """Groups q (1, failed, 1) and the filled-up row: nothing to tell apart, and a mean score of 1."""
     rows = [extra(srl_id="a"), extra(srl_id="b", srl_valid=False), extra(srl_id="c"), extra()]
     config = load_config(None, None, "grpo", {"rollout.n": 3}).config
-    made = learn_from(
-        batch(rows), config, for_verl(manager.load("algorithm", "grpo")), kl_controller("fixed", 0.0)
-    )
+    step = batch(rows)
+    made = compute_step(step, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.0))
     assert made.advantages.abs().max() == 0
     assert made.metrics["critic/score/mean"] == 1.0
+    assert returns_and_values(step, made)["critic/returns/max"] == 0
+    tokens = tokens_by_trajectory(made, rows, [False, False, False, True], [4, 1, 5, 5])
+    assert {name: len(advantages) for name, (advantages, _) in tokens.items()} == {"a": 4, "b": 1, "c": 5}
 
 
 def test_kl_in_the_reward_is_taken_from_the_policys_tokens_only():
     config = load_config(None, None, "grpo", {"rollout.n": 3, "algorithm.use_kl_in_reward": True}).config
     given = batch(ref_log_prob=torch.full((4, 5), -1.5))
-    made = learn_from(given, config, for_verl(manager.load("algorithm", "grpo")), kl_controller("fixed", 0.1))
+    made = compute_step(given, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.1))
     torch.testing.assert_close(made.rewards[0], torch.tensor([-0.05, -0.05, 0.0, 0.95, 0.0]))
     assert made.metrics["critic/kl"] == pytest.approx(0.5)
 

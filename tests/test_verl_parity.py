@@ -28,7 +28,10 @@ from tests.verl_rows import (
 
 from srl.plugins import manager
 from srl.train.experience import make_experience
+from srl.train.loading import load_algorithm
 from srl.train.local import actor_loss
+from srl.train.step_result import compute_step
+from srl.train.verl.batch import step_batch
 from srl.update.actor import accumulate_actor
 from srl.update.critic import accumulate_critic
 from srl.update.kl import kl_controller
@@ -87,10 +90,6 @@ def test_token_ids_masks_and_rewards_are_those_of_the_local_backend(folder, monk
 
 def advantages(folder, monkeypatch, algo, sets=(), change=lambda scores: scores):
     """(ours, verl's, mask), a row each: advantages and returns from the same log-probs and values."""
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-
-    from srl.train.verl import batch, register
-
     chosen = settings(folder, algo, sets)
     trajectories, scores = local_episodes(chosen)
     scores = change(scores)
@@ -106,23 +105,22 @@ def advantages(folder, monkeypatch, algo, sets=(), change=lambda scores: scores)
     for name, tensor in (("ref_log_prob", ours.ref_logprobs), ("values", ours.values)):
         if tensor is not None:
             known[name] = response(tensor, fields)
-    step = batch.StepBatch.of(
+    step = step_batch(
         {name: padded(tensors) for name, tensors in known.items()},
         [row["extra_fields"] for row in fields], [False] * len(trajectories) + [True] * PADDING,
     )  # fmt: skip
-    register._register_algorithms(chosen)
     control = chosen.algorithm.kl_ctrl
-    learned = batch.learn_from(
-        step, chosen, get_adv_estimator_fn(f"srl_{chosen.algorithm.name}"),
+    result = compute_step(
+        step, chosen, load_algorithm(chosen),
         kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon),
     )  # fmt: skip
     mask = padded([row["response_mask"] for row in fields])
-    pairs = [(ours.advantages, learned.advantages), (ours.returns, learned.returns)]
+    pairs = [(ours.advantages, result.advantages), (ours.returns, result.returns)]
     return (
         [(padded(response(mine, fields)), theirs) for mine, theirs in pairs],
         mask,
         metrics,
-        learned.metrics,
+        result.metrics,
     )
 
 

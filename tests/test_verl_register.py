@@ -7,11 +7,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
-from srl.advantage import Advantages, Algorithm
 from srl.errors import UserError
-from srl.train.verl.register import Report, check_reports, for_verl
+from srl.train.verl.register import Report, check_reports
 
 MINE = Report(
     "node1",
@@ -61,39 +59,3 @@ def test_worker_that_says_nothing_ends_the_run_by_name(found):
     with pytest.raises(UserError, match=r"the worker training 1 .*is srl-search installed there") as caught:
         check_reports({"training 1": found}, MINE)
     assert "\n" not in str(caught.value)
-
-
-def algorithm(needs_critic):
-    """An estimator that gives back what it was called with."""
-    seen = {}
-
-    def estimate(**given):
-        seen.update(given)
-        return Advantages(given["token_level_rewards"], given["token_level_rewards"])
-
-    return Algorithm("mine", estimate, needs_critic), seen
-
-
-def test_estimator_gets_values_validity_and_groups_under_verls_keywords():
-    made, seen = algorithm(needs_critic=True)
-    rewards, mask, values = torch.ones(3, 2), torch.tensor([[1, 1], [1, 0], [0, 0]]), torch.zeros(3, 2)
-    for_verl(made)(
-        rewards, mask, {"gamma": 0.9, "lam": 0.8}, ["b", "a", "b"],
-        values=values, valid=torch.tensor([True, False, False]), group_size=2,
-    )  # fmt: skip
-    assert seen["group_ids"].tolist() == [0, 1, 0]
-    assert seen["valid"].tolist() == [True, False, False]
-    assert (seen["gamma"], seen["lam"], seen["group_size"]) == (0.9, 0.8, 2)
-    assert seen["values"] is values
-
-
-def test_estimator_with_a_critic_refuses_to_run_without_values():
-    made, _ = algorithm(needs_critic=True)
-    with pytest.raises(UserError, match="srl train --backend verl"):
-        for_verl(made)(torch.ones(1, 2), torch.ones(1, 2), {}, ["a"])
-
-
-def test_rows_without_a_policy_token_are_out_where_verl_says_nothing_of_validity():
-    made, seen = algorithm(needs_critic=False)
-    for_verl(made)(torch.ones(2, 2), torch.tensor([[1, 0], [0, 0]]), {}, ["a", "a"])
-    assert seen["valid"].tolist() == [True, False]

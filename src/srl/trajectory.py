@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any, Literal, Protocol, runtime_checkable
 
 SegmentKind = Literal["prompt", "policy", "observation", "feedback"]
@@ -177,6 +178,12 @@ class Trajectory:
     @property
     def policy_tokens(self) -> int:
         return sum(len(segment.token_ids) for segment in self.segments if segment.is_policy)
+
+    @property
+    def turn_ends(self) -> list[int]:
+        """The index in `token_ids` of the last token of each policy segment."""
+        ends = accumulate(len(segment.token_ids) for segment in self.segments)
+        return [end - 1 for end, segment in zip(ends, self.segments, strict=True) if segment.is_policy]
 
     @property
     def turns(self) -> int:

@@ -179,6 +179,7 @@ def to_output(
             "srl_group": trajectory.question.id,
             "srl_valid": trajectory.valid,
             "srl_per_turn": list(score.per_turn) if score.per_turn and trajectory.valid else None,
+            "srl_turn_ends": [end - start for end in trajectory.turn_ends],
         },
     )
 

@@ -1,152 +1,116 @@
-"""The batch of a step as our estimators and penalties take it, made of what verl kept of the episodes."""
+"""A step's batch between verl and `srl.train.step_result`, and the order of its rows.
+
+verl gives the first part of a batch to its first worker, the next part to the second, and each worker cuts
+its part into mini-batches. verl's own order mixes questions, which spreads a group over several optimiser
+steps. `balanced_order` makes the mini-batches of the local backend, shared evenly by tokens.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from srl.advantage import masked_mean, score_on_last_token
-from srl.config import Config
-from srl.train.experience import spread
-from srl.update.critic import explained_variance
-from srl.update.kl import KLController, kl_penalty, mean_sequence_kl, penalised_rewards
-from srl.update.losses import importance_weights
+from srl.train.step_result import StepBatch, StepResult, spread
 
 Extra = Mapping[str, Any]
-"""What the agent loop keeps with an episode: `srl_id`, `srl_group`, `srl_valid`, `srl_per_turn`."""
+"""What the agent loop adds to an episode's row: see `srl.train.verl.agent_loop.to_output`."""
 
 
-@dataclass(slots=True)
-class StepBatch:
-    """One step, padded on the right. (B, T) counts the tokens after the prompt.
+def step_batch(fields: Mapping[str, Tensor], extra: Sequence[Extra], padding: Sequence[bool]) -> StepBatch:
+    """verl's padded fields, (B, T) over the tokens after the prompt, as one step.
 
-    `valid` is 0 for episodes that infrastructure broke and for the rows with which verl fills a batch up;
-    the mask of both is 0 throughout.
+    `padding` is True for the rows that only fill the batch up; each is a group of its own.
     """
-
-    ids: list[str]
-    groups: list[str]
-    scores: Tensor  # (B,)
-    per_turn: list[Sequence[float] | None]
-    mask: Tensor  # (B, T)
-    valid: Tensor  # (B,)
-    old_logprobs: Tensor  # (B, T)
-    sampler_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    values: Tensor | None = None
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Tensor], extra: Sequence[Extra], padding: Sequence[bool]) -> StepBatch:
-        """From verl's padded fields; `padding` says which rows only fill the batch up."""
-        rows = list(zip(extra, padding, strict=True))
-        kept = torch.tensor([bool(item["srl_valid"]) and not fill for item, fill in rows])
-        return cls(
-            ids=["" if fill else item["srl_id"] for item, fill in rows],
-            groups=[f"\0{n}" if fill else item["srl_group"] for n, (item, fill) in enumerate(rows)],
-            scores=fields["rm_scores"].float().sum(-1),
-            per_turn=[item["srl_per_turn"] for item in extra],
-            mask=fields["response_mask"] * kept[:, None],
-            valid=kept,
-            old_logprobs=fields["old_log_probs"].float(),
-            sampler_logprobs=fields.get("rollout_log_probs"),
-            ref_logprobs=fields.get("ref_log_prob"),
-            values=fields.get("values"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What the update takes (B, T), and the metrics that describe it."""
-
-    rewards: Tensor
-    advantages: Tensor
-    returns: Tensor
-    weights: Tensor | None
-    metrics: dict[str, float]
-
-
-def learn_from(batch: StepBatch, config: Config, estimate: Any, control: KLController) -> StepResult:
-    """Rewards with their penalty, advantages and returns, as `srl.train.experience` makes them.
-
-    `estimate` is the algorithm as it is registered with verl: its estimator under verl's keywords.
-    """
-    rewards, metrics = _penalised(batch, config, control)
-    advantages, returns = estimate(
-        token_level_rewards=rewards, response_mask=batch.mask, config=config.algorithm.model_dump(),
-        index=batch.groups, values=None if batch.values is None else batch.values.float(), valid=batch.valid,
-        group_size=config.rollout.n,
+    rows = list(zip(extra, padding, strict=True))
+    valid = torch.tensor([bool(item["srl_valid"]) and not fill for item, fill in rows])
+    mask = fields["response_mask"] * valid[:, None]
+    return StepBatch(
+        groups=[f"\0{n}" if fill else item["srl_group"] for n, (item, fill) in enumerate(rows)],
+        scores=fields["rm_scores"].float().sum(-1),
+        per_turn=[item["srl_per_turn"] for item in extra],
+        turn_ends=[item["srl_turn_ends"] for item in extra],
+        valid=valid, mask=mask, loss_mask=mask,
+        old_logprobs=fields["old_log_probs"].float(),
+        sampler_logprobs=_float(fields.get("rollout_log_probs")),
+        ref_logprobs=_float(fields.get("ref_log_prob")),
+        values=fields.get("values"),
     )  # fmt: skip
-    weights = None
-    if config.rollout.logprobs == "sampler" and batch.sampler_logprobs is not None:
-        sampled = batch.sampler_logprobs.float()
-        weights = importance_weights(batch.old_logprobs, sampled, batch.mask, config.rollout.sampler_is_cap)
-    metrics |= _described(batch, rewards, advantages, returns)
-    return StepResult(rewards, advantages, returns, weights, metrics)
 
 
-def group_numbers(groups: Sequence[str]) -> Tensor:
-    """One number a group, by its name."""
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(groups))}
-    return torch.tensor([numbers[name] for name in groups])
-
-
-def token_rewards(batch: StepBatch) -> Tensor:
-    """Rewards (B, T): a score on its row's last policy token, or each turn's on that turn's last."""
-    rewards = score_on_last_token(batch.scores, batch.mask)
-    for row, per_turn in enumerate(batch.per_turn):
-        if per_turn is not None and batch.valid[row]:
-            rewards[row] = 0.0
-            rewards[row, turn_ends(batch.mask[row])] = torch.tensor(per_turn, dtype=rewards.dtype)
-    return rewards
-
-
-def turn_ends(mask: Tensor) -> list[int]:
-    """The index of the last token of each run of ones in `mask` (T,)."""
-    ends, position = [], 0
-    for kept, run in groupby(mask.bool().tolist()):
-        position += len(list(run))
-        if kept:
-            ends.append(position - 1)
-    return ends
-
-
-def _penalised(batch: StepBatch, config: Config, control: KLController) -> tuple[Tensor, dict[str, float]]:
-    """KL in the reward, where it is wanted there, and its controller moved one step."""
-    rewards = token_rewards(batch)
-    if not config.algorithm.use_kl_in_reward or batch.ref_logprobs is None:
-        return rewards, {}
-    kl = kl_penalty(batch.old_logprobs, batch.ref_logprobs.float(), config.algorithm.kl_penalty)
-    measured = float(mean_sequence_kl(kl, batch.mask))
-    metrics = {"critic/kl": measured, "critic/kl_coeff": control.coef}
-    rewards = penalised_rewards(rewards, kl, batch.mask, control.coef)
-    control.update(measured, int(batch.valid.sum()))
-    return rewards, metrics
-
-
-def _described(batch: StepBatch, rewards: Tensor, advantages: Tensor, returns: Tensor) -> dict[str, float]:
-    """Means over the rows that are in, under the names that verl gives those over all rows."""
-    kept, mask = batch.valid, batch.mask.bool()
-    if not bool(kept.any()):
-        return {}
-    metrics = {
-        **spread("critic/score", batch.scores[kept]),
-        **spread("critic/rewards", (rewards * mask).sum(1)[kept]),
-        **spread("critic/advantages", advantages[mask]),
-        **spread("critic/returns", returns[mask]),
+def update_fields(batch: StepBatch, result: StepResult) -> dict[str, Tensor]:
+    """The fields (B, T) that verl's update reads; the mask is without the rows that are out."""
+    fields = {
+        "advantages": result.advantages,
+        "returns": result.returns,
+        "token_level_rewards": result.rewards,
+        "response_mask": batch.mask,
     }
-    if batch.sampler_logprobs is not None:
-        gap = (batch.old_logprobs - batch.sampler_logprobs).abs() * mask
-        metrics["rollout/logprob_diff/mean"] = float(masked_mean(gap, mask))
-        metrics["rollout/logprob_diff/max"] = float(gap.max())
-    if batch.ref_logprobs is not None:
-        kl = kl_penalty(batch.old_logprobs, batch.ref_logprobs.float(), "k3")
-        metrics["actor/ref_kl"] = float(masked_mean(kl, mask))
-    if batch.values is not None:
-        metrics |= spread("critic/values", batch.values[mask])
-        metrics["critic/vf_explained_var"] = explained_variance(batch.values.float(), returns, batch.mask)
-    return metrics
+    return fields if result.weights is None else {**fields, "rollout_is_weights": result.weights}
+
+
+def returns_and_values(batch: StepBatch, result: StepResult) -> dict[str, float]:
+    """Two of verl's own metrics, over the rows that count only."""
+    mask = batch.mask.bool()
+    if not bool(mask.any()):
+        return {}
+    values = {} if batch.values is None else spread("critic/values", batch.values[mask])
+    return spread("critic/returns", result.returns[mask]) | values
+
+
+def tokens_by_trajectory(
+    result: StepResult, extra: Sequence[Extra], padding: Sequence[bool], lengths: Sequence[int]
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Advantages and returns of each trajectory by its id, cut to its own length, for the log."""
+    rows = zip(result.advantages.tolist(), result.returns.tolist(), extra, padding, lengths, strict=True)
+    return {
+        item["srl_id"]: (advantages[:length], returns[:length])
+        for advantages, returns, item, fill, length in rows
+        if not fill
+    }
+
+
+def _float(field: Tensor | None) -> Tensor | None:
+    return None if field is None else field.float()
+
+
+Place = tuple[int, int]
+"""A row's question, by its position in the step, and its sample."""
+
+
+def balanced_order(places: Sequence[Place], lengths: Sequence[int], *, workers: int, block: int) -> list[int]:
+    """Indices of the rows in the order in which verl hands them to its workers.
+
+    Rows are sorted by question and sample. Each worker gets the same number of rows from every `block`, with
+    similar totals of tokens, so that the workers' k-th mini-batches together hold the step's k-th questions.
+    """
+    order = sorted(range(len(places)), key=places.__getitem__)
+    blocks = [order[start : start + block] for start in range(0, len(order), block)]
+    shares = [share_out(rows, lengths, workers) for rows in blocks]
+    return [row for worker in range(workers) for share in shares for row in share[worker]]
+
+
+def share_out(rows: Sequence[int], lengths: Sequence[int], workers: int) -> list[list[int]]:
+    """The rows as `workers` lists of equal size: the longest row left goes to the list with fewest tokens."""
+    size = len(rows) // workers
+    assert size * workers == len(rows), f"{len(rows)} rows do not divide by {workers} workers"
+    shares: list[list[int]] = [[] for _ in range(workers)]
+    tokens = [0] * workers
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        worker = min((w for w in range(workers) if len(shares[w]) < size), key=tokens.__getitem__)
+        shares[worker].append(row)
+        tokens[worker] += lengths[row]
+    return [sorted(share, key=rows.index) for share in shares]
+
+
+def block_of(actor: int, critic: int | None, workers: int) -> int:
+    """Rows to share out at a time: a mini-batch, or with two sizes the largest size that divides both.
+
+    If that is not a multiple of `workers`, it is the actor's mini-batch, and the critic's mini-batches mix
+    questions.
+    """
+    both = actor if critic is None else math.gcd(actor, critic)
+    return actor if both % workers else both

@@ -11,11 +11,10 @@ import logging
 import os
 import platform as machine
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from srl.config import Config, load_saved
 from srl.errors import UserError
@@ -27,7 +26,7 @@ from srl.train.verl.job import RUN_VARIABLE
 _log = logging.getLogger(__name__)
 
 PREFIX = "srl_"
-"""Before the name of an algorithm where it is registered with verl."""
+"""Before the name of an algorithm in verl's configuration."""
 LOOP = "srl_search"
 """The name of our agent loop in verl's registry."""
 PACKAGES = ("srl-search", "verl", "torch", "transformers", "ray", "tensordict", "TransferQueue")
@@ -67,7 +66,7 @@ _report: Report | None = None
 
 
 def register() -> None:
-    """Register loop, algorithms, patches and, without a GPU, platform and replica; once a process."""
+    """Register the agent loop and patches and, without a GPU, platform and replica; once a process."""
     global _report
     if _report is not None:
         return
@@ -115,46 +114,22 @@ def _register(report: Report) -> None:
         platform.install()
         torch_install.install()
     report.patches = tuple(patches.apply(on_cpu()))
-    report.algorithms = _register_algorithms(config)
+    report.algorithms = _algorithm_versions(config)
     _register_loop()
 
 
-def _register_algorithms(config: Config) -> dict[str, str]:
-    """The run's algorithm and every installed one as `srl_<name>`; the version of what each is from."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+def _algorithm_versions(config: Config) -> dict[str, str]:
+    """The package and version of the run's algorithm and of every installed one, as `srl_<name>`.
 
+    Raises UserError where one of them cannot be loaded.
+    """
     found: dict[str, str] = {}
     chosen = config.algorithm.name
     others = [entry for entry in manager.installed("algorithm") if entry.name != chosen and not entry.error]
     for entry in [manager.find("algorithm", chosen), *others]:
-        algorithm: Any = manager.load("algorithm", entry.name, config.algorithm.options(entry.name))
-        ADV_ESTIMATOR_REGISTRY.setdefault(f"{PREFIX}{entry.name}", for_verl(algorithm))
+        manager.load("algorithm", entry.name, config.algorithm.options(entry.name))
         found[f"{PREFIX}{entry.name}"] = f"{entry.package} {entry.version}"
     return found
-
-
-def for_verl(algorithm: Any) -> Callable[..., tuple[Any, Any]]:
-    """An algorithm's estimator under the keywords that verl calls one with, and those of our trainer."""
-
-    def estimate(
-        token_level_rewards: Any, response_mask: Any, config: Any = None, index: Any = None, *,
-        values: Any = None, valid: Any = None, group_size: int = 1, **ignored: Any,
-    ) -> tuple[Any, Any]:  # fmt: skip
-        if algorithm.needs_critic and values is None:
-            raise UserError(
-                f"the algorithm {algorithm.name!r} needs values: train with `srl train --backend verl`"
-            )
-        from srl.train.verl.batch import group_numbers
-
-        known = config or {}
-        return algorithm.estimator(
-            token_level_rewards=token_level_rewards, response_mask=response_mask,
-            group_ids=group_numbers(index), valid=response_mask.bool().any(-1) if valid is None else valid,
-            values=values, group_size=group_size, gamma=known.get("gamma", 1.0), lam=known.get("lam", 1.0),
-        )  # fmt: skip
-
-    estimate.__name__ = f"{PREFIX}{algorithm.name}"
-    return estimate
 
 
 def _register_loop() -> None:

@@ -16,10 +16,8 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
-from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.utils.padding import response_to_nested
@@ -28,6 +26,7 @@ from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json, write_manifest
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums
+from srl.train.loading import load_algorithm
 from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
     VERL_STATE,
@@ -37,14 +36,20 @@ from srl.train.run_directory import (
     whole_verl_steps,
     write_latest_verl_step,
 )
+from srl.train.step_result import compute_step
 from srl.train.verl import torch_install
-from srl.train.verl.balance import balanced_order, block_of
-from srl.train.verl.batch import StepBatch, StepResult, learn_from
+from srl.train.verl.batch import (
+    balanced_order,
+    block_of,
+    returns_and_values,
+    step_batch,
+    tokens_by_trajectory,
+    update_fields,
+)
 from srl.train.verl.dataset import Questions
 from srl.train.verl.failures import Pulse
 from srl.train.verl.job import ABOUT, RUN_VARIABLE
 from srl.train.verl.log_writer import log_actor_of
-from srl.train.verl.register import PREFIX
 from srl.train.verl.schedule import actor_learns_after_the_critic
 from srl.train.verl.worker_check import check_alike, check_search
 from srl.trajectory import Phase
@@ -71,7 +76,8 @@ class SearchTrainer(PPOTrainerSync):
         self.log_actor = log_actor_of(self.run)
         control = self.srl.algorithm.kl_ctrl
         self.kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
-        self.result: StepResult | None = None
+        self.algorithm = load_algorithm(self.srl)
+        self.step_metrics: dict[str, float] = {}
         self.tokens: dict[str, tuple[list[float], list[float]]] = {}
         self.pulse = Pulse({})
         self.loaders: dict[Phase, StatefulDataLoader] = {}
@@ -160,11 +166,11 @@ class SearchTrainer(PPOTrainerSync):
         extra = data.pop("extra_fields").tolist()
         mask = data["response_mask"]
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        step = StepBatch.of(DataProto(batch=data.to_padded_tensor()).batch, extra, padding)
-        estimate = get_adv_estimator_fn(f"{PREFIX}{self.srl.algorithm.name}")
-        self.result = learn_from(step, self.srl, estimate, self.kl)
-        self._keep_tokens(step, self.result, mask.offsets().diff().tolist())
-        fields = _to_write(self.result, step)
+        step = step_batch(DataProto(batch=data.to_padded_tensor()).batch, extra, padding)
+        result = compute_step(step, self.srl, self.algorithm, self.kl)
+        self.step_metrics = result.metrics | returns_and_values(step, result)
+        self.tokens = tokens_by_trajectory(result, extra, padding, mask.offsets().diff().tolist())
+        fields = update_fields(step, result)
         nested = {name: response_to_nested(value, mask) for name, value in fields.items()}
         return tq.kv_batch_put(
             keys=batch.keys,
@@ -175,11 +181,10 @@ class SearchTrainer(PPOTrainerSync):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
         """verl's metrics, ours over them where both have a name, and the step into the log."""
         super()._compute_metrics(batch, metrics, *args, **named)
-        assert self.result is not None
-        metrics.update(self.result.metrics)
+        metrics.update(self.step_metrics)
         known = self._finish("train", _numbers(metrics), self.tokens)
         metrics.update(known)
-        self.result, self.tokens = None, {}
+        self.step_metrics, self.tokens = {}, {}
         if self._folder(self.global_steps).is_dir():
             self._settle_checkpoint()
 
@@ -285,11 +290,6 @@ class SearchTrainer(PPOTrainerSync):
         known = {"format": FORMAT, "step": self.global_steps, "progress": asdict(progress)}
         write_json(folder / VERL_STATE, {**known, **read_json(self.run / ABOUT, dict), **noted})
 
-    def _keep_tokens(self, step: StepBatch, result: StepResult, lengths: list[int]) -> None:
-        """Advantages and returns by trajectory, for the log."""
-        rows = zip(step.ids, result.advantages.tolist(), result.returns.tolist(), lengths, strict=True)
-        self.tokens = {name: (adv[:length], back[:length]) for name, adv, back, length in rows if name}
-
     def _folder(self, step: int) -> Path:
         return checkpoint_path(self.run, step, "verl")
 
@@ -316,17 +316,6 @@ def _keeping_the_latest(config: DictConfig) -> Iterator[None]:
         yield
     finally:
         section.async_save = before
-
-
-def _to_write(result: StepResult, step: StepBatch) -> dict[str, Tensor]:
-    """The fields (B, T) that verl's update reads; the mask without the rows that are out."""
-    fields = {
-        "advantages": result.advantages,
-        "returns": result.returns,
-        "token_level_rewards": result.rewards,
-        "response_mask": step.mask,
-    }
-    return fields if result.weights is None else {**fields, "rollout_is_weights": result.weights}
 
 
 def _places(batch: Any) -> list[tuple[int, int]]:
