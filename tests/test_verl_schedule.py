@@ -12,11 +12,11 @@ import yaml
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
 
-from srl.config import load_config, save_config
+from srl.config import load_config
 from srl.model import save_model
 from srl.train.learning_rate import learning_steps, updates_per_step, warmup_steps
 from srl.train.loading import LoadedModel, load_learner, load_optimisers
-from srl.train.verl.schedule import VERLS_OWN, actor_learns_after_the_critic, our_schedule
+from srl.train.verl.schedule import VERL_ONLY, actor_learns_after_the_critic, our_schedule
 from srl.update.optimiser import schedule
 
 
@@ -31,19 +31,16 @@ class Optim(SimpleNamespace):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path):
     save_model(tiny_model(), byte_level_tokenizer(), tmp_path / "model")
-    monkeypatch.setenv("SRL_VERL_RUN", str(tmp_path))
     return tmp_path
 
 
 def settings(run, **given):
-    """Three training steps of two updates of the actor and four of the critic, saved with the run."""
-    chosen = config(
+    """Three training steps of two updates of the actor and four of the critic."""
+    return config(
         run, "ppo", trainer__total_training_steps=3, data__train_batch_size=4, critic__ppo_epochs=2, **given
     )
-    save_config(run, chosen)
-    return chosen
 
 
 def engine(model_type="language_model", **asked):
@@ -85,7 +82,7 @@ def test_every_update_has_the_rate_of_the_local_backend(run, kind, network, upda
     theirs = optimiser()
     told = "constant" if kind == "linear" else kind
     model_type = "value_model" if network == "critic" else "language_model"
-    found = our_schedule(engine(model_type, lr_warmup_steps=1, lr_scheduler_type=told), theirs)
+    found = our_schedule(chosen, engine(model_type, lr_warmup_steps=1, lr_scheduler_type=told), theirs)
     assert rates(theirs, updates) == pytest.approx(expected)
     assert found.used == pytest.approx(expected[-1])
 
@@ -107,7 +104,7 @@ def test_decay_of_the_actor_begins_when_the_critic_has_warmed_up(run):
     assert local_rates(chosen, "actor", 4) == pytest.approx(expected)
     assert local_rates(chosen, "critic", 12)[-1] == pytest.approx(1e-3 / 12)
     theirs = optimiser()
-    our_schedule(engine(total_training_steps=planned(total=3, critic_warmup=2)), theirs)
+    our_schedule(chosen, engine(total_training_steps=planned(total=3, critic_warmup=2)), theirs)
     assert rates(theirs, 4) == pytest.approx(expected)
 
 
@@ -138,12 +135,12 @@ def test_run_in_which_only_the_critic_learns_has_a_schedule_for_the_actor(run, c
 
 
 def test_rate_goes_on_after_a_resume(run):
-    settings(run, actor__optim__lr_scheduler_type="linear")
+    chosen = settings(run, actor__optim__lr_scheduler_type="linear")
     whole = optimiser()
-    our_schedule(engine(), whole)
+    our_schedule(chosen, engine(), whole)
     expected = rates(whole, 6)
     first, second = optimiser(), optimiser()
-    before, after = our_schedule(engine(), first), our_schedule(engine(), second)
+    before, after = our_schedule(chosen, engine(), first), our_schedule(chosen, engine(), second)
     rates(first, 4)
     second.load_state_dict(first.state_dict())
     after.load_state_dict(before.state_dict())
@@ -151,13 +148,13 @@ def test_rate_goes_on_after_a_resume(run):
 
 
 def test_rate_of_a_longer_run_is_that_of_its_new_schedule(run):
-    settings(run, actor__optim__lr_scheduler_type="linear")
+    chosen = settings(run, actor__optim__lr_scheduler_type="linear")
     whole = optimiser()
-    our_schedule(engine(total_training_steps=6), whole)
+    our_schedule(chosen, engine(total_training_steps=6), whole)
     expected = rates(whole, 6)
     first, second = optimiser(), optimiser()
-    before = our_schedule(engine(), first)
-    after = our_schedule(engine(total_training_steps=6), second)
+    before = our_schedule(chosen, engine(), first)
+    after = our_schedule(chosen, engine(total_training_steps=6), second)
     rates(first, 4)
     second.load_state_dict(first.state_dict())
     after.load_state_dict(before.state_dict())
@@ -165,18 +162,18 @@ def test_rate_of_a_longer_run_is_that_of_its_new_schedule(run):
 
 
 def test_what_the_section_verl_says_of_a_schedule_wins(run):
-    settings(run, actor__optim__lr_scheduler_type="linear")
+    chosen = settings(run, actor__optim__lr_scheduler_type="linear")
     one = optimiser()
-    our_schedule(engine(lr_scheduler_type="cosine", lr_warmup_steps=1, total_training_steps=5), one)
+    our_schedule(chosen, engine(lr_scheduler_type="cosine", lr_warmup_steps=1, total_training_steps=5), one)
     assert rates(one, 3) == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3])
-    assert our_schedule(engine(min_lr_ratio=0.1), optimiser()) is None
-    assert our_schedule(engine(num_cycles=1.0), optimiser()) is None
+    assert our_schedule(chosen, engine(min_lr_ratio=0.1), optimiser()) is None
+    assert our_schedule(chosen, engine(num_cycles=1.0), optimiser()) is None
 
 
 def test_scheduler_moves_with_its_optimiser_only(run):
-    settings(run, actor__optim__lr_scheduler_type="linear")
+    chosen = settings(run, actor__optim__lr_scheduler_type="linear")
     one = optimiser()
-    made = our_schedule(engine(), one)
+    made = our_schedule(chosen, engine(), one)
     assert made.used == one.param_groups[0]["lr"] == 1e-3
     one.step()
     assert made.used == 1e-3
@@ -191,4 +188,4 @@ def test_schedule_of_verls_file_asks_for_nothing():
         pytest.skip("verl is not installed")
     path = Path(directory.submodule_search_locations[0], "trainer", "config", "optim", "fsdp.yaml")
     found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert {name: found[name] in usual for name, usual in VERLS_OWN.items()} == dict.fromkeys(VERLS_OWN, True)
+    assert {name: found[name] in usual for name, usual in VERL_ONLY.items()} == dict.fromkeys(VERL_ONLY, True)

@@ -11,11 +11,13 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from srl.config import load_saved
 from srl.errors import UserError
 from srl.train.verl.job import RUN_VARIABLE
 from srl.train.verl.schedule import Schedule, our_schedule
@@ -149,7 +151,8 @@ def learning_rate_is_ours() -> None:
         return
 
     def build_lr_scheduler(self: Any, optimizer: torch.optim.Optimizer) -> Any:
-        ours = our_schedule(self, optimizer) if RUN_VARIABLE in os.environ else None
+        run = os.environ.get(RUN_VARIABLE)
+        ours = our_schedule(load_saved(Path(run)), self, optimizer) if run else None
         return build(self, optimizer) if ours is None else ours
 
     def lr_scheduler_step(self: Any) -> float:

@@ -111,6 +111,11 @@ def _schedule(config: Config, verl: str, who: str, optim: Any) -> Rows:
         yield f"{verl}.lr_decay_style", optim.lr_scheduler_type, f"{who}.optim.lr_scheduler_type"
         yield f"{verl}.override_optimizer_config", adam, f"{who}.optim.eps"
         return
-    kind = "constant" if optim.lr_scheduler_type == "linear" else optim.lr_scheduler_type
+    kind = verl_scheduler_type(optim.lr_scheduler_type)
     yield f"{verl}.lr_scheduler_type", kind, f"{who}.optim.lr_scheduler_type"
     yield f"{verl}.override_optimizer_config", {"eps": optim.eps}, f"{who}.optim.eps"
+
+
+def verl_scheduler_type(kind: str) -> str:
+    """The schedule's name in verl's configuration: verl refuses `linear`, and takes our schedule anyway."""
+    return "constant" if kind == "linear" else kind
