@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from tests.import_inputs import search_r1
+from tests.page_lines import ROOT, programs_of
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import PASSAGES, config, questions, tokenizer, train
 from transformers import BertConfig, BertForSequenceClassification, BertModel
@@ -54,6 +55,7 @@ def write_place(folder: Path) -> Path:
     for name in ("grpo.yaml", "my.yaml"):
         (folder / name).write_text("extends: tiny\nalgorithm: {name: grpo}\n", encoding="utf-8")
     (folder / "my-api.yaml").write_text(API, encoding="utf-8")
+    write_plugins(folder)
     write_world(folder / "srl-workspace" / "worlds" / "world-s0", 0)
     write_run(folder)
     return folder
@@ -97,6 +99,14 @@ def write_trec(folder: Path) -> None:
     (folder / "cran.all.1400.xml").write_text("".join(documents), encoding="utf-8")
     (folder / "cran.qry.xml").write_text("".join(topics), encoding="utf-8")
     (folder / "cranqrel.trec.txt").write_text("".join(judgements), encoding="utf-8")
+
+
+def write_plugins(folder: Path) -> None:
+    """The files of docs/plugins.md, each under the name in its first line."""
+    for program in programs_of((ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")):
+        name = program.partition("\n")[0].removeprefix("# ")
+        if name.endswith(".py"):
+            (folder / name).write_text(program, encoding="utf-8")
 
 
 def write_run(folder: Path) -> None:
