@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from srl import files
+from srl import files, manifests
 from srl.errors import UserError
 
 
@@ -282,15 +282,15 @@ def test_missing_and_broken_files_are_user_errors(tmp_path):
 
 
 def test_manifest_round_trips_and_carries_its_format(tmp_path):
-    files.write_manifest(tmp_path, "index", {"passages": 3})
+    manifests.write_manifest(tmp_path, "index", {"passages": 3})
     assert json.loads((tmp_path / "manifest.json").read_text())["format"] == 1
-    assert files.read_manifest(tmp_path, "index") == {"format": 1, "kind": "index", "passages": 3}
+    assert manifests.read_manifest(tmp_path, "index") == {"format": 1, "kind": "index", "passages": 3}
 
 
 def test_newer_format_is_refused_in_one_line(tmp_path):
-    files.write_manifest(tmp_path, "index", {"format": 2})
+    manifests.write_manifest(tmp_path, "index", {"format": 2})
     with pytest.raises(UserError, match=r"has format 2, this srl reads up to 1") as caught:
-        files.read_manifest(tmp_path, "index")
+        manifests.read_manifest(tmp_path, "index")
     assert "\n" not in str(caught.value)
 
 
@@ -301,11 +301,11 @@ def test_format_that_is_no_number_is_refused(found):
 
 
 def test_wrong_kind_and_no_manifest_are_user_errors(tmp_path):
-    files.write_manifest(tmp_path, "world", {})
+    manifests.write_manifest(tmp_path, "world", {})
     with pytest.raises(UserError, match="of kind 'index', found 'world'"):
-        files.read_manifest(tmp_path, "index")
+        manifests.read_manifest(tmp_path, "index")
     with pytest.raises(UserError, match="does not exist"):
-        files.read_manifest(tmp_path / "absent", "index")
+        manifests.read_manifest(tmp_path / "absent", "index")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no manifest\.json"):
-        files.read_manifest(tmp_path / "empty", "index")
+        manifests.read_manifest(tmp_path / "empty", "index")
