@@ -34,9 +34,14 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
-from srl.config.merge import build, defaults, flatten, put  # noqa: E402
+from srl.config.load import (  # noqa: E402
+    bodies,
+    build,
+    defaults,
+    flatten,
+    put,
+)
 from srl.config.schema import Config  # noqa: E402
-from srl.config.sources import bodies  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
 from srl.model import add_lora, new_model  # noqa: E402
 from srl.protocol import template  # noqa: E402

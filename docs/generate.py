@@ -99,7 +99,7 @@ def config_page() -> str:
 def _presets() -> str:
     """The presets with the comment on their first line."""
     from srl.config import preset_names
-    from srl.config.sources import PRESETS
+    from srl.config.load import PRESETS
 
     texts = {name: (PRESETS / f"{name}.yaml").read_text(encoding="utf-8") for name in preset_names()}
     rows = [(_code(name), text.partition("\n")[0].lstrip("# ")) for name, text in texts.items()]

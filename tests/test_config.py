@@ -21,7 +21,7 @@ from srl.config import (
     to_yaml,
 )
 from srl.config.schema import keys, place
-from srl.config.yamltext import dump, parse
+from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
 from srl.plugins import manager
 

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from srl.config import load_config, load_saved, located, save_config
-from srl.config.merge import split_key
+from srl.config.load import split_key
 from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.plugins import import_path, manager

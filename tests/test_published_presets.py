@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from srl.cli.train import app
 from srl.config import describe, load_config
-from srl.config.merge import Entry
-from srl.config.sources import PRESETS, read_body
+from srl.config.load import PRESETS, Setting, read_body
 from srl.train.dry_run.model_size import PUBLISHED, shape_of
 from srl.train.dry_run.step_time import DeviceSpeed
 
@@ -188,7 +187,7 @@ def test_every_value_of_a_preset_is_in_the_table(preset):
         assert keys_of(entries) == set(OWN[preset].get(algo, {})), algo
 
 
-def keys_of(entries: list[Entry]) -> set[str]:
+def keys_of(entries: list[Setting]) -> set[str]:
     """The dotted keys, a mapping of weights opened."""
     return {
         ".".join((*entry.path, *more))

@@ -10,7 +10,7 @@ import pytest
 from tests.import_inputs import GRPO, imported, said, search_r1, verl
 
 from srl.config.schema import flat, plain
-from srl.config.yamltext import parse
+from srl.config.yaml12 import parse
 from srl.train.importing.hydra import read_override, read_value, resolved
 from srl.train.importing.key_table import KEY_TABLE, NO_DEFAULT, VERL
 

@@ -12,7 +12,7 @@ def read_settings(plugin: str, settings: list[str], kind: str = "retriever") -> 
 
     `retrievers.e5.model=DIR` goes into the options inside: `{"retrievers": {"e5": {"model": "DIR"}}}`.
     """
-    from srl.config.yamltext import parse
+    from srl.config.yaml12 import parse
 
     options: dict[str, Any] = {}
     for setting in settings:

@@ -1,10 +1,18 @@
 """Configuration: typed sections, layered sources, and where each value came from."""
 
 from srl.config.checks import check_plugins
-from srl.config.layers import Resolved, describe, load_config, load_saved, save_config, to_yaml
+from srl.config.load import (
+    DEFAULT_PRESET,
+    Resolved,
+    describe,
+    load_config,
+    load_saved,
+    preset_names,
+    save_config,
+    to_yaml,
+)
 from srl.config.paths import located
 from srl.config.schema import Config
-from srl.config.sources import DEFAULT_PRESET, preset_names
 
 __all__ = [
     "DEFAULT_PRESET",

@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from srl.config.base import OnDisk
 from srl.config.schema import Config, Path, flat, place
+from srl.config.sections import OnDisk
 from srl.errors import UserError
 from srl.protocol import TEMPLATES
 

@@ -13,7 +13,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
-from srl.config.base import PluginSection, Section, one_or_many
 from srl.config.sections import (
     Actor,
     Algorithm,
@@ -22,13 +21,16 @@ from srl.config.sections import (
     Data,
     Eval,
     Model,
+    PluginSection,
     Ref,
     Retriever,
     Reward,
     Rollout,
     Search,
+    Section,
     Sft,
     Trainer,
+    one_or_many,
 )
 
 Path = tuple[str, ...]

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from srl.config import Config
-from srl.config.base import Section
-from srl.config.sections import Model, Sft
+from srl.config.sections import Model, Section, Sft
 from srl.files import atomic_directory, digest_file, digest_text
 from srl.inputs import check_input
 from srl.manifests import ABOUT

@@ -13,7 +13,7 @@ from typing import Any
 
 from srl.config import load_config
 from srl.config.schema import Config, flat, keys, plain
-from srl.config.yamltext import dump, parse
+from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
 from srl.files import FORMAT
 from srl.train.importing.differences import Conversion, adjust

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srl.config.yamltext import parse
+from srl.config.yaml12 import parse
 from srl.errors import UserError
 from srl.train.importing.hydra import read_override, resolved
 from srl.train.importing.key_table import SEARCH_R1, SEARCH_R1_ONLY, VERL, defaults_of
