@@ -35,11 +35,11 @@ import transformers  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
 from srl.config.load import (  # noqa: E402
-    bodies,
     build,
     defaults,
     flatten,
     put,
+    read_layers,
 )
 from srl.config.schema import Config  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
@@ -104,8 +104,8 @@ def preset() -> Config:
     state = defaults()
     for entry in flatten(algorithm().defaults, lambda path: "algorithm grpo"):
         put(state, entry)
-    for body in bodies("one-gpu", None):
-        for entry in body.for_algorithm("grpo"):
+    for layer in read_layers("one-gpu", None):
+        for entry in layer.for_algorithm("grpo"):
             put(state, entry)
     return build(state)
 

@@ -244,7 +244,7 @@ def test_set_without_key_and_value_is_refused(text):
         ("a: [", ":1: not YAML"),
         (
             "trainer: {seed: 1}\ntrainer: {seed: 2}",
-            ":2: not YAML: the key 'trainer' stands in line 1 already",
+            ":2: not YAML: duplicate key 'trainer', first in line 1",
         ),
         ("1: 2", ":1: not YAML: the key 1 is not text"),
         ("- a", ": expected sections"),
@@ -277,8 +277,8 @@ def test_unknown_preset_names_the_nearest():
     [
         (["data.train_batch_size=100"], "actor.ppo_mini_batch_size = 64 (preset tiny (ppo)) must divide"),
         (["critic.ppo_mini_batch_size=3"], "critic.ppo_mini_batch_size = 3 (--set) must divide"),
-        (["rollout.max_turn_tokens=5000"], "must not be more than data.max_response_length = 640"),
-        (["rollout.min_answer_tokens=100"], "must not be more than rollout.max_turn_tokens = 48"),
+        (["rollout.max_turn_tokens=5000"], "must not exceed data.max_response_length = 640"),
+        (["rollout.min_answer_tokens=100"], "must not exceed rollout.max_turn_tokens = 48"),
         (["search.url=http://h/", "search.index=i"], "give one of search.url"),
         (["search.url=https://me:secret@h/"], "search.url for h holds a password"),
         (["search.url=https://secret@h/"], "search.url for h holds a user name"),

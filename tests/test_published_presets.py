@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from srl.cli.train import app
 from srl.config import describe, load_config
-from srl.config.load import PRESETS, Setting, read_body
+from srl.config.load import PRESETS, Setting, read_layer
 from srl.train.dry_run.model_size import PUBLISHED, shape_of
 from srl.train.dry_run.step_time import DeviceSpeed
 
@@ -182,8 +182,8 @@ def test_preset_is_what_was_published(preset, algo):
 @pytest.mark.parametrize("preset", NAMES)
 def test_every_value_of_a_preset_is_in_the_table(preset):
     """Nothing is in a preset that nobody published, and nothing of the table is left to the defaults."""
-    body = read_body(PRESETS / f"{preset}.yaml", f"preset {preset}")
-    for algo, entries in {"": body.entries, **body.per_algorithm}.items():
+    layer = read_layer(PRESETS / f"{preset}.yaml", f"preset {preset}")
+    for algo, entries in {"": layer.settings, **layer.per_algorithm}.items():
         assert keys_of(entries) == set(OWN[preset].get(algo, {})), algo
 
 

@@ -233,7 +233,7 @@ BAD_FILES = {
     "text.yaml": (b"hello\n", "expected sections with keys under them, found str"),
     "nothing.yaml": (b"defaults: []\n", "expected settings such as"),
     "broken.yaml": (b"a: [1\n", "not YAML"),
-    "twice.yaml": (b"data: {a: 1}\ndata: {b: 1}\n", "stands in line 1 already"),
+    "twice.yaml": (b"data: {a: 1}\ndata: {b: 1}\n", "first in line 1"),
     "laughs.yaml": (
         b"a0: &a0 {x: 1, y: 2}\n" + b"".join(
             f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n".encode() for n in range(1, 40)

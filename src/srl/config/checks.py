@@ -1,4 +1,4 @@
-"""What no single key can say: keys that must fit each other, and the options of plugins."""
+"""Checks that involve several keys, and the options of plugins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from srl.config.schema import Config, Path, flat, plain
+from srl.config.schema import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
 from srl.errors import UserError
 from srl.safe_text import refuse_credentials
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from srl.advantage import Algorithm
 
 KINDS = ("retriever", "reward", "algorithm")
-"""The kinds of plugins; each has the section of its name."""
+"""The kinds of plugins; each has a section of the same name."""
 
 
 def algorithm_plugin(name: str) -> Algorithm:
@@ -30,35 +30,41 @@ def algorithm_plugin(name: str) -> Algorithm:
 
 
 def plugins_in_use(config: Config) -> Iterator[tuple[str, str]]:
-    """`(kind, name)` of the plugins that the configuration names and a run would load."""
+    """`(kind, name)` of the plugins that a run with this configuration loads."""
     yield "algorithm", config.algorithm.name
     yield from (("reward", name) for name in config.reward.weights)
     if config.rollout.search and config.search.url is None and not config.search.replays:
         yield "retriever", config.retriever.name
 
 
-def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> None:
-    """Every plugin that is named is installed, and the options of each fit.
+def check_plugins(config: Config, origins: Mapping[str, str] | None = None) -> dict[KeyPath, Any]:
+    """Check that every plugin that is named is installed, and that its options are valid.
 
-    Raises UserError naming the key, and its origin where `origins` has it.
+    Returns every option of the plugins in use, defaults included, and every key of the named retrievers, so
+    that a saved run has them all. Raises UserError that names the key, and its origin from `origins`.
     """
     from srl.plugins import manager
 
-    known = origins or {}
-    for kind, name in plugins_in_use(config):
+    known, options = origins or {}, dict[KeyPath, Any]()
+    in_use = list(plugins_in_use(config))
+    for kind, name in in_use:
         with _origin(known, f"{kind}.name" if kind != "reward" else f"reward.weights.{name}"):
             manager.find(kind, name)
-    for kind in KINDS:
-        for name in getattr(config, kind).model_extra:
-            with _origin(known, f"{kind}.{name}."):
-                _validated(kind, name, config)
-    for name in config.search.retrievers:
+    given = [(kind, name) for kind in KINDS for name in getattr(config, kind).model_extra]
+    for kind, name in dict.fromkeys([*in_use, *given]):
+        with _origin(known, f"{kind}.{name}."):
+            valid = _validated(kind, name, config)
+        if valid is not None and (kind, name) in in_use:
+            options |= dict(flat(valid.model_dump(mode="json"), (kind, name)))
+    for name, named in config.search.retrievers.items():
         with _origin(known, f"search.retrievers.{name}."):
-            _named_options(name, config)
+            keys = {**named.model_dump(), "options": _named_options(name, config)}
+        options |= dict(flat(keys, ("search", "retrievers", name)))
+    return options
 
 
 def _named_options(name: str, config: Config) -> dict[str, Any]:
-    """The options of a named retriever; all of them where it is a live one that a run would load."""
+    """The options of a named retriever, with defaults if it is a live one that a run loads."""
     from srl.plugins import manager
     from srl.plugins.options import validated
 
@@ -75,7 +81,7 @@ def _named_options(name: str, config: Config) -> dict[str, Any]:
 
 @contextmanager
 def _origin(origins: Mapping[str, str], start: str) -> Iterator[None]:
-    """Put before a UserError where the key came from: the one it names, or one that begins with `start`."""
+    """Prefix a UserError with the origin of its key: the key it names, or one that begins with `start`."""
     try:
         yield
     except UserError as error:
@@ -85,7 +91,7 @@ def _origin(origins: Mapping[str, str], start: str) -> Iterator[None]:
 
 
 def _validated(kind: str, name: str, config: Config) -> Any:
-    """The plugin's options as its own model, or None where it has none."""
+    """The plugin's options as its own model; None for a plugin without options."""
     from srl.plugins import manager
     from srl.plugins.options import validated
 
@@ -96,29 +102,15 @@ def _validated(kind: str, name: str, config: Config) -> Any:
     return model and validated(f"{kind}.{name}", model, given)
 
 
-def plugin_options(config: Config) -> Iterator[tuple[Path, Any]]:
-    """`(path, value)` of every option of the plugins in use, so that a saved run says all of them.
-
-    Of a named retriever it is every key.
-    """
-    for kind, name in plugins_in_use(config):
-        options = _validated(kind, name, config)
-        if options is not None:
-            yield from flat(options.model_dump(mode="json"), (kind, name))
-    for name, named in config.search.retrievers.items():
-        known = {**named.model_dump(), "options": _named_options(name, config)}
-        yield from flat(known, ("search", "retrievers", name))
-
-
 _AT_MOST = (
     ("rollout.max_turn_tokens", "data.max_response_length"),
     ("rollout.min_answer_tokens", "rollout.max_turn_tokens"),
 )
-"""Pairs of keys of which the first may not be more than the second."""
+"""Pairs of keys; the first must not exceed the second."""
 
 
 def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm) -> list[str]:
-    """Warnings about what is allowed but probably not meant. Raises UserError for what cannot be."""
+    """Warnings about settings that are probably mistakes. Raises UserError for contradictions."""
 
     def say(key: str) -> str:
         return f"{key} = {plain(_value(config, key))} ({origins.get(key, 'default')})"
@@ -130,10 +122,10 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             raise UserError(f"{say(mini)} must divide {say('data.train_batch_size')}")
     for small, large in _AT_MOST:
         if _value(config, small) > _value(config, large):
-            raise UserError(f"{say(small)} must not be more than {say(large)}")
+            raise UserError(f"{say(small)} must not exceed {say(large)}")
     _check_urls("search.url", config.search.url or ())
     if config.search.url and config.search.index:
-        raise UserError(f"give one of {say('search.url')} and {say('search.index')}; null takes one away")
+        raise UserError(f"give one of {say('search.url')} and {say('search.index')}; set the other to null")
     for name, named in config.search.retrievers.items():
         _check_named(name, named)
     _check_splits(config)
@@ -154,7 +146,7 @@ _NAME = re.compile(r"[a-z0-9_-]+")
 
 
 def _check_named(name: str, named: NamedRetriever) -> None:
-    """A name that the policy can write, and one thing that is searched."""
+    """The name is one that the policy can write, and exactly one source is given."""
     key = f"search.retrievers.{name}"
     if not _NAME.fullmatch(name):
         raise UserError(f"{key}: expected a name of a-z, 0-9, - and _, such as web")
@@ -166,7 +158,7 @@ def _check_named(name: str, named: NamedRetriever) -> None:
 
 
 def _check_splits(config: Config) -> None:
-    """Test questions must not choose a checkpoint."""
+    """Validation must not use test questions: it chooses the checkpoint."""
     shared = set(config.data.val_files or ()) & set(config.data.test_files or ())
     if shared:
         names = ", ".join(sorted(shared))
@@ -178,8 +170,8 @@ def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:
         yield "the KL counts twice: algorithm.use_kl_in_reward and actor.use_kl_loss are both true"
     if config.rollout.top_p < 1:
         yield (
-            f"rollout.top_p = {config.rollout.top_p}: tokens are sampled from another distribution than the "
-            "one that is trained; 1.0 is on-policy"
+            f"rollout.top_p = {config.rollout.top_p}: tokens are sampled from a different distribution than "
+            "the one that is trained; 1.0 is on-policy"
         )
     usual = algorithm.defaults.get("rollout.n", 1)
     if config.rollout.n == 1 and usual != 1:

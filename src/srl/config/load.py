@@ -1,7 +1,7 @@
-"""One configuration from many layers, each value with its origin.
+"""Reads the configuration of a run from its layers; each value keeps its origin.
 
-Defaults < the algorithm's defaults < preset < file < flags < `--set`. A preset or a file may extend
-another, and may hold values for one algorithm only (`per_algorithm`), which lie right above its own.
+Precedence: defaults < the algorithm's defaults < preset < file < flags < `--set`. A preset or file may extend
+another. Its `per_algorithm` holds values for one algorithm, which override its own.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from srl.config.checks import algorithm_plugin, check_plugins, cross_check, plugin_options
+from srl.config.checks import algorithm_plugin, check_plugins, cross_check
 from srl.config.paths import portable, restored, workspace_of
-from srl.config.schema import Config, Path, flat, keys, place, plain, takes
+from srl.config.schema import Config, KeyPath, flat, keys, place, plain, takes
 from srl.config.sections import one_or_many
 from srl.config.yaml12 import Lined, dump, parse
 from srl.errors import UserError, nearest
@@ -24,19 +24,19 @@ from srl.files import FORMAT, atomic_file, check_format
 from srl.renamed import KEYS, renamed
 
 SAVED = "config.yaml"
-PRESETS = FilePath(__file__).parent.parent / "presets"
+PRESETS = Path(__file__).parent.parent / "presets"
 DEFAULT_PRESET = "tiny"
 _ABSENT: Any = object()
 
-Values = dict[Path, tuple[Any, str]]
-"""Every value with its origin."""
+Values = dict[KeyPath, tuple[Any, str]]
+"""Every value with its origin, by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A configuration, where each value comes from, and what is allowed but probably not meant.
+    """A configuration with the origin of each value, and warnings about settings that are probably mistakes.
 
-    `preset` is what a run is named after: the preset, or the file's name without its ending.
+    `preset` is the name that the run gets: the preset, or the file's name without its suffix.
     """
 
     config: Config
@@ -47,65 +47,64 @@ class Resolved:
 
 def load_config(
     preset: str | None = DEFAULT_PRESET,
-    file: FilePath | str | None = None,
+    file: Path | str | None = None,
     algo: str | None = None,
     flags: Mapping[str, object] | None = None,
     sets: Sequence[str] = (),
 ) -> Resolved:
     """The configuration of a run, validated and cross-checked.
 
-    `flags` maps dotted keys to what the command line gave; None there means not given. `sets` are
-    `a.b=value` with the value in YAML. A file that says `extends:` stands on that instead of `preset`.
-    Raises UserError naming key, value, expectation and origin.
+    `flags` maps dotted keys to values from the command line; None means not given. `sets` are `a.b=value`
+    with the value in YAML. A file with `extends:` extends that instead of `preset`. Raises UserError that
+    names key, value, expectation and origin.
     """
-    sources = bodies(preset, FilePath(file) if file else None)
+    layers = read_layers(preset, Path(file) if file else None)
     typed = _typed(algo, flags or {}, sets)
-    given = [entry for body in sources for entry in body.entries] + typed
-    _look_for_plugins(given, FilePath.cwd())
+    given = [setting for layer in layers for setting in layer.settings] + typed
+    _look_for_plugins(given, Path.cwd())
     name = _algorithm_name(given)
     plugin = algorithm_plugin(name)
-    entries = list(flatten(plugin.defaults, lambda path: f"algorithm {name}"))
-    entries += [entry for body in sources for entry in body.for_algorithm(name)] + typed
-    state = defaults()
-    for entry in entries:
-        put(state, entry)
-    config = build(state)
+    settings = list(flatten(plugin.defaults, lambda path: f"algorithm {name}"))
+    settings += [setting for layer in layers for setting in layer.for_algorithm(name)] + typed
+    values = defaults()
+    for setting in settings:
+        put(values, setting)
+    config = build(values)
     if config.algorithm.name != name:
-        origin = state["algorithm", "name"][1]
+        origin = values["algorithm", "name"][1]
         raise UserError(f"{origin}: per_algorithm cannot change algorithm.name; use --algo {name}")
-    origins = _origins(state)
-    check_plugins(config, origins)
-    for path, value in plugin_options(config):
-        if not any(path[:depth] in state for depth in range(1, len(path))):
-            state.setdefault(path, (value, "default"))
-    warnings = [*_old_keys(entries), *cross_check(config, origins, plugin)]
-    label = FilePath(file).stem if file else preset or "defaults"
-    return Resolved(build(state), _origins(state), tuple(warnings), label)
+    origins = _origins(values)
+    for path, value in check_plugins(config, origins).items():
+        if not any(path[:depth] in values for depth in range(1, len(path))):
+            values.setdefault(path, (value, "default"))
+    warnings = [*_old_keys(settings), *cross_check(config, origins, plugin)]
+    label = Path(file).stem if file else preset or "defaults"
+    return Resolved(build(values), _origins(values), tuple(warnings), label)
 
 
-def load_saved(path: FilePath | str) -> Config:
+def load_saved(path: Path | str) -> Config:
     """The configuration that was saved with a run; `path` is the run's directory or the file itself."""
-    path = FilePath(path)
+    path = Path(path)
     file = path / SAVED if path.is_dir() else path
-    body = read_body(file, str(file))
-    if not body.entries:
+    layer = read_layer(file, str(file))
+    if not layer.settings:
         raise UserError(f"{file} is empty; restore it, or start a new run")
-    state = defaults()
-    for entry in body.entries:
-        put(state, entry)
-    _look_for_plugins(body.entries)
-    return build(state)
+    values = defaults()
+    for setting in layer.settings:
+        put(values, setting)
+    _look_for_plugins(layer.settings)
+    return build(values)
 
 
-def save_config(directory: FilePath | str, config: Config) -> None:
-    """Write `config.yaml` into a directory, whole or not at all; paths are as `portable` has them."""
-    file = FilePath(directory) / SAVED
+def save_config(directory: Path | str, config: Config) -> None:
+    """Write `config.yaml` into a directory, atomically, with `portable` paths."""
+    file = Path(directory) / SAVED
     with atomic_file(file) as out:
         out.write(to_yaml(portable(config, workspace_of(file))))
 
 
 def to_yaml(config: Config) -> str:
-    """Every value as YAML that `load_config(file=…)` and `load_saved` read back as the same."""
+    """The configuration as YAML; `load_config(file=…)` and `load_saved` read back the same values."""
     return dump({"format": FORMAT, "extends": None, **plain(config.model_dump())})
 
 
@@ -115,29 +114,29 @@ def describe(resolved: Resolved) -> list[tuple[str, Any, str]]:
     return [(key, value, resolved.origins[key]) for key, value in values.items()]
 
 
-def _old_keys(entries: Sequence[Setting]) -> list[str]:
-    """A warning for each key that was given by an old name."""
-    found = {entry.old_key: entry.origin for entry in entries if entry.old_key}
+def _old_keys(settings: Sequence[Setting]) -> list[str]:
+    """A warning for each key that was given by its old name."""
+    found = {setting.old_key: setting.origin for setting in settings if setting.old_key}
     return [f"{origin}: {renamed(old, KEYS[old])}" for old, origin in found.items()]
 
 
-def _origins(state: Values) -> dict[str, str]:
-    return {".".join(path): origin for path, (_, origin) in state.items()}
+def _origins(values: Values) -> dict[str, str]:
+    return {".".join(path): origin for path, (_, origin) in values.items()}
 
 
 def _typed(algo: str | None, flags: Mapping[str, object], sets: Sequence[str]) -> list[Setting]:
-    """What was typed: `--algo`, then the other flags, then `--set`."""
+    """Settings of the command line: `--algo`, then the other flags, then `--set`."""
     given = {key: _from_flag(value) for key, value in flags.items() if value is not None}
-    entries = list(flatten(given, lambda path: "command line"))
+    settings = list(flatten(given, lambda path: "command line"))
     if algo is not None:
-        entries.insert(0, Setting(("algorithm", "name"), algo, "--algo"))
+        settings.insert(0, Setting(("algorithm", "name"), algo, "--algo"))
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {text}: expected key=value, as in --set actor.optim.lr=1e-6")
         tree = {key.strip(): parse(value, f"--set {text}")}
-        entries += flatten(tree, lambda path: "--set")
-    return entries
+        settings += flatten(tree, lambda path: "--set")
+    return settings
 
 
 def _from_flag(value: object) -> object:
@@ -146,17 +145,17 @@ def _from_flag(value: object) -> object:
     return [_from_flag(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _look_for_plugins(entries: Sequence[Setting], *directories: FilePath) -> None:
+def _look_for_plugins(settings: Sequence[Setting], *directories: Path) -> None:
     """Find `module:Class` plugins in the directories of `trainer.plugin_path`, then in `directories`."""
     from srl.plugins.import_path import look_in
 
-    named = [entry.value for entry in entries if entry.path == ("trainer", "plugin_path")]
+    named = [setting.value for setting in settings if setting.path == ("trainer", "plugin_path")]
     saved = one_or_many(named[-1]) if named else None
     look_in(*(saved if isinstance(saved, tuple) else ()), *directories)
 
 
-def _algorithm_name(entries: Sequence[Setting]) -> str:
-    named = [entry for entry in entries if entry.path == ("algorithm", "name")]
+def _algorithm_name(settings: Sequence[Setting]) -> str:
+    named = [setting for setting in settings if setting.path == ("algorithm", "name")]
     if not named:
         return Config().algorithm.name
     if not isinstance(named[-1].value, str):
@@ -165,16 +164,16 @@ def _algorithm_name(entries: Sequence[Setting]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
-    """What one preset or file says itself; `extends` is the name it stands on."""
+class Layer:
+    """The settings of one preset or file, without those it extends."""
 
-    entries: list[Setting]
+    settings: list[Setting]
     per_algorithm: dict[str, list[Setting]] = field(default_factory=dict)
     extends: str | None = None
     says_extends: bool = False
 
     def for_algorithm(self, name: str) -> list[Setting]:
-        return self.entries + self.per_algorithm.get(name, [])
+        return self.settings + self.per_algorithm.get(name, [])
 
 
 def preset_names() -> list[str]:
@@ -184,35 +183,35 @@ def preset_names() -> list[str]:
     )
 
 
-def bodies(preset: str | None, file: FilePath | None) -> list[Body]:
-    """The presets and files that make up `preset` and `file`, the lowest first."""
+def read_layers(preset: str | None, file: Path | None) -> list[Layer]:
+    """The presets and files behind `preset` and `file`, lowest precedence first."""
     if file is None:
         return _chain(preset, None)
-    body = read_body(file, str(file))
-    if not body.says_extends:
-        return [*_chain(preset, None), body]
-    if preset not in (None, DEFAULT_PRESET, body.extends):
-        raise UserError(f"{file} extends {body.extends!r}: leave out the preset {preset!r}, or that line")
-    return [*_chain(body.extends, file), body]
+    layer = read_layer(file, str(file))
+    if not layer.says_extends:
+        return [*_chain(preset, None), layer]
+    if preset not in (None, DEFAULT_PRESET, layer.extends):
+        raise UserError(f"{file} extends {layer.extends!r}: leave out the preset {preset!r}, or that line")
+    return [*_chain(layer.extends, file), layer]
 
 
-def _chain(name: str | None, above: FilePath | None) -> list[Body]:
-    """The preset or file `name` and all that it extends, the lowest first; `above` is what names it."""
-    found: list[Body] = []
+def _chain(name: str | None, above: Path | None) -> list[Layer]:
+    """The preset or file `name` and all that it extends, lowest first; `above` is the one that extends it."""
+    found: list[Layer] = []
     seen = [above] if above else []
     while name is not None:
         path, origin = _locate(name, above)
         if path in seen:
             raise UserError(f"{origin} extends itself: {' → '.join(item.stem for item in [*seen, path])}")
         seen.append(path)
-        body = read_body(path, origin)
-        found.insert(0, body)
-        name, above = body.extends, path
+        layer = read_layer(path, origin)
+        found.insert(0, layer)
+        name, above = layer.extends, path
     return found
 
 
-def _locate(name: str, above: FilePath | None) -> tuple[FilePath, str]:
-    """File and origin of `name`: a preset, or a file beside the one that extends it."""
+def _locate(name: str, above: Path | None) -> tuple[Path, str]:
+    """Path and origin of `name`: a preset, or a file in the same directory as `above`."""
     known = preset_names()
     if name in known:
         return PRESETS / f"{name}.yaml", f"preset {name}"
@@ -221,8 +220,8 @@ def _locate(name: str, above: FilePath | None) -> tuple[FilePath, str]:
     raise UserError(f"no preset {name!r}: there are {', '.join(known)}{nearest(name, known)}")
 
 
-def read_body(path: FilePath, origin: str) -> Body:
-    """What the file at `path` says; `origin` is how it is called in messages."""
+def read_layer(path: Path, origin: str) -> Layer:
+    """The settings in the file at `path`; messages call it `origin`."""
     tree = parse(_text(path), origin)
     if not isinstance(tree, Lined | None):
         raise UserError(f"{origin}: expected sections with keys under them, found {type(tree).__name__}")
@@ -234,13 +233,13 @@ def read_body(path: FilePath, origin: str) -> Body:
         raise UserError(f"{origin}: extends is {extends!r}, expected the name of one preset or file")
     overlays = _overlays(rest.pop("per_algorithm", None), tree, origin)
     said = extends is not _ABSENT
-    entries = list(flatten(rest, _origin_in(tree, origin)))
+    settings = list(flatten(rest, _origin_in(tree, origin)))
     if workspace := workspace_of(path):
-        entries = [replace(item, value=restored(item.path, item.value, workspace)) for item in entries]
-    return Body(entries, overlays, extends if said else None, said)
+        settings = [replace(item, value=restored(item.path, item.value, workspace)) for item in settings]
+    return Layer(settings, overlays, extends if said else None, said)
 
 
-def _text(path: FilePath) -> str:
+def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -250,11 +249,11 @@ def _text(path: FilePath) -> str:
 
 
 def _overlays(tree: Any, whole: Lined | None, origin: str) -> dict[str, list[Setting]]:
-    """The entries of each algorithm in `per_algorithm`."""
+    """The settings of each algorithm in `per_algorithm`."""
     overlays: dict[str, list[Setting]] = {}
-    for name, body in _mapping(tree, "per_algorithm", origin).items():
+    for name, given in _mapping(tree, "per_algorithm", origin).items():
         origins = _origin_in(whole, origin, ("per_algorithm", name))
-        overlays[name] = list(flatten(_mapping(body, f"per_algorithm.{name}", origin), origins))
+        overlays[name] = list(flatten(_mapping(given, f"per_algorithm.{name}", origin), origins))
     return overlays
 
 
@@ -266,10 +265,10 @@ def _mapping(value: Any, key: str, origin: str) -> Mapping[str, Any]:
     return value
 
 
-def _origin_in(tree: Lined | None, origin: str, base: Path = ()) -> Callable[[Path], str]:
-    """The origin of a path in a parsed file: presets by name, other files with the line."""
+def _origin_in(tree: Lined | None, origin: str, base: KeyPath = ()) -> Callable[[KeyPath], str]:
+    """Function from a key to its origin in a parsed file: a preset's name, or file and line."""
 
-    def of(path: Path) -> str:
+    def of(path: KeyPath) -> str:
         if origin.startswith("preset "):
             return f"{origin} ({base[1]})" if base else origin
         line, node = 0, tree
@@ -284,13 +283,13 @@ def _origin_in(tree: Lined | None, origin: str, base: Path = ()) -> Callable[[Pa
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that a layer gives."""
+    """One value from one layer."""
 
-    path: Path
+    path: KeyPath
     value: Any
     origin: str
     old_key: str = ""
-    """Where the value was given by an old name of its key: that name."""
+    """The old name of the key, if that was used."""
 
 
 def defaults() -> Values:
@@ -298,21 +297,21 @@ def defaults() -> Values:
     return {path: (value, "default") for path, value in flat(Config().model_dump())}
 
 
-def put(state: Values, entry: Setting) -> None:
-    """Set one value; what lay below it or above it (a mapping set as a whole) is gone."""
-    path = entry.path
-    for other in [other for other in state if other[: len(path)] == path or path[: len(other)] == other]:
-        del state[other]
-    if isinstance(entry.value, Mapping) and entry.value:
-        state |= {below: (value, entry.origin) for below, value in flat(entry.value, path)}
+def put(values: Values, setting: Setting) -> None:
+    """Set one value. It replaces the values below its key, and a mapping above it that was set as a whole."""
+    path = setting.path
+    for other in [other for other in values if other[: len(path)] == path or path[: len(other)] == other]:
+        del values[other]
+    if isinstance(setting.value, Mapping) and setting.value:
+        values |= {below: (value, setting.origin) for below, value in flat(setting.value, path)}
     else:
-        state[path] = (entry.value, entry.origin)
+        values[path] = (setting.value, setting.origin)
 
 
-def build(state: Values) -> Config:
-    """The configuration that `state` makes. Raises UserError for the first value that does not fit."""
+def build(values: Values) -> Config:
+    """The configuration made of `values`. Raises UserError for the first invalid value."""
     tree: dict[str, Any] = {}
-    for path, (value, _) in state.items():
+    for path, (value, _) in values.items():
         node = tree
         for part in path[:-1]:
             node = node.setdefault(part, {})
@@ -320,13 +319,15 @@ def build(state: Values) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(_first_wrong(error, state)) from error
+        raise UserError(_first_wrong(error, values)) from error
 
 
-def flatten(tree: Mapping[str, Any], origin: Callable[[Path], str], base: Path = ()) -> Iterator[Setting]:
-    """The values in a nested mapping, one by one; dotted keys count as nested ones.
+def flatten(
+    tree: Mapping[str, Any], origin: Callable[[KeyPath], str], base: KeyPath = ()
+) -> Iterator[Setting]:
+    """The settings in a nested mapping; a dotted key means the same as nested ones.
 
-    Raises UserError for a key that does not exist and for a value where a section belongs.
+    Raises UserError for an unknown key, and for a value where a section is expected.
     """
     for key, value in tree.items():
         given = split_key(key, base)
@@ -343,8 +344,8 @@ def flatten(tree: Mapping[str, Any], origin: Callable[[Path], str], base: Path =
             yield Setting(path, value, origin(given), old_key)
 
 
-def _current(given: Path) -> tuple[Path, str]:
-    """The key by its name of today, and where `given` has an old one, that."""
+def _current(given: KeyPath) -> tuple[KeyPath, str]:
+    """The current name of a key, and its old name if `given` uses that."""
     for old, new in KEYS.items():
         parts = tuple(old.split("."))
         if given[: len(parts)] == parts:
@@ -352,7 +353,7 @@ def _current(given: Path) -> tuple[Path, str]:
     return given, ""
 
 
-def split_key(key: str, base: Path = ()) -> Path:
+def split_key(key: str, base: KeyPath = ()) -> KeyPath:
     """The path of a dotted key below `base`; a plugin's `package.module:Class` stays one part.
 
     >>> split_key("reward.weights.my.rewards:Brevity")
@@ -366,8 +367,8 @@ def split_key(key: str, base: Path = ()) -> Path:
     return (*path[:start], ".".join(path[start : colon + 1]), *path[colon + 1 :])
 
 
-def _suggestion(path: Path) -> str:
-    """The nearest key: the same last part in the same section, a neighbour, the same last part, any."""
+def _suggestion(path: KeyPath) -> str:
+    """Suggests the closest key: the same last part in the same section, then in any, then by spelling."""
     known = [key.name for key in keys()]
     here = ".".join(path)
     same = [name for name in known if name.split(".")[-1] == path[-1]]
@@ -378,22 +379,23 @@ def _suggestion(path: Path) -> str:
     return nearest(here, neighbours) or nearest(here, known) or "; `srl train --print-config` lists all keys"
 
 
-def _first_wrong(error: ValidationError, state: Values) -> str:
-    """One line about the first value that does not fit."""
+def _first_wrong(error: ValidationError, values: Values) -> str:
+    """One line about the first invalid value."""
     first, *_ = error.errors(include_url=False)
     location = tuple(str(part) for part in first["loc"])
-    path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in state), location)
-    value, origin = state.get(path, (first["input"], "default"))
+    path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in values), location)
+    value, origin = values.get(path, (first["input"], "default"))
     return wrong(path, value, origin)
 
 
 def reveal(value: Any) -> str:
-    """A value as messages show it, cut where it is long."""
+    """A value for a message, truncated to 80 characters."""
     text = repr(plain(value))
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def wrong(path: Path, value: Any, origin: str) -> str:
+def wrong(path: KeyPath, value: Any, origin: str) -> str:
+    """The message for an invalid value."""
     field = place(path)[1]
     inside_mapping = field is not None and place(path[:-1])[0] == "mapping"
     expected = "number" if inside_mapping else takes(field) if field else "something else"

@@ -1,6 +1,6 @@
-"""Paths in a configuration: absolute in a run, and relative to the workspace where they are saved in it.
+"""Paths in a configuration: absolute in a run, relative to the workspace in its saved configuration.
 
-So a run goes on from any directory, and in a workspace that was moved or copied.
+So a run can be resumed from any directory, and in a workspace that was moved or copied.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from srl.config.schema import Config, Path, flat, place
+from srl.config.schema import Config, KeyPath, flat, place
 from srl.config.sections import OnDisk
 from srl.errors import UserError
 from srl.protocol import TEMPLATES
@@ -25,9 +25,9 @@ _TEMPLATE = ("data", "template")
 
 
 def located(config: Config) -> Config:
-    """`config` with absolute paths, and with the directories that its `module:Class` plugins are from.
+    """`config` with absolute paths, and with the directories of its `module:Class` plugins.
 
-    A name that is no path here, such as one on the hub, stays a name.
+    A name that is not a path here, such as one on the hub, is kept.
     """
     from srl.plugins.import_path import used_directories
 
@@ -37,21 +37,21 @@ def located(config: Config) -> Config:
     return _mapped(config, lambda text: text)
 
 
-def portable(config: Config, workspace: FilePath | None) -> Config:
-    """`config` as it is saved: paths inside the workspace begin with `${workspace}`, others are absolute."""
+def portable(config: Config, workspace: Path | None) -> Config:
+    """`config` as saved: paths in the workspace begin with `${workspace}`, others are absolute."""
     return _mapped(config, lambda text: _inside(text, workspace) if workspace else text)
 
 
-def workspace_of(file: FilePath) -> FilePath | None:
+def workspace_of(file: Path) -> Path | None:
     """The workspace of the run whose `config.yaml` is `file`, absolute; None for any other file."""
-    run = FilePath(os.path.abspath(file)).parent
+    run = Path(os.path.abspath(file)).parent
     return run.parent.parent if run.parent.name == "runs" else None
 
 
-def restored(path: Path, value: Any, workspace: FilePath) -> Any:
-    """A saved value with its paths: those of the workspace, and relative ones as older versions saved them.
+def restored(path: KeyPath, value: Any, workspace: Path) -> Any:
+    """A saved value with absolute paths.
 
-    These are relative to where the run was started, or else to the directory of the workspace.
+    Older versions saved relative paths: relative to where the run was started, or to the workspace's parent.
     """
     if isinstance(value, list | tuple):
         return [restored(path, item, workspace) for item in value]
@@ -67,7 +67,7 @@ def restored(path: Path, value: Any, workspace: FilePath) -> Any:
 
 
 def _mapped(config: Config, change: Callable[[str], str]) -> Config:
-    """`config` with `change` made to every path in it, absolute before."""
+    """`config` with every path made absolute and passed through `change`."""
     tree = config.model_dump()
     for path, is_sure in [*_keys(config), *_options(config)]:
         node: dict[str, Any] = reduce(lambda below, part: below[part], path[:-1], tree)
@@ -75,7 +75,7 @@ def _mapped(config: Config, change: Callable[[str], str]) -> Config:
     return Config.model_validate(tree)
 
 
-def _changed(path: Path, value: Any, is_sure: bool, change: Callable[[str], str]) -> Any:
+def _changed(path: KeyPath, value: Any, is_sure: bool, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_changed(path, item, is_sure, change) for item in value)
     if not isinstance(value, str):
@@ -88,8 +88,8 @@ def _changed(path: Path, value: Any, is_sure: bool, change: Callable[[str], str]
     return change(os.path.abspath(value)) if is_sure or os.path.exists(value) else value
 
 
-def _inside(path: str, workspace: FilePath) -> str:
-    """`path` by the workspace, where it is in it as it is written or as links lead."""
+def _inside(path: str, workspace: Path) -> str:
+    """`path` relative to the workspace if it is in it, as written or with links resolved."""
     for plain in (os.path.abspath, os.path.realpath):
         root, found = plain(workspace), plain(path)
         if found.startswith(root.rstrip(os.sep) + os.sep):
@@ -97,7 +97,7 @@ def _inside(path: str, workspace: FilePath) -> str:
     return path
 
 
-def _is_path(path: Path) -> bool:
+def _is_path(path: KeyPath) -> bool:
     field = place(path)[1]
     return field is not None and _is_marked(field.annotation, field.metadata)
 
@@ -107,8 +107,8 @@ def _is_marked(annotation: Any, metadata: Any = ()) -> bool:
     return any(isinstance(item, OnDisk) for item in own) or any(map(_is_marked, get_args(annotation)))
 
 
-Found = Iterator[tuple[Path, bool]]
-"""Keys that hold a path, and whether it is one even where nothing is there yet."""
+Found = Iterator[tuple[KeyPath, bool]]
+"""Keys with a path, and whether it is a path even if nothing exists there yet."""
 
 
 def _keys(config: Config) -> Found:
@@ -127,15 +127,15 @@ def _options(config: Config) -> Found:
         yield from _below(("search", "retrievers", name, "options"), found)
 
 
-def _below(base: Path, found: Found) -> Found:
+def _below(base: KeyPath, found: Found) -> Found:
     yield from (((*base, *path), is_sure) for path, is_sure in found)
 
 
 def option_paths(kind: str, plugin: str, options: Mapping[str, Any]) -> Found:
-    """Which of a plugin's options hold paths.
+    """The options of a plugin that hold paths.
 
-    That is a `pathlib.Path`, and a text that is marked with `json_schema_extra={"path": True}`. A mapping of
-    retrievers holds their options, and so does one beside the option `retriever`.
+    These are fields of type `pathlib.Path`, and texts marked with `json_schema_extra={"path": True}`. A
+    mapping of retrievers holds their options, and so does a mapping beside the option `retriever`.
     """
     fields = _fields(kind, plugin)
     for name, value in options.items():
@@ -155,14 +155,14 @@ def _text(field: FieldInfo, name: str, value: str) -> Found:
     arguments = [field.annotation, *get_args(field.annotation)]
     words = [word for argument in arguments for word in get_args(argument)]
     extra = field.json_schema_extra
-    if FilePath in arguments and value not in words:
+    if Path in arguments and value not in words:
         yield (name,), True
     elif isinstance(extra, Mapping) and extra.get("path"):
         yield (name,), False
 
 
 def _fields(kind: str, plugin: str) -> Mapping[str, FieldInfo]:
-    """The options of a plugin; none of one that is not installed."""
+    """The option fields of a plugin; empty if it is not installed."""
     from srl.plugins import manager
 
     try:

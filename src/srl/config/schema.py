@@ -1,11 +1,11 @@
-"""The whole configuration, and what may stand under each dotted key of it."""
+"""The whole configuration, and what each dotted key of it accepts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isclass
-from pathlib import Path as FilePath
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -33,15 +33,15 @@ from srl.config.sections import (
     one_or_many,
 )
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """A dotted key, split."""
 
 Place = Literal["section", "leaf", "mapping", "free", "unknown"]
-"""What lies at a path: a section, a value, a mapping that is set as a whole, anything, nothing."""
+"""What is at a key: a section, a value, a mapping that is set as a whole, any value, or nothing."""
 
 
 class Config(Section):
-    """Everything that a run is configured with."""
+    """The configuration of a run."""
 
     model: Model = Model()
     data: Data = Data()
@@ -58,12 +58,12 @@ class Config(Section):
     eval: Eval = Eval()
     cluster: Cluster = Cluster()
     verl: dict[str, Any] = Field(default={})
-    """Any key of verl's own configuration, in verl's names; read only with `--backend verl`."""
+    """Any key of verl's own configuration, by verl's name. Only with `--backend verl`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One documented key: its dotted name, what it takes, its default and its description."""
+    """One documented key: dotted name, accepted values, default and description."""
 
     name: str
     takes: str
@@ -72,9 +72,9 @@ class Key:
 
 
 def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
-    """Every key of `model` in the order of the source, sections within sections included.
+    """Every key of `model` and the sections in it, in source order.
 
-    What lies below a name that the user chooses is called `<name>`.
+    `<name>` stands for a name that the user chooses.
     """
     for name, field in model.model_fields.items():
         if section := section_of(field):
@@ -86,20 +86,20 @@ def keys(model: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a field holds, or None where it holds a value."""
+    """The section that a field holds; None for a value."""
     held = field.annotation
     return held if isclass(held) and issubclass(held, Section) else None
 
 
 def named_section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a field holds under each of several names, or None where it holds none."""
+    """The section that a mapping field holds under each name; None for other fields."""
     arguments = get_args(field.annotation)
     held = arguments[1] if get_origin(field.annotation) is dict else None
     return held if isclass(held) and issubclass(held, Section) else None
 
 
 def place(path: Sequence[str], model: type[Section] | None = None) -> tuple[Place, FieldInfo | None]:
-    """What lies at `path` below `model` (the whole configuration), with the field where it is one."""
+    """What is at `path` below `model` (default: the whole configuration), and its field if it has one."""
     model = model or Config
     if not path:
         return "section", None
@@ -111,7 +111,7 @@ def place(path: Sequence[str], model: type[Section] | None = None) -> tuple[Plac
 
 
 def _place_in(field: FieldInfo, rest: Sequence[str]) -> tuple[Place, FieldInfo | None]:
-    """What lies at `rest` below a field that is no section: only mappings have something there."""
+    """What is at `rest` below a field that is not a section: only mappings hold keys."""
     if get_origin(field.annotation) is not dict:
         return ("unknown", None) if rest else ("leaf", field)
     named = named_section_of(field)
@@ -122,8 +122,8 @@ def _place_in(field: FieldInfo, rest: Sequence[str]) -> tuple[Place, FieldInfo |
     return ("leaf" if rest else "mapping"), field
 
 
-def flat(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """`(path, value)` of everything in a nested mapping; an empty mapping is a value."""
+def flat(tree: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """`(path, value)` of each value in a nested mapping; an empty mapping is a value."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, (*path, name))
@@ -132,18 +132,18 @@ def flat(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]
 
 
 def plain(value: Any) -> Any:
-    """`value` as YAML and JSON have it: lists for tuples, all the way down."""
+    """`value` with lists for tuples, recursively, as YAML and JSON have it."""
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def takes(field: FieldInfo) -> str:
-    """What a key takes, in words: `integer ≥ 1 or null`."""
+    """What a key accepts, in words: `integer ≥ 1 or null`."""
     return _takes(field.annotation, field.metadata)
 
 
-_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", FilePath: "path"}
+_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 _NAMES |= {type(None): "null"}
 _BOUNDS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 
@@ -185,7 +185,7 @@ def _takes_list(arguments: tuple[Any, ...], metadata: Sequence[Any]) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    """` ≥ 0 and < 1`, from whatever pydantic and annotated_types keep about a type."""
+    """` ≥ 0 and < 1`, from the constraints of pydantic and annotated_types."""
     found = []
     for item in metadata:
         inner = item.metadata if isinstance(item, FieldInfo) else [item]

@@ -1,7 +1,8 @@
-"""YAML as it is meant: 1e-6 is a number, `no` is a word, a key stands once, and each has its line.
+"""YAML 1.2 on top of PyYAML: 1e-6 is a number, `no` is text, duplicate keys are errors, keys have line
+numbers.
 
-PyYAML speaks YAML 1.1, where 1e-6 is text and 1:30 a number. Here plain words are read by the rules of
-YAML 1.2's core schema. What is written is quoted wherever either version would take it for something else.
+PyYAML implements YAML 1.1, where 1e-6 is text and 1:30 is a number. Here plain scalars follow the core schema
+of YAML 1.2. Text is written with quotes wherever either version would read it as something else.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CORE = {
 
 
 class Lined(dict[Any, Any]):
-    """A mapping that knows the line of each of its keys, from 1."""
+    """A mapping with the line number of each key, from 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,13 +31,13 @@ class Lined(dict[Any, Any]):
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, with YAML 1.2's plain words, and mappings that know their lines and refuse a key twice."""
+    """A safe loader with the plain scalars of YAML 1.2; mappings are `Lined` and refuse duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe, without anchors; quotes what looks like a value to YAML 1.1 or to 1.2."""
+    """A safe dumper without anchors. Quotes text that YAML 1.1 or 1.2 would read as a value."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -48,7 +49,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> Lined:
         key, line = loader.construct_object(key_node, deep=True), key_node.start_mark.line + 1
         problem = "" if isinstance(key, str) else f"the key {key!r} is not text"
         if not problem and key in found:
-            problem = f"the key {key!r} stands in line {found.lines[key]} already"
+            problem = f"duplicate key {key!r}, first in line {found.lines[key]}"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         found[key] = loader.construct_object(value_node, deep=True)
@@ -57,7 +58,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> Lined:
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Escapes what cannot be printed, which PyYAML would break lines at in other styles."""
+    """Escapes unprintable characters, at which PyYAML breaks lines in other styles."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, None if text.isprintable() else '"')
 
 
@@ -84,5 +85,5 @@ def parse(text: str, name: str) -> Any:
 
 
 def dump(value: Any) -> str:
-    """`value` as block-style YAML that `parse` reads back as the same."""
+    """`value` as block-style YAML, which `parse` reads back unchanged."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
