@@ -19,8 +19,8 @@ WIDTH = 96
 
 CONFIG_INTRO = """\
 Every configuration key of a run, with the values it accepts and its default. `srl train --print-config`
-shows the values of a run and the origin of each. They are saved with the run as `config.yaml`, which `--config`
-reads.
+shows the values of a run and the origin of each. They are saved with the run as `config.yaml`, which
+`--config` reads.
 
 Later layers override earlier ones:
 
@@ -52,8 +52,8 @@ CLI_INTRO = """\
 The help of every command. Results go to stdout, everything else to stderr; `--json` prints results for
 programs.
 
-Exit codes: 0 success; 1 a check failed; 2 an error in the input or the environment; 70 a bug in srl, with the
-traceback in a file; 129, 130 and 143 a closed terminal, Ctrl-C and SIGTERM.
+Exit codes: 0 success; 1 a check failed; 2 an error in the input or the environment; 70 a bug in srl, with
+the traceback in a file; 129, 130 and 143 a closed terminal, Ctrl-C and SIGTERM.
 """
 
 STORE_INTRO = """\
@@ -68,12 +68,12 @@ log.sql("SELECT step, avg(em) FROM trajectories WHERE phase = 'val' GROUP BY ste
 ```
 
 `srl inspect sql` runs a query from the command line. Without `--unsafe` the query can read only the log, and
-cannot write. A connection from `srl.store.open` has no such limits: it can also join the log with other files and
-data frames, and write.
+cannot write. A connection from `srl.store.open` has no such limits: it can also join the log with other files
+and data frames, and write.
 
-Damaged files are left out of every view, with a warning that names them. When the run is resumed, they are moved to
-`log/damaged/`, a warning names the steps they held, and training continues from the newest checkpoint. Steps before
-that checkpoint stay missing.
+Damaged files are left out of every view, with a warning that names them. When the run is resumed, they are
+moved to `log/damaged/`, a warning names the steps they held, and training continues from the newest
+checkpoint. Steps before that checkpoint stay missing.
 
 The tables and their columns:
 """
