@@ -38,6 +38,7 @@ BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}
 BARE_HELPERS = {"errors", "files", "manifests", "inputs", "answers", "safe_text", "validation"}
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
+WITHOUT_GPU = "without_gpu"
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,12 @@ def test_bare_rooms_need_only_torch_and_transformers(path):
     if room == "model":
         wrong = [item for item in wrong if not (item.top == "peft" and item.lazy)]
     assert not wrong, say(path, wrong, f"{room} runs on a bare GPU machine")
+
+
+@each([path for path in modules("train", "cli") if WITHOUT_GPU not in path.parts])
+def test_nothing_imports_what_runs_verl_without_a_gpu(path):
+    wrong = [item for item in imports_of(path) if item.name.startswith(f"srl.train.verl.{WITHOUT_GPU}")]
+    assert not wrong, say(path, wrong, "it is loaded by name, in srl.train.verl.job.device_support")
 
 
 @each(modules())

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 from srl.config import Config, load_config
 from srl.errors import UserError
-from srl.train.verl.config_check import notes, validated
+from srl.train.verl.config_check import compose, notes, validated
 from srl.train.verl.job import Job
-from srl.train.verl.translate import compose, settings
+from srl.train.verl.translate import settings
 from srl.update.losses import policy_loss, value_loss
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
@@ -82,7 +82,7 @@ def test_every_value_stands_in_the_composed_configuration():
 def test_composing_does_not_import_verl():
     code = (
         "import sys, pathlib; from srl.config import Config; from srl.train.verl.job import Job; "
-        "from srl.train.verl.translate import compose; "
+        "from srl.train.verl.config_check import compose; "
         "compose(Config(), Job(pathlib.Path('run'))); sys.exit('verl' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -201,13 +201,13 @@ def test_verl_ends_a_run_at_an_episode_above_its_limit():
         (
             ("data.train_batch_size=6", "actor.ppo_mini_batch_size=3"),
             job(),
-            "actor.ppo_mini_batch_size = 3 questions × rollout.n = 1 do not divide among 2 workers; "
-            "2 questions do",
+            "actor.ppo_mini_batch_size = 3 questions × rollout.n = 1 is not divisible by 2 workers; "
+            "2 questions work",
         ),
         (
             ("data.train_batch_size=3", "actor.ppo_mini_batch_size=3"),
             job(),
-            "data.train_batch_size = 3 would have to be a multiple of 2",
+            "data.train_batch_size = 3 must be a multiple of 2",
         ),
         (
             ("data.train_batch_size=8", "actor.ppo_mini_batch_size=8", "critic.ppo_mini_batch_size=1"),
@@ -216,8 +216,8 @@ def test_verl_ends_a_run_at_an_episode_above_its_limit():
         ),
         (("cluster.tensor_model_parallel_size=3",), GPU, "does not divide the 8 GPUs"),
         (("cluster.tensor_model_parallel_size=8",), GPU, "does not divide the model's 4 heads"),
-        (("cluster.nnodes=2",), GPU, "cluster.nnodes = 2: several machines need a Ray cluster that is there"),
-        (("data.max_response_length=4000",), GPU, "4,256 tokens, and this model reads 1,024"),
+        (("cluster.nnodes=2",), GPU, "cluster.nnodes = 2: several machines need an existing Ray cluster"),
+        (("data.max_response_length=4000",), GPU, "4,256 tokens, and this model's context is 1,024"),
     ],
 )
 def test_what_a_worker_would_find_out_late_is_refused_first(given, on, words, monkeypatch):
@@ -236,13 +236,13 @@ def refusal(config: Config, on: Job | None = None) -> str:
 
 def test_refusal_of_verls_names_the_key_that_was_set():
     text = refusal(with_verl(made(), actor_rollout_ref__actor__loss_agg_mode="bogus"))
-    assert text.startswith("verl.actor_rollout_ref.actor.loss_agg_mode: verl refuses it")
+    assert text.startswith("verl.actor_rollout_ref.actor.loss_agg_mode: refused by verl")
     assert "bogus" in text
 
 
 def test_refusal_of_verls_without_words_shows_what_it_asserts():
     text = refusal(with_verl(made(), actor_rollout_ref__actor__optim__lr_scheduler_type="linear"))
-    assert "lr_scheduler_type: verl refuses it: assert" in text
+    assert "lr_scheduler_type: refused by verl: assert" in text
 
 
 def test_refusal_of_verls_names_our_key_where_it_is_ours():
@@ -289,12 +289,12 @@ def test_key_of_verls_wins_and_is_said():
     assert select(compose(config, job()), "actor_rollout_ref.rollout.temperature") == 0.3
     said = [line for line in notes(config, job()) if "rollout.temperature" in line]
     key = "verl.actor_rollout_ref.rollout.temperature"
-    assert said == [f"{key} = 0.3 takes the place of rollout.temperature, which says 1.0"]
+    assert said == [f"{key} = 0.3 overrides rollout.temperature = 1.0"]
 
 
 def test_raised_limit_is_said():
     said = notes(made("actor.ppo_max_token_len=10", "critic.ppo_max_token_len=10"), job())
-    assert [line.split(" = ")[0] for line in said if "less than an episode" in line] == [
+    assert [line.split(" = ")[0] for line in said if "less than the longest episode" in line] == [
         "actor.ppo_max_token_len",
         "critic.ppo_max_token_len",
     ]

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from srl.errors import UserError
-from srl.train.verl.register import Report, check_reports
+from srl.train.verl.register import WorkerReport
+from srl.train.verl.worker_check import check_reports
 
-MINE = Report(
+MINE = WorkerReport(
     "node1",
     1,
     "3.11.7",
@@ -37,18 +38,18 @@ def test_workers_that_are_alike_pass():
     [
         (
             {"versions": {"verl": "0.9.1", "transformers": "5.9.0"}},
-            "has transformers 5.9.0, and the trainer 5.10.4",
+            "has transformers 5.9.0, the trainer 5.10.4",
         ),
-        ({"versions": {"verl": "0.9.1"}}, "has transformers nothing, and the trainer 5.10.4"),
-        ({"algorithms": {}}, "has srl_ppo nothing, and the trainer srl-search-gae 0.1.0"),
-        ({"algorithms": {**MINE.algorithms, "srl_x": "x 1"}}, "has srl_x x 1, and the trainer nothing"),
-        ({"python": "3.12.1"}, "runs Python 3.12.1, and the trainer 3.11.7"),
-        ({"patches": ()}, "patched ()"),
+        ({"versions": {"verl": "0.9.1"}}, "has transformers nothing, the trainer 5.10.4"),
+        ({"algorithms": {}}, "has srl_ppo nothing, the trainer srl-search-gae 0.1.0"),
+        ({"algorithms": {**MINE.algorithms, "srl_x": "x 1"}}, "has srl_x x 1, the trainer nothing"),
+        ({"python": "3.12.1"}, "runs Python 3.12.1, the trainer 3.11.7"),
+        ({"patches": ()}, "has the patches ()"),
         ({"error": "ImportError: no plugin"}, "it failed to register: ImportError: no plugin"),
     ],
 )
 def test_worker_that_differs_is_named_with_what_differs(change, said):
-    with pytest.raises(UserError, match="the worker rollout 3 on node7") as caught:
+    with pytest.raises(UserError, match=r"^worker rollout 3 on node7 differs") as caught:
         check_reports({"rollout 2": MINE, "rollout 3": replace(MINE, host="node7", **change)}, MINE)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -56,6 +57,6 @@ def test_worker_that_differs_is_named_with_what_differs(change, said):
 
 @pytest.mark.parametrize("found", [None, ModuleNotFoundError("trace\nNo module named 'srl'")])
 def test_worker_that_says_nothing_ends_the_run_by_name(found):
-    with pytest.raises(UserError, match=r"the worker training 1 .*is srl-search installed there") as caught:
+    with pytest.raises(UserError, match=r"^worker training 1 .*is srl-search installed there") as caught:
         check_reports({"training 1": found}, MINE)
     assert "\n" not in str(caught.value)

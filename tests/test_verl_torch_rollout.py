@@ -244,7 +244,7 @@ def cluster(monkeypatch):
     pytest.importorskip("verl")
     import ray
 
-    from srl.train.verl.torch_install import install
+    from srl.train.verl.without_gpu import install
 
     monkeypatch.setenv("RANK", "0")  # as a trainer's worker has it
     install()

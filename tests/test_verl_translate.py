@@ -11,10 +11,9 @@ from tests.verl_configs import GPU, job, made
 
 from srl.config.schema import keys
 from srl.errors import UserError
-from srl.train.verl.decisions import NOT_READ, READ_BY_US, REFUSED, check_supported
+from srl.train.verl.config_check import REFUSED, check_supported
 from srl.train.verl.job import Job
-from srl.train.verl.translate import settings
-from srl.train.verl.translate_acting import without_dropout
+from srl.train.verl.translate import NOT_READ, READ_BY_US, settings, without_dropout
 from srl.update.losses import MAX_LOG_RATIO
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

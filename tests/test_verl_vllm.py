@@ -94,7 +94,7 @@ def test_plugin_touches_vllm_in_our_runs_only(monkeypatch, run, installed, calls
     ],
 )
 def test_heads_that_vllm_does_not_compute_on_a_cpu_are_refused(sizes, refused):
-    why = vllm_cpu.refused_heads(sizes)
+    why = vllm_cpu.unsupported_heads(sizes)
     assert why is None if refused is None else refused in why
 
 

@@ -22,12 +22,18 @@ LENGTHS = ((5, 6), (7, 9), (4, 3), (6, 8))
 """Prompt and response of each row."""
 
 
-def worker(folder: Path, kind: str = "language_model", forward_only: bool = False) -> Any:
-    """verl's worker for one network, initialised; its learning rate warms up."""
+def worker(
+    folder: Path, kind: str = "language_model", forward_only: bool = False, dropout: bool = False
+) -> Any:
+    """verl's worker for one network, initialised; the model has dropout only if `dropout` is true."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import TrainingWorker
 
+    from srl.train.verl.job import model_config
+    from srl.train.verl.translate import without_dropout
+
+    changed = {} if dropout else without_dropout(model_config(str(folder / "model")))
     single = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
     engine = FSDPEngineConfig(
         strategy="fsdp2", mixed_precision=single, use_torch_compile=False, forward_only=forward_only,
@@ -36,7 +42,7 @@ def worker(folder: Path, kind: str = "language_model", forward_only: bool = Fals
     optimiser = FSDPOptimizerConfig(lr=LR, lr_warmup_steps=2, total_training_steps=10)
     model = HFModelConfig(
         path=str(folder / "model"), load_tokenizer=False, use_remove_padding=False,
-        override_config={"attn_implementation": "sdpa"},
+        override_config={"attn_implementation": "sdpa", **changed},
     )  # fmt: skip
     made = TrainingWorker(
         TrainingWorkerConfig(
@@ -104,10 +110,13 @@ def trl_is_left_alone(folder: Path) -> str:
     return type(worker(folder).engine.module).__name__
 
 
-def networks_have_no_dropout(folder: Path) -> float:
-    """The dropout rate of attention in training."""
-    module = worker(folder).engine.module
-    return float(module.train().model.layers[0].self_attn.attention_dropout)
+def dropout(folder: Path, ours: bool = False) -> list[float]:
+    """All dropout rates of policy and critic in training; `ours` is as a run configures the model."""
+    kinds = ("language_model", "value_model")
+    networks = [worker(folder, kind, dropout=not ours).engine.module.train() for kind in kinds]
+    rates = {float(network.model.layers[0].self_attn.attention_dropout) for network in networks}
+    parts = [part for network in networks for part in network.modules()]
+    return sorted(rates | {float(part.p) for part in parts if isinstance(part, torch.nn.Dropout)})
 
 
 def learning_rate_is_ours(folder: Path) -> list[float]:
@@ -188,16 +197,19 @@ def platform_of(folder: Path) -> list[str]:
 
 def main(folder: Path) -> None:
     from srl.train.verl import patches
+    from srl.train.verl.without_gpu import patches as more
     from srl.train.verl.without_gpu import platform
 
     answer = {}
     answer["platform"] = [tried(platform_of, folder), (platform.install(), tried(platform_of, folder))[1]]
-    first = [patches.process_group_names_a_device_once, patches.trl_is_left_alone]
-    for patch in dict.fromkeys([*first, *patches.EVERYWHERE, *patches.WITHOUT_ACCELERATOR]):
-        probe = globals()[patch.__name__]
+    known = {patch.name: patch for patch in (*patches.PATCHES, *more.PATCHES)}
+    first = ["process_group_names_a_device_once", "trl_is_left_alone"]
+    for name in dict.fromkeys([*first, *known]):
+        probe = globals()[name]
         before = tried(probe, folder)
-        patch()
-        answer[patch.__name__] = [before, tried(probe, folder)]
+        known[name].apply()
+        answer[name] = [before, tried(probe, folder)]
+    answer["dropout"] = [tried(dropout, folder), tried(partial(dropout, ours=True), folder)]
     answer["again"] = idempotent(patches, platform)
     (folder / "answer.json").write_text(json.dumps(answer, indent=1))
 
@@ -208,7 +220,7 @@ def idempotent(patches: Any, platform: Any) -> bool:
     from verl.workers.engine.base import BaseEngine
 
     def state() -> tuple[Any, ...]:
-        names = ("_build_module", "_build_lr_scheduler", "lr_scheduler_step")
+        names = ("_build_lr_scheduler", "lr_scheduler_step")
         return BaseEngine.train_batch, *(getattr(fsdp.FSDPEngine, name) for name in names)
 
     before = state()

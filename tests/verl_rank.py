@@ -162,13 +162,14 @@ def gathered(module: torch.nn.Module, pick: Any) -> dict[str, torch.Tensor]:
 
 def main(job_file: str, answer_file: str) -> None:
     from srl.train.verl import patches
+    from srl.train.verl.without_gpu import patches as more
     from srl.train.verl.without_gpu import platform
 
     job = torch.load(job_file, weights_only=False)
     platform.install()
-    for patch in (*patches.EVERYWHERE, *patches.WITHOUT_ACCELERATOR):
-        if patch.__name__ not in job["without"]:
-            patch()
+    for patch in (*patches.PATCHES, *more.PATCHES):
+        if patch.name not in job["without"]:
+            patch.apply()
     worker = Worker(job["config"], job["run"])
     networks = ["actor", "critic"] if worker.critic is not None else ["actor"]
     answer = {"infer": {name: infer(worker, name, job) for name in networks}, "cases": {}}

@@ -35,11 +35,16 @@ from srl.train.dry_run.preflight import startup_errors
 from srl.train.dry_run.remedy import Phase, with_settings
 from srl.train.learning_rate import updates_in_words
 from srl.train.prepare import BASE_MODEL, check_data
-from srl.train.verl.config_check import notes, problems
-from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job
+from srl.train.verl.config_check import compose, notes, problems
+from srl.train.verl.job import (
+    WORKERS_WITHOUT_GPU,
+    Job,
+    is_megatron,
+    precision,
+    rollout_name,
+)
 from srl.train.verl.overrides import given
-from srl.train.verl.setting import is_megatron, precision, rollout_name
-from srl.train.verl.translate import compose, defaults, settings
+from srl.train.verl.translate import defaults, settings
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:

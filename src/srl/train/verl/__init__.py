@@ -1,1 +1,1 @@
-"""The same run on verl: Ray for the cluster, FSDP or Megatron for the model, vLLM or SGLang for rollout."""
+"""The backend verl: Ray runs the processes, FSDP or Megatron trains, vLLM or SGLang generates."""

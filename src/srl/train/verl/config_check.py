@@ -1,7 +1,8 @@
-"""The composed configuration checked before anything starts: by verl itself, and for what it finds out late.
+"""verl's configuration of a run, composed and checked before any process is started.
 
-An error names our key. verl leaves to its workers whether a mini-batch divides among them, whether
-they divide among the copies that generate, and whether the model reads an episode; here they come first.
+`compose` refuses what a run on verl cannot keep. `validated` adds what verl would only find out in its
+workers (batch sizes, copies of the model, context length) and verl's own validation. Messages name our keys.
+The processes of a running run are checked in `worker_check.py`.
 """
 
 from __future__ import annotations
@@ -11,25 +12,56 @@ import io
 import os
 import traceback
 from collections.abc import Iterator
+from copy import deepcopy
 from importlib.util import find_spec
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
-from srl.config.checks import algorithm_plugin
 from srl.errors import UserError
-from srl.train.verl.job import Job
-from srl.train.verl.overrides import given, replaced
-from srl.train.verl.setting import MODEL, Setting, is_megatron, longest, model_sizes, precision
-from srl.train.verl.translate import compose, settings
-from srl.train.verl.without_gpu.vllm_cpu import refused_heads
+from srl.train.verl.job import (
+    TORCH,
+    Job,
+    device_support,
+    is_megatron,
+    max_episode_tokens,
+    model_config,
+    precision,
+    rollout_name,
+)
+from srl.train.verl.overrides import ADD, apply_overrides, given
+from srl.train.verl.translate import MODEL, Setting, defaults, needs_critic, settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+REFUSED: dict[str, str] = {
+    "rollout.deterministic": "episodes of several processes come in no fixed order",
+    "actor.mask_observations": "verl has one mask for the loss and for every mean",
+    "ref.path": "verl loads the reference from the policy's own directory",
+}
+"""Keys that must keep their default, with the reason."""
+
+
+def compose(config: Config, job: Job) -> DictConfig:
+    """verl's configuration of a run: its defaults, then our settings, then the section `verl`.
+
+    Raises UserError for a setting that verl cannot keep, and for a key that verl does not have.
+    """
+    check_supported(config, job)
+    pristine = defaults(config)
+    composed = deepcopy(pristine)
+
+    from omegaconf import OmegaConf
+
+    for key, setting in settings(config, job).items():
+        OmegaConf.update(composed, key, setting.value, merge=False, force_add=True)
+    apply_overrides(composed, pristine, config)
+    return composed
+
 
 def validated(config: Config, job: Job) -> DictConfig:
-    """The composed configuration that verl accepts. Raises UserError with our key and verl's words."""
+    """`compose`, with all checks passed. Raises UserError with our key and verl's words."""
     composed = compose(config, job)
     problem = next(problems(composed, config), None)
     if problem is not None:
@@ -38,45 +70,122 @@ def validated(config: Config, job: Job) -> DictConfig:
     return composed
 
 
-def refused(config: Config) -> Iterator[str]:
-    """What no run on verl does, wherever it runs."""
-    mode, file = config.search.cassette_use or ("", "")
-    if mode == "record" and config.rollout.search:
-        yield (
-            f"search.cassette=record {file}: --backend verl runs episodes in several processes and records "
-            "no cassette; record with --backend local and replay it here, or leave search.cassette out"
-        )
-
-
 def notes(config: Config, job: Job) -> list[str]:
-    """What a user may not expect of this backend, a line each."""
-    return [*_notes(config, job), *replaced(config, settings(config, job))]
+    """What may surprise a user of this backend, one line each."""
+    return [*_notes(config, job), *_replaced(config, settings(config, job))]
 
 
 def _notes(config: Config, job: Job) -> Iterator[str]:
-    critic = algorithm_plugin(config.algorithm.name).needs_critic
-    for who in ("actor", "critic") if critic else ("actor",):
+    longest = max_episode_tokens(config)
+    for who in ("actor", "critic") if needs_critic(config) else ("actor",):
         section = getattr(config, who)
-        if section.ppo_max_token_len < longest(config):
+        if section.ppo_max_token_len < longest:
             yield (
-                f"{who}.ppo_max_token_len = {section.ppo_max_token_len:,} is less than an episode may have: "
-                f"{longest(config):,} is used, for verl ends a run at an episode above its limit"
+                f"{who}.ppo_max_token_len = {section.ppo_max_token_len:,} is less than the longest episode; "
+                f"{longest:,} is used, since verl fails on an episode above its limit"
             )
         if is_megatron(config) and (section.optim.lr_warmup_steps or section.optim.lr_warmup_steps_ratio):
-            yield f"{who}.optim: Megatron's warm-up begins with a rate of 0, so step 1 changes nothing"
-    number = precision(config, job)
-    if number != "float32":
-        yield f"passes are in {number}; the weights that are trained are float32, as verl keeps them"
+            yield f"{who}.optim: Megatron's warm-up starts at a rate of 0, so step 1 changes nothing"
+    dtype = precision(config, job)
+    if dtype != "float32":
+        yield f"passes are computed in {dtype}; verl keeps the trained weights in float32"
+
+
+def _replaced(config: Config, known: dict[str, Setting]) -> Iterator[str]:
+    """A line for each key under `verl` that overrides a value of ours."""
+    for key, value in given(config):
+        setting = known.get(key.removeprefix(ADD))
+        if setting is not None and setting.value != value:
+            source = setting.ours or "srl's own value"
+            yield f"verl.{key} = {value} overrides {source} = {setting.value}"
+
+
+def check_supported(config: Config, job: Job) -> None:
+    """Raises UserError for the first setting that this backend cannot keep, with what to set instead."""
+    problem = next(_unsupported(config, job), None)
+    if problem is not None:
+        raise UserError(problem)
+
+
+def _unsupported(config: Config, job: Job) -> Iterator[str]:
+    yield from _refused_keys(config)
+    if config.trainer.total_training_steps == 0:
+        yield "trainer.total_training_steps = 0: with --backend verl there is at least one step"
+    if is_megatron(config) and config.model.lora_rank and config.model.lora_target_modules != "all-linear":
+        yield (
+            "model.lora_target_modules: Megatron has other names for modules; set all-linear here and verl's "
+            "own key verl.actor_rollout_ref.model.lora.target_modules"
+        )
+    yield from _rollout(config, job)
+    yield from _device(config, job)
+
+
+def _refused_keys(config: Config) -> Iterator[str]:
+    uses_reference = config.algorithm.use_kl_in_reward or config.actor.use_kl_loss
+    other_reference = uses_reference and config.ref.path not in (None, config.model.path)
+    refused = (
+        ("rollout.deterministic", "true", "set it to false", config.rollout.deterministic),
+        ("actor.mask_observations", "false", "set it to true", not config.actor.mask_observations),
+        ("ref.path", config.ref.path, "leave it out", other_reference),
+    )
+    for key, value, instead, is_set in refused:
+        if is_set:
+            yield (
+                f"{key} = {value} is not possible with --backend verl: {REFUSED[key]}; "
+                f"{instead}, or train with --backend local"
+            )
+
+
+def _rollout(config: Config, job: Job) -> Iterator[str]:
+    """Which rollout engine runs on which kind of machine."""
+    chosen, size = rollout_name(config, job), config.cluster.tensor_model_parallel_size
+    if chosen == TORCH and not job.cpu:
+        yield "cluster.rollout = torch is for machines without a GPU; set vllm or sglang"
+    if chosen == "sglang" and job.cpu:
+        yield "cluster.rollout = sglang needs a GPU, and there is none; set torch or vllm"
+    if chosen == TORCH and size > 1:
+        yield (
+            f"cluster.tensor_model_parallel_size = {size}: the torch rollout keeps a whole copy of the model "
+            "in each worker; set 1"
+        )
+    if chosen == TORCH and precision(config, job) == "float16":
+        yield "model.dtype = float16: the torch rollout has float32 and bfloat16"
+
+
+def _device(config: Config, job: Job) -> Iterator[str]:
+    """Where the run may be: the workers use all visible GPUs, or none."""
+    device = config.model.device
+    if device == "mps" or ":" in device:
+        yield (
+            f"model.device = {device}: with --backend verl the workers use all visible GPUs; set auto, and "
+            "CUDA_VISIBLE_DEVICES to choose some"
+        )
+    if device == "cuda" and job.cpu:
+        yield "model.device = cuda, and this machine has no GPU; set auto"
+    if is_megatron(config) and job.cpu:
+        yield "cluster.strategy = megatron needs GPUs, and there are none; set fsdp2"
+    if is_megatron(config) and precision(config, job) == "float32":
+        yield "model.dtype = float32: Megatron trains in bfloat16 or float16; set one of them"
+
+
+def refused(config: Config) -> Iterator[str]:
+    """What no run on verl does, whatever it runs on."""
+    mode, file = config.search.cassette_use or ("", "")
+    if mode == "record" and config.rollout.search:
+        yield (
+            f"search.cassette=record {file}: --backend verl runs episodes in several processes and cannot "
+            "record a cassette; record with --backend local and replay it here, or leave search.cassette out"
+        )
 
 
 def problems(composed: DictConfig, config: Config) -> Iterator[str]:
-    """What a worker of verl would stumble over, each with the keys of ours that would have to change."""
+    """What one of verl's workers would fail on, with the keys of ours to change."""
     yield from refused(config)
     workers = composed.trainer.nnodes * composed.trainer.n_gpus_per_node
     if composed.trainer.nnodes > 1 and config.cluster.address is None and "RAY_ADDRESS" not in os.environ:
         yield (
-            f"cluster.nnodes = {composed.trainer.nnodes}: several machines need a Ray cluster that is there; "
-            "start one with `ray start` on each and set cluster.address=auto"
+            f"cluster.nnodes = {composed.trainer.nnodes}: several machines need an existing Ray cluster; "
+            "run `ray start` on each and set cluster.address=auto"
         )
     yield from _batches(composed, config, workers)
     yield from _copies(composed, workers)
@@ -86,25 +195,21 @@ def problems(composed: DictConfig, config: Config) -> Iterator[str]:
 def _batches(composed: DictConfig, config: Config, workers: int) -> Iterator[str]:
     """A mini-batch of episodes must divide evenly among the workers that take different data."""
     n = composed.actor_rollout_ref.rollout.n
-    for who, section in _trained(composed):
+    trained = [("actor", composed.actor_rollout_ref.actor)]
+    trained += [("critic", composed.critic)] if composed.critic.enable else []
+    for who, section in trained:
         size, ranks = section.ppo_mini_batch_size, _data_ranks(section, workers)
         if ranks == 0 or workers % ranks:
-            yield f"{workers} workers do not divide by the sizes of the model's parallel parts"
+            yield f"{workers} workers are not divisible by the sizes of the model's parallel parts"
         elif size * n % ranks:
             yield (
-                f"{who}.ppo_mini_batch_size = {size} questions × rollout.n = {n} do not divide among {ranks} "
+                f"{who}.ppo_mini_batch_size = {size} questions × rollout.n = {n} is not divisible by {ranks} "
                 f"workers; {_what_divides(config.data.train_batch_size, size, n, ranks)}"
             )
 
 
-def _trained(composed: DictConfig) -> Iterator[tuple[str, Any]]:
-    yield "actor", composed.actor_rollout_ref.actor
-    if composed.critic.enable:
-        yield "critic", composed.critic
-
-
 def _data_ranks(section: Any, workers: int) -> int:
-    """How many workers get different rows; the others of a group share one copy of the network."""
+    """How many workers take different rows; groups of the others share one copy of the network."""
     if section.strategy == "megatron":
         engine = section.megatron
         shared = (
@@ -118,19 +223,17 @@ def _data_ranks(section: Any, workers: int) -> int:
 
 
 def _what_divides(batch: int, size: int, n: int, ranks: int) -> str:
-    """The sizes of a mini-batch near `size` that would do, or of a whole batch where none does."""
+    """The possible mini-batch size nearest to `size`, or the batch size needed where there is none."""
     fitting = [d for d in range(1, batch + 1) if batch % d == 0 and d * n % ranks == 0]
     if not fitting:
-        return f"data.train_batch_size = {batch} would have to be a multiple of {ranks // gcd(n, ranks)}"
-    return f"{min(fitting, key=lambda d: abs(d - size))} questions do"
+        return f"data.train_batch_size = {batch} must be a multiple of {ranks // gcd(n, ranks)}"
+    return f"{min(fitting, key=lambda d: abs(d - size))} questions work"
 
 
 def _copies(composed: DictConfig, workers: int) -> Iterator[str]:
-    """Whole copies of the model that generate, each on so many GPUs."""
-    size, node = (
-        composed.actor_rollout_ref.rollout.tensor_model_parallel_size,
-        composed.trainer.n_gpus_per_node,
-    )
+    """Whole copies of the model generate, each on `tensor_model_parallel_size` GPUs."""
+    size = composed.actor_rollout_ref.rollout.tensor_model_parallel_size
+    node = composed.trainer.n_gpus_per_node
     if workers % size:
         yield (
             f"cluster.tensor_model_parallel_size = {size} does not divide the {workers} GPUs "
@@ -138,30 +241,30 @@ def _copies(composed: DictConfig, workers: int) -> Iterator[str]:
         )
     elif size > node and size % node:
         yield (
-            f"cluster.tensor_model_parallel_size = {size} is no multiple of the {node} GPUs of a machine "
+            f"cluster.tensor_model_parallel_size = {size} is not a multiple of the {node} GPUs of a machine "
             "(cluster.n_gpus_per_node)"
         )
 
 
 def _model(composed: DictConfig, config: Config) -> Iterator[str]:
-    """What the model's own sizes forbid, where its `config.json` is here to be read."""
-    sizes = model_sizes(composed.actor_rollout_ref.model.path)
+    """What the model's `config.json` does not allow, if it is on this machine."""
+    sizes = model_config(composed.actor_rollout_ref.model.path)
     context, heads = sizes.get("max_position_embeddings"), sizes.get("num_attention_heads")
-    size = composed.actor_rollout_ref.rollout.tensor_model_parallel_size
-    if context is not None and longest(config) > context:
+    rollout, longest = composed.actor_rollout_ref.rollout, max_episode_tokens(config)
+    size = rollout.tensor_model_parallel_size
+    if context is not None and longest > context:
         yield (
-            f"data.max_prompt_length + data.max_response_length = {longest(config):,} tokens, and this model "
-            f"reads {context:,}: lower one of them"
+            f"data.max_prompt_length + data.max_response_length = {longest:,} tokens, and this model's "
+            f"context is {context:,}: lower one of them"
         )
     if heads is not None and heads % size:
         yield f"cluster.tensor_model_parallel_size = {size} does not divide the model's {heads} heads"
-    on_cpu = composed.trainer.device == "cpu" and composed.actor_rollout_ref.rollout.name == "vllm"
-    if on_cpu and (why := refused_heads(sizes)):
-        yield why
+    if support := device_support(composed.trainer.device == "cpu"):
+        yield from support.problems(sizes, rollout.name)
 
 
 def _check_with_verl(composed: DictConfig, config: Config, known: dict[str, Setting]) -> None:
-    """verl's own validation, which prints; what it raises becomes one line."""
+    """verl's own validation, whose output is dropped and whose errors become one line."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -174,9 +277,7 @@ def _check_with_verl(composed: DictConfig, config: Config, known: dict[str, Sett
 
 
 def _without_files(composed: DictConfig) -> DictConfig:
-    """A copy in which nothing has to be on this machine: verl would load the critic's model, and vLLM."""
-    from copy import deepcopy
-
+    """A copy for which verl loads nothing: it would read the critic's model, and import vLLM for LoRA."""
     from omegaconf import OmegaConf
 
     copy = deepcopy(composed)
@@ -188,22 +289,22 @@ def _without_files(composed: DictConfig) -> DictConfig:
 
 
 def _in_our_words(error: Exception, config: Config, known: dict[str, Setting]) -> str:
-    """verl's message on one line, after the keys that it is about: those of the section `verl`, else ours."""
+    """verl's message on one line, after the keys it is about: those under `verl` if any, else ours."""
     inner = error.__cause__ or error
     text = " ".join(str(inner).split()) or _assertion(inner)
     direct = [f"verl.{key}" for key, _ in given(config) if _names(text, key)]
     ours = [setting.ours for key, setting in known.items() if setting.ours and _names(text, key)]
     named = ", ".join(dict.fromkeys(direct or ours))
-    return f"{named or 'the configuration'}: verl refuses it: {text}"
+    return f"{named or 'the configuration'}: refused by verl: {text}"
 
 
 def _assertion(error: BaseException) -> str:
-    """The line of verl that an error without a message comes from."""
+    """The line of verl's code that raised an error without a message."""
     frames = traceback.extract_tb(error.__traceback__)
     return (frames[-1].line if frames else None) or type(error).__name__
 
 
 def _names(text: str, key: str) -> bool:
-    """Whether verl's message speaks of `key`, by its last word; a short one only where it is quoted."""
+    """Whether verl's message names the last part of `key`; a single word counts only if quoted."""
     last = key.rpartition(".")[2]
     return last in text if "_" in last else f"'{last}'" in text or f".{last}" in text

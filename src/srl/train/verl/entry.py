@@ -1,6 +1,6 @@
-"""The entry point `verl.plugins`, which verl loads in every process that imports it, whoever runs it.
+"""The entry point `verl.plugins`, which verl imports in every process that imports verl.
 
-In a process that belongs to no run of ours it does nothing.
+Registers with verl in processes of our runs, and does nothing in all others.
 """
 
 import os

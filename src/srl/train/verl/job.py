@@ -1,24 +1,37 @@
-"""What every process of a run on verl must know besides its configuration."""
+"""What every process of a run on verl knows besides its configuration: directory, devices, model."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+if TYPE_CHECKING:
+    from srl.config import Config
 
 RUN_VARIABLE = "SRL_VERL_RUN"
 """The environment variable that names the run's directory; without it the plugin does nothing."""
-
 ABOUT = "about.json"
-"""In the run's directory: what its checkpoints say of how the model was trained to talk."""
+"""In the run's directory: how the model was prompted, for its checkpoints."""
 WORKERS_WITHOUT_GPU = 2
-"""Workers of a machine without a GPU, where nothing says how many."""
+"""Default number of workers on a machine without a GPU."""
 TORCH = "srl_torch"
 """The name of our own rollout replica in verl's registry."""
+
+WITHOUT_GPU = "srl.train.verl.without_gpu"
+"""The package that runs verl without a GPU. It is loaded by this name only; nothing imports it."""
+
+Row = tuple[str, Any, str]
+"""verl's dotted key, its value, and the key of ours that it comes from (empty for a fixed value)."""
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Where a run lives and what it runs on; `cpu` where there is no accelerator."""
+    """Where a run is stored and what it runs on; `cpu` is true where there is no GPU."""
 
     run: Path
     resume: bool = False
@@ -27,9 +40,77 @@ class Job:
 
     @property
     def tokenizer(self) -> Path:
-        """The tokenizer's files alone: beside a model's, other programs may take it for another kind."""
+        """A directory with the tokenizer alone: next to a `config.json`, some programs load another class."""
         return self.run / "tokenizer"
 
     @property
     def checkpoints(self) -> Path:
         return self.run / "checkpoints"
+
+
+class DeviceSupport(Protocol):
+    """What a kind of machine needs in addition to what every run on verl does."""
+
+    ENVIRONMENT: Mapping[str, str]
+    """Environment variables of every process of the run."""
+
+    def settings(self, config: Config, job: Job) -> Iterator[Row]:
+        """Values of verl's configuration, on top of the translated ones."""
+        ...
+
+    def problems(self, model_config: Mapping[str, Any], rollout: str) -> Iterator[str]:
+        """Why verl's rollout engine `rollout` cannot run a model with this `config.json`."""
+        ...
+
+    def install(self) -> None:
+        """Register with verl, before its workers are imported. Idempotent."""
+        ...
+
+    def apply_patches(self) -> tuple[str, ...]:
+        """Patch verl for such a machine; the names of the patches. Idempotent."""
+        ...
+
+
+def device_support(cpu: bool) -> DeviceSupport | None:
+    """The package for machines without a GPU where `cpu` is true; a GPU needs nothing in addition."""
+    return cast(DeviceSupport, import_module(WITHOUT_GPU)) if cpu else None
+
+
+def precision(config: Config, job: Job) -> Precision:
+    """The dtype of forward and backward passes. The trained weights are float32 in any case."""
+    if config.model.dtype == "auto":
+        return "float32" if job.cpu else "bfloat16"
+    return config.model.dtype
+
+
+def is_megatron(config: Config) -> bool:
+    return config.cluster.strategy == "megatron"
+
+
+def rollout_name(config: Config, job: Job) -> str:
+    """The name that verl registers the run's rollout engine under."""
+    chosen = config.cluster.rollout
+    if chosen == "auto":
+        chosen = "torch" if job.cpu else "vllm"
+    return TORCH if chosen == "torch" else chosen
+
+
+def max_episode_tokens(config: Config) -> int:
+    """Tokens of the longest possible episode, prompt included."""
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def tokens_per_pass(asked: int, config: Config) -> int:
+    """Tokens of a pass on one GPU: at least one episode, since verl fails on an episode above its limit."""
+    return max(asked, max_episode_tokens(config))
+
+
+def model_config(path: str | None) -> dict[str, Any]:
+    """The model's `config.json`; empty if it is not on this machine."""
+    file = Path(path or "") / "config.json"
+    return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+
+def absolute(path: str | Path) -> str:
+    """`path` independent of the working directory; the name of a model on a hub stays as it is."""
+    return str(Path(path).absolute()) if Path(path).exists() or isinstance(path, Path) else path

@@ -23,8 +23,7 @@ from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.train.verl.config_check import notes, refused, validated
 from srl.train.verl.failures import ray_starts
-from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job
-from srl.train.verl.setting import rollout_name
+from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job, rollout_name
 from srl.train.verl.watchdog import watch
 from srl.workspace import Workspace
 

@@ -1,4 +1,4 @@
-"""The section `verl` of our configuration: any key of verl's own, laid on top of what is translated."""
+"""The section `verl` of our configuration: any key of verl's own, applied on top of the translated ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from srl.config import Config
 from srl.config.schema import flat, plain
 from srl.errors import UserError, nearest
-from srl.train.verl.setting import Setting
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -27,11 +26,11 @@ OUR_OWN = (
     "trainer.use_v1",
     "trainer.v1.trainer_mode",
 )
-"""Keys by which our code is in verl at all; another value would leave it out."""
+"""Keys that make verl run our code; they cannot be changed."""
 OPEN = ("ray_kwargs.ray_init",)
-"""Mappings that verl hands on as they are, to `ray.init`."""
+"""Mappings that verl passes on unread, to `ray.init`."""
 ADD = "+"
-"""Before the first word of a key that verl does not have, as with Hydra."""
+"""Prefix of a key that verl does not have, as in Hydra."""
 
 
 def given(config: Config) -> Iterator[tuple[str, Any]]:
@@ -40,10 +39,10 @@ def given(config: Config) -> Iterator[tuple[str, Any]]:
         yield ".".join(path), plain(value)
 
 
-def lay_on_top(composed: DictConfig, pristine: DictConfig, config: Config) -> None:
-    """Set every key of the section `verl` in `composed`; `pristine` is verl's configuration as it comes.
+def apply_overrides(composed: DictConfig, pristine: DictConfig, config: Config) -> None:
+    """Set every key of the section `verl` in `composed`; `pristine` has verl's own defaults.
 
-    Raises UserError for a key that verl does not have, and for one by which our code is in verl.
+    Raises UserError for a key that verl does not have, and for one of `OUR_OWN`.
     """
     from omegaconf import OmegaConf
 
@@ -55,15 +54,6 @@ def lay_on_top(composed: DictConfig, pristine: DictConfig, config: Config) -> No
         OmegaConf.update(composed, key.removeprefix(ADD), value, merge=False, force_add=True)
 
 
-def replaced(config: Config, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """A line for each key of the section `verl` that takes the place of a key of ours."""
-    for key, value in given(config):
-        setting = settings.get(key.removeprefix(ADD))
-        if setting is not None and setting.value != value:
-            source = f"{setting.ours}, which says" if setting.ours else "what srl sets,"
-            yield f"verl.{key} = {value} takes the place of {source} {setting.value}"
-
-
 def _check_known(composed: DictConfig, key: str, value: Any) -> None:
     from omegaconf import DictConfig, OmegaConf
 
@@ -73,14 +63,14 @@ def _check_known(composed: DictConfig, key: str, value: Any) -> None:
     there = OmegaConf.select(composed, key, throw_on_missing=False) if _has(composed, key) else None
     if isinstance(there, DictConfig) and len(there) and not isinstance(value, Mapping):
         inside = ", ".join(map(str, list(there)[:4]))
-        raise UserError(f"verl.{key} is a section of verl's, not a value: set a key of it ({inside} …)")
+        raise UserError(f"verl.{key} is a section, not a value: set a key in it ({inside} …)")
     if not _has(composed, key) and not _is_open(composed, parent, name):
         hint = nearest(key, known_keys(composed))
-        raise UserError(f"verl.{key}: verl has no key {key}{hint}; to add one of your own: verl.{ADD}{key}")
+        raise UserError(f"verl.{key}: verl has no key {key}{hint}; to add one: verl.{ADD}{key}")
 
 
 def _has(composed: DictConfig, key: str) -> bool:
-    """Whether `key` is there, its value missing or null included; an interpolation is not followed."""
+    """Whether `key` exists, also with a missing value or null; interpolations are not followed."""
     from omegaconf import DictConfig
 
     node: Any = composed
@@ -92,7 +82,7 @@ def _has(composed: DictConfig, key: str) -> bool:
 
 
 def _is_open(composed: DictConfig, parent: str, name: str) -> bool:
-    """Whether a key `name` may be added to `parent`: verl's class has it, or it is an empty mapping."""
+    """Whether `name` may be added to `parent`: an empty mapping, or a section whose class has the field."""
     from omegaconf import DictConfig, OmegaConf
 
     if not _has(composed, parent):
@@ -105,7 +95,7 @@ def _is_open(composed: DictConfig, parent: str, name: str) -> bool:
 
 
 def _fields(node: DictConfig) -> tuple[str, ...]:
-    """The fields of the class that verl makes of a section."""
+    """The fields of the class that verl builds from a section."""
     from dataclasses import fields, is_dataclass
 
     from hydra.utils import get_class

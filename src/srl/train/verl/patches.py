@@ -1,8 +1,8 @@
-"""What verl does otherwise than a run of ours needs, changed in place: a function for each change.
+"""Changes of verl in place, and a table of what breaks without each: `PATCHES`.
 
-Each says which lines of verl it is about, what goes wrong there, and where it is needed. A test shows
-the symptom without the patch, so it fails when verl has caught up and the patch can go. `apply` runs
-once in every process that trains, before verl's workers are imported. All of them may run twice.
+docs/verl-patches.md is written from the tables here and in `without_gpu/`. `apply` runs once in every process
+that trains, before verl's workers are imported; all patches may be applied twice. tests/test_verl_patches.py
+shows the symptom of each without the patch: a failure there means that verl has fixed it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,32 +19,48 @@ from torch import nn
 
 from srl.config import load_saved
 from srl.errors import UserError
-from srl.train.verl.job import RUN_VARIABLE
+from srl.train.verl.job import RUN_VARIABLE, device_support
 from srl.train.verl.schedule import Schedule, our_schedule
-from srl.update.forward import disable_dropout
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
     from transformers import PretrainedConfig, PreTrainedModel
 
 TESTED = ("0.9.1",)
-"""Versions of verl whose lines the patches were written against."""
+"""Versions of verl that the patches were written against."""
 UNTESTED_VARIABLE = "SRL_VERL_UNTESTED"
 PATCHED = "_srl_patch"
 """The attribute that marks a function of ours in verl's place."""
+LOOKED_AT = "0.10.0.dev of 2026-08-22"
+"""The newest verl whose source was read to fill in `Patch.fixed_in`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A change of verl: the function that makes it, the place in verl, and what breaks without it."""
+
+    apply: Callable[[], None]
+    where: str
+    without: str
+    fixed_in: str = "none so far"
+    """The first release of verl that does not need it."""
+
+    @property
+    def name(self) -> str:
+        return self.apply.__name__
 
 
 def apply(cpu: bool) -> tuple[str, ...]:
-    """Applies the patches that this verl needs, on a machine with or without an accelerator; their names."""
+    """Apply the patches for a machine with a GPU, or without one; their names."""
     check_version()
-    wanted = EVERYWHERE + (WITHOUT_ACCELERATOR if cpu else ())
-    for patch in wanted:
-        patch()
-    return tuple(patch.__name__ for patch in wanted)
+    for patch in PATCHES:
+        patch.apply()
+    support = device_support(cpu)
+    return (*(patch.name for patch in PATCHES), *(support.apply_patches() if support else ()))
 
 
 def check_version() -> None:
-    """A verl that the patches were not tested with is refused, unless the user says to go on."""
+    """Raises UserError for a verl that the patches were not tested with, unless a variable allows it."""
     import verl
 
     if verl.__version__ not in TESTED and os.environ.get(UNTESTED_VARIABLE) != "1":
@@ -55,23 +71,19 @@ def check_version() -> None:
 
 
 def critic_is_a_trunk_with_a_zero_head() -> None:
-    """verl/utils/model.py, `load_valuehead_model`: needed everywhere.
-
-    It asks for flash-attention 2 whatever the configuration says. Where that is missing it looks for
-    trl and raises "not a value head model". Where it is there, the head starts at random numbers.
-    """
+    """Load the critic with the configured attention, under a value head of zeros."""
     from verl.utils import model
 
-    _replace(model, "load_valuehead_model", load_critic)
+    replace(model, "load_valuehead_model", load_critic)
 
 
 def load_critic(
     local_path: str, torch_dtype: torch.dtype, model_config: PretrainedConfig, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """The trunk saved at `local_path` under a value head: zeros, unless a head is saved there too.
+    """The network saved at `local_path` with a value head: zeros, unless a head is saved there too.
 
-    A new head has no bias, as in `srl.update.critic.Critic`. The configuration's own attention
-    implementation stands.
+    A new head has no bias, as in `srl.update.critic.Critic`. The attention implementation is the
+    configuration's. Raises UserError if transformers cannot make one of this kind of model.
     """
     from transformers import AutoModelForTokenClassification
 
@@ -82,7 +94,7 @@ def load_critic(
         )  # fmt: skip
     except ValueError as error:
         raise UserError(
-            f"no critic can be made of {local_path}: transformers has no token classification for "
+            f"{local_path} cannot be a critic: transformers has no token classification for "
             f"{model_config.model_type!r}; choose an algorithm without a critic, or another model"
         ) from error
     name, head = value_head(critic)
@@ -94,56 +106,27 @@ def load_critic(
 
 
 def value_head(critic: nn.Module) -> tuple[str, nn.Linear]:
-    """The layer outside the trunk that makes one number a token, and its name."""
+    """The layer that gives one value per token, and its name."""
     for name, module in critic.named_children():
         if isinstance(module, nn.Linear) and module.out_features == 1:
             return name, module
-    raise UserError(f"{type(critic).__name__} has no layer that gives one value a token")
+    raise UserError(f"{type(critic).__name__} has no layer that gives one value per token")
 
 
 def trl_is_left_alone() -> None:
-    """verl/models/transformers/monkey_patch.py, `apply_monkey_patch`: needed everywhere.
-
-    Where trl is installed, verl changes its model with a value head, which no run of ours uses. trl has
-    moved that class since, and every engine ends with "cannot import name".
-    """
+    """Have verl find no trl, whose model with a value head no run of ours uses."""
     from verl.utils import import_utils
 
-    _replace(import_utils, "is_trl_available", no_trl)
+    replace(import_utils, "is_trl_available", no_trl)
 
 
 def no_trl() -> bool:
-    """No model of trl's is in use."""
+    """In place of `is_trl_available`."""
     return False
 
 
-def networks_have_no_dropout() -> None:
-    """verl/workers/engine/fsdp/transformer_impl.py, `FSDPEngine._build_module`: needed everywhere.
-
-    A policy whose configuration names a dropout rate is updated with it, while its old log-probs are
-    computed without: the first ratio is not 1.
-    """
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
-
-    original = FSDPEngine._build_module
-    if getattr(original, PATCHED, False):
-        return
-
-    def build_module(self: Any) -> nn.Module:
-        module: nn.Module = original(self)
-        disable_dropout(module)
-        return module
-
-    setattr(build_module, PATCHED, True)
-    _put(FSDPEngine, "_build_module", build_module)
-
-
 def learning_rate_is_ours() -> None:
-    """verl/workers/engine/fsdp/transformer_impl.py, `FSDPEngine._build_lr_scheduler`: needed everywhere.
-
-    verl warms up from 0, so that the first training step learns nothing, moves the rate once a training
-    step and knows no linear decay. Outside a run of ours, nothing is changed.
-    """
+    """Use the schedule of local training. Outside a run of ours nothing changes."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
     build, step = FSDPEngine._build_lr_scheduler, FSDPEngine.lr_scheduler_step
@@ -159,16 +142,12 @@ def learning_rate_is_ours() -> None:
         return self.lr_scheduler.used if isinstance(self.lr_scheduler, Schedule) else step(self)
 
     setattr(build_lr_scheduler, PATCHED, True)
-    _put(FSDPEngine, "_build_lr_scheduler", build_lr_scheduler)
-    _put(FSDPEngine, "lr_scheduler_step", lr_scheduler_step)
+    put(FSDPEngine, "_build_lr_scheduler", build_lr_scheduler)
+    put(FSDPEngine, "lr_scheduler_step", lr_scheduler_step)
 
 
 def sequence_means_count_rows_that_are_in() -> None:
-    """verl/trainer/ppo/core_algos.py, `agg_loss`: needed everywhere.
-
-    The `seq-mean-*` modes divide by the configured size of the mini-batch. Rows whose search failed
-    and rows that only fill up the batch are in that number, and shrink the loss of all others.
-    """
+    """Divide the `seq-mean-*` losses by the number of rows that have a token in the loss."""
 
     def count(engine: Any, data: TensorDict, loss_function: Callable[..., Any], *, original: Any) -> Any:
         from verl.utils import tensordict_utils
@@ -180,11 +159,7 @@ def sequence_means_count_rows_that_are_in() -> None:
 
 
 def mini_batch_without_tokens_teaches_nothing() -> None:
-    """verl/workers/engine/base.py, `BaseEngine.train_batch`: needed everywhere.
-
-    A mini-batch whose searches all failed has no token to divide by: `token-mean` gives NaN, and the
-    other modes a gradient of zeros, with which AdamW still moves the weights by momentum and decay.
-    """
+    """Skip the update of a mini-batch without a token in the loss."""
 
     def skip(engine: Any, data: TensorDict, loss_function: Callable[..., Any], *, original: Any) -> Any:
         if _rows_that_are_in(engine, data):
@@ -195,7 +170,7 @@ def mini_batch_without_tokens_teaches_nothing() -> None:
 
 
 def _rows_that_are_in(engine: Any, data: TensorDict) -> int:
-    """Rows of all workers' mini-batch with a token that counts, by the mask that verl counts tokens with."""
+    """Rows with a token in the loss, in the mini-batch of all workers."""
     from verl.utils.device import get_device_id
 
     rows = sum(bool((row != 0).any()) for row in data["loss_mask"].unbind())
@@ -205,7 +180,7 @@ def _rows_that_are_in(engine: Any, data: TensorDict) -> int:
 
 
 def _wrap_train_batch(name: str, around: Callable[..., Any]) -> None:
-    """Puts `around` before the update of one mini-batch, in every engine, once."""
+    """Wrap the update of one mini-batch by `around`, in every engine, once."""
     from verl.workers.engine.base import BaseEngine
 
     original = BaseEngine.train_batch
@@ -216,55 +191,16 @@ def _wrap_train_batch(name: str, around: Callable[..., Any]) -> None:
         return around(self, data, loss_function, original=original)
 
     setattr(train_batch, PATCHED, (*getattr(original, PATCHED, ()), name))
-    _put(BaseEngine, "train_batch", train_batch)
+    put(BaseEngine, "train_batch", train_batch)
 
 
-def process_group_names_a_device_once() -> None:
-    """verl/utils/distributed.py, `initialize_global_process_group_ray`: needed without an accelerator.
-
-    It joins a backend for the CPU with one for the device. Where they are the same device torch
-    refuses the doubled name: "Duplicate device type cpu in backend string".
-    """
-    from verl.utils import distributed
-
-    _replace(distributed, "initialize_global_process_group_ray", join_process_group)
-
-
-def join_process_group(timeout_second: float | None = None, backend: str | None = None) -> None:
-    """The process group of a run without an accelerator, over gloo; nothing where there is one."""
-    if torch.distributed.is_initialized():
-        return
-    torch.distributed.init_process_group(
-        backend=backend or "cpu:gloo",
-        rank=int(os.environ.get("RANK", "0")),
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        timeout=None if timeout_second is None else timedelta(seconds=timeout_second),
-        init_method=os.environ.get("DIST_INIT_METHOD"),
-    )
-
-
-def reference_stays_in_ordinary_memory() -> None:
-    """verl/workers/engine/fsdp/transformer_impl.py, `_build_fsdp_module`: needed without an accelerator.
-
-    The reference of FSDP2 is offloaded to pinned memory. There is nothing to offload from, and pinning
-    raises "Cannot access accelerator device when none is available".
-    """
-    from verl.workers.engine.fsdp import transformer_impl
-
-    _put(transformer_impl, "CPUOffloadPolicy", no_offload)
-
-
-def no_offload(pin_memory: bool = True) -> None:
-    """The policy of weights that stay where they are."""
-
-
-def _put(owner: Any, name: str, ours: Any) -> None:
-    """`ours` in place of what verl has there."""
+def put(owner: Any, name: str, ours: Any) -> None:
+    """Replace an attribute of verl's."""
     setattr(owner, name, ours)
 
 
-def _replace(module: Any, name: str, ours: Callable[..., Any]) -> None:
-    """`ours` for verl's function, also in those of verl's modules that imported it by name."""
+def replace(module: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Replace a function of verl's, also in modules of verl that have imported it by name."""
     theirs = getattr(module, name)
     loaded = [known for path, known in list(sys.modules.items()) if path.split(".")[0] == "verl"]
     for known in loaded:
@@ -272,15 +208,36 @@ def _replace(module: Any, name: str, ours: Callable[..., Any]) -> None:
             setattr(known, name, ours)
 
 
-EVERYWHERE: tuple[Callable[[], None], ...] = (
-    critic_is_a_trunk_with_a_zero_head,
-    trl_is_left_alone,
-    networks_have_no_dropout,
-    learning_rate_is_ours,
-    sequence_means_count_rows_that_are_in,
-    mini_batch_without_tokens_teaches_nothing,
+PATCHES = (
+    Patch(
+        critic_is_a_trunk_with_a_zero_head,
+        "utils/model.py, load_valuehead_model",
+        "It requires flash-attention 2 whatever is configured. Without flash-attn a run with a critic ends "
+        'with "not a value head model"; with it, the value head starts at random numbers.',
+    ),
+    Patch(
+        trl_is_left_alone,
+        "models/transformers/monkey_patch.py, apply_monkey_patch",
+        "If trl is installed, workers fail with \"cannot import name 'AutoModelForCausalLMWithValueHead'\": "
+        "trl has removed that class (trl 1.16.0 has it neither in trl nor in trl.experimental.ppo).",
+    ),
+    Patch(
+        learning_rate_is_ours,
+        "workers/engine/fsdp/transformer_impl.py, FSDPEngine._build_lr_scheduler",
+        "Warm-up starts at a rate of 0, so the first step learns nothing; the rate changes once per training "
+        "step, not per optimiser step; there is no linear decay.",
+    ),
+    Patch(
+        sequence_means_count_rows_that_are_in,
+        "trainer/ppo/core_algos.py, agg_loss",
+        "The seq-mean-* modes divide by the configured mini-batch size. Rows whose search failed, and rows "
+        "that fill up the batch, count there and shrink the loss of all others.",
+    ),
+    Patch(
+        mini_batch_without_tokens_teaches_nothing,
+        "workers/engine/base.py, BaseEngine.train_batch",
+        "A mini-batch whose searches all failed has no token: token-mean gives NaN; other modes give zero "
+        "gradients, with which AdamW still moves the weights by momentum and weight decay.",
+    ),
 )
-WITHOUT_ACCELERATOR: tuple[Callable[[], None], ...] = (
-    process_group_names_a_device_once,
-    reference_stays_in_ordinary_memory,
-)
+"""The patches of every run, in the order in which they are applied."""

@@ -1,8 +1,8 @@
-"""What one process of a run tells verl, and what it reports of itself.
+"""Registration with verl: our agent loop, patches and, without a GPU, platform and rollout.
 
-verl swallows the errors of its plugins, and a worker on another machine may have other packages: so each
-process keeps a report, the trainer asks all of them for it, and one that is missing or different ends the
-run before it begins.
+`entry.py` calls `register` in every process of a run. verl swallows the errors of its plugins, and a worker
+on another machine may have other packages installed: so each process keeps a report of what it registered,
+which the trainer compares with its own before the first step (`worker_check.py`).
 """
 
 from __future__ import annotations
@@ -11,31 +11,29 @@ import logging
 import os
 import platform as machine
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from srl.config import Config, load_saved
-from srl.errors import UserError
 from srl.plugins import manager
 from srl.safe_log import handle_logs
 from srl.safe_text import quoted
-from srl.train.verl.job import RUN_VARIABLE
+from srl.train.verl.job import RUN_VARIABLE, device_support
 
 _log = logging.getLogger(__name__)
 
 PREFIX = "srl_"
-"""Before the name of an algorithm in verl's configuration."""
+"""Prefix of an algorithm's name in verl's configuration."""
 LOOP = "srl_search"
 """The name of our agent loop in verl's registry."""
 PACKAGES = ("srl-search", "verl", "torch", "transformers", "ray", "tensordict", "TransferQueue")
-"""The packages whose versions must be the same in every process."""
+"""Packages that must have the same version in every process."""
 
 
 @dataclass(slots=True)
-class Report:
-    """One process: where it is, what is installed there and what was registered; `error` if that failed."""
+class WorkerReport:
+    """One process of a run: where it is, what is installed, what was registered; `error` if that failed."""
 
     host: str
     pid: int
@@ -45,28 +43,12 @@ class Report:
     patches: tuple[str, ...] = ()
     error: str = ""
 
-    def difference(self, expected: Report) -> str:
-        """What is not as in `expected`, in words; empty where nothing is."""
-        if self.error:
-            return f"it failed to register: {self.error}"
-        mine, theirs = asdict(self), asdict(expected)
-        for what in ("versions", "algorithms"):
-            for name in sorted({*mine[what], *theirs[what]}):
-                here, there = mine[what].get(name, "nothing"), theirs[what].get(name, "nothing")
-                if here != there:
-                    return f"it has {name} {here}, and the trainer {there}"
-        if self.python != expected.python:
-            return f"it runs Python {self.python}, and the trainer {expected.python}"
-        if self.patches != expected.patches:
-            return f"it patched {self.patches}, and the trainer {expected.patches}"
-        return ""
 
-
-_report: Report | None = None
+_report: WorkerReport | None = None
 
 
 def register() -> None:
-    """Register the agent loop and patches and, without a GPU, platform and replica; once a process."""
+    """Register with verl, once per process. An error is kept in the report, for the trainer to find."""
     global _report
     if _report is not None:
         return
@@ -79,19 +61,19 @@ def register() -> None:
         _log.exception("this process cannot register with verl")
 
 
-def report(actor: object = None) -> Report | None:
-    """This process's report, None where nothing was registered; `actor` is whom Ray calls it on."""
+def report(actor: object = None) -> WorkerReport | None:
+    """This process's report; None if nothing was registered. `actor` is what Ray passes."""
     return _report
 
 
 def on_cpu() -> bool:
-    """Whether this run has no accelerator: the launcher says so in the environment."""
+    """Whether the run has no GPU, by the environment that the launcher has set."""
     return os.environ.get("VERL_PLATFORM") == "cpu"
 
 
-def _new_report() -> Report:
+def _new_report() -> WorkerReport:
     versions = {name: _version(name) for name in PACKAGES}
-    return Report(socket.gethostname(), os.getpid(), machine.python_version(), versions)
+    return WorkerReport(socket.gethostname(), os.getpid(), machine.python_version(), versions)
 
 
 def _version(package: str) -> str:
@@ -101,19 +83,13 @@ def _version(package: str) -> str:
         return "nothing"
 
 
-def _register(report: Report) -> None:
+def _register(report: WorkerReport) -> None:
     from srl.train.verl import patches
-    from srl.train.verl.without_gpu import vllm_cpu
 
     config = load_saved(Path(os.environ[RUN_VARIABLE]))
-    if on_cpu():
-        vllm_cpu.package_is_found_as_vllm()
-        from srl.train.verl import torch_install
-        from srl.train.verl.without_gpu import platform
-
-        platform.install()
-        torch_install.install()
-    report.patches = tuple(patches.apply(on_cpu()))
+    if support := device_support(on_cpu()):
+        support.install()
+    report.patches = patches.apply(on_cpu())
     report.algorithms = _algorithm_versions(config)
     _register_loop()
 
@@ -121,7 +97,7 @@ def _register(report: Report) -> None:
 def _algorithm_versions(config: Config) -> dict[str, str]:
     """The package and version of the run's algorithm and of every installed one, as `srl_<name>`.
 
-    Raises UserError where one of them cannot be loaded.
+    Raises UserError if one of them cannot be loaded.
     """
     found: dict[str, str] = {}
     chosen = config.algorithm.name
@@ -133,26 +109,7 @@ def _algorithm_versions(config: Config) -> dict[str, str]:
 
 
 def _register_loop() -> None:
-    """Name our agent loop; it is imported where the first episode runs, and only there."""
+    """Register our agent loop by its class path; it is imported with the first episode."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
     _agent_loop_registry[LOOP] = {"_target_": "srl.train.verl.agent_loop.SearchLoop"}
-
-
-def check_reports(reports: Mapping[str, Report | BaseException | None], expected: Report) -> None:
-    """Raises UserError naming the first worker whose report is missing, or not as the trainer's own."""
-    for name, found in reports.items():
-        if isinstance(found, BaseException):
-            raise UserError(
-                f"the worker {name} does not report: {_line(found)}; is srl-search installed there?"
-            )
-        if found is None:
-            raise UserError(f"the worker {name} has not loaded srl's plugin; is srl-search installed there?")
-        if different := found.difference(expected):
-            where = f"the worker {name} on {found.host}"
-            raise UserError(f"{where} is not as the trainer on {expected.host}: {different}")
-
-
-def _line(error: BaseException) -> str:
-    lines: Sequence[str] = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from srl.config import Config
 from srl.train.learning_rate import Network, rate_factor
-from srl.train.verl.translate_learning import verl_scheduler_type
+from srl.train.verl.translate import verl_scheduler_type
 from srl.update.optimiser import at_its_step
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ from srl.train.run_directory import (
     write_latest_verl_step,
 )
 from srl.train.step_result import compute_step
-from srl.train.verl import torch_install
 from srl.train.verl.batch import (
     balanced_order,
     block_of,
@@ -48,7 +47,7 @@ from srl.train.verl.batch import (
 )
 from srl.train.verl.dataset import Questions
 from srl.train.verl.failures import Pulse
-from srl.train.verl.job import ABOUT, RUN_VARIABLE
+from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH
 from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.schedule import actor_learns_after_the_critic
 from srl.train.verl.worker_check import check_alike, check_search
@@ -263,7 +262,7 @@ class SearchTrainer(PPOTrainerSync):
         replicas = self.llm_server_manager.get_replicas()
         servers = {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
         self.pulse = Pulse(named | servers)
-        runs_verl = self.config.actor_rollout_ref.rollout.name != torch_install.NAME
+        runs_verl = self.config.actor_rollout_ref.rollout.name != TORCH
         check_alike(named | servers if runs_verl else named)
         check_search(self.run, loops)
 

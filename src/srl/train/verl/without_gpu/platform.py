@@ -1,7 +1,7 @@
-"""A machine without an accelerator as a platform of verl's: tensors on the CPU, gloo between processes.
+"""A platform of verl for machines without a GPU: tensors on the CPU, gloo between processes.
 
-verl knows GPUs and NPUs. Elsewhere it falls back to CUDA and fails at the first tensor. The variable
-`VERL_PLATFORM=cpu` selects this platform in every process that has it installed.
+verl has platforms for GPUs and NPUs; elsewhere it falls back to CUDA and fails at the first tensor.
+`VERL_PLATFORM=cpu` selects this platform in every process in which `install` has run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def _register_engines() -> None:
-    """verl's FSDP engines under the device `cpu`: they name CUDA and NPU alone, and run here as they are."""
+    """Register verl's FSDP engines for `cpu` too; as they come, they are for CUDA and NPU only."""
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
@@ -38,7 +38,7 @@ def _register_engines() -> None:
 
 
 def device_module() -> ModuleType:
-    """What stands where verl calls `torch.cuda`: `torch.cpu`, and the functions that it lacks."""
+    """The module verl uses in place of `torch.cuda`: `torch.cpu`, with the functions it lacks."""
     module = ModuleType("srl.train.verl.without_gpu.platform.device")
     vars(module).update({name: getattr(torch.cpu, name) for name in torch.cpu.__all__})
     nothing = dict.fromkeys(("empty_cache", "ipc_collect", "set_per_process_memory_fraction"), _nothing)
@@ -52,7 +52,7 @@ def device_module() -> ModuleType:
 
 
 def _nothing(*_: Any) -> None:
-    """Memory that is not the device's own needs no care."""
+    """Nothing to do: there is no device memory."""
 
 
 def _no_bytes(*_: Any) -> int:
@@ -60,7 +60,7 @@ def _no_bytes(*_: Any) -> int:
 
 
 class CPU:
-    """The methods that `verl.plugin.platform.PlatformBase` asks for; `install` joins the two."""
+    """The methods of `verl.plugin.platform.PlatformBase`; `install` adds that base class."""
 
     device_name = NAME
     vendor_name = NAME
@@ -70,7 +70,7 @@ class CPU:
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never chosen by looking around, only by name: another run's processes shall not find it."""
+        """Never detected, only selected by name: no other program's processes should use it."""
         return False
 
     def current_device(self) -> torch.device:
@@ -80,10 +80,10 @@ class CPU:
         return 1
 
     def set_device(self, device_index: int) -> None:
-        """There is one."""
+        """Nothing: there is one device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs behind the caller's back."""
+        """Nothing: every call is synchronous."""
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -92,10 +92,10 @@ class CPU:
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """The allocator has none."""
+        """Nothing: the allocator has no settings."""
 
     def empty_cache(self) -> None:
-        """There is no cache."""
+        """Nothing: there is no cache."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -107,7 +107,7 @@ class CPU:
         return "CUDA_VISIBLE_DEVICES"
 
     def ray_resource_name(self) -> str:
-        """`GPU`: verl counts GPUs and NPUs alone; the launcher gives Ray as many of them as workers."""
+        """`GPU`: verl counts GPUs and NPUs only. The launcher tells Ray there is one for each worker."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
@@ -121,10 +121,10 @@ class CPU:
         yield
 
     def profiler_start(self) -> None:
-        """No profiler of the device's."""
+        """Nothing: the device has no profiler."""
 
     def profiler_stop(self) -> None:
-        """No profiler of the device's."""
+        """Nothing: the device has no profiler."""
 
     def cudart(self) -> None:
         return None

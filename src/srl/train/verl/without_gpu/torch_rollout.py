@@ -1,4 +1,4 @@
-"""The two ends of verl's rollout: a replica that launches servers, an adapter that brings them weights."""
+"""The torch engine as a rollout of verl: a replica starts its servers, an adapter sends them weights."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
 from srl.errors import UserError
-from srl.train.verl.torch_install import NAME
+from srl.train.verl.job import TORCH
 from srl.train.verl.without_gpu.torch_server import ServerOptions, TorchServer, as_array
 
 
 def server_name(rank: int) -> str:
-    """The name of a replica's actor, by which the trainer's worker finds it."""
-    return f"{NAME}_server_{rank}"
+    """The name of a replica's Ray actor, by which the training worker finds it."""
+    return f"{TORCH}_server_{rank}"
 
 
 class TorchReplica(RolloutReplica):
-    """One worker's server: a process beside it, on the same node, without a GPU."""
+    """One server for each training worker: a process on the same node."""
 
     def __init__(self, replica_rank: int, *args: Any, **options: Any) -> None:
         super().__init__(replica_rank, *args, **options)
         if self.world_size != 1:
             raise UserError(
-                f"cluster.rollout=torch keeps each copy of the model whole, and {self.world_size} workers "
-                "were to share one: set cluster.tensor_model_parallel_size=1"
+                f"cluster.rollout=torch keeps each copy of the model whole and cannot split one over "
+                f"{self.world_size} workers: set cluster.tensor_model_parallel_size=1"
             )
         if self.is_reward_model or self.is_teacher_model:
-            raise UserError("cluster.rollout=torch generates for the policy only, not for another model")
+            raise UserError("cluster.rollout=torch generates with the policy only, not with another model")
 
     async def launch_servers(self) -> None:
-        """Start the server and load it."""
+        """Start the server, which loads the model."""
         node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
         server = (
             ray.remote(TorchServer)
             .options(
-                num_cpus=0,  # it works while the trainer's worker waits
+                num_cpus=0,  # it works while the training worker waits
                 name=server_name(self.replica_rank),
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
                 max_concurrency=self.max_concurrency,
@@ -62,14 +62,14 @@ def server_options(rollout: Any, model: Any) -> ServerOptions:
         max_num_seqs=rollout.max_num_seqs,
         max_model_len=longest,
         dtype=rollout.dtype,
-        threads=(rollout.engine_kwargs.get(NAME) or {}).get("threads"),
+        threads=(rollout.engine_kwargs.get(TORCH) or {}).get("threads"),
         trust_remote_code=bool(model.get("trust_remote_code")),
         seed=rollout.seed,
     )
 
 
 class ServerAdapter(BaseRollout):
-    """What the trainer's worker has of the rollout: it hands on the weights."""
+    """The training worker's side of the rollout: it sends the weights."""
 
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any, *args: Any, replica_rank: int = -1
@@ -80,7 +80,7 @@ class ServerAdapter(BaseRollout):
 
     @property
     def server(self) -> Any:
-        """The actor; it starts after this worker, so it is looked up when it is needed."""
+        """The server's actor. It starts after this worker, so it is looked up on first use."""
         if self._server is None:
             self._server = ray.get_actor(server_name(self.replica_rank))
         return self._server
@@ -100,8 +100,7 @@ class ServerAdapter(BaseRollout):
         peft_config: Any = None,
         **options: Any,
     ) -> None:
-        """Send the server all weights. Every rank must call this: making a whole tensor of a sharded
-        one takes all of them."""
+        """Send the server all weights. Every rank must call this: a sharded tensor is gathered from all."""
         if wire_format != "named_tensors" or peft_config is not None:
             what = "an adapter beside the weights" if peft_config is not None else wire_format
             raise UserError(
