@@ -41,8 +41,9 @@ from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.store import Record, RunInfo
 from srl.train.step_result import StepBatch, compute_step
-from srl.train.verl.agent_loop import VerlEngine, to_output
+from srl.train.verl.agent_loop import to_output
 from srl.train.verl.batch import step_batch, tokens_by_trajectory
+from srl.train.verl.engine import VerlEngine
 from srl.train.verl.log_writer import LogActor
 from srl.trajectory import Hit, Passage, Question, Search
 from srl.update.kl import kl_controller

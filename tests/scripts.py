@@ -8,9 +8,8 @@ from typing import Any
 
 from srl.protocol import TEMPLATES, Template
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Sampling
+from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.rollout.scripted import ScriptedEngine
 from srl.trajectory import Hit, Passage, Question, Search, Trajectory
 
 QUESTION = Question("q/0", "Who built the lighthouse of Velmar?", ("Ossa Trell",), "made-up")

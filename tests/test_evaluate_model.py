@@ -21,9 +21,8 @@ from srl.index import build_index, open_index
 from srl.model import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Sampling
+from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.scripted import ScriptedEngine
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
 from srl.train.evaluate_model import (

@@ -13,8 +13,8 @@ from srl.errors import UserError
 from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
+from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.rollout.scripted import ScriptedEngine
 from srl.trajectory import Question, Score, Search, Segment, Trajectory
 
 

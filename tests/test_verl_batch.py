@@ -16,8 +16,8 @@ from srl.train.question_order import QuestionOrder
 from srl.train.step_result import compute_step, token_rewards
 from srl.train.verl.batch import returns_and_values, step_batch, tokens_by_trajectory
 from srl.train.verl.dataset import Questions, read_row, row
+from srl.train.verl.engine import reason_of, seed_of, server_params
 from srl.train.verl.job import TORCH
-from srl.train.verl.sampling import reason_of, seed_of, server_params
 from srl.trajectory import Question
 from srl.update.kl import kl_controller
 

@@ -14,7 +14,7 @@ from srl.data.parquet import write_corpus, write_questions
 from srl.index import build_index
 from srl.model import save_model
 from srl.protocol import template
-from srl.rollout.scripted import ScriptedEngine
+from srl.rollout.engine import ScriptedEngine
 from srl.trajectory import Passage, Question
 from srl.workspace import Workspace
 

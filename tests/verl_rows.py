@@ -25,8 +25,7 @@ from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
-from srl.rollout.engine import Sampling
-from srl.rollout.scripted import ScriptedEngine
+from srl.rollout.engine import Sampling, ScriptedEngine
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.loading import LoadedModel, episode_options, load_learner

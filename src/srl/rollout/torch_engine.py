@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 from srl.errors import SrlError, UserError
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
-from srl.rollout.probe import choose_forward
+from srl.rollout.forward import choose_forward
 from srl.rollout.sampling import draw
 from srl.rollout.slots import Rows, SlotTable
-from srl.rollout.stops import StopFinder
 
 ADMIT_SHARE = 8
 """Requests are fed once there is one for every so many active rows …"""
@@ -30,6 +29,48 @@ QUIET_TICKS = 8
 """Rounds of the event loop without a call after which the episodes are taken to wait for something."""
 
 StopReason = Literal["stop", "eos", "length"]
+
+
+class StopFinder:
+    """Tells which tokens may complete a stop string, and whether a turn's ids did.
+
+    Looking at text is slow, so a turn is decoded only when its last token's piece holds the last
+    character of a stop string. `candidates` has a row for each set of stop strings seen.
+    """
+
+    def __init__(self, codec: Codec, vocab_size: int) -> None:
+        self.codec = codec
+        self.vocab_size = vocab_size
+        self.sets: list[tuple[str, ...]] = []
+        self.candidates: NDArray[np.bool_] = np.zeros((0, vocab_size), dtype=np.bool_)  # (sets, V)
+
+    def index(self, stop: tuple[str, ...]) -> int:
+        """The row of `candidates` for these stop strings, made on first use."""
+        if stop not in self.sets:
+            self.sets.append(stop)
+            self.candidates = np.vstack([self.candidates, self._may_complete(stop)])
+        return self.sets.index(stop)
+
+    def completed(self, index: int, token_ids: Sequence[int]) -> bool:
+        """True when the text of a turn's `token_ids` holds one of the stop strings of row `index`."""
+        text = self.codec.decode(token_ids)
+        return any(stop in text for stop in self.sets[index])
+
+    def _may_complete(self, stop: tuple[str, ...]) -> NDArray[np.bool_]:
+        """(V,) True where a token's piece holds the last character of a stop string.
+
+        Pieces spell only printable ASCII as it is (bytes and spaces have stand-ins), so another last
+        character makes every token a candidate.
+        """
+        last = {string[-1] for string in stop}
+        if any(not ("!" <= character <= "~") for character in last):
+            return np.ones(self.vocab_size, dtype=np.bool_)
+        tokenizer = self.codec.tokenizer
+        known = min(len(tokenizer), self.vocab_size)
+        pieces = tokenizer.convert_ids_to_tokens(list(range(known)))
+        found = np.zeros(self.vocab_size, dtype=np.bool_)
+        found[:known] = [not last.isdisjoint(str(piece)) for piece in pieces]
+        return found
 
 
 @dataclass(slots=True, order=True)

@@ -29,8 +29,8 @@ from srl.progress import counted
 from srl.protocol import Template
 from srl.rollout.codec import Codec
 from srl.rollout.driver import rollout
+from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.scripted import ScriptedEngine
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.loading import LoadedModel
 from srl.train.model_card import model_card, write_card

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,16 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from srl.config import Config, load_saved
 from srl.errors import SrlError
-from srl.rollout.codec import Codec
 from srl.rollout.driver import resample_if_failed
-from srl.rollout.engine import Completion, Sampling
 from srl.rollout.episode import run_episode
 from srl.store import Record
 from srl.train.episodes import Environment
 from srl.train.loading import load_codec, load_environment
 from srl.train.verl.dataset import TRAIN, read_row
+from srl.train.verl.engine import VerlEngine
 from srl.train.verl.failures import reason, root
 from srl.train.verl.job import RUN_VARIABLE
 from srl.train.verl.log_writer import log_actor_of
-from srl.train.verl.sampling import reason_of, server_params
 from srl.trajectory import Score, Trajectory
 from srl.workspace import Workspace
 
@@ -75,36 +73,6 @@ def eos_ids(config: Config) -> list[int]:
     except OSError:
         eos = AutoConfig.from_pretrained(path, trust_remote_code=trusted).get_text_config().eos_token_id
     return [eos] if isinstance(eos, int) else list(eos or [])
-
-
-@dataclass(slots=True)
-class VerlEngine:
-    """An engine that asks verl's servers; `steps` are the versions of the weights that answered."""
-
-    generate_on: Callable[..., Awaitable[Any]]
-    codec: Codec
-    backend: str
-    steps: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-
-    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """One turn; the ids are kept whole through the token that completes the stop string."""
-        began = time.perf_counter()
-        output = await self.generate_on(
-            request_id=request_id,
-            prompt_ids=list(token_ids),
-            sampling_params=server_params(request_id, sampling, self.backend),
-        )
-        self.seconds += time.perf_counter() - began
-        ids = tuple(output.token_ids)
-        if not ids or output.stop_reason in ("abort", "aborted"):
-            raise RuntimeError(f"episode {request_id}: the server gave up the turn ({output.stop_reason})")
-        self.steps.append(int(output.extra_fields.get("global_steps") or 0))
-        reason = output.extra_fields.get("srl_stop") or reason_of(ids, sampling, self.codec)
-        return Completion(ids, tuple(output.log_probs or [0.0] * len(ids)), reason)
-
-    def finish(self, request_id: str) -> None:
-        """Nothing to free: a server keeps no turn."""
 
 
 class SearchLoop(AgentLoopBase):

@@ -1,0 +1,77 @@
+"""What generates for an episode on verl: an engine that asks verl's rollout servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+from srl.rollout.codec import Codec
+from srl.rollout.engine import Completion, Sampling
+from srl.train.verl.job import TORCH
+
+
+@dataclass(slots=True)
+class VerlEngine:
+    """An engine that asks verl's servers; `steps` are the versions of the weights that answered."""
+
+    generate_on: Callable[..., Awaitable[Any]]
+    codec: Codec
+    backend: str
+    steps: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """One turn; the ids are kept whole through the token that completes the stop string."""
+        began = time.perf_counter()
+        output = await self.generate_on(
+            request_id=request_id,
+            prompt_ids=list(token_ids),
+            sampling_params=server_params(request_id, sampling, self.backend),
+        )
+        self.seconds += time.perf_counter() - began
+        ids = tuple(output.token_ids)
+        if not ids or output.stop_reason in ("abort", "aborted"):
+            raise RuntimeError(f"episode {request_id}: the server gave up the turn ({output.stop_reason})")
+        self.steps.append(int(output.extra_fields.get("global_steps") or 0))
+        reason = output.extra_fields.get("srl_stop") or reason_of(ids, sampling, self.codec)
+        return Completion(ids, tuple(output.log_probs or [0.0] * len(ids)), reason)
+
+    def finish(self, request_id: str) -> None:
+        """Nothing to free: a server keeps no turn."""
+
+
+def server_params(request_id: str, sampling: Sampling, backend: str) -> dict[str, Any]:
+    """The sampling parameters of one turn as `backend` takes them: our own engine, vLLM or SGLang."""
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "stop": list(sampling.stop),
+        "logprobs": True,
+    }
+    if backend == "sglang":
+        return {**params, "max_new_tokens": sampling.max_tokens, "no_stop_trim": True}
+    params |= {
+        "max_tokens": sampling.max_tokens,
+        "include_stop_str_in_output": True,
+        "seed": seed_of(sampling.key),
+    }
+    if backend == TORCH:
+        params |= {"srl_key": list(sampling.key), "srl_request": request_id}
+    return params
+
+
+def seed_of(key: Sequence[int | str]) -> int:
+    """A seed below 2³¹ that depends on all of a turn's key, the same in every process."""
+    text = "\0".join(map(str, key)).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") % 2**31
+
+
+def reason_of(ids: Sequence[int], sampling: Sampling, codec: Codec) -> Literal["stop", "eos", "length"]:
+    """Why a turn of these ids ended, in our terms; servers do not tell a stop string from EOS."""
+    if ids[-1] in codec.eos_ids:
+        return "eos"
+    text = codec.decode(tuple(ids))
+    return "stop" if any(stop in text for stop in sampling.stop) else "length"
