@@ -214,7 +214,7 @@ def test_what_another_program_built_is_imported(corpus, site, capsys):  # noqa: 
     assert main([*command, "--corpus", "corpus.jsonl"]) == 2
     assert "--force" in capsys.readouterr().err
     assert main(["index", "import", "theirs", "--retriever", "plain", "--out", "p"]) == 2
-    assert "plain reads no index of another program" in capsys.readouterr().err
+    assert "plain cannot import an index" in capsys.readouterr().err
     assert main(["index", "import", "gone", "--retriever", "foreign", "--out", "p"]) == 2
     assert "no file or directory gone" in capsys.readouterr().err
 

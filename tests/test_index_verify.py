@@ -12,7 +12,7 @@ import pytest
 from tests.mistakes import Shell, shell
 
 from srl.errors import CheckFailed, UserError
-from srl.index import build_index, check_index, is_verified, open_index, verified, verify, verify_once
+from srl.index import build_index, check_index, is_verified, open_index, verification, verify, verify_once
 from srl.trajectory import Passage
 
 __all__ = ["shell"]
@@ -41,13 +41,13 @@ def index(large: Path, tmp_path: Path) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The indexes that are read whole, one after the other."""
     found: list[Path] = []
-    real = verified.check_files
+    real = verification.check_files
 
     def counting(directory: Path, *arguments: object) -> None:
         found.append(directory)
         real(directory, *arguments)
 
-    monkeypatch.setattr(verified, "check_files", counting)
+    monkeypatch.setattr(verification, "check_files", counting)
     return found
 
 
@@ -109,7 +109,7 @@ def test_an_index_that_cannot_be_written_is_read_once_and_the_cache_remembers(
         raise UserError(f"{path} cannot be written: Read-only file system")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(verified, "write_json", refused)
+    monkeypatch.setattr(verification, "write_json", refused)
     open_index(index)
     open_index(index)
     assert reads == [index]
@@ -127,28 +127,28 @@ def test_where_nothing_can_be_written_it_is_said_and_searched(
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(verified, "write_json", refused)
+    monkeypatch.setattr(verification, "write_json", refused)
     assert len(open_index(index)) == 20_000
-    assert "is read whole each time" in caplog.text
+    assert "is verified at every opening" in caplog.text
 
 
 def test_of_two_that_begin_at_once_one_reads(index: Path, reads: list[Path], monkeypatch) -> None:
     """The second waits for the lock, and finds the record of the first."""
-    manifest, real = check_index(index), verified._one_at_a_time
+    manifest, real = check_index(index), verification._one_at_a_time
 
     def late(directory: Path):
-        monkeypatch.setattr(verified, "_one_at_a_time", real)
+        monkeypatch.setattr(verification, "_one_at_a_time", real)
         verify_once(index, manifest)
         return real(directory)
 
-    monkeypatch.setattr(verified, "_one_at_a_time", late)
+    monkeypatch.setattr(verification, "_one_at_a_time", late)
     verify_once(index, manifest)
     assert reads == [index]
 
 
 def test_a_large_index_says_that_it_is_read(index: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(verified, "_LARGE", 1)
-    monkeypatch.setattr(verified, "_EVERY_S", 0.0)
+    monkeypatch.setattr(verification, "_LARGE", 1)
+    monkeypatch.setattr(verification, "_EVERY_S", 0.0)
     with caplog.at_level(logging.INFO, logger="srl"):
         open_index(index)
     said = [record.getMessage() for record in caplog.records]
@@ -167,17 +167,17 @@ def older(index: Path) -> None:
 def test_an_index_without_checksums_opens_and_verify_says_that_it_has_none(index: Path, shell: Shell) -> None:
     older(index)
     assert len(open_index(index)) == 20_000
-    with pytest.raises(CheckFailed, match="holds no checksums"):
+    with pytest.raises(CheckFailed, match="has no checksums"):
         verify(index, check_index(index))
     code, _, err = shell.typed("index", "info", index, "--verify")
-    assert (code, "only sizes and ends of its files could be checked" in err) == (1, True)
+    assert (code, "only the sizes and ends of its files could be checked" in err) == (1, True)
 
 
 def test_checksums_that_are_not_of_the_files_are_refused(index: Path) -> None:
     manifest = json.loads((index / "manifest.json").read_text())
     del manifest["checksums"]["bm25/data.npy"]
     (index / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="its checksums are not of its files"):
+    with pytest.raises(UserError, match="files and checksums do not match"):
         open_index(index)
 
 

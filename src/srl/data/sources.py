@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from srl.data import question_formats as formats
+from srl.data import question_formats
 from srl.data.corpus import parse_passage, read_corpus
 from srl.data.parquet import is_parquet, read_questions
 from srl.data.question_formats import Format, read_format, read_paragraphs
@@ -89,7 +89,7 @@ _ALL = (
         data_source="nq",
         hub=_FLASHRAG,
         hub_files=_flashrag("nq", "train", "validation", "test"),
-        format=formats.NQ_OPEN,
+        format=question_formats.NQ_OPEN,
     ),
     Source(
         name="triviaqa",
@@ -100,7 +100,7 @@ _ALL = (
         data_source="triviaqa",
         hub=_FLASHRAG,
         hub_files=_flashrag("triviaqa", "train", "validation", "test"),
-        format=formats.TRIVIAQA,
+        format=question_formats.TRIVIAQA,
     ),
     Source(
         name="popqa",
@@ -111,7 +111,7 @@ _ALL = (
         data_source="popqa",
         hub=_FLASHRAG,
         hub_files=_flashrag("popqa", "test"),
-        format=formats.POPQA,
+        format=question_formats.POPQA,
     ),
     Source(
         name="hotpotqa",
@@ -122,7 +122,7 @@ _ALL = (
         data_source="hotpotqa",
         hub=_FLASHRAG,
         hub_files=_flashrag("hotpotqa", "train", "validation"),
-        format=formats.HOTPOTQA,
+        format=question_formats.HOTPOTQA,
     ),
     Source(
         name="2wikimultihopqa",
@@ -133,7 +133,7 @@ _ALL = (
         data_source="2wikimultihopqa",
         hub=_FLASHRAG,
         hub_files=_flashrag("2wikimultihopqa", "train", "validation"),
-        format=formats.TWO_WIKI,
+        format=question_formats.TWO_WIKI,
     ),
     Source(
         name="musique",
@@ -144,7 +144,7 @@ _ALL = (
         data_source="musique",
         hub=_FLASHRAG,
         hub_files=_flashrag("musique", "train", "validation"),
-        format=formats.MUSIQUE,
+        format=question_formats.MUSIQUE,
     ),
     Source(
         name="bamboogle",
@@ -155,7 +155,7 @@ _ALL = (
         data_source="bamboogle",
         hub=_FLASHRAG,
         hub_files=_flashrag("bamboogle", "test"),
-        format=formats.BAMBOOGLE,
+        format=question_formats.BAMBOOGLE,
     ),
     Source(
         name="squad",
@@ -166,7 +166,7 @@ _ALL = (
         data_source="squad",
         hub=_FLASHRAG,
         hub_files=_flashrag("squad", "train", "validation"),
-        format=formats.SQUAD,
+        format=question_formats.SQUAD,
     ),
     Source(
         name="asearcher",
@@ -177,7 +177,7 @@ _ALL = (
         data_source="asearcher",
         hub="inclusionAI/ASearcher-train-data",
         hub_files={"train": "ASearcher-Base-35k.jsonl"},
-        format=formats.ASEARCHER,
+        format=question_formats.ASEARCHER,
     ),
     Source(
         name="search-r1",

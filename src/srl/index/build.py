@@ -1,4 +1,4 @@
-"""Building an index: store the passages, let the retriever index them, write down what it is."""
+"""Building an index: store the passages, let the retriever index them, write the manifest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from srl.plugins.options import validated
 from srl.trajectory import Passage
 
 Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how many passages are done, and of how many (None: not known yet)."""
+"""Called with the current stage, the passages done, and their number (None: not known yet)."""
 
 
 def build_index(
@@ -37,19 +37,18 @@ def build_index(
 ) -> Manifest:
     """Build the index of `corpus` (a file, or passages) at `out`, which appears whole or not at all.
 
-    A retriever that is `live` takes no corpus. One that is `resumable` works in `<out>.building`, where
-    the next call goes on after a kill. An existing index is replaced with `overwrite`; a directory that
-    is no index never is. Raises UserError for an unknown retriever or option, a bad line of the corpus,
-    an `out` that is taken.
+    A `live` retriever takes no corpus. A `resumable` one works in `<out>.building`, where the next call
+    resumes after a kill. An existing index is replaced only with `overwrite`, any other directory never.
+    Raises UserError for an unknown retriever or option, a bad line of the corpus, and an `out` that exists.
     """
-    engine = load_retriever(retriever, options)
-    if engine.live:
+    builder = load_retriever(retriever, options)
+    if builder.live:
         if corpus is not None:
-            raise UserError(f"{retriever} searches outside and takes no corpus; leave --corpus out")
-        return _build(engine, retriever, options, Path(out), None, progress, overwrite, None)
+            raise UserError(f"{retriever} searches a live source and takes no corpus; leave --corpus out")
+        return _build(builder, retriever, options, Path(out), None, progress, overwrite, None)
     if corpus is None:
         raise UserError(f"{retriever} needs a corpus to index; type: srl index build --corpus FILE --out DIR")
-    return _build(engine, retriever, options, Path(out), _source(corpus), progress, overwrite, engine.build)
+    return _build(builder, retriever, options, Path(out), _source(corpus), progress, overwrite, builder.build)
 
 
 def import_index(
@@ -61,16 +60,16 @@ def import_index(
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Manifest:
-    """Make an index at `out` of what another program built at `source`, whose files are linked or copied.
+    """Import the index that another program built at `source`: its files are linked or copied to `out`.
 
-    The passages are those of `corpus`, or, where `source` holds them itself, its own. Raises UserError
-    where the retriever reads no foreign files, or these do not fit the passages.
+    The passages come from `corpus`, or from `source` where it holds them. Raises UserError where the
+    retriever cannot import, or the files do not fit the passages.
     """
     source = Path(source)
-    engine = load_retriever(retriever, options)
-    take_over, passages_in = engine.adopt, engine.passages_in
-    if take_over is None:
-        raise UserError(f"{retriever} reads no index of another program; type: srl index build --corpus FILE")
+    builder = load_retriever(retriever, options)
+    import_files, passages_in = builder.adopt, builder.passages_in
+    if import_files is None:
+        raise UserError(f"{retriever} cannot import an index; type: srl index build --corpus FILE")
     if not source.exists():
         raise UserError(f"no file or directory {source} to import")
     if corpus is not None:
@@ -81,13 +80,13 @@ def import_index(
         raise UserError(f"{source} holds no passages; add --corpus FILE, the corpus that it was built from")
 
     def adopt(store: PassageStore, directory: Path, report: Callable[[int], None]) -> None:
-        take_over(source, store, directory, report)
+        import_files(source, store, directory, report)
 
-    return _build(engine, retriever, options, Path(out), passages, progress, overwrite, adopt)
+    return _build(builder, retriever, options, Path(out), passages, progress, overwrite, adopt)
 
 
 def _build(
-    engine: RetrieverBase,
+    builder: RetrieverBase,
     retriever: str,
     options: Mapping[str, Any] | None,
     out: Path,
@@ -97,15 +96,15 @@ def _build(
     make: Callable[[PassageStore, Path, Callable[[int], None]], None] | None,
 ) -> Manifest:
     parameters = build_parameters(retriever, dict(options or {}))
-    identity = dict(engine.identity())
+    identity = dict(builder.identity())
     report, digest, count = progress or _silent, CorpusDigest(), 0
     plan = {"retriever": retriever, "options": parameters, "identity": identity}
-    resumable = engine.resumable and make == engine.build
+    resumable = builder.resumable and make == builder.build
     with build_directory(out, plan, resumable, overwrite) as place:
         if source is not None and make is not None:
             passages = digest.of(source[1])
             store = keep_passages(passages, place.directory, lambda done: report("reading", done, None))
-            place.found_corpus(digest.hexdigest())
+            place.check_corpus(digest.hexdigest())
             count = len(store)
             make(store, place.directory, lambda done: report("indexing", done, count))
         of_corpus = (source[0], digest.hexdigest(), count) if source else ("", "", 0)
@@ -118,7 +117,7 @@ def _build(
 
 
 def build_parameters(retriever: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """All options that shape the index, defaults too; those marked `runtime` are left out."""
+    """All options that affect the index, with defaults, without those marked `runtime`."""
     model = manager.options_model("retriever", retriever)
     if model is None:
         return {}
@@ -127,27 +126,27 @@ def build_parameters(retriever: str, options: Mapping[str, Any]) -> dict[str, An
 
 
 def runtime_options(model: type[BaseModel]) -> set[str]:
-    """The options that belong to the machine (`json_schema_extra={"runtime": True}`), not to the index."""
+    """The options of the machine, not of the index: those with `json_schema_extra={"runtime": True}`."""
     extras = {name: field.json_schema_extra for name, field in model.model_fields.items()}
     return {name for name, extra in extras.items() if isinstance(extra, Mapping) and extra.get("runtime")}
 
 
 def check_corpus(directory: Path | str, corpus: Path | str) -> Manifest:
-    """The manifest of the index, if it was built from `corpus`. Raises CheckFailed if not."""
+    """The manifest of the index. Raises CheckFailed unless it was built from `corpus`."""
     manifest = read_index_manifest(directory)
     digest = CorpusDigest()
     count = sum(1 for _ in digest.of(read_corpus(Path(corpus))))
     if digest.hexdigest() != manifest.corpus_digest:
         raise CheckFailed(
-            f"{directory} was not built from {corpus}: it holds {manifest.passages:,} passages "
-            f"(corpus digest {manifest.corpus_digest[:12]}), the file {count:,} ({digest.hexdigest()[:12]}); "
+            f"{directory} was not built from {corpus}: expected corpus digest {manifest.corpus_digest[:12]} "
+            f"({manifest.passages:,} passages), found {digest.hexdigest()[:12]} ({count:,}); "
             f"type: srl index build --corpus {corpus} --out DIR"
         )
     return manifest
 
 
 def _source(corpus: Path | str | Iterable[Passage]) -> tuple[str, Iterator[Passage]]:
-    """A name for the manifest (no directories: those say nothing elsewhere) and the passages."""
+    """The name of the corpus for the manifest, without directories, and its passages."""
     if isinstance(corpus, Path | str):
         return input_name(Path(corpus)), read_corpus(Path(corpus))
     return "", iter(corpus)
@@ -163,7 +162,7 @@ def make_manifest(
     files: Mapping[str, str] | None = None,
     sums: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """What an index of these parameters says of itself."""
+    """The manifest of an index with these parameters."""
     entry = manager.find("retriever", retriever)
     return Manifest(
         retriever=retriever,
@@ -182,4 +181,4 @@ def make_manifest(
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:
-    """No progress to report to anybody."""
+    """Report no progress."""

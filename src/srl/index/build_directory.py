@@ -1,4 +1,4 @@
-"""Where an index is built: aside and gone on any error, or, for long builds, where the next try goes on."""
+"""The directory in which an index is built: temporary, or resumable for long builds."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ _REPLACEABLE = replaceable(KIND, "an index", besides=(RECORD,))
 
 
 class BuildDirectory:
-    """The directory of a build, and what an earlier try noted there of what it was building."""
+    """The directory of a build, and the note that an interrupted build left in it."""
 
     def __init__(self, directory: Path, plan: Mapping[str, Any], noted: Mapping[str, Any]) -> None:
         self.directory = directory
         self._plan = dict(plan)
         self._noted = noted
 
-    def found_corpus(self, digest: str) -> None:
-        """Check that the corpus is the one of the earlier try. Raises UserError where it is another."""
+    def check_corpus(self, digest: str) -> None:
+        """Raise UserError where an interrupted build had another corpus; else note this one."""
         before = self._noted.get("corpus_digest")
         if before not in (None, digest):
-            raise UserError(f"{self.directory} holds an unfinished index of another corpus; {_WAYS}")
+            raise UserError(
+                f"{self.directory} holds an unfinished index of another corpus: expected digest "
+                f"{str(before)[:12]}, found {digest[:12]}; {_WAYS}"
+            )
         if self._noted:
             _write_note(self.directory, {**self._plan, "corpus_digest": digest})
 
@@ -49,9 +52,9 @@ _WAYS = "finish that one, remove it, or add --force to start anew"
 def build_directory(
     out: Path, plan: Mapping[str, Any], resumable: bool, overwrite: bool
 ) -> Iterator[BuildDirectory]:
-    """A directory that becomes `out` at the end. `plan` (retriever, options, …) is what will be built.
+    """A directory that becomes `out` at the end. `plan` says what is built: retriever, options, identity.
 
-    Raises UserError where `out` is taken, or holds the beginning of something else.
+    Raises UserError where `out` exists, or where an interrupted build of something else is there.
     """
     _refuse_index(out, overwrite)
     replace = _REPLACEABLE if overwrite else None
@@ -65,7 +68,7 @@ def build_directory(
 
 
 def _resume(directory: Path, plan: dict[str, Any], overwrite: bool) -> dict[str, Any]:
-    """What is noted in `directory`, which is emptied first where that is something else and may be."""
+    """The note in `directory`. Of another build it is refused, or removed with `overwrite`."""
     noted = _note(directory)
     same = noted is not None and {name: noted.get(name) for name in plan} == plan
     if noted is not None and not same and not overwrite:
@@ -84,12 +87,12 @@ def _write_note(directory: Path, noted: Mapping[str, Any]) -> None:
 
 
 def _note(directory: Path) -> dict[str, Any] | None:
-    """The note of an earlier try; None where there is none and the directory is ours to empty."""
+    """The note of an interrupted build, or None. Raises UserError for a directory of something else."""
     if (directory / NOTE).is_file():
         return read_json(directory / NOTE, dict[str, Any])
-    if any(directory.iterdir()):  # else than the index that was replaced when the process died
+    if any(directory.iterdir()):  # the old index, if the process died while replacing it
         if not (directory / MANIFEST).is_file():
-            raise UserError(f"{directory} is there and is not the beginning of an index; remove or rename it")
+            raise UserError(f"{directory} exists and is not an unfinished index; remove or rename it")
         _REPLACEABLE(directory)
     return None
 
@@ -103,7 +106,7 @@ def _empty(directory: Path) -> None:
 
 
 def _refuse_index(out: Path, overwrite: bool) -> None:
-    """Raise UserError, naming the way, where an index is at `out` that is not to be replaced."""
+    """Raise UserError where an index is at `out` that may not be replaced."""
     if not overwrite and (out / MANIFEST).is_file():
         passages = read_manifest(out, KIND).get("passages")
         raise UserError(

@@ -1,4 +1,4 @@
-"""What an index says about itself: from which corpus, by which retriever, with which parameters."""
+"""The manifest of an index: its corpus, retriever and parameters, and the checksums of its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from srl.files import MANIFEST, digest_text, read_manifest, write_manifest
 
 KIND = "index"
 RECORD = ".verified.json"
-"""The record of when the files were last read whole; it belongs to no copy, and is none of them."""
+"""The record that all files were verified. It holds for one copy of the index and is not one of its files."""
 _EDGE = 1 << 16
 _KINDS: dict[str, type] = {"str": str, "int": int}
 _NAMES = {str: "a text", int: "a whole number", dict: "an object"}
@@ -25,8 +25,8 @@ _NAMES = {str: "a text", int: "a whole number", dict: "an object"}
 class Manifest:
     """The identity of an index. `digest` covers corpus, retriever and parameters, and nothing else.
 
-    `files` has a mark of each file, cheap to check, and `checksums` the checksum of all its bytes; there are
-    none of these in an index that an older version built.
+    `files` maps each file to a mark (size and digest of both ends), which is cheap to check; `checksums`
+    cover all bytes and are missing in an index of an older version.
     """
 
     retriever: str
@@ -57,13 +57,13 @@ class Manifest:
 def index_digest(
     corpus_digest: str, retriever: str, options: Mapping[str, Any], identity: Mapping[str, str] | None = None
 ) -> str:
-    """32 hex digits that are the same for the same corpus, retriever and build parameters, anywhere."""
+    """32 hex digits, the same on every machine for the same corpus, retriever and build parameters."""
     parts = [dict(options), *([dict(identity)] if identity else [])]
     return digest_text(KIND, corpus_digest, retriever, *(json.dumps(part, sort_keys=True) for part in parts))
 
 
 def read_index_manifest(directory: Path | str) -> Manifest:
-    """The manifest of an index directory. Raises UserError where it is missing, newer or damaged."""
+    """The manifest of an index directory. Raises UserError where it is missing, damaged or newer."""
     directory = Path(directory)
     found = read_manifest(directory, KIND)
     expected = {item.name for item in fields(Manifest)}
@@ -78,7 +78,7 @@ def read_index_manifest(directory: Path | str) -> Manifest:
 
 
 def _check_fields(directory: Path, manifest: Manifest) -> None:
-    """What other code relies on: the fields have their types, and an index with passages has files."""
+    """Check the types of the fields, and that an index with passages has files."""
     for item in fields(Manifest):
         value, kind = getattr(manifest, item.name), _KINDS.get(str(item.type), dict)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -97,16 +97,17 @@ def _check_checksums(directory: Path, manifest: Manifest) -> None:
     """Every file has a checksum, or none has."""
     if manifest.checksums and manifest.checksums.keys() != manifest.files.keys():
         raise UserError(
-            f"{directory / MANIFEST}: its checksums are not of its files (edited?); build the index again"
+            f"{directory / MANIFEST}: files and checksums do not match (edited?); build the index again"
         )
 
 
 def _check_identity(directory: Path, manifest: Manifest) -> None:
-    """The digest must be that of the other fields, so an edited manifest is noticed."""
+    """Check the digest against the other fields, which shows whether the manifest was edited."""
     identity = index_digest(manifest.corpus_digest, manifest.retriever, manifest.options, manifest.identity)
     if manifest.digest != identity:
         raise UserError(
-            f"{directory / MANIFEST}: the digest does not fit the rest (edited?); build the index again"
+            f"{directory / MANIFEST}: expected digest {identity[:12]}, found {manifest.digest[:12]} "
+            "(edited?); build the index again"
         )
 
 
@@ -122,20 +123,20 @@ def mark_files(directory: Path, leave_out: str = "") -> dict[str, str]:
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:
-    """Raise UserError unless every file of the index is there and, as far as its ends tell, unchanged."""
+    """Raise UserError unless every file exists with the size and both ends that the manifest names."""
     for name, mark in manifest.files.items():
         path = directory / name
         if not path.is_file():
-            raise UserError(f"{path} is missing: the index is not whole; copy or build it again")
+            raise UserError(f"{path} is missing: the index is incomplete; copy or build it again")
         if _mark(path) != mark:
             raise UserError(
-                f"{path} is not the file that the index was built with (truncated, or from another index); "
+                f"{path} is damaged or from another index (expected {mark}, found {_mark(path)}); "
                 "copy or build it again"
             )
 
 
 def _mark(path: Path) -> str:
-    """`<bytes>-<16 hex digits>`; cheap however large the file is."""
+    """`<bytes>-<16 hex digits>`: the size, and the digest of the first and last 64 KiB."""
     digest, size = blake2b(digest_size=8), path.stat().st_size
     with open(path, "rb") as file:
         digest.update(file.read(_EDGE))

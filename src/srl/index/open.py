@@ -1,4 +1,4 @@
-"""An index, open: what local training, the server and evaluation search with."""
+"""Opening an index, to search it in local training, in the server and in evaluation."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from srl.trajectory import Hit, Passage
 
 
 class Index:
-    """A retriever, open, with its passages memory-mapped. Safe to use from many threads.
+    """An open retriever with its memory-mapped passages. Safe to use from many threads.
 
-    `directory` and `passages` are None where nothing was indexed: the retriever is `live`. A retriever
-    that says it is `parallel` searches as fast in two threads as in one, each on a core of its own.
+    `directory` and `passages` are None for a `live` retriever, which indexes nothing. A `parallel` one runs
+    at full speed in several threads at once, each on a core of its own.
     """
 
     def __init__(self, directory: Path | None, manifest: Manifest, retriever: object) -> None:
@@ -40,7 +40,7 @@ class Index:
 
     @property
     def digest(self) -> str:
-        """What this index is: the same on every machine, another for another corpus or other parameters."""
+        """The digest of corpus, retriever and parameters, the same on every machine."""
         return self.manifest.digest
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
@@ -50,9 +50,9 @@ class Index:
         return self._retriever.search(list(queries), k) if queries else []
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        """For each query its hits, or why there are none; never an exception of the retriever's.
+        """For each query its hits, or a `Fault`; exceptions of the retriever become faults.
 
-        Where a call fails the queries are tried one by one, so that only the one at fault pays.
+        Where a call fails, its queries are searched one by one, so that only the failing ones are lost.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
@@ -69,10 +69,10 @@ class Index:
 
 
 def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) -> Index:
-    """Open the index at `directory`; `options` may change what belongs to the machine (threads, devices).
+    """Open the index at `directory`; `options` may change options of the machine (threads, devices).
 
-    Raises UserError for what is no index, is newer, is not whole, needs a plugin that is not
-    installed, and for an option or a model that is not the one the index was built with.
+    Raises UserError where there is no index, where it is incomplete or of a newer version, where its plugin
+    is not installed, and where an option or a model differs from the one it was built with.
     """
     directory = Path(directory)
     manifest = check_index(directory)
@@ -83,55 +83,55 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
     index = Index(directory, manifest, retriever)
     if index.passages is not None and len(index.passages) != manifest.passages:
         raise UserError(
-            f"{directory}: {manifest.passages:,} passages expected, {len(index.passages):,} found; "
+            f"{directory}: expected {manifest.passages:,} passages, found {len(index.passages):,}; "
             "build the index again"
         )
     return index
 
 
 def _open(retriever: RetrieverBase, directory: Path) -> RetrieverBase:
-    """Open a retriever on its files. Raises UserError where these are not what its plugin wrote."""
+    """Open a retriever on its files. Raises UserError where its plugin cannot read them."""
     try:
         return open_retriever(retriever, directory)
     except (OSError, ValueError, EOFError, KeyError) as error:
         raise UserError(
-            f"{directory} cannot be opened, its files are damaged or from another version: "
+            f"{directory} cannot be opened; its files are damaged or of another version: "
             f"{type(error).__name__}: {error}; copy or build it again".replace("\n", " ")
         ) from error
 
 
 def live_index(retriever: str, options: Mapping[str, Any] | None = None) -> Index:
-    """An index without a directory: a retriever that searches outside, such as `web`.
+    """An index without a directory, of a `live` retriever such as `web`.
 
-    Raises UserError for a retriever that needs an index built, and for what it cannot start without.
+    Raises UserError for a retriever that needs a built index, and where the retriever cannot start.
     """
-    engine = load_retriever(retriever, options)
-    if not engine.live:
+    live = load_retriever(retriever, options)
+    if not live.live:
         raise UserError(f"{retriever} searches an index; type: srl index build --retriever {retriever} …")
-    opened = open_retriever(engine, None)
+    opened = open_retriever(live, None)
     parameters, identity = build_parameters(retriever, options or {}), dict(opened.identity())
     return Index(None, make_manifest(retriever, parameters, identity), opened)
 
 
 def _check_same(directory: Path, manifest: Manifest, found: Mapping[str, str]) -> None:
-    """Whether what the retriever depends on besides its options is what the index was built with."""
+    """Raise UserError where something besides the options (a model, say) differs from the build's."""
     for name, digest in manifest.identity.items():
         if found.get(name) != digest:
             raise UserError(
-                f"{directory} was built with another {name} ({digest[:12]}, here it is "
-                f"{found.get(name, 'none')[:12]}); give the one it was built with, or build the index again"
+                f"{directory} was built with another {name}: expected digest {digest[:12]}, found "
+                f"{found.get(name, 'none')[:12]}; use the one it was built with, or build the index again"
             )
 
 
 def check_index(directory: Path | str) -> Manifest:
-    """The manifest, if the files of the index are there and, as far as their ends tell, its own."""
+    """The manifest. Raises UserError unless the sizes and both ends of all files are right."""
     manifest = read_index_manifest(directory)
     check_files(Path(directory), manifest)
     return manifest
 
 
 def _options(directory: Path, manifest: Manifest, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the index was built with, and of those given the ones that may differ."""
+    """The options of the build, with those given that may differ. Raises UserError for the others."""
     asked = build_parameters(manifest.retriever, {**manifest.options, **given})
     for name in given:
         if name in asked and asked[name] != manifest.options.get(name):

@@ -1,7 +1,7 @@
 """The passages of an index on disk: memory-mapped, found by row or by id.
 
-Opening maps four files and reads none of them, so a corpus of millions costs no memory until its
-passages are asked for. The files of a store, in one directory:
+Opening maps four files and reads none, so even millions of passages take no memory until they are read.
+The files of a store, in one directory:
 
     text.bin      id and contents of every passage, one after the other, UTF-8
     offsets.npy   (2n + 1,) uint64: where in text.bin each id and each contents starts
@@ -39,12 +39,12 @@ class PassageStore(Sequence[Passage]):
             self._text = mmap(file.fileno(), 0, access=ACCESS_READ)
         sizes = (2 * len(self._rows) + 1, len(self._hashes), int(self._offsets[-1]))
         if sizes != (len(self._offsets), len(self._rows), len(self._text)):
-            raise UserError(f"{self.directory}: its files do not belong together; build the index again")
+            raise UserError(f"{self.directory}: its files do not match each other; build the index again")
 
     def _file(self, name: str) -> Path:
         path = self.directory / name
         if not path.is_file() or not path.stat().st_size:
-            raise UserError(f"{path}: missing or empty; this is not a whole passage store")
+            raise UserError(f"{path} is missing or empty: the passage store is incomplete")
         return path
 
     def _load(self, name: str) -> np.ndarray:
@@ -95,10 +95,10 @@ class PassageStore(Sequence[Passage]):
 def keep_passages(
     passages: Iterable[Passage], directory: Path, progress: Callable[[int], None] | None = None
 ) -> PassageStore:
-    """The store of `passages` under `directory`, written there unless that is where they come from.
+    """The store of `passages` under `directory`, written unless they come from that store.
 
-    A retriever's `build` calls this first: the core has stored the passages by then, and a retriever
-    that is used alone stores them itself. `progress` is told how many passages are stored so far.
+    A retriever's `build` calls this first. Inside `srl index build` the passages are already stored; a
+    retriever used alone stores them itself. `progress` is called with the number of passages stored so far.
     """
     folder = Path(directory) / _FOLDER
     if isinstance(passages, PassageStore) and passages.directory == folder:
@@ -114,9 +114,9 @@ def open_passages(directory: Path | str) -> PassageStore:
 def write_passages(
     passages: Iterable[Passage], directory: Path, progress: Callable[[int], None] | None = None
 ) -> PassageStore:
-    """Write a store, one passage after the other, and open it.
+    """Write a store in one pass, and open it.
 
-    Raises UserError on two passages with one id, and where there is no passage at all.
+    Raises UserError for two passages with one id, and for an empty corpus.
     """
     directory.mkdir(parents=True, exist_ok=True)
     offsets, hashes = array("Q", [0]), array("Q")
@@ -149,7 +149,7 @@ def _refuse_duplicates(store: PassageStore) -> None:
         first = store.row(store[row].id)
         if first is not None and first != row:
             raise UserError(
-                f"passages {first + 1} and {row + 1} have one id, {store[row].id!r}; ids must be unique"
+                f"passages {first + 1} and {row + 1} have the same id, {store[row].id!r}; ids must be unique"
             )
 
 
@@ -162,16 +162,16 @@ def _length(data: bytes) -> bytes:
 
 
 class CorpusDigest:
-    """Digest (blake2b-128) of passages as they go by: ids, contents and their order.
+    """Streaming digest (blake2b-128) of passages: ids, contents and order.
 
-    It does not depend on the file format, so a corpus has one digest however it is written down.
+    It does not depend on the file format: a corpus has the same digest in every format.
     """
 
     def __init__(self) -> None:
         self._digest = blake2b(digest_size=16)
 
     def of(self, passages: Iterable[Passage]) -> Iterator[Passage]:
-        """The same passages; once they are used up, `hexdigest` is theirs."""
+        """Pass the passages through; after the last one, `hexdigest` is their digest."""
         update = self._digest.update
         for passage in passages:
             name, contents = passage.id.encode(*_ENCODING), passage.contents.encode(*_ENCODING)

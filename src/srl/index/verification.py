@@ -1,7 +1,7 @@
-"""Reading an index whole: once after it was copied or changed, and not again while its files stay.
+"""Verifying the checksums of an index: once after it was copied or changed, not at every opening.
 
-A record says which files were found right, by inode, size and time of the last change. A copy has others. The
-record lies in the index, or in the user's cache where the index cannot be written.
+A record notes the verified files by inode, size and time of change, all of which differ for a copy. It lies
+in the index, or in the user's cache where the index is read-only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from srl.manifests import DamagedError, Report, check_files
 
 log = logging.getLogger(__name__)
 _LARGE = 1 << 30
-"""Bytes from which on reading is worth a line, and one every `_EVERY_S` seconds."""
+"""Bytes from which reading is logged, and then every `_EVERY_S` seconds."""
 _EVERY_S = 30.0
 
 
 def verify(directory: Path, manifest: Manifest, report: Report | None = None) -> None:
-    """Read every file of the index whole, and record that it is right. Raises UserError where it is not,
-    and CheckFailed where it holds no checksums.
+    """Verify the checksum of every file, and record it. `report` is called with the bytes of each read.
 
-    `report` hears the number of bytes each time that some were read.
+    Raises UserError where a file is damaged, and CheckFailed where the index has no checksums.
     """
     if manifest.files and not manifest.checksums:
         raise CheckFailed(
-            f"{directory} holds no checksums, for srl {manifest.srl_version} built it: only sizes and ends "
-            "of its files could be checked; build it again to have them"
+            f"{directory} has no checksums, since srl {manifest.srl_version} built it: only the sizes and "
+            "ends of its files could be checked; build it again to add them"
         )
     stamp = _stamp(directory, manifest)
     try:
@@ -47,9 +46,9 @@ def verify(directory: Path, manifest: Manifest, report: Report | None = None) ->
 
 
 def verify_once(directory: Path, manifest: Manifest) -> None:
-    """`verify` if these files were not read whole before; one of several processes does it for all.
+    """`verify` unless these files were verified before; of several processes one verifies for all.
 
-    An index of a version that kept no checksums passes.
+    An index without checksums, of an older version, passes.
     """
     if is_verified(directory, manifest) or not manifest.checksums:
         return
@@ -59,7 +58,7 @@ def verify_once(directory: Path, manifest: Manifest) -> None:
 
 
 def is_verified(directory: Path, manifest: Manifest) -> bool:
-    """Whether the files were read whole, or written, since they last changed."""
+    """Whether the files were verified, or written, since they last changed."""
     if not manifest.checksums:
         return not manifest.files
     stamp = _stamp(directory, manifest)
@@ -70,7 +69,7 @@ def is_verified(directory: Path, manifest: Manifest) -> bool:
 
 
 def record(directory: Path, manifest: Manifest) -> None:
-    """Record the files of an index as right that were just written; their checksums come from there."""
+    """Record the files of a new index as verified: their checksums were computed from them just now."""
     write_json(directory / RECORD, {"format": FORMAT, "stamp": _stamp(directory, manifest)})
 
 
@@ -82,7 +81,7 @@ def _record(directory: Path, stamp: str) -> None:
             _cached(stamp).parent.mkdir(parents=True, exist_ok=True)
             _cached(stamp).touch()
         except OSError:
-            log.warning("%s is read whole each time: neither it nor the cache can be written", directory)
+            log.warning("%s is verified at every opening: neither it nor the cache is writable", directory)
 
 
 def _cached(stamp: str) -> Path:
@@ -91,7 +90,7 @@ def _cached(stamp: str) -> Path:
 
 
 def _stamp(directory: Path, manifest: Manifest) -> str:
-    """Another one for every copy and after every change; the same on each machine that shares the files."""
+    """Differs for every copy and after every change; the same on all machines that share the files."""
     parts = []
     for name, checksum in sorted(manifest.checksums.items()):
         state = (directory / name).stat()
@@ -101,7 +100,7 @@ def _stamp(directory: Path, manifest: Manifest) -> str:
 
 @contextmanager
 def _one_at_a_time(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, on file systems that have one."""
+    """Lock the directory, on file systems that support it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -112,13 +111,13 @@ def _one_at_a_time(directory: Path) -> Iterator[None]:
 
 
 class _Log:
-    """Says that a large index is being read, and every half minute how far that is."""
+    """Logs that a large index is being read, and the progress every half minute."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._directory, self._done, self._told, self._lock = directory, 0, monotonic(), Lock()
         self._size = manifest.size
         if self._size >= _LARGE:
-            log.info("%s is new here or changed: reading its %.1f GB once", directory, self._size / 1e9)
+            log.info("%s is new or changed: verifying its %.1f GB once", directory, self._size / 1e9)
 
     def __call__(self, count: int) -> None:
         with self._lock:
