@@ -28,8 +28,8 @@ import duckdb
 import srl.store
 from srl.data.corpus import read_corpus
 from srl.data.parquet import read_questions
-from srl.files import read_manifest
 from srl.index import open_index
+from srl.manifests import read_manifest
 from srl.model import count_parameters, load_model, load_tokenizer
 from srl.workspace import Workspace
 

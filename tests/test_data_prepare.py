@@ -19,7 +19,7 @@ from srl.data.sources import SOURCES
 from srl.data.splits import canonical_split, guess_split, split_off, without_repeats
 from srl.data.world import write_world
 from srl.errors import UserError
-from srl.files import read_manifest
+from srl.manifests import read_manifest
 from srl.trajectory import Question
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"

@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from srl.files import write_manifest
-from srl.manifests import CHECKPOINT, DamagedError, checksums
+from srl.manifests import CHECKPOINT, DamagedError, checksums, write_manifest
 from srl.train.resume import step_to_resume
 from srl.train.run_directory import (
     CHECKPOINTS,

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, digests, JSON lines, and the manifests of directories.
+"""Files that appear whole or not at all, digests, and JSON lines.
 
 Something half-written lives beside its target under a hidden name that holds host and process,
 so it is never mistaken for the real thing; what a dead process left is removed by the next writer.
@@ -15,7 +15,7 @@ import re
 import resource
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from hashlib import blake2b
@@ -30,8 +30,6 @@ from srl.validation import no_constant
 T = TypeVar("T")
 FORMAT = 1
 """The format number that every file and directory of ours carries."""
-
-MANIFEST = "manifest.json"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
@@ -330,10 +328,10 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
     path = Path(path)
     for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
-            yield number, _json_object(line, f"{path}:{number}", no_constant)
+            yield number, json_object(line, f"{path}:{number}", no_constant)
 
 
-def _json_object(line: bytes, where: str, constant: Callable[[str], object] | None = None) -> dict[str, Any]:
+def json_object(line: bytes, where: str, constant: Callable[[str], object] | None = None) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8-sig"), parse_constant=constant)
     except (ValueError, RecursionError) as error:
@@ -359,31 +357,12 @@ def read_json(path: Path | str, make: Callable[..., T]) -> T:
 
     Raises UserError for a file that is no such object, is newer, or has other fields than `make` takes.
     """
-    found = _json_object(Path(path).read_bytes(), str(path))
+    found = json_object(Path(path).read_bytes(), str(path))
     check_format(path, found.pop("format", None))
     try:
         return make(**found)
     except TypeError as error:
         raise UserError(f"{path}: expected what srl writes there, found other fields ({error})") from error
-
-
-def write_manifest(directory: Path | str, kind: str, payload: Mapping[str, Any]) -> None:
-    """Write `manifest.json` into `directory`: `{"format": 1, "kind": kind, …payload}`."""
-    write_json(Path(directory) / MANIFEST, {"format": FORMAT, "kind": kind, **payload})
-
-
-def read_manifest(path: Path | str, kind: str) -> dict[str, Any]:
-    """The manifest of the directory `path`, which must be of `kind` and no newer than this `srl`."""
-    file = Path(path) / MANIFEST
-    if not file.is_file():
-        there = "is a file" if Path(path).exists() else "does not exist"
-        what = f"has no {MANIFEST}" if Path(path).is_dir() else there
-        raise UserError(f"{path} is not a directory of kind {kind!r}: it {what}")
-    manifest = _json_object(file.read_bytes(), str(file))
-    if manifest.get("kind") != kind:
-        raise UserError(f"{path}: expected a directory of kind {kind!r}, found {manifest.get('kind')!r}")
-    check_format(file, manifest.get("format"))
-    return manifest
 
 
 def check_format(path: Path | str, found: object) -> None:

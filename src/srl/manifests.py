@@ -11,16 +11,37 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from srl.errors import UserError
-from srl.files import MANIFEST, Replace, digest_file, read_manifest
+from srl.files import FORMAT, Replace, check_format, digest_file, json_object, write_json
 
 Report = Callable[[int], None]
+MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
 ABOUT = "srl.json"
 """What is said of a checkpoint or a model, beside its weights."""
 HAS_MANIFEST = {"manifest": True}
 """Noted in a checkpoint's `srl.json`: a manifest belongs to it. Older versions wrote neither."""
+
+
+def write_manifest(directory: Path | str, kind: str, payload: Mapping[str, Any]) -> None:
+    """Write `manifest.json` into `directory`: `{"format": 1, "kind": kind, …payload}`."""
+    write_json(Path(directory) / MANIFEST, {"format": FORMAT, "kind": kind, **payload})
+
+
+def read_manifest(path: Path | str, kind: str) -> dict[str, Any]:
+    """The manifest of the directory `path`, which must be of `kind` and no newer than this `srl`."""
+    file = Path(path) / MANIFEST
+    if not file.is_file():
+        there = "is a file" if Path(path).exists() else "does not exist"
+        what = f"has no {MANIFEST}" if Path(path).is_dir() else there
+        raise UserError(f"{path} is not a directory of kind {kind!r}: it {what}")
+    manifest = json_object(file.read_bytes(), str(file))
+    if manifest.get("kind") != kind:
+        raise UserError(f"{path}: expected a directory of kind {kind!r}, found {manifest.get('kind')!r}")
+    check_format(file, manifest.get("format"))
+    return manifest
 
 
 def files_in(directory: Path) -> list[str]:

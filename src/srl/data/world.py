@@ -17,7 +17,8 @@ from pathlib import Path
 
 from srl.data.demonstrations import write_demonstrations
 from srl.data.parquet import write_corpus, write_questions
-from srl.files import atomic_directory, write_manifest
+from srl.files import atomic_directory
+from srl.manifests import write_manifest
 from srl.protocol import template
 from srl.trajectory import Passage, Question
 

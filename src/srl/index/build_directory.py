@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
-from srl.files import (
-    FORMAT,
-    MANIFEST,
-    atomic_directory,
-    read_json,
-    read_manifest,
-    resumable_directory,
-    write_json,
-)
+from srl.files import FORMAT, atomic_directory, read_json, resumable_directory, write_json
 from srl.index.manifest import KIND, RECORD
-from srl.manifests import replaceable
+from srl.manifests import MANIFEST, read_manifest, replaceable
 
 NOTE = "building.json"
 _REPLACEABLE = replaceable(KIND, "an index", besides=(RECORD,))

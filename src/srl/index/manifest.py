@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
-from srl.files import MANIFEST, digest_text, read_manifest, write_manifest
+from srl.files import digest_text
+from srl.manifests import MANIFEST, read_manifest, write_manifest
 
 KIND = "index"
 RECORD = ".verified.json"

@@ -15,8 +15,9 @@ import httpx
 
 from srl.data.hub import hub_library, reason
 from srl.errors import UserError, nearest
-from srl.files import MANIFEST, read_json, read_manifest, write_json, write_manifest
+from srl.files import read_json, write_json
 from srl.index.download import Part, Target, check, fetch, partial
+from srl.manifests import MANIFEST, read_manifest, write_manifest
 
 KIND = "pull"
 _STATE = ".pull.json"

@@ -17,7 +17,7 @@ from typing import TypeVar
 import duckdb
 
 from srl.errors import UserError
-from srl.files import MANIFEST
+from srl.manifests import MANIFEST
 from srl.store import run_info
 from srl.store.damage import Damage, find_damage, lost_log, may_be_damage
 from srl.store.database import (

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
-from srl.files import FORMAT, MANIFEST, read_manifest, write_manifest
+from srl.files import FORMAT
+from srl.manifests import MANIFEST, read_manifest, write_manifest
 
 KIND = "log"
 RUNNING = "running"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from srl.errors import UserError
-from srl.files import atomic_directory, read_json, write_json, write_manifest
+from srl.files import atomic_directory, read_json, write_json
 from srl.manifests import (
     ABOUT,
     CHECKPOINT,
@@ -22,6 +22,7 @@ from srl.manifests import (
     check_checkpoint,
     checksums,
     replaceable,
+    write_manifest,
 )
 from srl.model import save_model
 from srl.train.experience import Learner

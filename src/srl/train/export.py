@@ -15,8 +15,8 @@ from torch import Tensor
 
 from srl.config import Config, load_saved
 from srl.errors import UserError
-from srl.files import MANIFEST, atomic_directory, link_or_copy, write_json, write_manifest
-from srl.manifests import ABOUT, check_checkpoint, files_in, replaceable
+from srl.files import atomic_directory, link_or_copy, write_json
+from srl.manifests import ABOUT, MANIFEST, check_checkpoint, files_in, replaceable, write_manifest
 from srl.model import DTYPES, load_model, one_line, quietly
 from srl.protocol import STOP_STRINGS
 from srl.train.loading import load_template

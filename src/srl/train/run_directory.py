@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, read_json, write_json
+from srl.manifests import ABOUT
 from srl.renamed import current_fields
 from srl.workspace import Workspace
 
@@ -23,7 +24,7 @@ LOG = "log"
 CHECKPOINTS = "checkpoints"
 VERL_LATEST = "latest_checkpointed_iteration.txt"
 """verl's file in `checkpoints/`: the number of the latest step that is saved. A later one is half-written."""
-VERL_STATE = "srl.json"
+VERL_STATE = ABOUT
 """What `srl` saves beside verl's own parts of a checkpoint."""
 VERL_PARTS = ("actor", "data.pt", VERL_STATE)
 """What a whole checkpoint of verl holds; verl writes `data.pt` last."""

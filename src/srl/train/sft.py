@@ -22,8 +22,8 @@ from srl.config import Config
 from srl.config.sections import Sft
 from srl.data.demonstrations import read_demonstrations
 from srl.errors import UserError
-from srl.files import atomic_directory, write_manifest
-from srl.manifests import ABOUT, CHECKPOINT, checksums
+from srl.files import atomic_directory
+from srl.manifests import ABOUT, CHECKPOINT, checksums, write_manifest
 from srl.model import save_model
 from srl.progress import counted
 from srl.protocol import Template

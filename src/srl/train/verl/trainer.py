@@ -24,8 +24,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from srl.config import load_saved
 from srl.errors import UserError
-from srl.files import FORMAT, read_json, write_json, write_manifest
-from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums
+from srl.files import FORMAT, read_json, write_json
+from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
 from srl.train.loading import load_algorithm
 from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
