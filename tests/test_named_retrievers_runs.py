@@ -27,7 +27,8 @@ from srl.train.dry_run.plan import plan_local
 from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.loading import load_policy
 from srl.train.prepare import choose_template, load_questions, warn_about_unlisted_retrievers
-from srl.train.run import Identity, resume
+from srl.train.run import resume
+from srl.train.run_directory import RunRecord
 from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Hit, Question
 from srl.workspace import Workspace
@@ -239,7 +240,7 @@ def test_an_older_description_calls_retrievers_engines_and_is_read(tmp_path):
     digests = {"index_digest": "a", "engine_digests": {"web": "b"}}
     assert IndexDigests.read(digests) == IndexDigests("a", {"web": "b"})
     write_json(tmp_path / "run.json", {"format": 1, **known, "engine": "verl", **digests})
-    assert Identity.read(tmp_path) == Identity(
+    assert RunRecord.read(tmp_path) == RunRecord(
         **known, backend="verl", index_digest="a", retriever_digests={"web": "b"}
     )
 

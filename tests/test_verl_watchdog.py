@@ -315,7 +315,7 @@ def test_a_start_may_take_longer_than_a_step(setting, monkeypatch):
 
 def test_a_start_that_takes_forever_is_ended_too(setting, monkeypatch):
     Clock(monkeypatch, 20.0)
-    assert "(cluster.watchdog_s=5): the run stood at its start; go on" in setting.ended(Standing())
+    assert "(cluster.watchdog_s=5): the run stood at its start; resume" in setting.ended(Standing())
 
 
 def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
@@ -324,7 +324,7 @@ def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
     setting.station.mark("rollout", 2)
     setting.station.fail("an episode broke: ValueError: no")
     line = setting.ended(Standing())
-    assert "the run stood at rollout of step 2 (an episode broke: ValueError: no); go on" in line
+    assert "the run stood at rollout of step 2 (an episode broke: ValueError: no); resume" in line
 
 
 @pytest.mark.parametrize(
