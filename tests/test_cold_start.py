@@ -18,7 +18,7 @@ from srl.index import RetrieverBase
 from srl.model import model_digest
 from srl.train import cold_start, prepare
 from srl.train.cold_start import cold_started
-from srl.train.prepare import index_of
+from srl.train.prepare import find_or_build_index
 from srl.trajectory import Passage
 from srl.workspace import Workspace
 from srl_bm25.options import Options
@@ -119,7 +119,7 @@ def place(tmp_path_factory):
     write_corpus(folder / "corpus.jsonl", passages)
     write_corpus(folder / "other.jsonl", passages[:3])
     shutil.copytree(prepare.BASE_MODEL, folder / "tokenizer", ignore=lambda *_: ["model.safetensors"])
-    made = index_of(
+    made = find_or_build_index(
         configured(folder, {"data.corpus": Path("other.jsonl")}), Workspace(folder / "ws"), lambda text: None
     )
     shutil.copytree(made, folder / "other")
@@ -208,7 +208,7 @@ def test_a_cold_start_with_adapters_is_the_same_in_every_workspace(place, tmp_pa
 
 def test_threads_of_the_search_do_not_build_the_index_again(place, tmp_path):
     def found(changes: Mapping[str, object]) -> Path:
-        return index_of(configured(place, changes), Workspace(tmp_path), lambda text: None)
+        return find_or_build_index(configured(place, changes), Workspace(tmp_path), lambda text: None)
 
     usual = found({})
     for same in ({"retriever.bm25": {"n_threads": 2}}, {"retriever.bm25": {"k1": Options().k1}}):
@@ -220,5 +220,5 @@ def test_other_weights_of_an_encoder_are_another_index(place, tmp_path, monkeypa
     found = set()
     for encoder in ("one", "another"):
         monkeypatch.setattr(RetrieverBase, "identity", lambda engine, encoder=encoder: {"encoder": encoder})
-        found.add(index_of(configured(place), Workspace(tmp_path), lambda text: None))
+        found.add(find_or_build_index(configured(place), Workspace(tmp_path), lambda text: None))
     assert len(found) == 2

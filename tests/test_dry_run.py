@@ -29,7 +29,7 @@ from srl.train.dry_run.plan import Device, _available_memory, memory_warnings, p
 from srl.train.dry_run.remedy import with_settings
 from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, half_of_the_budgets, measure, step_times
 from srl.train.dry_run.text import plan_lines
-from srl.train.prepare import model_options
+from srl.train.loading import model_options
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.batch import collate

@@ -74,7 +74,7 @@ def steps_of(run: Path) -> list[tuple[int, int]]:
 
 MOMENTS = {
     "loading the model": "srl.train.loading:load_model:1",
-    "reading questions": "srl.train.prepare:read_questions:2",
+    "reading questions": "srl.train.questions:read_questions:2",
     "loading the reference": "srl.train.loading:load_model:2",
     "opening the log": "srl.train.local:LogWriter:1",
     "the first validation": "srl.train.episodes:summarise:1",

@@ -26,7 +26,7 @@ from srl.train import search as searching
 from srl.train.dry_run.plan import plan_local
 from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.loading import load_policy
-from srl.train.prepare import choose_template, load_questions, warn_about_unlisted_retrievers
+from srl.train.questions import choose_template, load_questions, warn_about_unlisted_retrievers
 from srl.train.run import resume
 from srl.train.run_directory import RunRecord
 from srl.train.search import IndexDigests, load_search

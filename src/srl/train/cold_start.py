@@ -15,9 +15,10 @@ from srl.manifests import ABOUT
 from srl.model import pick_device, pick_dtype, save_model
 from srl.protocol import Template
 from srl.rollout.episode import EpisodeOptions
-from srl.train.loading import episode_options, load_policy, load_template
+from srl.train.loading import episode_options, load_policy
 from srl.train.model_card import model_card, write_card
-from srl.train.prepare import BASE_MODEL, Note, make_if_missing, world
+from srl.train.prepare import BASE_MODEL, Note, make_if_missing, world_directory
+from srl.train.questions import load_template
 from srl.train.search import Answering, answering, load_search, without_cassette
 from srl.train.sft import demonstrated, fine_tune_policy
 from srl.trajectory import SearchTool
@@ -99,7 +100,9 @@ def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path
         file = Path(config.sft.train_files)
         check_input(file, regular=True)
         return file
-    return world(workspace, note) / ("cold-start.jsonl" if config.rollout.search else "no-search.jsonl")
+    return world_directory(workspace, note) / (
+        "cold-start.jsonl" if config.rollout.search else "no-search.jsonl"
+    )
 
 
 def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:

@@ -20,9 +20,10 @@ from srl.rollout.driver import rollout
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.loading import episode_options, load_engine, load_policy, load_template
+from srl.train.loading import episode_options, load_engine, load_policy
 from srl.train.model_card import read_card
-from srl.train.prepare import Note, load_questions, warn_about_unlisted_retrievers
+from srl.train.prepare import Note
+from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
 from srl.train.search import IndexDigests, Other, load_search, new_cassette
 from srl.train.threads import set_threads
 from srl.trajectory import Phase, Question, SearchTool, Trajectory

@@ -1,9 +1,12 @@
-"""From a configuration to a trainer that is ready to go: every part loaded, checked and wired."""
+"""Loads what a run needs into memory: tokenizer and model, search and reward, learner and optimisers.
+
+Questions and prompt templates are loaded in `srl.train.questions`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srl.advantage import Algorithm
 from srl.config import Config
@@ -11,7 +14,6 @@ from srl.config.sections import Model
 from srl.errors import UserError
 from srl.model import load_model, load_tokenizer, model_digest
 from srl.plugins import manager
-from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
@@ -19,24 +21,14 @@ from srl.rollout.torch_engine import TorchEngine
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.learning_rate import Network, rate_factor
-from srl.train.prepare import (
-    Note,
-    choose_template,
-    load_questions,
-    model_options,
-    template_name,
-    warn_about_unlisted_retrievers,
-)
+from srl.train.prepare import Note
+from srl.train.questions import load_template
 from srl.train.search import load_search
-from srl.trajectory import Phase, Question
 from srl.update.critic import Critic
 from srl.update.forward import disable_dropout
 from srl.update.kl import kl_controller
 from srl.update.optimiser import Optimiser
 from srl.workspace import Workspace
-
-SPLITS: tuple[Phase, ...] = ("train", "val", "test")
-"""The phases that have questions of their own, in the order of `Splits`."""
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,22 +63,17 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
     return Codec(tokenizer, [eos] if isinstance(eos, int) else eos or [])
 
 
+def model_options(section: Model) -> dict[str, Any]:
+    """`srl.model.load_model`'s keywords from the section `model`."""
+    names = ("dtype", "device", "attn_implementation", "trust_remote_code", "gradient_checkpointing",
+             "lora_rank", "lora_alpha", "lora_target_modules")  # fmt: skip
+    return {name: getattr(section, name) for name in names}
+
+
 def load_algorithm(config: Config) -> Algorithm:
     """The algorithm plugin that `algorithm.name` names."""
     name = config.algorithm.name
     return manager.load("algorithm", name, config.algorithm.options(name))  # type: ignore[return-value]
-
-
-def load_template(config: Config) -> Template:
-    """The template whose feedback a useless turn gets; it must match whether search is on."""
-    name, found = template_name(config), choose_template(config)
-    if found.searches != config.rollout.search:
-        other = "one without search such as r1" if found.searches else "one with search such as search-r1"
-        raise UserError(
-            f"rollout.search={str(config.rollout.search).lower()} and data.template={name} do not go "
-            f"together: use {other}"
-        )
-    return found
 
 
 def episode_options(config: Config) -> EpisodeOptions:
@@ -103,21 +90,6 @@ def episode_options(config: Config) -> EpisodeOptions:
         temperature=rollout.temperature,
         top_p=rollout.top_p,
     )
-
-
-def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Question]:
-    """The questions of one phase: train, val or test."""
-    limits: dict[Phase, int | None] = {"val": config.eval.val_questions, "test": config.eval.test_questions}
-    return load_questions(getattr(config.data, f"{phase}_files"), config, codec, note, limits.get(phase))
-
-
-def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
-    """The questions of a run. Raises UserError where none is left to train on."""
-    splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
-    if not splits.train:
-        raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
-    warn_about_unlisted_retrievers(splits.train, config, note)
-    return splits
 
 
 def load_environment(

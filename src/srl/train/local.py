@@ -29,12 +29,12 @@ from srl.train.loading import (
     load_learner,
     load_optimisers,
     load_policy,
-    load_splits,
     reference_digest,
 )
 from srl.train.model_card import model_card
 from srl.train.prepare import BASE_MODEL, Note
 from srl.train.question_order import QuestionOrder
+from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes, too_many_failures
 from srl.train.run_directory import LOG, Progress, checkpoint_path

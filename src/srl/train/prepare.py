@@ -1,27 +1,19 @@
-"""What a run needs before it can start: world, corpus, index, questions, model, made where absent."""
+"""What a run needs on disk before it starts, and what is made if missing: the made-up world, the index."""
 
 from __future__ import annotations
 
 import json
-import random
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from srl.config import Config
-from srl.config.sections import Model
-from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.files import digest_file, digest_text
 from srl.index import build_index, load_retriever
 from srl.index.build import build_parameters
 from srl.inputs import check_input
-from srl.progress import counted, counted_stages
-from srl.protocol import WITHOUT_SEARCH, Template, template
-from srl.rollout.codec import Codec
-from srl.trajectory import Question
+from srl.progress import counted_stages
 from srl.workspace import Workspace
 
 Note = Callable[[str], None]
@@ -33,8 +25,8 @@ NOTHING_TO_SEARCH = (
 BASE_MODEL = Path(__file__).parent.parent / "presets" / "base"
 
 
-def world(workspace: Workspace, note: Note) -> Path:
-    """The embedded world's directory, written first where it is not there."""
+def world_directory(workspace: Workspace, note: Note) -> Path:
+    """The directory of the made-up world's questions and pages; written first if missing."""
     from srl.data.world import write_world
 
     def write(path: Path) -> None:
@@ -45,7 +37,7 @@ def world(workspace: Workspace, note: Note) -> Path:
 
 
 def make_if_missing(path: Path, make: Callable[[Path], object]) -> Path:
-    """`path`, made where it is not there; another run that began at the same time may be the first."""
+    """`path`, made first if missing. It may also be made meanwhile by another run that started just now."""
     if path.is_dir():
         return path
     try:
@@ -69,7 +61,7 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
         return config
     if config.search.index is not None or config.search.url is not None:
         note("data.train_files is not set: the questions are the made-up world's, about its own pages")
-    folder = world(workspace, note)
+    folder = world_directory(workspace, note)
     files = {"train_files": "train", "val_files": "validation", "test_files": "test"}
     data: dict[str, Any] = {key: (str(folder / f"{name}.parquet"),) for key, name in files.items()}
     if config.search.index is None and config.search.url is None:
@@ -118,8 +110,8 @@ def _unreadable(path: Path) -> Iterator[str]:
         yield str(error)
 
 
-def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
-    """The index directory to search: the one configured, or that of the corpus, built where absent."""
+def find_or_build_index(config: Config, workspace: Workspace, note: Note) -> Path:
+    """The index directory to search: the one configured, or that of the corpus, built first if missing."""
     if config.search.index is not None:
         return Path(config.search.index)
     if config.data.corpus is None:
@@ -139,87 +131,3 @@ def index_of(config: Config, workspace: Workspace, note: Note) -> Path:
             build_index(corpus, path, name, options, progress)
 
     return make_if_missing(workspace.indexes / f"{corpus.resolve().parent.name}-{name}-{key}", build)
-
-
-def load_questions(
-    files: tuple[str, ...] | None, config: Config, codec: Codec, note: Note, limit: int | None = None
-) -> list[Question]:
-    """The questions of `files`, or `limit` of them drawn the same way each time, ids unique across files.
-
-    A question without a prompt of its own gets the default template's. Raises UserError for a prompt
-    that does not fit, unless `data.filter_overlong_prompts`.
-    """
-    as_written = config.data.template is None and config.rollout.search
-    asking = choose_template(config)
-    questions = [item for file in files or () for item in read_questions(file)]
-    questions = [
-        item if as_written and item.prompt else replace(item, prompt=asking.messages(item.text))
-        for item in questions
-    ]
-    seen: set[str] = set()
-    for question in questions:
-        if question.id in seen:
-            raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
-        seen.add(question.id)
-    if limit is not None and limit < len(questions):
-        drawn = sorted(random.Random("the same questions each time").sample(range(len(questions)), limit))
-        questions = [questions[position] for position in drawn]
-    return _that_fit(questions, config, codec, note)
-
-
-def choose_template(config: Config) -> Template:
-    """The template of `template_name`, which tells of the named retrievers."""
-    return template(template_name(config)).naming(retriever_descriptions(config))
-
-
-def retriever_descriptions(config: Config) -> dict[str, str]:
-    """What is said of each named retriever; nothing where search is off."""
-    retrievers = config.search.retrievers if config.rollout.search else {}
-    return {name: retriever.description for name, retriever in retrievers.items()}
-
-
-def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
-    """Say how many prompts leave out a retriever: a policy does not ask what it was not told of."""
-    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in retriever_descriptions(config)]
-    texts = ["\n".join(message["content"] for message in item.prompt) for item in questions]
-    untold = sum(not all(name.search(text) for name in names) for text in texts)
-    if untold:
-        note(
-            f"warning: {untold:,} of {len(texts):,} prompts do not name every retriever of "
-            "search.retrievers, and nothing else tells the policy; set data.template=search-r1, or a file "
-            "with {retrievers} in it"
-        )
-
-
-def template_name(config: Config) -> str:
-    """`data.template` or Search-R1's prompt; where search is off, the one that asks the same without."""
-    name = config.data.template or "search-r1"
-    return name if config.rollout.search else WITHOUT_SEARCH.get(name, name)
-
-
-def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:
-    longest = config.data.max_prompt_length
-    with counted("reading prompts", len(questions)) as count:
-        lengths = []
-        for done, question in enumerate(questions, start=1):
-            lengths.append(len(codec.encode_prompt(question.prompt)[0]))
-            count(done)
-    fitting = [item for item, length in zip(questions, lengths, strict=True) if length <= longest]
-    dropped = len(questions) - len(fitting)
-    if dropped and not config.data.filter_overlong_prompts:
-        worst = max(range(len(questions)), key=lengths.__getitem__)
-        raise UserError(
-            f"{dropped} prompts are longer than data.max_prompt_length={longest}; the longest, of question "
-            f"{questions[worst].id}, has {lengths[worst]} tokens: raise the limit, or set "
-            "data.filter_overlong_prompts=true"
-        )
-    if dropped:
-        note(f"left out {dropped} questions whose prompt is longer than {longest} tokens")
-    return fitting
-
-
-def model_options(section: Model) -> dict[str, Any]:
-    """`srl.model.load_model`'s keywords from the section `model`."""
-    names = ("dtype", "device", "attn_implementation", "trust_remote_code", "gradient_checkpointing",
-             "lora_rank", "lora_alpha", "lora_target_modules")  # fmt: skip
-    return {name: getattr(section, name) for name in names}

@@ -19,7 +19,7 @@ from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
 from srl.serve.local import LocalSearch
 from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of
-from srl.train.prepare import Note, index_of
+from srl.train.prepare import Note, find_or_build_index
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
@@ -51,7 +51,7 @@ def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
     """The retriever of `search.url`, `search.index` or `data.corpus`."""
     if config.search.url is not None:
         return _server(config, config.search.url, config.search.topk, config.search.digest or "")
-    path = index_of(config, workspace, note)
+    path = find_or_build_index(config, workspace, note)
     index = open_index(path, _of_this_machine(config, path))
     if config.search.index is not None and config.data.corpus is not None and not index.live:
         check_corpus(path, Path(config.data.corpus))

@@ -17,8 +17,9 @@ from srl.model import check_directory, load_tokenizer
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
-from srl.train.loading import SPLITS, load_codec, load_split, load_template
-from srl.train.prepare import BASE_MODEL, choose_template, unusable_files
+from srl.train.loading import load_codec
+from srl.train.prepare import BASE_MODEL, unusable_files
+from srl.train.questions import SPLITS, choose_template, load_split, load_template
 from srl.train.report import check_loggers
 
 

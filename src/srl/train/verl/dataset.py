@@ -12,8 +12,9 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from srl.config import Config, load_saved
-from srl.train.loading import load_codec, load_split
+from srl.train.loading import load_codec
 from srl.train.question_order import QuestionOrder
+from srl.train.questions import load_split
 from srl.train.verl.job import RUN_VARIABLE
 from srl.trajectory import Phase, Question
 

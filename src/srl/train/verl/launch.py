@@ -15,8 +15,9 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.protocol import Template
 from srl.store import RunInfo
-from srl.train.loading import load_algorithm, load_codec, load_environment, load_splits, reference_digest
+from srl.train.loading import load_algorithm, load_codec, load_environment, reference_digest
 from srl.train.model_card import model_card, write_card
+from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes
 from srl.train.run_directory import Progress, checkpoint_path

@@ -1,0 +1,125 @@
+"""Loads the questions of a run: which files, which prompt, which of them fit."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from srl.config import Config
+from srl.data.parquet import read_questions
+from srl.errors import UserError
+from srl.progress import counted
+from srl.protocol import WITHOUT_SEARCH, Template, template
+from srl.rollout.codec import Codec
+from srl.train.episodes import Splits
+from srl.train.prepare import Note
+from srl.trajectory import Phase, Question
+
+SPLITS: tuple[Phase, ...] = ("train", "val", "test")
+"""The phases that have questions of their own, in the order of `Splits`."""
+
+
+def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
+    """The questions of a run. Raises UserError where none is left to train on."""
+    splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
+    if not splits.train:
+        raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
+    warn_about_unlisted_retrievers(splits.train, config, note)
+    return splits
+
+
+def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Question]:
+    """The questions of one phase: train, val or test."""
+    limits: dict[Phase, int | None] = {"val": config.eval.val_questions, "test": config.eval.test_questions}
+    return load_questions(getattr(config.data, f"{phase}_files"), config, codec, note, limits.get(phase))
+
+
+def load_questions(
+    files: tuple[str, ...] | None, config: Config, codec: Codec, note: Note, limit: int | None = None
+) -> list[Question]:
+    """The questions of `files`, or `limit` of them drawn the same way each time, ids unique across files.
+
+    A question without a prompt of its own gets the default template's. Raises UserError for a prompt
+    that does not fit, unless `data.filter_overlong_prompts`.
+    """
+    as_written = config.data.template is None and config.rollout.search
+    asking = choose_template(config)
+    questions = [item for file in files or () for item in read_questions(file)]
+    questions = [
+        item if as_written and item.prompt else replace(item, prompt=asking.messages(item.text))
+        for item in questions
+    ]
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
+        seen.add(question.id)
+    if limit is not None and limit < len(questions):
+        drawn = sorted(random.Random("the same questions each time").sample(range(len(questions)), limit))
+        questions = [questions[position] for position in drawn]
+    return _that_fit(questions, config, codec, note)
+
+
+def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:
+    longest = config.data.max_prompt_length
+    with counted("reading prompts", len(questions)) as count:
+        lengths = []
+        for done, question in enumerate(questions, start=1):
+            lengths.append(len(codec.encode_prompt(question.prompt)[0]))
+            count(done)
+    fitting = [item for item, length in zip(questions, lengths, strict=True) if length <= longest]
+    dropped = len(questions) - len(fitting)
+    if dropped and not config.data.filter_overlong_prompts:
+        worst = max(range(len(questions)), key=lengths.__getitem__)
+        raise UserError(
+            f"{dropped} prompts are longer than data.max_prompt_length={longest}; the longest, of question "
+            f"{questions[worst].id}, has {lengths[worst]} tokens: raise the limit, or set "
+            "data.filter_overlong_prompts=true"
+        )
+    if dropped:
+        note(f"left out {dropped} questions whose prompt is longer than {longest} tokens")
+    return fitting
+
+
+def load_template(config: Config) -> Template:
+    """The template whose feedback a useless turn gets; it must match whether search is on."""
+    name, found = template_name(config), choose_template(config)
+    if found.searches != config.rollout.search:
+        other = "one without search such as r1" if found.searches else "one with search such as search-r1"
+        raise UserError(
+            f"rollout.search={str(config.rollout.search).lower()} and data.template={name} do not go "
+            f"together: use {other}"
+        )
+    return found
+
+
+def choose_template(config: Config) -> Template:
+    """The template of `template_name`, which tells of the named retrievers."""
+    return template(template_name(config)).naming(retriever_descriptions(config))
+
+
+def retriever_descriptions(config: Config) -> dict[str, str]:
+    """What is said of each named retriever; nothing where search is off."""
+    retrievers = config.search.retrievers if config.rollout.search else {}
+    return {name: retriever.description for name, retriever in retrievers.items()}
+
+
+def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
+    """Say how many prompts leave out a retriever: a policy does not ask what it was not told of."""
+    names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in retriever_descriptions(config)]
+    texts = ["\n".join(message["content"] for message in item.prompt) for item in questions]
+    untold = sum(not all(name.search(text) for name in names) for text in texts)
+    if untold:
+        note(
+            f"warning: {untold:,} of {len(texts):,} prompts do not name every retriever of "
+            "search.retrievers, and nothing else tells the policy; set data.template=search-r1, or a file "
+            "with {retrievers} in it"
+        )
+
+
+def template_name(config: Config) -> str:
+    """`data.template` or Search-R1's prompt; where search is off, the one that asks the same without."""
+    name = config.data.template or "search-r1"
+    return name if config.rollout.search else WITHOUT_SEARCH.get(name, name)
