@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from srl.serve.server.connections import BoundedConnection, bind, server_of, url_of
+import uvicorn
+
+from srl.serve.server.connections import BoundedConnection, bind, url_of, uvicorn_config
 
 
 @contextmanager
 def running(app: Any, http: type[BoundedConnection] | None = None, port: int = 0) -> Iterator[str]:
     """The URL of /retrieve, while the server runs in a thread."""
     with bind(port=port) as listener:
-        server = server_of(app, http)
+        server = uvicorn.Server(uvicorn_config(app, http))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         listener.listen(2048)
         thread.start()

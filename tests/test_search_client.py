@@ -130,7 +130,7 @@ def test_an_empty_or_overlong_query_is_rejected_and_not_sent():
     found = ask(client(server, max_query_chars=5), "", "  ", "abcdef", "abcde")
     assert [search.status for search in found] == ["rejected", "rejected", "rejected", "ok"]
     assert server.asked == [["abcde"]]
-    assert found[2].error == "the query has 6 characters; at most 5 are taken"
+    assert found[2].error == "the query has 6 characters; at most 5 are allowed"
     assert found[2].attempts == 0
 
 

@@ -75,7 +75,7 @@ def served(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[int, li
 
 
 def names(app: object) -> list[str]:
-    return list(app.desk.served)  # type: ignore[attr-defined]
+    return list(app.handler.served)  # type: ignore[attr-defined]
 
 
 def test_an_open_door_is_said_whatever_q_says_and_a_token_closes_it(directory, capsys, monkeypatch):
@@ -124,7 +124,7 @@ def test_indexes_have_their_directory_s_name_or_the_one_given(directory, tmp_pat
     assert served(monkeypatch, "--index", directory, "--index", directory)[0] == 2
     assert "there is another 'i'; give it a name: --index NAME=" in capsys.readouterr().err
     assert served(monkeypatch, "--index", f"a/b={directory}")[0] == 2
-    assert "cannot name an index" in capsys.readouterr().err
+    assert "is not a valid index name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_as_many_connections_are_allowed_as_the_system_gives(monkeypatch, soft, 
 def test_a_setting_is_for_all_or_for_the_index_it_names(directory, monkeypatch):
     both = ("--index", f"a={directory}", "--index", f"b={directory}")
     _, (app,) = served(monkeypatch, *both, "--set", "n_threads=2", "--set", "b.n_threads=3")
-    threads = [one.index._retriever.options.n_threads for one in app.desk.served.values()]
+    threads = [one.index._retriever.options.n_threads for one in app.handler.served.values()]
     assert threads == [2, 3]
 
 

@@ -111,7 +111,7 @@ def test_a_fault_is_its_query_s_alone_and_is_asked_again():
     assert ids(Answered(found.outcomes[:1])) == ["a"]
     assert [str(fault) for fault in found.outcomes[1:]] == [
         "it broke",
-        "the retriever gave the scores [nan]",
+        "the retriever returned the scores [nan]",
     ]
     in_line(index, (["a", "boom"], 3), cache=cache)
     assert index.batches[1:] == [(["boom"], 3)]

@@ -131,7 +131,7 @@ def test_no_queries_and_empty_queries_are_answered(client):
         (b'{"query": "fox", "topk": 2, "k": "x"}', 422, "k must be a whole number from 1 to 5, not 'x'"),
         (b'{"query": null}', 422, "query one text"),
         (b'{"query": "fox", "index": 3}', 422, "index must be the name of an index, not 3"),
-        (b'{"query": "fox", "index": "b"}', 404, "no index 'b' here; there are default"),
+        (b'{"query": "fox", "index": "b"}', 404, "no index 'b'; available: default"),
         ('{"query": "fox"}'.encode("utf-16"), 400, "not JSON"),
         (b'{"query": "fox"} {}', 400, "not JSON"),
         (b'{"query": "fox", "return_scores": "yes"}', 422, "return_scores must be true or false"),

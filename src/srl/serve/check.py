@@ -1,4 +1,4 @@
-"""Which dialects a search server speaks, and whether episodes can be answered by it."""
+"""`srl serve check`: which dialects a search server speaks, and whether it can serve episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUERIES = ("Where was the first president of the country born?", "Who is the may
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was tried; `passed` is None when the answers do not tell. The `required` must hold."""
+    """The result of one probe; `passed` is None if it was inconclusive."""
 
     name: str
     passed: bool | None
@@ -39,7 +39,7 @@ class ServerCheck:
 
     @property
     def conforms(self) -> bool:
-        """Whether everything that an episode needs holds."""
+        """Whether everything that episodes require has passed."""
         return all(finding.passed for finding in self.findings if finding.required)
 
     @property
@@ -56,9 +56,9 @@ def check_server(
     transport: httpx.BaseTransport | None = None,
     token: str = "",
 ) -> ServerCheck:
-    """Probe the server at `url` with `queries`, best two or more. Raises UserError where nobody answers.
+    """Probe the server at `url` with `queries`, at least two if possible. Raises UserError if none answers.
 
-    A `token` goes with every request, as `Authorization: Bearer`.
+    `token` is sent with every request as `Authorization: Bearer`.
     """
     url = retrieve_url(url)
     with httpx.Client(
@@ -74,7 +74,7 @@ def check_server(
 
 
 class _ProblemError(Exception):
-    """What an answer lacks, in one line that is safe to show."""
+    """What is wrong with an answer, in one line that is safe to show."""
 
     def __init__(self, message: str) -> None:
         super().__init__(quoted(message))
@@ -82,7 +82,7 @@ class _ProblemError(Exception):
 
 @dataclass
 class _Probe:
-    """The requests of a check; `digest` is what the answers' header said, or /health."""
+    """The requests of a check; `digest` is that of the answers' header, or else of /health."""
 
     client: httpx.Client
     url: str
@@ -91,7 +91,7 @@ class _Probe:
     digest: str = ""
 
     def findings(self) -> Iterator[Finding]:
-        """Search-R1's dialect, which is required, then the others."""
+        """Probes of Search-R1's dialect, which is required, then of the others."""
         name = "answers with documents and scores"
         try:
             batch = self.ask({"queries": self.queries, "topk": self.topk, "return_scores": True})
@@ -99,7 +99,7 @@ class _Probe:
             yield Finding(name, False, str(problem), required=True)
             return
         if not any(batch):
-            yield Finding(name, None, "no hit at all; give --query with words of the corpus", required=True)
+            yield Finding(name, None, "no hits; give --query with words from the corpus", required=True)
             return
         yield Finding(name, True, f"{sum(map(len, batch))} hits for {len(batch)} queries", required=True)
         yield self._try("orders hits by score", lambda: _in_order(batch, self.topk), required=True)
@@ -152,7 +152,7 @@ class _Probe:
             raise _ProblemError(f"{type(error).__name__}: {error}") from error
         self._name(response.headers.get(DIGEST_HEADER))
         if response.status_code == 401:
-            raise _ProblemError("HTTP 401: it wants a token; type: export SRL_SEARCH_TOKEN=…")
+            raise _ProblemError("HTTP 401: the server needs a token; type: export SRL_SEARCH_TOKEN=…")
         if response.status_code != 200:
             raise _ProblemError(f"HTTP {response.status_code}: {quoted(response.text[:MAX_QUOTED], 100)}")
         return response.content
@@ -169,7 +169,7 @@ class _Probe:
         return None
 
     def _empty(self, hits: list[Hit]) -> str | None:
-        """A model writes an empty query now and then; Search-R1's client sends it with all the others."""
+        """Models sometimes write empty queries; Search-R1's client sends them in the batch."""
         body = {"queries": ["", self.queries[0]], "topk": self.topk, "return_scores": True}
         return _same(self.ask(body)[1], hits)
 
@@ -181,17 +181,17 @@ class _Probe:
             except ValueError as error:
                 raise _ProblemError(str(error)) from error
             if any("document" in item for item in json.loads(answer)["result"][0]):
-                raise _ProblemError("the documents are wrapped as if scores were asked for")
+                raise _ProblemError("the documents are wrapped as if scores had been requested")
             _same_passages(found, hits)
         return None
 
     def _k(self, name: str, asked: dict[str, int], hits: list[Hit]) -> Finding:
         if len(hits) < 2:
-            return Finding(name, None, "too few hits to tell; give --query with words of the corpus")
+            return Finding(name, None, "too few hits to tell; give --query with words from the corpus")
 
         def probe() -> str | None:
             (found,) = self.ask({"queries": self.queries[:1], "return_scores": True, **asked})
-            return None if len(found) == 1 else _fail(f"{len(found)} hits where 1 was asked for")
+            return None if len(found) == 1 else _fail(f"{len(found)} hits, expected 1")
 
         return self._try(name, probe)
 
@@ -204,13 +204,13 @@ class _Probe:
 
     def _metrics(self) -> str | None:
         response = self._beside("GET", "metrics")
-        return None if "# TYPE" in response.text else _fail("not in the form of Prometheus")
+        return None if "# TYPE" in response.text else _fail("not in Prometheus format")
 
     def _access(self) -> str | None:
         unknown = "srl-serve-check-asks-for-a-page-that-nobody-has"
         said = _json(self._beside("POST", "access", {"urls": [unknown]}))
         told = isinstance(said, dict) and said.get("result") == [None]
-        return None if told else _fail("an unknown page is not answered with null")
+        return None if told else _fail("the answer for an unknown page is not null")
 
     def _beside(self, method: str, page: str, body: Any = None) -> httpx.Response:
         try:
@@ -220,19 +220,19 @@ class _Probe:
         return response if response.status_code == 200 else _fail(f"HTTP {response.status_code}")
 
     def _page(self, name: str) -> str:
-        """The address of a page beside /retrieve, whichever index that names."""
+        """The URL of a page beside /retrieve, also if the URL names an index."""
         before, found, _ = self.url.rpartition("/retrieve")
         return f"{before}/{name}" if found else str(httpx.URL(self.url).join(name))
 
     def _health(self) -> str:
         found = _json(self._beside("GET", "health"))
         if not isinstance(found, dict) or not found:
-            _fail("it is no JSON object")
+            _fail("the answer is not a JSON object")
         self._name(self.digest or found.get("index_digest"))
         return "ok"
 
     def latencies(self, calls: int) -> Iterator[float]:
-        """Seconds of each of `calls` requests, one after the other."""
+        """Seconds that each of `calls` sequential requests takes."""
         body = {"queries": self.queries, "topk": self.topk, "return_scores": True}
         for _ in range(calls):
             start = perf_counter()
@@ -244,7 +244,7 @@ class _Probe:
 
 
 def _json(response: httpx.Response) -> Any:
-    """What the answer says; None where it is no JSON."""
+    """The parsed answer; None if it is not JSON."""
     try:
         return response.json()
     except (ValueError, RecursionError):
@@ -259,9 +259,9 @@ def _in_order(batch: list[list[Hit]], topk: int) -> str | None:
     for hits in batch:
         scores = [hit.score for hit in hits]
         if len(hits) > topk:
-            raise _ProblemError(f"{len(hits)} hits where at most {topk} were asked for")
+            raise _ProblemError(f"{len(hits)} hits, expected at most {topk}")
         if scores != sorted(scores, reverse=True):
-            raise _ProblemError(f"scores {scores}")
+            raise _ProblemError(f"scores out of order: {scores}")
     return None
 
 
@@ -274,4 +274,4 @@ def _same(found: list[Hit], expected: list[Hit]) -> str | None:
 def _same_passages(found: list[Hit], expected: list[Hit]) -> None:
     ids = [hit.passage.id for hit in found], [hit.passage.id for hit in expected]
     if ids[0] != ids[1]:
-        raise _ProblemError(f"it finds {ids[0]}, in the batch {ids[1]}")
+        raise _ProblemError(f"found {ids[0]}, but {ids[1]} in the batch")

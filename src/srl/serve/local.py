@@ -1,40 +1,31 @@
-"""Search in process: the queries of all episodes that ask in one tick are one call of the index."""
+"""Search in process: the queries of all episodes in one tick are one call to the index."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 from time import perf_counter
-from typing import Protocol
 
 from srl.daemon_thread import in_thread
+from srl.index import Index
 from srl.index.retriever import Fault, as_retriever, outcomes_of
 from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher, clean, rejection
 from srl.trajectory import Hit, Search, SearchStatus
 
 LIVE_AT_ONCE = 16
-"""How many queries are on their way to a live index at a time."""
-
-
-class Searchable(Protocol):
-    """What an index is to search: `srl.index.Index`, or a retriever that has a digest."""
-
-    @property
-    def digest(self) -> str: ...
-
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]: ...
+"""Queries in flight to a live index."""
 
 
 class LocalSearch:
-    """Answers episodes from an open index.
+    """A search tool that searches an open index.
 
-    No thread and no network, so results repeat exactly; but a live index is asked in threads, each
-    query on its own, so that a slow one holds up only the episode that asked it.
+    Uses no thread and no network, so results repeat exactly. A live index is the exception: each query runs
+    in a thread of its own, so that a slow one delays only its own episode.
     """
 
     def __init__(
         self,
-        index: Searchable,
+        index: Index,
         topk: int = 3,
         *,
         max_query_chars: int = MAX_QUERY_CHARS,
@@ -53,14 +44,14 @@ class LocalSearch:
         return self._index.digest
 
     async def search(self, query: str) -> Search:
-        """The outcome of one query; never an exception.
+        """The outcome of one query; never raises.
 
-        Empty and overlong queries are `rejected`, an index that raises makes the search `failed`.
+        Empty and overlong queries are `rejected`; if the index raises, the search has `failed`.
         """
-        start, asked = perf_counter(), clean(query)
-        if error := rejection(asked, self._max_query_chars):
+        start, cleaned = perf_counter(), clean(query)
+        if error := rejection(cleaned, self._max_query_chars):
             return Search(query, status="rejected", error=error, attempts=0, index_digest=self.index_digest)
-        found = await self._batcher.ask(asked)
+        found = await self._batcher.ask(cleaned)
         return replace(found, query=query, latency_s=perf_counter() - start)
 
     async def _answer(self, queries: list[str]) -> list[Search]:
@@ -85,4 +76,4 @@ class LocalSearch:
         return Search(query, tuple(found), status, index_digest=self.index_digest)
 
     async def aclose(self) -> None:
-        """Nothing to close; as `HttpSearch.aclose`."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""Queries that arrive together are asked together; a query that is no query is not asked at all."""
+"""Batches the queries of one tick of the event loop; rejects empty and overlong ones."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from srl.trajectory import Search
 MAX_QUERY_CHARS = 1000
 
 Answer = Callable[[list[str]], Awaitable[list[Search]]]
-"""Answers a batch of different queries, one outcome for each."""
+"""Answers a batch of distinct queries with one outcome each."""
 
 
 def clean(query: str) -> str:
-    """The query as it is sent: stripped, and with lone surrogates (which UTF-8 cannot write) replaced."""
+    """The query as it is sent: stripped, with lone surrogates (invalid in UTF-8) replaced."""
     return query.strip().encode("utf-8", "replace").decode()
 
 
 def rejection(query: str, max_chars: int = MAX_QUERY_CHARS) -> str:
-    """Why a query cannot be asked, which is the fault of who wrote it; empty when it can be."""
+    """Why a query is rejected; empty if it is valid."""
     if not query:
         return "the query is empty"
     if len(query) > max_chars:
-        return f"the query has {len(query):,} characters; at most {max_chars:,} are taken"
+        return f"the query has {len(query):,} characters; at most {max_chars:,} are allowed"
     return ""
 
 
 class TickBatcher:
-    """Gathers the queries of one tick of the event loop and answers them in one call.
+    """Collects the queries of one tick of the event loop and answers them in one call.
 
-    Equal queries are asked once. The order in a batch is the order of arrival, so the same episodes
-    make the same calls. For one event loop at a time; another one may follow.
+    Equal queries are asked once. A batch is in the order of arrival, so the same episodes make the same
+    calls. Used by one event loop at a time; a later loop may use it again.
     """
 
     def __init__(self, answer: Answer, max_batch: int) -> None:
@@ -61,7 +61,7 @@ class TickBatcher:
         try:
             answers = await self._answer([query for query, _ in batch])
             settled = [(future, answer) for (_, future), answer in zip(batch, answers, strict=True)]
-        except Exception as error:  # a bug: let it reach whoever waits instead of leaving them waiting
+        except Exception as error:  # a bug: raise it in the waiting tasks, which would hang otherwise
             for _, future in batch:
                 future.set_exception(error)
             return

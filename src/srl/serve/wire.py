@@ -1,8 +1,8 @@
-"""How a search and its answer are written over HTTP, in the dialects that are in use.
+"""The wire format: search requests and answers as JSON, in the dialects in use.
 
-Search-R1's `POST /retrieve {"queries", "topk", "return_scores"}`, its rerank server's
-`topk_retrieval`/`topk_rerank`, SkyRL's single `query`, rLLM's `top_k`/`k` (whose answer is flat and
-called `results`); answers with and without scores.
+Search-R1's `POST /retrieve {"queries", "topk", "return_scores"}`, `topk_retrieval` and `topk_rerank` of its
+rerank server, SkyRL's single `query`, rLLM's `top_k` or `k` (whose answer is a flat list called `results`);
+answers with and without scores.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from srl.trajectory import Hit, Passage
 
 DIGEST_HEADER = "X-Index-Digest"
 MAX_QUOTED = 1 << 16
-"""Bytes of an answer that are looked at for a message about it."""
+"""Bytes of an answer that are quoted in messages at most."""
 _DIGEST = re.compile(r"[0-9a-f]{1,128}")
 TOPK_NAMES = ("topk", "top_k", "k", "topk_rerank", "topk_retrieval")
-"""The names of k, the first that is there counts: a rerank server returns `topk_rerank` passages."""
+"""The names of k; the first one present counts: a rerank server returns `topk_rerank` passages."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine: such connections never go through a proxy."""
+    """Whether `host` is this machine; such connections never use a proxy."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 
 class RequestError(ValueError):
-    """What is wrong with a request, in one line, and the HTTP status that says so."""
+    """What is wrong with a request, in one line, and the HTTP status of the answer."""
 
     def __init__(self, message: str, status: int = 422) -> None:
         super().__init__(message)
@@ -46,28 +46,28 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may ask for, what all of them may hold, and how long they may take."""
+    """Limits of the server: sizes of a request, of all requests together, and time-outs."""
 
     queries: int = 1024
-    """In one request."""
+    """Queries in one request."""
     query_chars: int = 10_000
     topk: int = 1000
     hits: int = 100_000
-    """Queries × k of one request: what bounds the size of its answer."""
+    """Queries × k of one request, which bounds the size of its answer."""
     body_bytes: int = 4 << 20
     waiting: int = 8192
-    """Queries in line for one index; further requests are refused until there is room."""
+    """Queries queued for one index; further requests get a 503."""
     timeout_s: float = 25.0
-    """For a search, waiting included: below the 30 s after which the usual clients give up."""
+    """For a search, queueing included; below the 30 s time-out of common clients."""
     body_s: float = 20.0
-    """For a request's body to arrive."""
+    """For the body of a request to arrive."""
     buffered_bytes: int = 256 << 20
-    """Bodies of all requests that are still arriving."""
+    """Bytes of all bodies that are still arriving."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A search as it was asked for; `single` when one `query` was given instead of `queries`."""
+    """A search request; `single` if it had one `query` instead of `queries`."""
 
     queries: list[str]
     topk: int
@@ -77,12 +77,12 @@ class Request:
 
 
 def write_request(queries: Sequence[str], topk: int) -> bytes:
-    """The body of a request that every dialect's server understands."""
+    """A request body that servers of every dialect understand."""
     return json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
 
 
 def read_request(body: bytes, topk: int, limits: Limits) -> Request:
-    """The request in `body`; `topk` stands in where it names none. Raises RequestError."""
+    """The request in `body`; `topk` is the default. Raises RequestError."""
     found = read_json(body)
     if not isinstance(found, dict):
         raise RequestError('the body must be a JSON object like {"queries": ["…"], "topk": 3}')
@@ -94,13 +94,13 @@ def read_request(body: bytes, topk: int, limits: Limits) -> Request:
     queries, k = _queries(found, limits), _topk(found, topk, limits)
     if len(queries) * k > limits.hits:
         raise RequestError(
-            f"{len(queries):,} queries × {k} hits; at most {limits.hits:,} hits are given at once", 413
+            f"{len(queries):,} queries × {k} hits; at most {limits.hits:,} hits per request", 413
         )
     return Request(queries, k, bool(scores), index or "", "query" in found)
 
 
 def read_json(body: bytes) -> Any:
-    """What the body says, which must be JSON in UTF-8, without NaN and Infinity. Raises RequestError."""
+    """The parsed body, which must be JSON in UTF-8 without NaN and Infinity. Raises RequestError."""
     try:
         return _DECODER.decode(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ def read_json(body: bytes) -> Any:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_number)
@@ -121,17 +121,17 @@ def _queries(found: Mapping[str, Any], limits: Limits) -> list[str]:
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise RequestError("queries must be a list of texts, query one text")
     if len(queries) > limits.queries:
-        raise RequestError(f"{len(queries):,} queries; at most {limits.queries:,} are taken at once", 413)
+        raise RequestError(f"{len(queries):,} queries; at most {limits.queries:,} per request", 413)
     longest = max(map(len, queries), default=0)
     if longest > limits.query_chars:
         raise RequestError(
-            f"a query has {longest:,} characters; at most {limits.query_chars:,} are taken", 413
+            f"a query has {longest:,} characters; at most {limits.query_chars:,} are allowed", 413
         )
     return queries
 
 
 def _topk(found: Mapping[str, Any], default: int, limits: Limits) -> int:
-    """The first k that is named; the others must be numbers too. JSON's 3.0 is the number 3."""
+    """The first k given; all others must be valid too. 3.0 counts as 3."""
     asked = [_k(name, found[name], limits) for name in TOPK_NAMES if found.get(name) is not None]
     return asked[0] if asked else default
 
@@ -150,7 +150,7 @@ def _shown(value: object) -> str:
 def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
     """The hits for each query in a server's answer, in its order, at most `topk`.
 
-    Hits without a score get 0. Raises ValueError, saying what is wrong in one line.
+    Hits without a score get 0. Raises ValueError with a one-line message.
     """
     try:
         found = json.loads(body)
@@ -166,22 +166,22 @@ def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
 
 
 class BadDigestError(ValueError):
-    """A server names its index by what no digest can be."""
+    """A server sent an invalid index digest."""
 
 
 def read_digest(said: object) -> str:
-    """The digest of a server's index, as it names it; empty where it names none. Raises BadDigestError."""
+    """The index digest that a server sent; empty if it sent none. Raises BadDigestError."""
     digest = "" if said is None else str(said)
     if digest and not _DIGEST.fullmatch(digest):
         raise BadDigestError(
-            f"the server names its index {quoted(digest[:MAX_QUOTED], 40)!r}; expected a digest of up to 128 "
+            f"the server sent the index digest {quoted(digest[:MAX_QUOTED], 40)!r}; expected up to 128 "
             "hexadecimal digits"
         )
     return digest
 
 
 def read_hit(item: Any) -> Hit:
-    """One hit in any dialect. Raises ValueError."""
+    """One hit, in any dialect. Raises ValueError."""
     document, score = item, 0.0
     if isinstance(item, dict) and "document" in item:
         document, score = item["document"], item.get("score", 0.0)
@@ -191,7 +191,7 @@ def read_hit(item: Any) -> Hit:
 
 
 def read_document(document: Any) -> Passage:
-    """A passage; one without an id gets a digest of its contents for it. Raises ValueError."""
+    """A passage; without an id, a digest of its contents becomes the id. Raises ValueError."""
     if isinstance(document, str):
         document = {"contents": document}
     if not isinstance(document, dict):

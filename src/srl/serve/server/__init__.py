@@ -1,4 +1,4 @@
-"""The HTTP search server: from the socket to the line in front of an index, and back."""
+"""The HTTP search server behind `srl serve retriever`."""
 
 from srl.serve.server.app import CACHE_BYTES, create_app, default_threads
 from srl.serve.server.connections import bind, run_server, url_of

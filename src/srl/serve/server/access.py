@@ -1,4 +1,4 @@
-"""`POST /access`: passages by their address, as ASearcher asks for them."""
+"""`POST /access`: passages by their id or web address, as ASearcher requests them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def read_urls(body: bytes, limits: Limits) -> list[str]:
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
         raise RequestError('the body must be a JSON object like {"urls": ["…"]}')
     if len(urls) > limits.queries:
-        raise RequestError(f"{len(urls):,} urls; at most {limits.queries:,} are taken at once", 413)
+        raise RequestError(f"{len(urls):,} urls; at most {limits.queries:,} per request", 413)
     return urls
 
 
 def write_pages(urls: Sequence[str], indexes: Sequence[Index]) -> bytes:
-    """`{"result": [{"id", "contents", "url"} or null, …]}`; `errors` names every url without a page."""
+    """`{"result": [{"id", "contents", "url"} or null, …]}`; `errors` lists every unknown url."""
     pages = {url: _page(url, indexes) for url in urls}
     sent = {url: b"null" if page is None else document(page, url) for url, page in pages.items()}
     parts = [b'{"result": [', b", ".join([sent[url] for url in urls]), b"]"]
@@ -35,7 +35,7 @@ def write_pages(urls: Sequence[str], indexes: Sequence[Index]) -> bytes:
 
 
 def _page(url: str, indexes: Iterable[Index]) -> Passage | None:
-    """The passage with this id in the first index that has one; MediaWiki's other spelling counts too."""
+    """The passage with this id in the first index that has it; also tries MediaWiki's other URL form."""
     for name in dict.fromkeys((url, url.replace("index.php/", "index.php?title="))):
         for index in indexes:
             try:

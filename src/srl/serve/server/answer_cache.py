@@ -1,4 +1,4 @@
-"""Hits as the JSON that an answer is put together from, written once however often they are asked for."""
+"""Hits encoded as JSON, and the cache that keeps them: a query asked again costs no encoding."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _quoted = json.JSONEncoder().encode
 
 @dataclass(frozen=True, slots=True)
 class EncodedHits:
-    """The hits of one query, best first: each one's document and its score, as JSON."""
+    """The hits of one query, best first: documents and scores as JSON."""
 
     documents: tuple[bytes, ...]
     scores: tuple[bytes, ...]
 
     @property
     def size(self) -> int:
-        """Bytes that it keeps, about."""
+        """Approximate memory in bytes."""
         return sum(map(len, self.documents)) + 200 * len(self.documents) + 200
 
     def json(self, with_scores: bool) -> bytes:
@@ -36,19 +36,19 @@ NOTHING = EncodedHits((), ())
 
 
 def encode(hits: Sequence[Hit]) -> EncodedHits:
-    """Raises ValueError on a score that JSON has no number for."""
+    """Raises ValueError if a score is not finite."""
     scores = [float(hit.score) for hit in hits]
     if not all(map(math.isfinite, scores)):
-        raise ValueError(f"the retriever gave the scores {scores}"[:200])
+        raise ValueError(f"the retriever returned the scores {scores}"[:200])
     return EncodedHits(
         tuple(document(hit.passage) for hit in hits), tuple(repr(score).encode() for score in scores)
     )
 
 
 def document(passage: Passage, url: str = "") -> bytes:
-    """A passage as it is sent; with its `url` where it was asked for by that, or where its id is one.
+    """A passage as JSON, with `url` if given or if its id is a web address.
 
-    Texts are written one by one: that is three times as fast as a dict (and ASCII, whatever they hold).
+    Strings are encoded one by one, which is three times as fast as encoding a dict.
     """
     url = url or (passage.id if passage.id.startswith(("http://", "https://")) else "")
     more = f', "url": {_quoted(url)}' if url else ""
@@ -61,10 +61,10 @@ def write_answer(
     single: bool = False,
     errors: Mapping[int, str] | None = None,
 ) -> bytes:
-    """`{"result": [[…], …]}`, one list for each query, of bare documents or with scores.
+    """`{"result": [[…], …]}` with one list per query, of bare documents or of documents with scores.
 
-    A `single` query's hits are there once more as `results`, flat and scored, which is what rLLM reads.
-    `errors` says why the queries at these positions were not searched.
+    A `single` query's hits are repeated as `results`, a flat list with scores, which rLLM reads. `errors`
+    says why the queries at these positions were not searched.
     """
     parts = [b'{"result": [', b", ".join([one.json(return_scores) for one in found]), b"]"]
     if single:
@@ -76,14 +76,14 @@ def write_answer(
 
 
 Key = tuple[str, str, int]
-"""Index digest, query and k: equal keys have equal answers, whichever server gave them."""
+"""Index digest, query and k: equal keys have equal answers."""
 
 _PER_ENTRY = 400
-"""Bytes that the key and its place in the table take, about."""
+"""Approximate bytes of a key and its place in the table."""
 
 
 class AnswerCache:
-    """Least recently used answers go first when `max_bytes` are full; 0 keeps none. Not for threads."""
+    """An LRU cache of at most `max_bytes`; 0 keeps nothing. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -100,7 +100,7 @@ class AnswerCache:
         return found
 
     def put(self, key: Key, found: EncodedHits) -> None:
-        """Keep an answer, unless it alone is larger than all that may be kept."""
+        """Keep an answer, unless it alone exceeds `max_bytes`."""
         size = _size(key, found)
         if size > self.max_bytes or key in self._kept:
             return

@@ -37,17 +37,17 @@ RETRIEVE = "/retrieve"
 LIVE_THREADS = 8
 MOST_THREADS = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_THERE = "POST /retrieve and /access, GET /health, /healthz, /metrics, /docs and /openapi.json"
+_ROUTES = "POST /retrieve and /access, GET /health, /healthz, /metrics, /docs and /openapi.json"
 
 
 class SearchApp(FastAPI):
-    """Asks its guard first, wherever a request goes, and takes searches straight to the desk.
+    """Checks access to every route, and routes searches itself.
 
-    FastAPI's way to a route takes as long as all the rest of a search that is in the cache.
+    FastAPI's routing takes as long as all the rest of a cached search.
     """
 
     guard: Guard
-    desk: RetrieveHandler
+    handler: RetrieveHandler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -55,10 +55,10 @@ class SearchApp(FastAPI):
             search = method == "POST" and (path == RETRIEVE or path.startswith(f"{RETRIEVE}/"))
             if (error := self.guard.refusal(scope)) is not None:
                 if search:
-                    return await self.desk.refuse(error, scope, receive, send)
+                    return await self.handler.refuse(error, scope, receive, send)
                 return await problem(str(error), error.status)(scope, receive, send)
             if search:
-                return await self.desk.serve(path[len(RETRIEVE) + 1 :], scope, receive, send)
+                return await self.handler.serve(path[len(RETRIEVE) + 1 :], scope, receive, send)
             if method == "HEAD":
                 scope = {**scope, "method": "GET"}
         return await super().__call__(scope, receive, send)
@@ -76,18 +76,18 @@ def create_app(
     token: str = "",
     hosts: Iterable[str] | None = None,
     log: RequestLog | None = None,
-    siblings: Peers | None = None,
+    peers: Peers | None = None,
 ) -> SearchApp:
-    """The server of one index, or of several by name, the first of which answers where none is named.
+    """The server of one index, or of several by name, the first of which is the default.
 
-    `topk` stands in where a request names none. `threads` search at a time for each index, as
-    `default_threads` says where none are given. Batches have at most `max_batch` queries; a query that
-    finds the index idle waits `batch_wait_s` for company. `cache_bytes` bounds the answers kept, 0 keeps
-    none; those of a live index never are. With a `token` all but health asks for `Authorization: Bearer`.
-    With `hosts` only requests to one of these, or to loopback, are answered, and no pages of other origins.
-    With `siblings` it is one of several processes that answer at one port, and tells of all of them.
-    What is wrong with a request is answered with a 4xx and `{"detail": one line}`. Raises UserError for a
-    name that no address can hold.
+    `topk` is the default of requests. Each index is searched by `threads` threads (default:
+    `default_threads`) in batches of at most `max_batch` queries; while the index is idle, a batch is
+    delayed by `batch_wait_s` to let more queries join. The answer cache takes up to `cache_bytes`, 0 for
+    none; answers of a live index are not cached. With a `token`, every route but health requires
+    `Authorization: Bearer`. With `hosts`, only requests to one of them or to loopback are allowed, and none
+    from pages of other origins. With `peers` this is one of several processes at one port, and reports on
+    all of them. Invalid requests get a 4xx with `{"detail": one line}`. Raises UserError for an index name
+    that does not fit in a URL.
     """
     named = {DEFAULT_NAME: indexes} if isinstance(indexes, Index) else dict(indexes)
     _check_names(named)
@@ -98,7 +98,7 @@ def create_app(
             index,
             SearchQueue(
                 index,
-                threads=threads or default_threads(index, siblings.count if siblings else 1),
+                threads=threads or default_threads(index, peers.count if peers else 1),
                 max_batch=max_batch,
                 batch_wait_s=batch_wait_s,
                 max_waiting=limits.waiting,
@@ -112,16 +112,16 @@ def create_app(
     metrics.watch_cache(cache)
     metrics.watch_indexes(named, {name: one.queue for name, one in served.items()})
     app = _app(served)
-    app.guard, app.desk = Guard(token, hosts), RetrieveHandler(served, topk, limits, metrics, log)
-    _add_searches(app, app.desk, limits)
-    _add_views(app, served, metrics, siblings)
+    app.guard, app.handler = Guard(token, hosts), RetrieveHandler(served, topk, limits, metrics, log)
+    _add_searches(app, app.handler, limits)
+    _add_views(app, served, metrics, peers)
     return app
 
 
 def default_threads(index: Index, replicas: int = 1) -> int:
-    """1, since two encoders at a time are no faster; up to 4 cores' where searches need no common one.
+    """Threads per index: 1, or one per core up to 4 if the retriever searches in parallel.
 
-    Replicas share the cores.
+    Two encoders at a time are no faster than one. Replicas share the cores.
     """
     if index.live:
         return LIVE_THREADS
@@ -134,7 +134,7 @@ def _check_names(named: Mapping[str, Index]) -> None:
     for name in named:
         if not _NAME.fullmatch(name):
             raise UserError(
-                f"{name!r} cannot name an index: expected letters, digits, dots, dashes and underscores"
+                f"{name!r} is not a valid index name: expected letters, digits, dots, dashes and underscores"
             )
 
 
@@ -152,8 +152,8 @@ def _app(served: Mapping[str, ServedIndex]) -> SearchApp:
     return app
 
 
-def _add_searches(app: FastAPI, desk: RetrieveHandler, limits: Limits) -> None:
-    names = list(desk.served)
+def _add_searches(app: FastAPI, handler: RetrieveHandler, limits: Limits) -> None:
+    names = list(handler.served)
     body, name = openapi.retrieve_request(limits, names), openapi.name_in_path(names)
     asked: dict[str, Any] = {
         "response_model": openapi.Answer,
@@ -169,18 +169,18 @@ def _add_searches(app: FastAPI, desk: RetrieveHandler, limits: Limits) -> None:
         **asked,
     )
     async def retrieve() -> None:
-        """Described here, answered by the desk."""
+        """Declared for OpenAPI; `SearchApp` routes it to the RetrieveHandler."""
 
     @app.post(
         "/access",
-        summary="Passages by their id, which may be a web address.",
+        summary="Passages by id, which may be a web address.",
         response_model=openapi.Pages,
         openapi_extra=openapi.access_request(limits),
         responses=openapi.problems(400, 401, 403, 408, 413, 415, 422, 503),
     )
     async def access(request: Request) -> Response:
-        urls = read_urls(await desk.bodies.read(request.scope["headers"], request.receive), limits)
-        indexes = [one.index for one in desk.served.values()]
+        urls = read_urls(await handler.bodies.read(request.scope["headers"], request.receive), limits)
+        indexes = [one.index for one in handler.served.values()]
         return Response(await to_thread(write_pages, urls, indexes), media_type="application/json")
 
     @app.get(
@@ -191,20 +191,20 @@ def _add_searches(app: FastAPI, desk: RetrieveHandler, limits: Limits) -> None:
         responses=openapi.problems(403, 404),
     )
     async def health_of(request: Request) -> Response:
-        served = desk.choose(request.path_params["name"])
+        served = handler.choose(request.path_params["name"])
         return _health(describe(served), served)
 
 
 def _add_views(
-    app: FastAPI, served: Mapping[str, ServedIndex], metrics: Metrics, siblings: Peers | None
+    app: FastAPI, served: Mapping[str, ServedIndex], metrics: Metrics, peers: Peers | None
 ) -> None:
     first = next(iter(served.values()))
 
     def others(request: Request) -> Peers | None:
-        """Whom to ask too; nobody where a sibling asks."""
-        return None if request.url.query == OWN else siblings
+        """The other replicas to ask; None if one of them is asking."""
+        return None if request.url.query == OWN else peers
 
-    @app.get("/healthz", summary="The same.", response_model=openapi.Health)
+    @app.get("/healthz", summary="The same as /health.", response_model=openapi.Health)
     @app.get("/health", summary="The indexes that are served.", response_model=openapi.Health)
     async def health(request: Request) -> Response:
         own = {**describe(first), "indexes": {name: describe_index(one) for name, one in served.items()}}
@@ -214,7 +214,7 @@ def _add_views(
 
     @app.get(
         "/metrics",
-        summary="Counts and times, for Prometheus.",
+        summary="Metrics for Prometheus.",
         response_class=PlainTextResponse,
         responses=openapi.problems(401, 403),
     )
@@ -243,7 +243,7 @@ def describe_index(served: ServedIndex) -> dict[str, Any]:
 
 
 def describe(served: ServedIndex) -> dict[str, Any]:
-    """What /health says of an index that is asked for alone."""
+    """The facts in /health/NAME."""
     return {"status": "ok", **describe_index(served), "version": __version__}
 
 
@@ -252,9 +252,11 @@ def _health(facts: dict[str, Any], served: ServedIndex) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 say what there is."""
+    """404 and 405 list the routes."""
     assert isinstance(error, HTTPException)
-    response = problem(f"no {request.method} {request.url.path} here; there are {_THERE}", error.status_code)
+    response = problem(
+        f"no route {request.method} {request.url.path}; available: {_ROUTES}", error.status_code
+    )
     response.headers.update(error.headers or {})
     return response
 
@@ -265,4 +267,4 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    return problem("the client went away", 400)
+    return problem("the client disconnected", 400)

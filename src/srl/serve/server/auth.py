@@ -1,8 +1,8 @@
-"""Who may ask: whoever has the token; where there is none, whoever asks this machine by its own name.
+"""Access control: the bearer token; without one, checks of `Host` and `Origin` against attacks by web pages.
 
-A web page in a browser on this machine can send requests to a server on loopback. The browser names the
-page's site in `Origin`. In `Host` it names the host that it asks, which is the page's own where that name has
-been made to point at 127.0.0.1 (DNS rebinding). Programs send no `Origin`.
+A web page in a browser on this machine can send requests to a server on loopback. The browser sends the
+page's site as `Origin`. As `Host` it sends the host name of the request, which is the page's own if that name
+was made to resolve to 127.0.0.1 (DNS rebinding). Programs send no `Origin`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from srl.serve.wire import RequestError, is_loopback
 OPEN_PATHS = ("/health", "/healthz")
 _AUTHORITY = re.compile(rb"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253}?)\.?(?::[0-9]{1,5})?")
 _KEPT = 64
-"""Values of `Host` whose verdict is remembered."""
+"""Size of the cache of checked `Host` values."""
 _SHOWN = 80
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Guard:
-    """Asks each request for the `token`, if there is one, but not those for health.
+    """Decides whether a request is allowed.
 
-    With `hosts` a request must name one of them, or loopback, as its host, at any port: tunnels and
-    containers change it. Its origin, where a browser names one, must be the server as the request calls it,
-    or on one of the `hosts`. None asks for nothing. Raises UserError for what is no name of a host.
+    With a `token`, every request must carry it, except those to /health. With `hosts`, the `Host` of a
+    request must be one of them or loopback, with any port, since tunnels and containers change the port. Its
+    `Origin`, which only browsers send, must equal `Host` or be on one of the `hosts`. None allows any.
+    Raises UserError for an invalid host name.
     """
 
     def __init__(self, token: str = "", hosts: Iterable[str] | None = None) -> None:
@@ -41,7 +42,7 @@ class Guard:
         self._is_ours = lru_cache(_KEPT)(partial(_is_one_of, self.hosts or frozenset()))
 
     def refusal(self, scope: Scope) -> RequestError | None:
-        """Why a request is not answered; None where it is."""
+        """Why a request is refused; None if it is allowed."""
         headers: Headers = scope["headers"]
         if self.token and not _is_open(scope["path"]) and not self._has_token(headers):
             return RequestError("send the token of this server: Authorization: Bearer …", 401)
@@ -53,7 +54,7 @@ class Guard:
         return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.token)
 
     def _foreign(self, headers: Headers, version: str) -> RequestError | None:
-        """Why host and origin will not do. Only HTTP/1.0, which no browser speaks, may leave the host out."""
+        """Checks `Host` and `Origin`. Only HTTP/1.0, which browsers do not use, may omit `Host`."""
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and version != "1.0"):
             return RequestError(f"{len(hosts) or 'no'} Host headers; expected one", 400)
@@ -72,11 +73,11 @@ class Guard:
 
 
 def host_name(given: str) -> str:
-    """A name or address in lower case, without brackets and port. Raises UserError for anything else."""
+    """A host name or address in lower case, without brackets and port. Raises UserError if invalid."""
     bare_ipv6 = given.count(":") > 1 and not given.startswith("[")
     name = _name((f"[{given}]" if bare_ipv6 else given).encode())
     if not name:
-        raise UserError(f"{given!r} is no name of a host; expected one such as search.example.org")
+        raise UserError(f"{given!r} is not a host name; expected one such as search.example.org")
     return name
 
 
@@ -86,7 +87,7 @@ def _is_one_of(hosts: frozenset[str], authority: bytes) -> bool:
 
 
 def _name(authority: bytes) -> str:
-    """The host in `host:port`, lower-case; empty where it is none."""
+    """The host in `host:port`, in lower case; empty if invalid."""
     match = _AUTHORITY.fullmatch(authority.lower())
     return match[1].decode().strip("[]") if match else ""
 
@@ -98,8 +99,8 @@ def _is_open(path: str) -> bool:
 def _refused(whom: str, authority: bytes) -> RequestError:
     name = _name(authority) or "NAME"
     return RequestError(
-        f"start this server with --allow-host {name}, or with SRL_SEARCH_TOKEN set: without, it does not "
-        f"answer {whom}",
+        f"this server does not answer {whom}; start it with --allow-host {name}, or with SRL_SEARCH_TOKEN "
+        "set",
         403,
     )
 

@@ -1,4 +1,4 @@
-"""A socket to listen on, and the server's process: signals, the end, and how many connections it may have."""
+"""The listening socket, uvicorn's settings, and time-outs for every stage of a connection."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from srl.errors import UserError
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-"""Longer than clients of an episode pause between two searches, so that they find their connection open."""
+"""Longer than an episode pauses between two searches, so that the client's connection stays open."""
 
 SWITCH_S = 0.001
-"""How long a searching thread may keep Python to itself while requests wait; the usual 5 ms cost a sixth."""
+"""How long a search thread may hold the GIL while requests wait; the default 5 ms costs a sixth."""
 
 
 def bind(host: str = "127.0.0.1", port: int = 8000) -> socket.socket:
-    """A socket bound to `host` and `port` (0: any free one), not yet listening. Raises UserError."""
+    """A socket bound to `host` and `port` (0 for any free port), not listening yet. Raises UserError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -43,13 +43,13 @@ def _taken(host: str, port: int, error: Exception) -> UserError:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The URL that a bound socket answers searches at."""
+    """The URL for searches at a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/retrieve"
 
 
 def listen(listener: socket.socket) -> None:
-    """Let a bound socket take connections. Raises UserError where another one got there first."""
+    """Start to accept connections. Raises UserError if another process took the port."""
     try:
         listener.listen(BACKLOG)
     except OSError as error:
@@ -58,32 +58,24 @@ def listen(listener: socket.socket) -> None:
 
 
 def run_server(app: Any, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; requests that are being answered get up to ten seconds to finish.
+    """Serve until SIGINT or SIGTERM; requests in progress get up to ten seconds to finish.
 
-    `ready` is given the URL as soon as requests are taken. At the end KeyboardInterrupt is raised, or
-    what the caller's handler of SIGTERM does happens.
+    Calls `ready` with the URL once requests are accepted. After SIGINT raises KeyboardInterrupt; after
+    SIGTERM the caller's handler runs.
     """
     listen(listener)
     allow_connections()
     sys.setswitchinterval(SWITCH_S)
-    server = server_of(app)
+    server = uvicorn.Server(uvicorn_config(app))
     ready(url_of(listener))
     server.run(sockets=[listener])
 
 
-def server_of(app: Any, http: type[BoundedConnection] | None = None) -> uvicorn.Server:
-    """The server of an app, which runs until `should_exit` is set or a signal comes.
-
-    `http` is what a connection is: one with other time-outs, say.
-    """
-    return uvicorn.Server(config_of(app, http))
-
-
-def config_of(app: Any, http: type[BoundedConnection] | None = None) -> uvicorn.Config:
-    """How uvicorn serves an app."""
+def uvicorn_config(app: Any, connection: type[BoundedConnection] | None = None) -> uvicorn.Config:
+    """uvicorn's settings for an app; tests pass a `connection` with other time-outs."""
     return uvicorn.Config(
         app,
-        http=http or BoundedConnection,
+        http=connection or BoundedConnection,
         ws="none",
         log_config=None,
         access_log=False,
@@ -95,7 +87,7 @@ def config_of(app: Any, http: type[BoundedConnection] | None = None) -> uvicorn.
 
 
 def allow_connections() -> None:
-    """As many open files as the system gives: 1,024, a usual default, is soon reached."""
+    """Raise the limit of open files as far as the system allows: the common default of 1,024 is too low."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -108,15 +100,15 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's connection, with a time-out (seconds) for every stage, not only between requests."""
+    """uvicorn's connection with time-outs (seconds) for every stage, against slow and dead clients."""
 
     header_bytes = 64 << 10
     header_s = 10.0
-    """For a request's line and headers to arrive, and for the first of them after the connection."""
+    """For the request line and headers to arrive, from their first byte or from the connection."""
     drain_s = 10.0
-    """For the rest of a body that was answered before it ended."""
+    """For the rest of a body, after the request was answered before its end."""
     write_s = 60.0
-    """For a client to take some of an answer that it has stopped reading."""
+    """For a client to continue reading an answer."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -175,7 +167,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().resume_writing()
 
     def _expect(self, within_s: float) -> None:
-        """Hang up unless something is complete in time."""
+        """Close the connection unless `_arrived` is called in time."""
         self._arrived()
         self._reading = self.loop.call_later(within_s, self.transport.close)
 

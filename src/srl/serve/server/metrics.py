@@ -1,4 +1,4 @@
-"""What the server did, for Prometheus."""
+"""Metrics of the server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """One registry of its own for each server, so several can live in one process."""
+    """The metrics of one server; each has a registry of its own, so that a process can have several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -28,15 +28,17 @@ class Metrics:
         self._queries = self._counter("queries", "Queries answered.")
         self._hits = self._counter("cache_hits", "Queries answered from the cache.")
         self._shared = self._counter(
-            "deduplicated", "Queries that had the answer of the same query, asked at the same time."
+            "deduplicated", "Queries answered together with an equal query that was asked at the same time."
         )
-        self._total = self._histogram("request", "From a request's arrival to its answer.", SECONDS)
-        self._queue = self._histogram("queue", "A request's wait until its last query is searched.", SECONDS)
-        self._embed = self._histogram("embed", "Encoding the queries of a batch.", SECONDS)
-        self._search = self._histogram("search", "Searching a batch, encoding apart.", SECONDS)
+        self._total = self._histogram("request", "Time from the arrival of a request to its answer.", SECONDS)
+        self._queue = self._histogram(
+            "queue", "Time in the queue, until the search of the last query of a request begins.", SECONDS
+        )
+        self._embed = self._histogram("embed", "Time to encode the queries of a batch.", SECONDS)
+        self._search = self._histogram("search", "Time to search a batch, without encoding.", SECONDS)
         self._batch = Histogram(
             "srl_search_batch_queries",
-            "Queries that were searched together.",
+            "Queries in a batch.",
             ["index"],
             buckets=QUERIES,
             registry=self.registry,
@@ -51,11 +53,11 @@ class Metrics:
         )
 
     def watch_cache(self, cache: AnswerCache) -> None:
-        self._gauge("cache_bytes", "Bytes of answers that are kept.").set_function(lambda: cache.bytes)
-        self._gauge("cache_entries", "Answers that are kept.").set_function(lambda: len(cache))
+        self._gauge("cache_bytes", "Size of the answer cache in bytes.").set_function(lambda: cache.bytes)
+        self._gauge("cache_entries", "Answers in the cache.").set_function(lambda: len(cache))
 
     def watch_indexes(self, indexes: Mapping[str, Index], queues: Mapping[str, SearchQueue]) -> None:
-        waiting = self._gauge("waiting", "Queries in line.", "index")
+        waiting = self._gauge("waiting", "Queries in the queue.", "index")
         passages = self._gauge(
             "index_passages", "Passages in the index.", "index", "retriever", "digest", "version"
         )
@@ -67,7 +69,7 @@ class Metrics:
         return Gauge(f"srl_search_{name}", what, list(labels), registry=self.registry)
 
     def count(self, index: str, status: int, seconds: float, answered: Answered | None) -> None:
-        """A request to /retrieve; `answered` is None where nothing was searched."""
+        """Count a request to /retrieve; `answered` is None if nothing was searched."""
         self._child(self._requests, index, str(status)).inc()
         self._child(self._total, index).observe(seconds)
         if status >= 400:
@@ -83,7 +85,7 @@ class Metrics:
             self._child(self._queue, index).observe(answered.queue_s)
 
     def _child(self, metric: Any, *labels: str) -> Any:
-        """The series of these labels; looked up here because the library's own way is slow."""
+        """The series of these labels, cached: the library's own lookup is slow."""
         key = (id(metric), *labels)
         if key not in self._children:
             self._children[key] = metric.labels(*labels)

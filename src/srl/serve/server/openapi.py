@@ -1,4 +1,4 @@
-"""The server described for OpenAPI: every request and answer with its limits and an example."""
+"""The OpenAPI description of the server, and a page that shows it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from srl.serve.wire import DIGEST_HEADER, Limits
 
 QUERY = "who wrote the origin of species"
-INDEX = "Which index; empty for the one of the address, or the default."
+INDEX = "The name of the index; empty for the one in the URL, or the default."
 _PASSAGE: dict[str, JsonValue] = {"id": "p7", "contents": '"Darwin"\nHe wrote On the Origin of Species.'}
 
 
 class Document(BaseModel):
-    """A passage; the first line of `contents` is its title. `url` is there where the id is a web address."""
+    """A passage; the first line of `contents` is its title. `url` is set if the id is a web address."""
 
     id: str
     contents: str
@@ -40,7 +40,7 @@ class Unsearched(BaseModel):
 
 
 class Answer(BaseModel):
-    """One list for each query, best first. `results` is there for a single `query`: its hits, flat."""
+    """One list of hits per query, best first. `results` repeats the hits of a single `query`, flat."""
 
     model_config = ConfigDict(
         json_schema_extra={"example": {"result": [[{"document": _PASSAGE, "score": 12.5}]]}}
@@ -52,7 +52,7 @@ class Answer(BaseModel):
 
 
 class Page(BaseModel):
-    """A passage that was asked for by its address."""
+    """A passage that was requested by its id or web address."""
 
     id: str
     contents: str
@@ -65,7 +65,7 @@ class UnknownPage(BaseModel):
 
 
 class Pages(BaseModel):
-    """One page for each url, null where there is none; `errors` says so for each of those."""
+    """One page per url, null if unknown; `errors` lists the unknown ones."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -81,7 +81,7 @@ class Pages(BaseModel):
 
 
 class IndexHealth(BaseModel):
-    """What is searched and by what; `live` searches outside and has no passages."""
+    """An index and its retriever. A `live` retriever searches an external service and has no passages."""
 
     index_digest: str
     corpus_digest: str
@@ -98,7 +98,7 @@ class NamedHealth(IndexHealth):
 
 
 class ReplicaHealth(BaseModel):
-    """One process of several: `ok`, `starting`, or `silent` where it does not answer the others."""
+    """One process of several: `ok`, `starting`, or `silent` if it does not answer the others."""
 
     replica: int
     status: str
@@ -109,9 +109,9 @@ class ReplicaHealth(BaseModel):
 
 
 class Health(NamedHealth):
-    """The default index, and all of them by name; and of several processes each.
+    """The default index, all indexes by name, and each process if there are several.
 
-    The status is `degraded` where one of several processes does not answer.
+    The status is `degraded` if one of several processes does not answer.
     """
 
     indexes: dict[str, IndexHealth]
@@ -119,7 +119,7 @@ class Health(NamedHealth):
 
 
 class Problem(BaseModel):
-    """What was wrong, in one line."""
+    """An error, in one line."""
 
     model_config = ConfigDict(
         json_schema_extra={"example": {"detail": "topk must be a whole number from 1 to 1000, not 0"}}
@@ -129,25 +129,25 @@ class Problem(BaseModel):
 
 
 _PROBLEMS = {
-    400: "The body is not JSON in UTF-8, or the client went away.",
-    401: "No token, or a wrong one.",
-    403: "Asked by a name, or from a page, that is not this machine's, and there is no token.",
+    400: "The body is not valid JSON in UTF-8, or the client disconnected.",
+    401: "The token is missing or wrong.",
+    403: "The server has no token, and the Host or Origin of the request is not allowed.",
     404: "No such index.",
     408: "The body did not arrive in time.",
-    409: "The address names one index, the body another.",
-    413: "Too large: the body, a query, or the number of queries or hits.",
-    415: "The body is said to be something else than JSON.",
-    422: "JSON, but no request; or the retriever rejects the query.",
+    409: "The URL and the body name different indexes.",
+    413: "The body, a query, or the number of queries or hits is too large.",
+    415: "The content type is not JSON, or the body is compressed.",
+    422: "Valid JSON, but an invalid request; or the retriever rejects the query.",
     502: "The retriever failed.",
-    503: "Too much is waiting; try again after Retry-After seconds.",
-    504: "The search took too long.",
+    503: "The queue is full; try again after Retry-After seconds.",
+    504: "The search timed out.",
 }
 _DIGEST = {DIGEST_HEADER: {"description": "The digest of the index.", "schema": {"type": "string"}}}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route, for FastAPI's `responses`."""
+    """The error answers of a route, for FastAPI's `responses`."""
     return {
         code: {
             "model": Problem,
@@ -167,20 +167,20 @@ def retrieve_request(limits: Limits, names: Sequence[str]) -> dict[str, Any]:
     text = {"type": "string", "maxLength": limits.query_chars}
     k = {"type": ["integer", "null"], "minimum": 1, "maximum": limits.topk}
     ks = {
-        "topk": "Hits for each query, at most.",
-        "top_k": "The same, as rLLM writes it.",
+        "topk": "The number of hits per query, at most.",
+        "top_k": "The same, in rLLM's dialect.",
         "k": "The same.",
-        "topk_rerank": "The same, as Search-R1's rerank server takes it.",
-        "topk_retrieval": "Taken where no other name of k is there.",
+        "topk_rerank": "The same, in the dialect of Search-R1's rerank server.",
+        "topk_retrieval": "Used if no other name of k is present.",
     }
     properties = {
         "queries": {"type": "array", "items": text, "maxItems": limits.queries},
-        "query": {**text, "description": "One text, instead of queries."},
+        "query": {**text, "description": "One query, instead of `queries`."},
         **{name: {**k, "description": what} for name, what in ks.items()},
         "return_scores": {
             "type": ["boolean", "null"],
             "default": False,
-            "description": 'Whether a hit is {"document", "score"}; else it is the bare document.',
+            "description": 'Whether a hit is {"document", "score"} or the bare document.',
         },
         "index": {"type": ["string", "null"], "enum": [*names, "", None], "description": INDEX},
     }
@@ -193,7 +193,7 @@ def retrieve_request(limits: Limits, names: Sequence[str]) -> dict[str, Any]:
 
 
 def name_in_path(names: Sequence[str]) -> dict[str, Any]:
-    """The index that an address names, for FastAPI's `openapi_extra`."""
+    """The path parameter `name`, for FastAPI's `openapi_extra`."""
     schema = {"type": "string", "enum": list(names)}
     return {"parameters": [{"name": "name", "in": "path", "required": True, "schema": schema}]}
 
@@ -218,7 +218,10 @@ _STYLE = (
 
 
 def docs_page(openapi: Mapping[str, Any], base_url: str) -> str:
-    """HTML that lists every route: what it takes, what it answers, and a line to try it with curl."""
+    """An HTML page that lists every route with its fields, its answers and a curl command.
+
+    It has no script and fetches nothing, so it works offline.
+    """
     about = openapi["info"]
     title = escape(f"{about['title']} {about['version']}")
     lines = [
@@ -237,7 +240,7 @@ def _route(path: str, method: str, operation: Mapping[str, Any], base_url: str) 
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     properties = body.get("schema", {}).get("properties", {})
     if properties:
-        yield "<table><tr><th>field</th><th>is</th><th></th></tr>"
+        yield "<table><tr><th>field</th><th>type</th><th></th></tr>"
         yield from (_field(name, schema) for name, schema in properties.items())
         yield "</table>"
     yield f"<pre>{escape(_curl(base_url.rstrip('/') + path, method, body.get('example')))}</pre>"

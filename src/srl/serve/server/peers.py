@@ -1,4 +1,4 @@
-"""The replicas of a server as one of them sees them: it asks the others, and answers for all."""
+"""How the replicas of a server exchange messages and sockets, and report on all of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 CHUNK = 1 << 16
 MOST_SOCKETS = 64
-"""In one message: one for each other replica, of which there may be 64."""
+"""In one message: one per replica, of which there are at most 64."""
 
 
 class MessageChannel:
-    """One end of a pair of Unix sockets; only `first` waits."""
+    """Lines of JSON with open sockets, over one end of a pair of Unix sockets. Only `first` blocks."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -26,7 +26,7 @@ class MessageChannel:
 
     @classmethod
     def pair(cls) -> tuple[MessageChannel, socket.socket]:
-        """One end to use here, and the other to give away."""
+        """One end to use here, and the other to pass on."""
         ours, theirs = socket.socketpair()
         return cls(ours), theirs
 
@@ -34,7 +34,7 @@ class MessageChannel:
         return self._end.fileno()
 
     def send(self, message: Mapping[str, Any], sockets: Sequence[socket.socket] = ()) -> bool:
-        """Whether the message is on its way: not where the other end is gone, or does not read."""
+        """Whether the message was sent; False if the other end is closed or does not read."""
         line = json.dumps({**message, "sockets": len(sockets)}).encode() + b"\n"
         try:
             sent = socket.send_fds(self._end, [line], [one.fileno() for one in sockets])
@@ -43,7 +43,7 @@ class MessageChannel:
         return sent == len(line)
 
     def receive(self) -> list[tuple[dict[str, Any], list[socket.socket]]]:
-        """The messages that are here, each with its sockets. Raises EOFError when the other end is gone."""
+        """The messages that have arrived, with their sockets. Raises EOFError if the other end is closed."""
         early, self._early = self._early, []
         if early:
             return early
@@ -60,7 +60,7 @@ class MessageChannel:
         return [self._message(json.loads(line)) for line in lines]
 
     def first(self) -> dict[str, Any]:
-        """The first message, waited for. Raises EOFError."""
+        """Wait for the first message. Raises EOFError."""
         self._end.setblocking(True)
         try:
             while not (found := self.receive()):
@@ -79,26 +79,26 @@ class MessageChannel:
 
 
 OWN = "replica=own"
-"""In the query of a request: what this replica says for itself."""
+"""The query string of requests between replicas: report on this replica alone."""
 
 WITHIN_S = 2.0
-"""A replica that does not answer its siblings for so long is `silent`."""
+"""A replica that does not answer its peers within this time is `silent`."""
 
 
 class Peers:
-    """The way from a replica (`number`, from 1) to the others: through the process that started them.
+    """Connects a replica (`number`, from 1) to the others through the supervisor.
 
-    That process answers `{"doors"}` with its view of all replicas, and with a connection to each of the
-    others that is ready.
+    The supervisor answers `{"doors": true}` with the states of all replicas and a socket connected to each
+    of the others that is ready (a "door").
     """
 
-    def __init__(self, link: MessageChannel, number: int, count: int, token: str = "") -> None:
+    def __init__(self, channel: MessageChannel, number: int, count: int, token: str = "") -> None:
         self.number, self.count = number, count
-        self._link, self._token = link, token
+        self._channel, self._token = channel, token
         self._asked: deque[asyncio.Future[tuple[dict[str, Any], list[socket.socket]]]] = deque()
 
     def answered(self, message: dict[str, Any], doors: list[socket.socket]) -> None:
-        """What the process that started the replicas answered."""
+        """Deliver an answer of the supervisor."""
         waiting = self._asked.popleft() if self._asked else None
         if waiting is not None and not waiting.done():
             waiting.set_result((message, doors))
@@ -107,10 +107,10 @@ class Peers:
                 door.close()
 
     async def get(self, page: str) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
-        """All replicas as they are seen by who started them, and what the others answer for themselves."""
+        """The states of all replicas as the supervisor sees them, and the page of each of the others."""
         answer: asyncio.Future[tuple[dict[str, Any], list[socket.socket]]]
         answer = asyncio.get_running_loop().create_future()
-        if not self._link.send({"doors": True}):
+        if not self._channel.send({"doors": True}):
             return [], {}
         self._asked.append(answer)
         try:
@@ -123,7 +123,7 @@ class Peers:
         return message["replicas"], {number: text for number, text in found if text is not None}
 
     async def _read(self, door: socket.socket, page: str) -> bytes | None:
-        """The page through a connection; None where there is no answer in time."""
+        """The page of one replica; None if it does not answer in time."""
         ask = f"GET {page}?{OWN} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         ask += f"Authorization: Bearer {self._token}\r\n\r\n" if self._token else "\r\n"
         try:
@@ -141,31 +141,31 @@ class Peers:
 def whole_health(
     number: int, own: dict[str, Any], replicas: Sequence[Mapping[str, Any]], others: Mapping[int, bytes]
 ) -> dict[str, Any]:
-    """/health of all: what is in line together, and how each replica is."""
-    told = {number: own} | {other: json.loads(text) for other, text in others.items()}
+    """/health of all replicas: the length of all queues, and the status of each replica."""
+    answers = {number: own} | {other: json.loads(text) for other, text in others.items()}
     listed = [
         {
             **one,
-            "status": _status(one, told),
-            "waiting": told[one["replica"]]["waiting"] if one["replica"] in told else 0,
+            "status": _status(one, answers),
+            "waiting": answers[one["replica"]]["waiting"] if one["replica"] in answers else 0,
         }
         for one in replicas
     ]
     indexes = {
-        name: {**index, "waiting": sum(each["indexes"][name]["waiting"] for each in told.values())}
+        name: {**index, "waiting": sum(each["indexes"][name]["waiting"] for each in answers.values())}
         for name, index in own["indexes"].items()
     }
     return {
         **own,
         "status": "ok" if listed and all(one["status"] == "ok" for one in listed) else "degraded",
-        "waiting": sum(each["waiting"] for each in told.values()),
+        "waiting": sum(each["waiting"] for each in answers.values()),
         "indexes": indexes,
         "replicas": listed,
     }
 
 
-def _status(one: Mapping[str, Any], told: Mapping[int, Any]) -> str:
-    if one["replica"] in told:
+def _status(one: Mapping[str, Any], answers: Mapping[int, Any]) -> str:
+    if one["replica"] in answers:
         return "ok"
     return "silent" if one["ready"] else "starting"
 
@@ -173,7 +173,7 @@ def _status(one: Mapping[str, Any], told: Mapping[int, Any]) -> str:
 def whole_metrics(
     number: int, own: bytes, replicas: Sequence[Mapping[str, Any]], others: Mapping[int, bytes]
 ) -> bytes:
-    """/metrics of all: each series has the label `replica`, and one replica's restart resets only its own."""
+    """/metrics of all replicas, with the label `replica`; a restart resets only the series of one."""
     heads: dict[str, list[str]] = {}
     series: dict[str, list[str]] = {}
     for replica, text in sorted({number: own, **others}.items()):
@@ -190,7 +190,7 @@ def whole_metrics(
 
 
 def _labelled(line: str, replica: int) -> str:
-    """`name{index="a"} 1` or `name 1`, with one label more."""
+    """`name{index="a"} 1` or `name 1`, with the label `replica` added."""
     end = next(place for place, letter in enumerate(line) if letter in "{ ")
     more = "," if line[end] == "{" else "}"
     return f'{line[:end]}{{replica="{replica}"{more}{line[end + (line[end] == "{") :]}'

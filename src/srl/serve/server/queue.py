@@ -1,4 +1,4 @@
-"""Queries that arrive while an index is busy are searched together; the same query is searched once."""
+"""The queue of an index: queries that arrive while it is busy are searched as one batch, equal ones once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
-from typing import Protocol
 
-from srl.index import Fault, timing
+from srl.index import Fault, Index, timing
 from srl.serve.server.answer_cache import AnswerCache, EncodedHits, encode
 from srl.trajectory import Hit
 
@@ -21,18 +20,9 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 
 
-class Answering(Protocol):
-    """What stands behind a queue: `srl.index.Index`, or anything like it."""
-
-    @property
-    def digest(self) -> str: ...
-
-    def outcomes(self, queries: list[str], k: int) -> Sequence[Sequence[Hit] | Fault]: ...
-
-
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Queries that were searched together, when, and how many seconds that took."""
+    """Queries that were searched together; times in seconds."""
 
     queries: list[str]
     k: int
@@ -43,7 +33,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of each query of a request, and how: seconds are those of its slowest batch."""
+    """The outcome of each query of a request; times in seconds are those of its slowest batch.
+
+    `cached` queries came from the cache; `shared` ones had been asked by another request at the same time.
+    """
 
     outcomes: list[EncodedHits | Fault]
     cached: int = 0
@@ -55,7 +48,7 @@ class Answered:
 
 @dataclass(slots=True, eq=False)
 class _WaitingRequest:
-    """A request that waits for `left` more queries."""
+    """A request that waits for the outcomes of `left` more queries."""
 
     done: asyncio.Future[None]
     left: int
@@ -63,7 +56,7 @@ class _WaitingRequest:
 
 @dataclass(slots=True, eq=False)
 class _PendingQuery:
-    """A query in line or, once it has a batch, being searched; and who waits for it."""
+    """A query that is queued or, if it has a batch, being searched; and the requests waiting for it."""
 
     query: str
     k: int
@@ -73,17 +66,17 @@ class _PendingQuery:
 
 
 class SearchQueue:
-    """The line in front of an index; the busier it is, the larger its batches.
+    """The queue of an index, with dynamic batching: the busier the index, the larger the batches.
 
-    A query that finds a thread idle is searched with what else arrives in the same tick of the event
-    loop, or within `batch_wait_s`; what arrives while all threads search goes together afterwards.
-    Queries of different k are never searched together, so no answer depends on what else is asked at
-    the time; the ks take turns. For one event loop at a time; another one may follow.
+    If a thread is idle, a query is searched with those that arrive in the same tick of the event loop, or
+    within `batch_wait_s`. Queries that arrive while all threads are busy are the next batch. A batch has
+    queries of one k, so that no answer depends on other requests; different ks take turns. Used by one
+    event loop at a time; a later loop may use it again.
     """
 
     def __init__(
         self,
-        index: Answering,
+        index: Index,
         *,
         threads: int = 1,
         max_batch: int = 256,
@@ -103,16 +96,16 @@ class SearchQueue:
         self._begin(None)
 
     def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """With nobody in line; who stood there went with the loop before."""
+        """Start with an empty queue; waiting requests ended with the previous loop."""
         self._loop = loop
         self._free = self._threads
         self._scheduled = False
         self.waiting = 0
-        self._lines: dict[int, dict[str, _PendingQuery]] = {}
+        self._queued: dict[int, dict[str, _PendingQuery]] = {}
         self._searching: dict[tuple[str, int], _PendingQuery] = {}
 
     async def search(self, queries: Sequence[str], k: int) -> Answered:
-        """The outcome of each query. Raises Fault where the line is full or takes too long."""
+        """The outcome of each query. Raises Fault if the queue is full or the search times out."""
         loop, arrived = asyncio.get_running_loop(), perf_counter()
         if loop is not self._loop:
             self._begin(loop)
@@ -123,7 +116,7 @@ class SearchQueue:
         return _answered(queries, found, wanted, len(new), arrived)
 
     def close(self) -> None:
-        """Let the threads end; a search after that starts new ones."""
+        """End the threads; the next search starts new ones."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
@@ -131,17 +124,17 @@ class SearchQueue:
     def _look_up(
         self, queries: Sequence[str], k: int
     ) -> tuple[dict[str, EncodedHits], dict[str, _PendingQuery], list[_PendingQuery]]:
-        """Queries with a kept answer; those to wait for; and of these the ones that nobody asked yet."""
+        """Cached answers; queries to wait for; and those of them that were not asked yet."""
         found: dict[str, EncodedHits] = {}
         wanted: dict[str, _PendingQuery] = {}
         new: list[_PendingQuery] = []
-        line = self._lines.get(k, {})
+        queued = self._queued.get(k, {})
         for query in dict.fromkeys(queries) if len(queries) > 1 else queries:
             kept = self._cache.get((self._digest, query, k))
             if kept is not None:
                 found[query] = kept
                 continue
-            entry = line.get(query) or self._searching.get((query, k))
+            entry = queued.get(query) or self._searching.get((query, k))
             if entry is None:
                 entry = _PendingQuery(query, k)
                 new.append(entry)
@@ -149,14 +142,14 @@ class SearchQueue:
         return found, wanted, new
 
     def _admit(self, new: list[_PendingQuery], k: int) -> None:
-        """Put the new queries in line. An empty line takes any request, so a large one is not lost."""
+        """Queue the new queries. An empty queue accepts any request, so that a large one can be served."""
         if not new:
             return
         if self.waiting and self.waiting + len(new) > self._max_waiting:
             raise Fault(
-                "refused", f"{self.waiting:,} queries are waiting already; try again later", RETRY_AFTER_S
+                "refused", f"{self.waiting:,} queries are already queued; try again later", RETRY_AFTER_S
             )
-        self._lines.setdefault(k, {}).update((entry.query, entry) for entry in new)
+        self._queued.setdefault(k, {}).update((entry.query, entry) for entry in new)
         self.waiting += len(new)
         if self._free and not self._scheduled:
             self._schedule()
@@ -170,36 +163,36 @@ class SearchQueue:
             self._loop.call_soon(self._dispatch, self._loop)
 
     async def _wait(self, loop: asyncio.AbstractEventLoop, wanted: Collection[_PendingQuery]) -> None:
-        ticket = _WaitingRequest(loop.create_future(), len(wanted))
+        request = _WaitingRequest(loop.create_future(), len(wanted))
         for entry in wanted:
-            entry.waiting.append(ticket)
+            entry.waiting.append(request)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await ticket.done
+                await request.done
         except TimeoutError:
             raise Fault("timed_out", f"no answer within {self._timeout_s:g} s") from None
         finally:
-            if ticket.left:
-                self._leave(ticket, wanted)
+            if request.left:
+                self._leave(request, wanted)
 
-    def _leave(self, ticket: _WaitingRequest, wanted: Collection[_PendingQuery]) -> None:
-        """Queries that nobody else waits for need not be searched."""
+    def _leave(self, request: _WaitingRequest, wanted: Collection[_PendingQuery]) -> None:
+        """Remove queued queries that no other request waits for."""
         for entry in wanted:
             if entry.batch is None:
-                entry.waiting.remove(ticket)
-                line = self._lines.get(entry.k, {})
-                if not entry.waiting and entry.query in line:
-                    del line[entry.query]
+                entry.waiting.remove(request)
+                queued = self._queued.get(entry.k, {})
+                if not entry.waiting and entry.query in queued:
+                    del queued[entry.query]
                     self.waiting -= 1
-                    if not line:
-                        del self._lines[entry.k]
+                    if not queued:
+                        del self._queued[entry.k]
 
     def _dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the free threads what is in line."""
+        """Hand queued queries to the idle threads."""
         if loop is not self._loop:
             return
         self._scheduled = False
-        while self._free and self._lines:
+        while self._free and self._queued:
             entries = self._next()
             batch = Batch([entry.query for entry in entries], entries[0].k)
             for entry in entries:
@@ -212,21 +205,21 @@ class SearchQueue:
             self._pool.submit(self._run, loop, batch, entries)
 
     def _next(self) -> list[_PendingQuery]:
-        """The first in the line whose turn it is, as many as fit and this thread's share."""
-        k, line = next(iter(self._lines.items()))
-        size = min(self._max_batch, -(-len(line) // self._free))
-        entries = list(islice(line.values(), size))
-        del self._lines[k]
-        if len(entries) < len(line):
+        """The next batch: the first queries of the next k, at most `max_batch` or this thread's share."""
+        k, queued = next(iter(self._queued.items()))
+        size = min(self._max_batch, -(-len(queued) // self._free))
+        entries = list(islice(queued.values(), size))
+        del self._queued[k]
+        if len(entries) < len(queued):
             for entry in entries:
-                del line[entry.query]
-            self._lines[k] = line
+                del queued[entry.query]
+            self._queued[k] = queued
         return entries
 
     def _run(self, loop: asyncio.AbstractEventLoop, batch: Batch, entries: list[_PendingQuery]) -> None:
-        """In a thread: search, and write the hits."""
+        """Search a batch and encode its hits; runs in a thread."""
         outcomes = self._outcomes(batch)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: nothing waits any more
             loop.call_soon_threadsafe(self._settle, loop, batch, entries, outcomes)
 
     def _outcomes(self, batch: Batch) -> list[EncodedHits | Fault]:
@@ -238,7 +231,7 @@ class SearchQueue:
             batch.search_s = perf_counter() - batch.started - batch.embed_s
             if len(outcomes) != len(batch.queries):
                 raise ValueError(
-                    f"the retriever gave {len(outcomes)} answers to {len(batch.queries)} queries"
+                    f"the retriever returned {len(outcomes)} answers for {len(batch.queries)} queries"
                 )
         except Exception as error:  # a retriever may raise anything
             log.exception("a search failed")
@@ -254,7 +247,7 @@ class SearchQueue:
         entries: list[_PendingQuery],
         outcomes: list[EncodedHits | Fault],
     ) -> None:
-        """Back in the loop: everybody gets what they waited for, and the thread its next batch."""
+        """Deliver the outcomes and start the next batch; runs in the event loop."""
         if loop is not self._loop:
             return
         self._free += 1
@@ -263,10 +256,10 @@ class SearchQueue:
             del self._searching[entry.query, entry.k]
             if isinstance(outcome, EncodedHits):
                 self._cache.put((self._digest, entry.query, entry.k), outcome)
-            for ticket in entry.waiting:
-                ticket.left -= 1
-                if not ticket.left and not ticket.done.done():
-                    ticket.done.set_result(None)
+            for request in entry.waiting:
+                request.left -= 1
+                if not request.left and not request.done.done():
+                    request.done.set_result(None)
         self._dispatch(loop)
         if self._report is not None:
             self._report(batch)
@@ -293,12 +286,12 @@ def _answered(
 
 
 def _outcome(entry: _PendingQuery) -> EncodedHits | Fault:
-    assert entry.outcome is not None, "a request goes on when all its queries have an outcome"
+    assert entry.outcome is not None, "a request waits until all its queries have an outcome"
     return entry.outcome
 
 
 def _log_first(outcomes: Sequence[Sequence[Hit] | Fault]) -> None:
-    """Where a retriever raised what it should not have: once for a batch, with the way there."""
+    """Log the first unexpected exception of a batch, with its traceback."""
     causes = (one.__cause__ for one in outcomes if isinstance(one, Fault) and one.__cause__)
     if cause := next(causes, None):
         log.warning("a search failed", exc_info=cause)

@@ -1,8 +1,8 @@
-"""Several processes that answer at one port: one takes the connections, and sees to it that the others run.
+"""Several server processes (replicas) at one port: the supervisor, and the replica itself.
 
-It gives each connection to the replica that has the fewest, so connections that last are spread as evenly
-as those that do not, and the port belongs to one process, as ever. A replica that dies takes its own
-connections with it; new ones go to the others, or wait at the port until one is there.
+The supervisor accepts connections and passes each one to the replica with the fewest, so that long
+connections are spread as evenly as short ones. It restarts replicas that end. A replica that dies loses its
+own connections; new ones go to the others, or wait at the port until one is ready.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from srl.serve.server.connections import (
     SWITCH_S,
     BoundedConnection,
     allow_connections,
-    config_of,
     listen,
     url_of,
+    uvicorn_config,
 )
 from srl.serve.server.peers import MessageChannel, Peers
 from srl.serve.server.settings import ServerSettings, facts_of
@@ -42,32 +42,32 @@ log = logging.getLogger(__name__)
 COMMAND = "from srl.serve.server.replicas import main; main()"
 FIRST_REST_S, LONGEST_REST_S = 0.5, 10.0
 STEADY_S = 60.0
-"""A replica that ran for so long has not failed at its start."""
+"""A replica that ran this long has not failed at its start."""
 STRIKES = 5
-"""Ends one after the other, none after `STEADY_S` seconds of work, that are no accidents any more."""
+"""Consecutive early ends, each before `STEADY_S`, after which the server gives up."""
 GRACE_S = 12.0
-"""For a replica to finish the requests that it is answering, at most ten seconds, and to end."""
+"""Time for a replica to finish its requests (at most ten seconds) and exit."""
 PAUSE_S = 0.1
-"""Until connections are taken again where there was no room for one."""
+"""Pause of accepting after a connection could not be accepted or passed on."""
 
 Facts = dict[str, dict[str, Any]]
 
 
 @dataclass(eq=False)
 class Replica:
-    """One process, which may be the third of its number."""
+    """One replica: a process that is replaced when it ends."""
 
     number: int
     process: Process | None = None
-    link: MessageChannel | None = None
+    channel: MessageChannel | None = None
     ready: bool = False
     starts: int = 0
     given: int = 0
-    """Connections, since it was started; of these `ended` are over."""
+    """Connections passed to the current process; `ended` of them are closed."""
     ended: int = 0
     last: int = 0
     error: str = ""
-    """Why it could not serve, in its own words."""
+    """Its own message why it could not serve."""
 
     @property
     def open(self) -> int:
@@ -75,13 +75,13 @@ class Replica:
 
     @property
     def state(self) -> dict[str, Any]:
-        """For the others."""
+        """The state, as its peers are told."""
         pid = self.process.pid if self.process else 0
         return {"replica": self.number, "pid": pid, "ready": self.ready, "starts": self.starts}
 
 
 def run_replicas(
-    serving: ServerSettings,
+    settings: ServerSettings,
     replicas: int,
     listener: socket.socket,
     ready: Callable[[str, Facts], None],
@@ -89,83 +89,85 @@ def run_replicas(
 ) -> None:
     """Serve until SIGINT or SIGTERM from `replicas` processes, which share the port of `listener`.
 
-    `ready` is given the URL and the facts of the indexes once all of them take requests; `note` is told
-    when one has ended and is started again. At the end, as that of `run_server`, no process is left.
-    Raises UserError where the first of them cannot serve, and where one ends again and again.
+    Calls `ready` with the URL and the facts of the indexes once all accept requests, and `note` when one
+    has ended and is restarted. Ends like `run_server`, with no process left. Raises UserError if a replica
+    cannot start at first, or keeps ending.
     """
     listen(listener)
     allow_connections()
-    interrupts.run(_Supervisor(serving, replicas, listener, ready, note).run())
+    interrupts.run(_Supervisor(settings, replicas, listener, ready, note).run())
 
 
 class _Supervisor:
-    """Hands connections out, and keeps the replicas running."""
+    """Distributes connections and keeps the replicas running."""
 
     def __init__(
         self,
-        serving: ServerSettings,
+        settings: ServerSettings,
         replicas: int,
         listener: socket.socket,
         ready: Callable[[str, Facts], None],
         note: Callable[[str], None],
     ) -> None:
-        self._serving, self._listener = serving, listener
+        self._settings, self._listener = settings, listener
         self._ready, self._note = ready, note
         self._replicas = [Replica(number + 1) for number in range(replicas)]
         self._facts: Facts | None = None
-        self._begun = self._paused = self._stopping = self._minding = False
+        self._started = self._paused = self._stopping = self._accepting = False
         self._turns = count(1)
 
     async def run(self) -> None:
         self._listener.setblocking(False)
-        keepers = [asyncio.create_task(self._keep(replica)) for replica in self._replicas]
+        tasks = [asyncio.create_task(self._keep(replica)) for replica in self._replicas]
         try:
-            await asyncio.gather(*keepers)
+            await asyncio.gather(*tasks)
         finally:
             self._stopping = True
-            self._mind_the_port()
+            self._update_accepting()
             self._listener.close()
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await _end(replica.process for replica in self._replicas)
             for replica in self._replicas:
-                self._unlink(replica)
+                self._disconnect(replica)
 
     async def _keep(self, replica: Replica) -> None:
-        """Run a replica, and again when it has ended. Raises UserError when that leads to nothing."""
+        """Run a replica and restart it when it ends. Raises UserError if it keeps ending."""
         strikes, clock = 0, asyncio.get_running_loop().time
         while True:
             began = clock()
-            why = await self._live(replica)
-            if not self._begun:
+            why = await self._run_once(replica)
+            if not self._started:
                 raise UserError(why)
             strikes = 1 if clock() - began > STEADY_S else strikes + 1
             if strikes == STRIKES:
                 raise UserError(
-                    f"{STRIKES} times in a row {why}; what it wrote before that tells more, and so may "
+                    f"{why}, {STRIKES} times in a row; see its output above, or try "
                     "`srl serve retriever` without --replicas"
                 )
             rest = min(FIRST_REST_S * 2 ** (strikes - 1), LONGEST_REST_S)
-            self._note(f"{why}; it is started again in {rest:g} s")
+            self._note(f"{why}; restarting it in {rest:g} s")
             await asyncio.sleep(rest)
 
-    async def _live(self, replica: Replica) -> str:
-        """One life of a replica: why it ended."""
+    async def _run_once(self, replica: Replica) -> str:
+        """Start a replica and wait for its end. Returns why it ended."""
         await self._start(replica)
         assert replica.process is not None
         code = await replica.process.wait()
-        if replica.link is not None:
+        if replica.channel is not None:
             self._receive(replica)
-        self._unlink(replica)
+        self._disconnect(replica)
         if replica.error:
             return (
-                f"replica {replica.number} could not serve: {replica.error}" if self._begun else replica.error
+                f"replica {replica.number} could not serve: {replica.error}"
+                if self._started
+                else replica.error
             )
         return f"replica {replica.number} of {len(self._replicas)} {_ended(code)}"
 
     async def _start(self, replica: Replica) -> None:
-        replica.link, theirs = MessageChannel.pair()
+        replica.channel, theirs = MessageChannel.pair()
         replica.given = replica.ended = 0
         replica.error = ""
         replica.starts += 1
@@ -176,27 +178,27 @@ class _Supervisor:
                 pass_fds=(end,), stdin=DEVNULL, stdout=2, start_new_session=True,
             )  # fmt: skip
         loggers = logging.getLogger(), logging.getLogger("srl")
-        replica.link.send(
+        replica.channel.send(
             {
-                "serving": self._serving.as_json(),
+                "settings": self._settings.as_json(),
                 "replica": replica.number,
                 "replicas": len(self._replicas),
                 "log_levels": [logger.getEffectiveLevel() for logger in loggers],
             }
         )
-        asyncio.get_running_loop().add_reader(replica.link.fileno(), self._receive, replica)
+        asyncio.get_running_loop().add_reader(replica.channel.fileno(), self._receive, replica)
 
     def _receive(self, replica: Replica) -> None:
-        """What a replica says; nothing more once it is gone."""
-        assert replica.link is not None
+        """Handle the messages of a replica."""
+        assert replica.channel is not None
         try:
-            messages = replica.link.receive()
+            messages = replica.channel.receive()
         except EOFError:
-            self._unlink(replica)
+            self._disconnect(replica)
             return
         for message, _ in messages:
             if "ready" in message:
-                self._welcome(replica, message["ready"])
+                self._mark_ready(replica, message["ready"])
             elif "ended" in message:
                 replica.ended = message["ended"]
             elif "doors" in message:
@@ -204,28 +206,28 @@ class _Supervisor:
             elif "leaving" in message:
                 replica.ready = False
             replica.error = message.get("error", replica.error)
-        self._mind_the_port()
+        self._update_accepting()
 
-    def _welcome(self, replica: Replica, facts: Facts) -> None:
-        """A replica is ready, if it has the indexes that the others have."""
+    def _mark_ready(self, replica: Replica, facts: Facts) -> None:
+        """Mark a replica as ready if it has the same indexes as the others."""
         self._facts = self._facts or facts
         for name, index in facts.items():
             first = self._facts[name]["digest"]
             if index["digest"] != first:
                 replica.error = (
-                    f"{self._serving.indexes[name].directory} holds another index ({index['digest'][:12]}) "
-                    f"than when this server was started ({first[:12]}); to serve it, start the server again"
+                    f"the index at {self._settings.indexes[name].directory} has changed: expected digest "
+                    f"{first[:12]}, found {index['digest'][:12]}; restart the server to serve it"
                 )
                 assert replica.process is not None
                 replica.process.terminate()
                 return
         replica.ready = True
-        if not self._begun and all(one.ready for one in self._replicas):
-            self._begun = True
+        if not self._started and all(one.ready for one in self._replicas):
+            self._started = True
             self._ready(url_of(self._listener), self._facts)
 
     def _open_doors(self, asker: Replica) -> None:
-        """Connect a replica with each of the others that is ready."""
+        """Send a replica one socket per other replica that is ready, connected to it."""
         doors: dict[int, socket.socket] = {}
         for replica in self._replicas:
             if replica is not asker and replica.ready:
@@ -234,20 +236,20 @@ class _Supervisor:
                     self._give(replica, there)
                 doors[replica.number] = here
         states = [replica.state for replica in self._replicas]
-        assert asker.link is not None
-        asker.link.send({"doors": list(doors), "replicas": states}, list(doors.values()))
+        assert asker.channel is not None
+        asker.channel.send({"doors": list(doors), "replicas": states}, list(doors.values()))
         for door in doors.values():
             door.close()
 
-    def _mind_the_port(self) -> None:
-        """Take connections while somebody is there for them; else they wait."""
+    def _update_accepting(self) -> None:
+        """Accept connections while a replica is ready; else they wait at the port."""
         some = any(replica.ready for replica in self._replicas)
         wanted = some and not (self._stopping or self._paused)
-        if wanted and not self._minding:
+        if wanted and not self._accepting:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
-        elif self._minding and not wanted:
+        elif self._accepting and not wanted:
             asyncio.get_running_loop().remove_reader(self._listener)
-        self._minding = wanted
+        self._accepting = wanted
 
     def _accept(self) -> None:
         try:
@@ -266,8 +268,8 @@ class _Supervisor:
                 self._pause()
 
     def _give(self, replica: Replica, connection: socket.socket) -> bool:
-        """Whether the replica got the connection."""
-        if replica.link is None or not replica.link.send({"connection": True}, [connection]):
+        """Pass a connection on. Returns whether the replica got it."""
+        if replica.channel is None or not replica.channel.send({"connection": True}, [connection]):
             return False
         replica.given += 1
         replica.last = next(self._turns)
@@ -276,24 +278,24 @@ class _Supervisor:
     def _pause(self) -> None:
         def go_on() -> None:
             self._paused = False
-            self._mind_the_port()
+            self._update_accepting()
 
         self._paused = True
-        self._mind_the_port()
+        self._update_accepting()
         asyncio.get_running_loop().call_later(PAUSE_S, go_on)
 
-    def _unlink(self, replica: Replica) -> None:
-        """Give a replica nothing more."""
+    def _disconnect(self, replica: Replica) -> None:
+        """Close the channel to a replica."""
         replica.ready = False
-        if replica.link is not None:
-            asyncio.get_running_loop().remove_reader(replica.link.fileno())
-            replica.link.close()
-            replica.link = None
-        self._mind_the_port()
+        if replica.channel is not None:
+            asyncio.get_running_loop().remove_reader(replica.channel.fileno())
+            replica.channel.close()
+            replica.channel = None
+        self._update_accepting()
 
 
 async def _end(processes: Iterable[Process | None]) -> None:
-    """End what still runs: kindly, then not."""
+    """Terminate the processes that still run; kill those that do not end within `GRACE_S`."""
     running = [process for process in processes if process is not None and process.returncode is None]
     for process in running:
         process.terminate()
@@ -310,47 +312,47 @@ def _ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    memory = ", perhaps for want of memory" if name == "SIGKILL" else ""
+    memory = ", perhaps out of memory" if name == "SIGKILL" else ""
     return f"was ended by {name}{memory}"
 
 
 def main() -> None:
-    """Serve what the other end of the link (a file descriptor, the first argument) says, until told to end.
+    """The main function of a replica; the first argument is the file descriptor of its channel.
 
-    It tells `{"ready": facts of each index}`, or `{"error": one line}` where it cannot serve.
+    Sends `{"ready": facts of each index}`, or `{"error": one line}` if it cannot serve.
     """
-    link = MessageChannel(socket.socket(fileno=int(sys.argv[1])))
-    _end_with(link)
+    channel = MessageChannel(socket.socket(fileno=int(sys.argv[1])))
+    _exit_with(channel)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    told = link.first()
-    log_to_stderr(*told["log_levels"])
+    config = channel.first()
+    log_to_stderr(*config["log_levels"])
     try:
-        server = _server(link, told)
-    except Exception as error:  # whatever it is, it is told where somebody reads
+        server = _server(channel, config)
+    except Exception as error:  # the supervisor reports it
         if not isinstance(error, SrlError):
             log.exception("the server cannot start")
         line = str(error) if isinstance(error, SrlError) else f"{type(error).__name__}: {error}"
-        link.send({"error": line[:4000]})
+        channel.send({"error": line[:4000]})
         sys.exit(2)
     allow_connections()
     sys.setswitchinterval(SWITCH_S)
     server.run()
 
 
-def _server(link: MessageChannel, told: dict[str, Any]) -> ReplicaServer:
-    serving = ServerSettings.read(told["serving"])
-    siblings = Peers(link, told["replica"], told["replicas"], serving.token)
-    opened = {name: serving.open(name) for name in serving.indexes}
+def _server(channel: MessageChannel, config: dict[str, Any]) -> ReplicaServer:
+    settings = ServerSettings.read(config["settings"])
+    peers = Peers(channel, config["replica"], config["replicas"], settings.token)
+    opened = {name: settings.open(name) for name in settings.indexes}
     facts = {name: facts_of(index) for name, index in opened.items()}
-    return ReplicaServer(serving.app(opened, siblings), link, siblings, facts)
+    return ReplicaServer(settings.app(opened, peers), channel, peers, facts)
 
 
-def _end_with(link: MessageChannel) -> None:
-    """End this process when the other end of the link is gone, whatever it is doing."""
+def _exit_with(channel: MessageChannel) -> None:
+    """Exit this process as soon as the supervisor has ended."""
 
     def watch() -> None:
         end = select.poll()
-        end.register(link.fileno(), 0)
+        end.register(channel.fileno(), 0)
         end.poll()
         os._exit(0)
 
@@ -358,7 +360,7 @@ def _end_with(link: MessageChannel) -> None:
 
 
 class GivenConnection(BoundedConnection):
-    """A connection that was accepted elsewhere; `ended` is called once it is over."""
+    """A connection that the supervisor accepted; calls `ended` when it closes."""
 
     ended: Callable[[], None]
 
@@ -368,29 +370,29 @@ class GivenConnection(BoundedConnection):
 
 
 class ReplicaServer(uvicorn.Server):
-    """A server whose connections come by the link; it tells how many of them are over."""
+    """A server that gets its connections from the supervisor, and reports how many have closed."""
 
-    def __init__(self, app: Any, link: MessageChannel, siblings: Peers, facts: dict[str, Any]) -> None:
-        super().__init__(config_of(app, GivenConnection))
-        self._link, self._siblings, self._facts = link, siblings, facts
-        self._ended, self._told = 0, False
+    def __init__(self, app: Any, channel: MessageChannel, peers: Peers, facts: dict[str, Any]) -> None:
+        super().__init__(uvicorn_config(app, GivenConnection))
+        self._channel, self._peers, self._facts = channel, peers, facts
+        self._ended, self._scheduled = 0, False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        asyncio.get_running_loop().add_reader(self._link.fileno(), self._receive)
-        self._link.send({"ready": self._facts})
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._receive)
+        self._channel.send({"ready": self._facts})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._link.send({"leaving": True})
+        self._channel.send({"leaving": True})
         await super().shutdown(sockets=[])
 
     def _receive(self) -> None:
         try:
-            messages = self._link.receive()
+            messages = self._channel.receive()
         except EOFError:
             self.should_exit = True
-            asyncio.get_running_loop().remove_reader(self._link.fileno())
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
             return
         for message, sockets in messages:
             if "connection" in message:
@@ -398,13 +400,13 @@ class ReplicaServer(uvicorn.Server):
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             elif "doors" in message:
-                self._siblings.answered(message, sockets)
+                self._peers.answered(message, sockets)
 
     async def _take(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
-        except OSError:  # the client went away on the way here
+        except OSError:  # the client disconnected meanwhile
             connection.close()
             self._end_one()
 
@@ -416,12 +418,12 @@ class ReplicaServer(uvicorn.Server):
         return given
 
     def _end_one(self) -> None:
-        """Tell of the connections that are over, once for all of a moment."""
+        """Count a closed connection; the count is sent once per tick."""
         self._ended += 1
-        if not self._told:
-            self._told = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_ended)
 
-    def _tell(self) -> None:
-        self._told = False
-        self._link.send({"ended": self._ended})
+    def _send_ended(self) -> None:
+        self._scheduled = False
+        self._channel.send({"ended": self._ended})

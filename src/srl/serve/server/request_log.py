@@ -1,4 +1,4 @@
-"""One line of JSON for each request, without what was asked unless that is wanted."""
+"""The request log: one line of JSON per request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from srl.serve.server.queue import Answered
 
 
 class RequestLog:
-    """Writes to `stream`, by default stderr; the texts of the queries only with `queries`.
+    """Writes to `stream`, by default stderr. Query texts are left out unless `queries` is set.
 
-    `replica` is its number, where the server is one of several.
+    `replica` is the number of this server if it is one of several.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RequestLog:
         answered: Answered | None = None,
         detail: str = "",
     ) -> None:
-        """`detail` is what was wrong; times are milliseconds, None where nothing was searched."""
+        """`detail` is the error, if any. Times are in milliseconds, None if nothing was searched."""
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "path": path,

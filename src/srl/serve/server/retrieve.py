@@ -1,4 +1,4 @@
-"""What happens to a request to /retrieve between its body and its answer."""
+"""`POST /retrieve`: reads the body, searches, writes the answer or a one-line error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATUS = {"rejected": 422, "timed_out": 504, "refused": 503, "failed": 502}
 
 @dataclass(frozen=True, slots=True)
 class ServedIndex:
-    """An index with its name and the line in front of it."""
+    """An index with its name and its queue."""
 
     name: str
     index: Index
@@ -35,14 +35,14 @@ class ServedIndex:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of an answer."""
+        """The headers of an answer."""
         digest = (DIGEST_HEADER.lower().encode(), self.index.digest.encode())
         return [(b"content-type", b"application/json"), digest]
 
 
 @dataclass(slots=True)
 class _RequestRecord:
-    """What is known about a request so far, for the metrics and the log."""
+    """What is known about a request so far, for metrics and log."""
 
     served: ServedIndex | None
     asked: wire.Request | None = None
@@ -50,7 +50,7 @@ class _RequestRecord:
 
 
 class RetrieveHandler:
-    """Takes searches for several indexes; the first of them answers where none is named."""
+    """Handles searches of several indexes; the first one is the default."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class RetrieveHandler:
         self._metrics, self._log = metrics, log
 
     async def serve(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, for the index of this name or the one that its body names.
+        """Answer a request for the index `name`, or for the one that the body names.
 
-        Whatever goes wrong is an answer too: a status and `{"detail": one line}`.
+        Errors are answered with a status and `{"detail": one line}`.
         """
         start, visit = perf_counter(), _RequestRecord(None if name else self.default)
         try:
@@ -85,7 +85,7 @@ class RetrieveHandler:
         await send({"type": "http.response.body", "body": body})
 
     async def refuse(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-        """Turn a request away unread; counted and logged as every other."""
+        """Answer a request with an error without reading it; it is counted and logged."""
         await self._refuse(error, _RequestRecord(None), perf_counter(), scope, receive, send)
 
     async def _refuse(
@@ -104,13 +104,13 @@ class RetrieveHandler:
         await response(scope, receive, send)
 
     def choose(self, name: str, asked: str = "") -> ServedIndex:
-        """The index of this name, which the address or the body gives. Raises RequestError."""
+        """The index that the path (`name`) or the body (`asked`) names. Raises RequestError."""
         wanted = [given for given in (name, asked) if given] or [self.default.name]
         for given in wanted:
             if given not in self.served:
-                raise RequestError(f"no index {given[:80]!r} here; there are {', '.join(self.served)}", 404)
+                raise RequestError(f"no index {given[:80]!r}; available: {', '.join(self.served)}", 404)
         if wanted[0] != wanted[-1]:
-            raise RequestError(f"the address names the index {name!r}, the body {asked!r}"[:200], 409)
+            raise RequestError(f"the URL names the index {name!r}, the body {asked!r}"[:200], 409)
         return self.served[wanted[0]]
 
     async def _answer(self, name: str, scope: Scope, receive: Receive, visit: _RequestRecord) -> bytes:
@@ -143,7 +143,7 @@ class RetrieveHandler:
 
 
 def _found(answered: Answered) -> list[EncodedHits]:
-    """All hits. Raises the first Fault, saying how many there are: no query is answered as if it had none."""
+    """The hits of all queries. If some failed, raises the first Fault with the number of failures."""
     found = [outcome for outcome in answered.outcomes if isinstance(outcome, EncodedHits)]
     asked = len(answered.outcomes)
     if len(found) == asked:
@@ -154,11 +154,11 @@ def _found(answered: Answered) -> list[EncodedHits]:
 
 
 def refusal(error: Exception) -> Response:
-    """What is answered instead of hits."""
+    """The answer to a request that failed."""
     if isinstance(error, RequestError):
         return problem(str(error), error.status)
     if not isinstance(error, Fault):
-        return problem("the client went away", 400)
+        return problem("the client disconnected", 400)
     response = problem(str(error).partition("\n")[0], _STATUS[error.status])
     if error.status == "refused":
         response.headers["Retry-After"] = str(ceil(error.retry_after_s or RETRY_AFTER_S))
@@ -166,7 +166,7 @@ def refusal(error: Exception) -> Response:
 
 
 def problem(detail: str, status: int) -> Response:
-    """An error as every route answers it."""
+    """The error answer of every route."""
     response = JSONResponse({"detail": detail}, status)
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
@@ -181,16 +181,16 @@ _CURL = "application/x-www-form-urlencoded"
 
 
 class BodyReader:
-    """Reads bodies of at most `limits.body_bytes`, together at most `limits.buffered_bytes` at a time."""
+    """Reads request bodies of at most `limits.body_bytes`, and `limits.buffered_bytes` in all at a time."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.buffered = 0
 
     async def read(self, headers: Sequence[tuple[bytes, bytes]], receive: Receive) -> bytes:
-        """The body. Raises RequestError where it is no JSON, too large, too slow, or one too many.
+        """The body. Raises RequestError if it is not JSON, too large, too slow, or exceeds the total.
 
-        Raises ClientDisconnect when the client goes away before its end.
+        Raises ClientDisconnect if the client disconnects before its end.
         """
         _check_headers(headers, self._limits)
         body = bytearray()
@@ -231,12 +231,12 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> No
                 raise _too_large(limits)
         elif name == b"content-encoding" and value.lower() != b"identity":
             raise RequestError(
-                f"the body is encoded as {value.decode('latin-1')[:40]}; send it as it is", 415
+                f"the body is encoded as {value.decode('latin-1')[:40]}; send it uncompressed", 415
             )
 
 
 def _check_kind(value: str) -> None:
-    """JSON, said or unsaid; curl calls whatever it sends a form unless told otherwise."""
+    """Accepts JSON, a missing type, and the form type, which curl sends by default."""
     kind = value.partition(";")[0].strip().lower()
     if kind and kind != _CURL and not kind.endswith(("/json", "+json")):
         raise RequestError(f"the body is {kind[:80]}; send application/json", 415)

@@ -1,4 +1,4 @@
-"""Which indexes are served, and how: all that a server process has to know."""
+"""The settings of a server process: which indexes it serves, and how."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class IndexSource:
-    """An index on disk, and the options of its retriever that belong to this machine."""
+    """An index on disk, and the options of its retriever for this machine."""
 
     directory: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class IndexSource:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Indexes by name, and what `create_app` takes; with `log_requests` a line is logged for each request."""
+    """Indexes by name, and the arguments of `create_app`; `log_requests` turns the request log on."""
 
     indexes: Mapping[str, IndexSource]
     topk: int = 3
@@ -43,9 +43,9 @@ class ServerSettings:
         """Raises UserError."""
         return open_index(self.indexes[name].directory, self.indexes[name].options)
 
-    def app(self, opened: Mapping[str, Index], siblings: Peers | None = None) -> SearchApp:
-        """The server of these indexes; one of several where it has siblings."""
-        replica = siblings.number if siblings else None
+    def app(self, opened: Mapping[str, Index], peers: Peers | None = None) -> SearchApp:
+        """The server of these indexes; with `peers`, one of several."""
+        replica = peers.number if peers else None
         wanted = self.log_requests or self.log_queries
         return create_app(
             opened,
@@ -58,11 +58,11 @@ class ServerSettings:
             token=self.token,
             hosts=self.hosts,
             log=RequestLog(queries=self.log_queries, replica=replica) if wanted else None,
-            siblings=siblings,
+            peers=peers,
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For another process, which reads it with `read`."""
+        """For another process; the inverse of `read`."""
         return asdict(self)
 
     @classmethod
@@ -73,7 +73,7 @@ class ServerSettings:
 
 
 def facts_of(index: Index) -> dict[str, Any]:
-    """What is said of an index when it is served."""
+    """What is reported about an index that is served."""
     return {
         "passages": len(index),
         "live": index.live,
