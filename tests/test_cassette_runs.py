@@ -105,7 +105,7 @@ def test_a_query_that_is_not_on_the_cassette_ends_the_run_in_one_line(towns, rec
 def test_a_new_run_leaves_a_cassette_that_is_there_alone(towns, tmp_path):
     cassette = tmp_path / "run.cassette"
     cassette.write_text("mine")
-    with pytest.raises(UserError, match="is there already; name another file"):
+    with pytest.raises(UserError, match="exists already; name another file"):
         train(on_cassette(towns, "record", cassette), tmp_path / "recorded")
     assert cassette.read_text() == "mine"
 
@@ -116,7 +116,7 @@ def test_a_run_that_cannot_start_leaves_no_cassette(towns, tmp_path):
         train(on_cassette(towns, "record", cassette, data__max_prompt_length=4096), tmp_path / "recorded")
     assert not cassette.exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         train(on_cassette(towns, "record", tmp_path / "file" / "run.cassette"), tmp_path / "recorded")
 
 

@@ -89,6 +89,7 @@ OF_THE_RUN: dict[str, object] = {
     "ref.path": "elsewhere",
     "trainer.logger": ("tensorboard",),
     "trainer.experiment_name": "mine",
+    "trainer.plugin_path": ("elsewhere",),
     "cluster.address": "auto",
     "verl": {"actor_rollout_ref": {}},
 }

@@ -80,7 +80,7 @@ def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scrip
     model = run / "checkpoints" / "step-000001"
     files, workspace = [str(place / "train.parquet")], Workspace(tmp_path)
     same = evaluate_model(settings_of(model, None, None, {}, []), files, workspace)
-    assert same.others == []
+    assert same.changed_indexes == []
     assert same.settings["search"].metrics["eval/em"] == 1
     sets = [f"search.retrievers.papers.index={place / 'pages'}", f"search.index={place / 'papers'}"]
     other = evaluate_model(settings_of(model, None, None, {}, sets), files, workspace)
@@ -230,8 +230,8 @@ def test_the_index_must_be_the_expected_one(place, tmp_path):
 
 def test_an_older_description_knows_no_retrievers():
     older = IndexDigests.read({"index_digest": "a"})
-    assert IndexDigests("b", {"web": "c"}).others(older)[0].now == "b"
-    assert IndexDigests("", {"web": "c"}).others(older) == []
+    assert IndexDigests("b", {"web": "c"}).changed_since(older)[0].now == "b"
+    assert IndexDigests("", {"web": "c"}).changed_since(older) == []
     assert IndexDigests.read({}) == IndexDigests()
 
 

@@ -136,7 +136,7 @@ def _note(text: str) -> None:
 def _show(report: ModelReport, as_json: bool) -> None:
     from srl.cli.output import note, print_json, table
 
-    for other in report.others:
+    for other in report.changed_indexes:
         note(
             f"warning: trained with {other.named} {other.before[:12]}, measured with {other.now[:12]}: "
             "the figures are of this model with another index"
@@ -204,6 +204,6 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         "index_digest": report.index_digest,
         "trained_with": report.trained_with,
         "retriever_digests": dict(report.retriever_digests),
-        "other_indexes": [asdict(other) for other in report.others],
+        "other_indexes": [asdict(other) for other in report.changed_indexes],
         **settings,
     }

@@ -19,7 +19,7 @@ from srl.train.loading import episode_options, load_policy
 from srl.train.model_card import model_card, write_card
 from srl.train.prepare import BASE_MODEL, Note, make_if_missing, world_directory
 from srl.train.questions import load_template
-from srl.train.search import Answering, answering, load_search, without_cassette
+from srl.train.search import RetrieverSettings, load_search, retriever_settings, without_cassette
 from srl.train.sft import demonstrated, fine_tune_policy
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
@@ -43,7 +43,7 @@ class Recipe:
     demonstrations: Path
     template: Template
     options: EpisodeOptions
-    answers: tuple[Answering, ...]
+    retrievers: tuple[RetrieverSettings, ...]
     sft: Sft
     max_tokens: int
     seed: int
@@ -65,7 +65,7 @@ class Recipe:
                 episode_options(config), temperature=usual.temperature, top_p=usual.top_p,
                 stop_at_answer=usual.stop_at_answer,
             ),
-            answers=answering(config, search),
+            retrievers=retriever_settings(config, search),
             sft=config.sft.model_copy(update={"train_files": None}),
             max_tokens=config.actor.ppo_max_token_len,
             seed=config.trainer.seed,

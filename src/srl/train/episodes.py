@@ -1,4 +1,4 @@
-"""Where episodes happen during a run: training batches, validation, test; scored, logged and told."""
+"""Runs the episodes of a local run (training, validation, test), scores them and logs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory
 
 @dataclass(slots=True)
 class Splits:
-    """Questions by what they are for; validation and test never change during a run."""
+    """The questions of a run by phase."""
 
     train: list[Question]
     val: list[Question] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Splits:
 
 @dataclass(slots=True)
 class Environment:
-    """What the policy meets in an episode, and what scores it."""
+    """Everything around the policy in an episode: prompts, search, limits, reward, questions."""
 
     codec: Codec
     template: Template
@@ -48,9 +48,9 @@ class Environment:
 
 @dataclass(slots=True)
 class EpisodeRunner:
-    """The policy's engine in its environment, and the log of what happens there.
+    """Runs episodes with the policy's engine and writes them to the log.
 
-    One event loop lasts the whole run, so that connections to a search server outlive a step.
+    One event loop lasts the whole run, so that connections to a search server are kept between steps.
     """
 
     config: Config
@@ -64,9 +64,9 @@ class EpisodeRunner:
     def roll_out(
         self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
     ) -> list[Trajectory]:
-        """`n` episodes a question with the weights as they are now.
+        """`n` episodes per question with the current weights.
 
-        The engine is reset at the end, so that a GPU's memory is free for the update.
+        Resets the engine at the end, so that its GPU memory is free for the update.
         """
         environment, done = self.environment, itertools.count(1)
         try:
@@ -86,18 +86,18 @@ class EpisodeRunner:
         return interrupts.run(self.environment.reward.score(trajectories), self.event_loop)
 
     def validate(self, progress: Progress) -> None:
-        """Evaluate the validation split; the best figure so far is kept in `progress`."""
+        """Evaluate the validation split and keep the best exact match in `progress`."""
         metrics = self._evaluate("val", self.environment.splits.val, progress.step)
         if metrics is not None:
             progress.note_validation(metrics["val/em"], progress.step)
 
     def test(self, step: int) -> float | None:
-        """Exact match on the test split; never used to choose anything."""
+        """Exact match on the test split; never used to choose a checkpoint."""
         metrics = self._evaluate("test", self.environment.splits.test, step)
         return None if metrics is None else metrics["test/em"]
 
     def _evaluate(self, phase: Phase, questions: list[Question], step: int) -> dict[str, float] | None:
-        """Episodes on a fixed split at `eval.temperature`; None where the split is empty."""
+        """Metrics of one episode per question at `eval.temperature`; None if there is no question."""
         if not questions:
             return None
         start = time.perf_counter()
@@ -113,7 +113,7 @@ class EpisodeRunner:
     def record(
         self, step: int, phase: Phase, records: Sequence[Record], metrics: Mapping[str, float]
     ) -> None:
-        """One finished step or evaluation into the log and the external loggers."""
+        """Write a finished step or evaluation to the log and the external loggers."""
         self.log.write(step, phase, records, metrics)
         for reporter in self.reporters:
             reporter.metrics(step, metrics)

@@ -1,4 +1,4 @@
-"""Measure a model on questions: the episodes of training, greedy by default, and then the figures."""
+"""`srl eval run`: run a model on questions, in the episodes of training and greedy by default; measure it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from srl.train.loading import episode_options, load_engine, load_policy
 from srl.train.model_card import read_card
 from srl.train.prepare import Note
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
-from srl.train.search import IndexDigests, Other, load_search, new_cassette
+from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
 from srl.train.threads import set_threads
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
@@ -32,7 +32,7 @@ from srl.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of one setting; `metrics` are those of `srl.evaluate.summarise`, named after the phase."""
+    """The result of one setting; `metrics` are those of `srl.evaluate.summarise`, prefixed with the phase."""
 
     trajectories: list[Trajectory]
     metrics: dict[str, float]
@@ -41,10 +41,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """A model measured. `settings` has `search`, `no_search`, or both on the same questions.
+    """The measurement of a model, with the settings `search`, `no_search`, or both on the same questions.
 
     `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
-    `others` are the retrievers whose index is another one than in training.
+    `changed_indexes` are those with another digest than in training.
     """
 
     model: str
@@ -57,7 +57,7 @@ class ModelReport:
     trained_with: str
     settings: Mapping[str, Evaluation]
     retriever_digests: Mapping[str, str] = field(default_factory=dict)
-    others: Sequence[Other] = ()
+    changed_indexes: Sequence[ChangedIndex] = ()
 
 
 async def measure(
@@ -72,7 +72,7 @@ async def measure(
     seed: int = 0,
     phase: Phase = "eval",
 ) -> Evaluation:
-    """`n` episodes a question, and what is to be said of them. Raises UserError for no search server."""
+    """Run and measure `n` episodes per question. Raises UserError if a search server does not answer."""
     done, setting = itertools.count(1), "with search" if template.searches else "without search"
     try:
         await connect(search)
@@ -105,8 +105,8 @@ def evaluate_model(
     set_threads(config.trainer.threads, config.rollout.deterministic)
     settings = _settings(config, files, no_search_too, no_search_template)
     policy = load_policy(config.model, note)
-    asked = _asked(settings, files, policy.codec, note, limit)
-    engine = load_engine(_with(config, "rollout", max_num_seqs=_seats(config, n)), policy)
+    asked = _same_questions(settings, files, policy.codec, note, limit)
+    engine = load_engine(_with(config, "rollout", max_num_seqs=_episodes_at_once(config, n)), policy)
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_cassette(config):
@@ -133,12 +133,12 @@ def evaluate_model(
         trained_with=trained.index_digest,
         settings=found,
         retriever_digests=searched.retriever_digests,
-        others=searched.others(trained),
+        changed_indexes=searched.changed_since(trained),
     )
 
 
 def check_samples(n: int, temperature: float) -> None:
-    """Raises UserError for several samples of a policy that always says the same."""
+    """Raises UserError for several samples at temperature 0, which are all the same."""
     if n > 1 and temperature == 0:
         raise UserError(f"{n} samples at temperature 0 are all the same; type --temperature 1 as well")
 
@@ -161,11 +161,11 @@ _LOST_SHARES = ("failed_share", "env/failed_search_share")
 def settings_of(
     model: Path, preset: str | None, file: Path | None, flags: Mapping[str, object], sets: Sequence[str]
 ) -> Config:
-    """The configuration to measure `model` with: of `file`, else the preset, else the model's own run.
+    """The configuration to measure `model` with: that of `file`, of `preset`, or of the model's own run.
 
-    With none of these it is the defaults, Search-R1's sizes. The template is the model's, where it says
-    which. An index or a server in `flags` replaces whatever was searched in training. The cassette and the
-    expected index of the model's run are its own.
+    Without any of these it is the defaults, Search-R1's sizes. The template is the model's, if its `srl.json`
+    names one. An index or a server in `flags` replaces whatever was searched in training. The cassette and
+    the expected digest of the model's run do not apply.
     """
     saved = model.resolve().parent.parent / "config.yaml"
     cleared = ["model.tokenizer=null", "model.lora_rank=0", "model.gradient_checkpointing=false"]
@@ -181,7 +181,7 @@ def settings_of(
 
 
 def _template_of(known: Mapping[str, Any]) -> object:
-    """The model's template; that of its run where it is a file that lies elsewhere by now."""
+    """The model's template; None for a template file that no longer exists, so that the run's is used."""
     name = known.get("template")
     return None if isinstance(name, str) and name not in TEMPLATES and not Path(name).is_file() else name
 
@@ -207,10 +207,10 @@ def _settings(
     }
 
 
-def _asked(
+def _same_questions(
     settings: Mapping[str, Config], files: Sequence[str], codec: Codec, note: Note, limit: int | None
 ) -> dict[str, list[Question]]:
-    """The questions of each setting: the same ones, those that fit in all of them."""
+    """The questions of each setting: those that fit in all settings."""
     loaded = {name: load_questions(tuple(files), config, codec, note) for name, config in settings.items()}
     ids = set.intersection(*({item.id for item in questions} for questions in loaded.values()))
     shared = [item.id for item in next(iter(loaded.values())) if item.id in ids]
@@ -222,8 +222,8 @@ def _asked(
     return {name: [item for item in questions if item.id in chosen] for name, questions in loaded.items()}
 
 
-def _seats(config: Config, n: int) -> int:
-    """Episodes that generate at the same time."""
+def _episodes_at_once(config: Config, n: int) -> int:
+    """How many episodes generate at the same time."""
     return config.eval.batch_size * n if config.eval.batch_size else config.rollout.max_num_seqs
 
 

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The policy's model with what turns text into its ids."""
+    """A model to train or measure, with its tokenizer in a codec."""
 
     model: PreTrainedModel
     codec: Codec
 
 
 def load_policy(section: Model, note: Note) -> LoadedModel:
-    """The policy of the section `model`, dropout off; what its tokenizer lacks is said."""
-    assert section.path is not None, "the model's path is filled in before it is loaded"
+    """The policy of the section `model`, dropout off. `note` is told what its tokenizer lacks."""
+    assert section.path is not None, "model.path is filled in before the model is loaded"
     model = load_model(section.path, **model_options(section))
     disable_dropout(model)
     return LoadedModel(
@@ -54,9 +54,9 @@ def load_policy(section: Model, note: Note) -> LoadedModel:
 
 
 def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec:
-    """What turns text into the policy's ids; `eos` are those that end a text besides the tokenizer's own."""
+    """The codec of the policy's tokenizer; the ids `eos` end a text besides the tokenizer's own."""
     directory = section.tokenizer or section.path
-    assert directory is not None, "the model's path is filled in before it is loaded"
+    assert directory is not None, "model.path is filled in before the model is loaded"
     tokenizer, notes = load_tokenizer(directory, section.trust_remote_code)
     for text in notes:
         note(text)
@@ -64,7 +64,7 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
 
 
 def model_options(section: Model) -> dict[str, Any]:
-    """`srl.model.load_model`'s keywords from the section `model`."""
+    """The keywords of `srl.model.load_model`, from the section `model`."""
     names = ("dtype", "device", "attn_implementation", "trust_remote_code", "gradient_checkpointing",
              "lora_rank", "lora_alpha", "lora_target_modules")  # fmt: skip
     return {name: getattr(section, name) for name in names}
@@ -95,7 +95,7 @@ def episode_options(config: Config) -> EpisodeOptions:
 def load_environment(
     config: Config, workspace: Workspace, codec: Codec, note: Note, splits: Splits | None = None
 ) -> Environment:
-    """What an episode happens in: search, reward and template; `splits` are the questions of a run."""
+    """Search, reward and template of a run's episodes; `splits` are its questions."""
     search = load_search(config, workspace, note)
     rewards = {name: config.reward.options(name) for name in config.reward.weights}
     mix = RewardMix(config.reward.weights, rewards)
@@ -119,7 +119,7 @@ def load_engine(config: Config, policy: LoadedModel) -> TorchEngine:
 
 
 def load_learner(config: Config, policy: LoadedModel) -> Learner:
-    """Actor, frozen reference and critic; the critic is a copy of the policy as RL starts."""
+    """Actor, frozen reference and critic, as far as the algorithm needs them. The critic starts as a copy."""
     algorithm = load_algorithm(config)
     needs_reference = config.algorithm.use_kl_in_reward or config.actor.use_kl_loss
     adapter = config.model.lora_rank > 0 and config.ref.path is None
@@ -145,7 +145,7 @@ def reference_digest(config: Config, loaded: PreTrainedModel | None = None) -> s
 
 def _reference_path(config: Config) -> str:
     path = config.ref.path or config.model.path
-    assert path is not None, "the model's path is filled in before it is loaded"
+    assert path is not None, "model.path is filled in before the model is loaded"
     return path
 
 
@@ -158,7 +158,6 @@ def load_optimisers(config: Config, learner: Learner) -> dict[str, Optimiser]:
 
 
 def _optimiser(config: Config, network: Network, model: nn.Module) -> Optimiser:
-    """The schedule counts the optimiser steps that the network takes, several in a training step."""
     section = getattr(config, network)
     optim = section.optim
     return Optimiser(

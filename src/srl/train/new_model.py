@@ -1,4 +1,4 @@
-"""A small model from scratch: random weights for a tokenizer, as the directory that training starts from."""
+"""`srl train init`: a small model of random weights for a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["qwen2", "llama"]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The shape of a model: its layers, its width, the heads that share the width, and its reach."""
+    """The shape of a model."""
 
     layers: int = 4
     width: int = 128
@@ -23,12 +23,12 @@ class Sizes:
     ffn: int = 256
     """Width inside a layer's feed-forward block."""
     max_length: int = 4096
-    """Tokens that it reads at once: a prompt and all that follows."""
+    """Context length in tokens: the prompt and everything after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was written: how many numbers the model has, and how many tokens it knows."""
+    """The written model: its number of parameters and the size of its vocabulary."""
 
     directory: Path
     parameters: int
@@ -40,15 +40,15 @@ def make_model(
 ) -> Made:
     """Write a model of random weights for `tokenizer` to the new directory `out`, whole or not at all.
 
-    The same arguments make the same weights. Raises UserError for a kind or sizes that make no model,
-    for a directory without a tokenizer, and where `out` exists.
+    The same arguments make the same weights. Raises UserError for sizes that do not fit together, for a
+    directory without a tokenizer, and if `out` exists.
     """
     sizes = sizes or Sizes()
     _check(sizes)
     with atomic_directory(out) as folder:
         words, _ = load_tokenizer(tokenizer)
         model = new_model(
-            kind, vocab_size=_embedded(words), layers=sizes.layers, width=sizes.width, heads=sizes.heads,
+            kind, vocab_size=_rows(words), layers=sizes.layers, width=sizes.width, heads=sizes.heads,
             ffn=sizes.ffn, max_length=sizes.max_length, eos_token_id=words.eos_token_id,
             pad_token_id=words.pad_token_id, seed=seed,
         )  # fmt: skip
@@ -59,11 +59,11 @@ def make_model(
 def _check(sizes: Sizes) -> None:
     if sizes.width % (2 * sizes.heads):
         raise UserError(
-            f"a width of {sizes.width} does not go into {sizes.heads} heads of an even width each: "
+            f"--width {sizes.width} does not divide into {sizes.heads} heads of even width: "
             f"choose a multiple of {2 * sizes.heads}"
         )
 
 
-def _embedded(tokenizer: Any) -> int:
-    """Rows of the embedding: one past the highest id, for the ids of a tokenizer may have gaps."""
+def _rows(tokenizer: Any) -> int:
+    """Rows of the embedding: the highest id + 1, since the ids of a tokenizer may have gaps."""
     return max(tokenizer.get_vocab().values()) + 1

@@ -49,10 +49,10 @@ def make_if_missing(path: Path, make: Callable[[Path], object]) -> Path:
 
 
 def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
-    """`config` with the world's files in place of the training, validation, test and corpus left out.
+    """`config` with the made-up world's questions and corpus filled in where there are none.
 
-    Files of the user's own are never mixed with the world's: with `data.train_files` set, nothing is
-    filled in, and `data.corpus` alone is an error.
+    The user's files are never mixed with the world's: with `data.train_files` set nothing is filled in, and
+    `data.corpus` alone is an error.
     """
     check_data(config)
     for complaint in unusable_files(config):
@@ -71,8 +71,7 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
 
 
 def check_data(config: Config) -> None:
-    """Raises UserError where the world's questions would be asked of a corpus of the user's own, or where
-    the user's own questions have nothing to be searched in."""
+    """Raises UserError for the world's questions with another corpus, or questions with nothing to search."""
     data, search = config.data, config.search
     if data.train_files is None and data.corpus is not None:
         raise UserError(
@@ -85,7 +84,7 @@ def check_data(config: Config) -> None:
 
 
 def unusable_files(config: Config) -> Iterator[str]:
-    """A line for each file of questions that is not there, and each pipe, which `--resume` could not read."""
+    """A line for each missing file of questions, and for each pipe, which `--resume` could not read again."""
     data = config.data
     for file in filter(None, (data.corpus, config.sft.train_files)):
         yield from _unreadable(Path(file))
@@ -102,7 +101,7 @@ def unusable_files(config: Config) -> Iterator[str]:
 
 
 def _unreadable(path: Path) -> Iterator[str]:
-    """What keeps something that is there from being read more than once."""
+    """The reason why an existing file cannot be read more than once."""
     try:
         if path.exists():
             check_input(path, regular=True)

@@ -1,4 +1,4 @@
-"""Which questions a step asks: a new order each epoch, that depends on the seed and the step alone."""
+"""Which questions a training step asks. The order of each epoch depends on the seed and the epoch alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from srl.trajectory import Question
 
 
 class QuestionOrder:
-    """`batch(step)` for steps from 1. Any step can be asked for, so a resumed run needs no state.
+    """The batch of each step, counted from 1. It keeps no state that a resumed run would need.
 
-    The questions at the end of an epoch that fill no batch are left out; each epoch has another order.
-    A data set smaller than a batch makes smaller batches.
+    Questions at the end of an epoch that do not fill a batch are left out. A data set smaller than a batch
+    makes smaller batches.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class QuestionOrder:
         self.questions = list(questions)
         self.batch_size = min(batch_size, len(self.questions))
         self.seed, self.shuffle = seed, shuffle
-        self._shuffled: tuple[int, list[Question]] = (-1, [])  # the epoch that was asked for last
+        self._shuffled: tuple[int, list[Question]] = (-1, [])  # the latest epoch
 
     def batch(self, step: int) -> list[Question]:
         start = (step - 1) * self.batch_size

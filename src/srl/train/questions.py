@@ -1,4 +1,4 @@
-"""Loads the questions of a run: which files, which prompt, which of them fit."""
+"""Loads the questions of a run, with their prompts; leaves out those that do not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLITS: tuple[Phase, ...] = ("train", "val", "test")
 
 
 def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
-    """The questions of a run. Raises UserError where none is left to train on."""
+    """The questions of a run. Raises UserError if there is none to train on."""
     splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
     if not splits.train:
         raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
@@ -39,16 +39,16 @@ def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Q
 def load_questions(
     files: tuple[str, ...] | None, config: Config, codec: Codec, note: Note, limit: int | None = None
 ) -> list[Question]:
-    """The questions of `files`, or `limit` of them drawn the same way each time, ids unique across files.
+    """The questions of `files`, or a sample of `limit` of them, the same each time.
 
-    A question without a prompt of its own gets the default template's. Raises UserError for a prompt
-    that does not fit, unless `data.filter_overlong_prompts`.
+    A question without a prompt of its own gets that of the template. Raises UserError for an id that occurs
+    twice, and for a prompt longer than `data.max_prompt_length` unless `data.filter_overlong_prompts`.
     """
     as_written = config.data.template is None and config.rollout.search
-    asking = choose_template(config)
+    prompting = choose_template(config)
     questions = [item for file in files or () for item in read_questions(file)]
     questions = [
-        item if as_written and item.prompt else replace(item, prompt=asking.messages(item.text))
+        item if as_written and item.prompt else replace(item, prompt=prompting.messages(item.text))
         for item in questions
     ]
     seen: set[str] = set()
@@ -59,10 +59,10 @@ def load_questions(
     if limit is not None and limit < len(questions):
         drawn = sorted(random.Random("the same questions each time").sample(range(len(questions)), limit))
         questions = [questions[position] for position in drawn]
-    return _that_fit(questions, config, codec, note)
+    return _without_overlong(questions, config, codec, note)
 
 
-def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:
+def _without_overlong(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:
     longest = config.data.max_prompt_length
     with counted("reading prompts", len(questions)) as count:
         lengths = []
@@ -84,7 +84,7 @@ def _that_fit(questions: list[Question], config: Config, codec: Codec, note: Not
 
 
 def load_template(config: Config) -> Template:
-    """The template whose feedback a useless turn gets; it must match whether search is on."""
+    """The template, checked. Raises UserError if it searches and `rollout.search` is off, or the reverse."""
     name, found = template_name(config), choose_template(config)
     if found.searches != config.rollout.search:
         other = "one without search such as r1" if found.searches else "one with search such as search-r1"
@@ -96,30 +96,30 @@ def load_template(config: Config) -> Template:
 
 
 def choose_template(config: Config) -> Template:
-    """The template of `template_name`, which tells of the named retrievers."""
+    """The template `template_name`, with the names and descriptions of the named retrievers filled in."""
     return template(template_name(config)).naming(retriever_descriptions(config))
 
 
 def retriever_descriptions(config: Config) -> dict[str, str]:
-    """What is said of each named retriever; nothing where search is off."""
+    """The description of each named retriever; empty if search is off."""
     retrievers = config.search.retrievers if config.rollout.search else {}
     return {name: retriever.description for name, retriever in retrievers.items()}
 
 
 def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config, note: Note) -> None:
-    """Say how many prompts leave out a retriever: a policy does not ask what it was not told of."""
+    """Warn of prompts that leave out a named retriever: the policy would never use it."""
     names = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in retriever_descriptions(config)]
     texts = ["\n".join(message["content"] for message in item.prompt) for item in questions]
-    untold = sum(not all(name.search(text) for name in names) for text in texts)
-    if untold:
+    unlisted = sum(not all(name.search(text) for name in names) for text in texts)
+    if unlisted:
         note(
-            f"warning: {untold:,} of {len(texts):,} prompts do not name every retriever of "
-            "search.retrievers, and nothing else tells the policy; set data.template=search-r1, or a file "
+            f"warning: {unlisted:,} of {len(texts):,} prompts do not name every retriever of "
+            "search.retrievers, so the policy does not know of it; set data.template=search-r1, or a file "
             "with {retrievers} in it"
         )
 
 
 def template_name(config: Config) -> str:
-    """`data.template` or Search-R1's prompt; where search is off, the one that asks the same without."""
+    """`data.template`, by default Search-R1's prompt; if search is off, its counterpart without search."""
     name = config.data.template or "search-r1"
     return name if config.rollout.search else WITHOUT_SEARCH.get(name, name)

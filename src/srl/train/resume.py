@@ -159,7 +159,7 @@ def warn_about_other_indexes(run: Path, record: RunRecord, now: IndexDigests, no
     before = IndexDigests(record.index_digest, record.retriever_digests)
     if now.index_digest != before.index_digest:
         note(f"warning: {run.name} started with another index ({before.index_digest[:12] or '?'})")
-    for other in now.others(before):
+    for other in now.changed_since(before):
         if other.retriever:
             was = f"{other.named} {other.before[:12]}, which is {other.now[:12]} now"
             note(f"warning: {run.name} started with {was}")

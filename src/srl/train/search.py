@@ -25,7 +25,7 @@ from srl.workspace import Workspace
 
 
 def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool | None:
-    """What answers searches: a server, an index in this process, several by name, a cassette, nothing.
+    """The search tool of a run: a server, an index in this process, several retrievers, a cassette, or none.
 
     Recording appends to a cassette that exists; `new_cassette` creates one. Raises UserError if a server does
     not answer, or if the index is not `search.digest`.
@@ -41,7 +41,7 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
 
 
 def _retrievers(config: Config, workspace: Workspace, note: Note) -> SearchTool:
-    """The default retriever, alone where no other has a name."""
+    """The default retriever, together with the named ones if there are any."""
     default = _default(config, workspace, note)
     named = {name: _named(config, name) for name in config.search.retrievers}
     return NamedRetrievers(default, named) if named else default
@@ -52,7 +52,7 @@ def _default(config: Config, workspace: Workspace, note: Note) -> SearchTool:
     if config.search.url is not None:
         return _server(config, config.search.url, config.search.topk, config.search.digest or "")
     path = find_or_build_index(config, workspace, note)
-    index = open_index(path, _of_this_machine(config, path))
+    index = open_index(path, _runtime_options(config, path))
     if config.search.index is not None and config.data.corpus is not None and not index.live:
         check_corpus(path, Path(config.data.corpus))
     return _local(config, index, config.search.topk)
@@ -82,8 +82,8 @@ def _local(config: Config, index: Index, topk: int) -> LocalSearch:
     return LocalSearch(index, topk, max_query_chars=config.search.max_query_chars)
 
 
-def _of_this_machine(config: Config, index: Path) -> dict[str, Any]:
-    """Of the options of the index's retriever those that may differ from the build: threads, devices."""
+def _runtime_options(config: Config, index: Path) -> dict[str, Any]:
+    """The configured retriever options that may differ from the build's, such as threads and devices."""
     retriever = read_index_manifest(index).retriever
     model = manager.options_model("retriever", retriever)
     names = runtime_options(model) if model else set()
@@ -91,7 +91,7 @@ def _of_this_machine(config: Config, index: Path) -> dict[str, Any]:
 
 
 async def _reach(search: SearchTool) -> None:
-    """Learn the digests of the servers' indexes. Raises UserError where nobody answers."""
+    """Ask the servers for the digests of their indexes. Raises UserError if a server does not answer."""
     await connect(search)
     await aclose(search)
 
@@ -100,21 +100,21 @@ def _check_digest(config: Config, search: SearchTool) -> None:
     expected, found = config.search.digest, digest_of(search)
     if expected is not None and not found.startswith(expected):
         raise UserError(
-            f"search.digest={expected}, and the index that answers is {found or 'one without a digest'}: "
-            "search the index that was meant, or set search.digest=null"
+            f"search.digest: expected digest {expected}, found {found or 'none'}; search the expected index, "
+            "or set search.digest=null"
         )
 
 
 def without_cassette(config: Config) -> Config:
-    """The configuration with neither recording nor replaying."""
+    """`config` without a cassette."""
     return config.model_copy(update={"search": config.search.model_copy(update={"cassette": None})})
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
-    """What the outcomes of a retriever ("" for the default one) depend on.
+class RetrieverSettings:
+    """What the results of a retriever ("": the default one) depend on.
 
-    `index` is the digest of its index, or the addresses of servers that name none.
+    `index` is the digest of its index, or the addresses of its servers if they report none.
     """
 
     retriever: str
@@ -123,8 +123,8 @@ class Answering:
     max_query_chars: int
 
 
-def answering(config: Config, search: SearchTool | None) -> tuple[Answering, ...]:
-    """Each retriever of a searcher that `load_search` made; none where search is off."""
+def retriever_settings(config: Config, search: SearchTool | None) -> tuple[RetrieverSettings, ...]:
+    """The settings of each retriever behind `search`, which `load_search` made; empty if search is off."""
     if search is None:
         return ()
     settings = config.search
@@ -132,15 +132,16 @@ def answering(config: Config, search: SearchTool | None) -> tuple[Answering, ...
     for name, digest in (getattr(search, "digests", None) or {"": digest_of(search)}).items():
         retriever = settings.retrievers[name] if name else settings
         topk = retriever.topk or settings.topk
-        found.append(Answering(name, digest or repr(retriever.url), topk, settings.max_query_chars))
+        index = digest or repr(retriever.url)
+        found.append(RetrieverSettings(name, index, topk, settings.max_query_chars))
     return tuple(found)
 
 
 @contextmanager
 def new_cassette(config: Config) -> Iterator[None]:
-    """What begins here has a cassette of its own, where it records one, and leaves none if it cannot begin.
+    """Create the cassette that `config` records to, empty; remove it if the body fails.
 
-    Raises UserError where the file is there already, or cannot be made.
+    Raises UserError if the file exists already, or cannot be created.
     """
     mode, file = config.search.cassette_use or ("", "")
     if mode != "record" or not config.rollout.search:
@@ -155,22 +156,22 @@ def new_cassette(config: Config) -> Iterator[None]:
 
 
 def _claim(cassette: Path) -> None:
-    """An empty file, which nobody else made: of two runs that begin at once only one gets the cassette."""
+    """Create the file exclusively: of two runs that start at the same time, one gets the cassette."""
     try:
         cassette.parent.mkdir(parents=True, exist_ok=True)
         cassette.open("x").close()
     except OSError as error:
-        why = f"cannot be made: {error.strerror}"
+        why = f"cannot be created: {error.strerror}"
         if cassette.exists():
-            why = "is there already; name another file, or remove it first"
+            why = "exists already; name another file, or remove it first"
         raise UserError(f"search.cassette: the cassette {cassette} {why}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class IndexDigests:
-    """Which indexes answered: the digest of the default retriever's and those of the retrievers with names.
+    """The digests of the searched indexes: the default retriever's, and those of the named retrievers.
 
-    Empty where search is off, and where a server names none.
+    Empty if search is off, or if a server reports none.
     """
 
     index_digest: str = ""
@@ -178,34 +179,34 @@ class IndexDigests:
 
     @classmethod
     def of(cls, search: SearchTool | None) -> IndexDigests:
-        """The indexes behind a searcher."""
+        """The digests of the indexes behind `search`."""
         named = {name: digest for name, digest in getattr(search, "digests", {}).items() if name}
         return cls(digest_of(search), named)
 
     @classmethod
     def read(cls, known: Mapping[str, Any]) -> IndexDigests:
-        """As `as_fields` wrote them, into a run's or a model's description; an older one says less."""
+        """Those in a `run.json` or `srl.json`; older versions wrote fewer fields."""
         known = current_fields("run", known)
         return cls(str(known.get("index_digest") or ""), dict(known.get("retriever_digests") or {}))
 
     def as_fields(self) -> dict[str, Any]:
-        """For the description of a run or a model."""
+        """The fields of `run.json` and `srl.json`."""
         return {"index_digest": self.index_digest, "retriever_digests": dict(self.retriever_digests)}
 
-    def others(self, before: IndexDigests) -> list[Other]:
-        """The retrievers that have another index than `before`; one that is not known is not another."""
+    def changed_since(self, before: IndexDigests) -> list[ChangedIndex]:
+        """The retrievers whose index differs from the one in `before`, where both digests are known."""
         then = {"": before.index_digest, **before.retriever_digests}
         now = {"": self.index_digest, **self.retriever_digests}
         return [
-            Other(name, then[name], digest)
+            ChangedIndex(name, then[name], digest)
             for name, digest in now.items()
             if digest and then.get(name) and digest != then[name]
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """A retriever ("" for the default one) with another index than before."""
+class ChangedIndex:
+    """The index of a retriever ("": the default one), which has another digest `now` than `before`."""
 
     retriever: str
     before: str
