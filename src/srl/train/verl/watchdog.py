@@ -1,46 +1,46 @@
-"""While a run on verl goes: its news to the user, and an end to one that no longer goes forward."""
+"""The watchdog of a run on verl: passes on what it does, and ends it when it makes no progress or breaks.
+
+`watch` runs in the launcher. `ActorHealth` runs in the trainer's process and finds actors that have died.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.store import RunInfo
 from srl.train.report import Reporter, Terminal
 from srl.train.resume import resume_with
-from srl.train.run_directory import LOG, Progress
-from srl.train.verl.failures import ending
-from srl.train.verl.log_writer import Event, RunStatus, start_log_actor
+from srl.train.run_directory import Progress
+from srl.train.verl.failures import final_error, reason
+from srl.train.verl.log_writer import Event, RunStatus
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-EVERY_S = 1.0
+POLL_S = 1.0
 """Seconds between two looks at a run."""
 START_S = 900.0
-"""Seconds without progress that a run may take, whatever `cluster.watchdog_s` is, until its first episode."""
+"""Shortest limit without progress, in seconds, until the first episode: workers are loading models."""
 PATIENCE_S = 60.0
-"""Seconds that the log's writer may take to answer, at least."""
+"""Shortest wait for an answer of the log writer, in seconds."""
 
 
 class Training(Protocol):
-    """verl's trainer, at work in a process of its own."""
+    """verl's trainer, running in a process of its own."""
 
     def done(self, timeout_s: float) -> bool:
-        """Whether it has ended, after waiting for that so long."""
+        """Whether it has ended, after waiting for up to `timeout_s` seconds."""
         ...
 
     def outcome(self) -> None:
-        """Raises what it ended with."""
+        """Raises the error that it ended with, if any."""
         ...
 
 
 class Writer(Protocol):
-    """The log's writer, as `LogActor` is one."""
+    """The run's log writer, such as `LogActor`."""
 
     def poll(self) -> RunStatus: ...
 
@@ -48,79 +48,52 @@ class Writer(Protocol):
 
 
 def watch(
-    run: Path, config: Config, composed: DictConfig, info: RunInfo, terminal: Terminal,
-    reporters: Sequence[Reporter], *, resumed_from: int | None,
+    begin: Callable[[], Training], writer: Writer, run: Path, config: Config, terminal: Terminal,
+    reporters: Sequence[Reporter],
 ) -> Progress:  # fmt: skip
-    """Run verl's trainer in a process of its own until it ends, telling what it does.
+    """Start the training by `begin` and follow it to its end; the run's progress, with the log closed.
 
-    Raises UserError where the run cannot go on: what broke, and how to resume it. The log is closed
-    whole either way.
-    """
-    from srl.train.verl.runner import Runner
-
-    trainer = config.trainer
-    station = RayWriter(
-        start_log_actor(run, run / LOG, info, trainer.sample_freq, trainer.sample_count),
-        run, max(PATIENCE_S, config.cluster.watchdog_s),
-    )  # fmt: skip
-    station.ready()
-    if resumed_from is not None:
-        station.supersede(resumed_from)
-
-    def begin() -> Training:
-        import ray
-
-        runner: Any = ray.remote(num_cpus=1)(Runner).remote()
-        return RayTraining(runner.run.remote(composed))
-
-    return followed(begin, station, run, config, terminal, reporters)
-
-
-def followed(
-    begin: Any, station: Writer, run: Path, config: Config, terminal: Terminal, reporters: Sequence[Reporter]
-) -> Progress:
-    """What `begin` starts, followed to its end; the run's progress, with the log closed.
-
-    Nothing hides the reason for which a run ended: not a log that cannot be closed either.
+    Raises UserError if the run cannot go on: what failed, and how to resume. An error from closing the log
+    never replaces the error that ended the run.
     """
     status = "failed"
     try:
-        training: Training = begin()
-        while not _over(training, station, run, config, terminal, reporters):
+        training = begin()
+        while not _is_over(training, writer, run, config, terminal, reporters):
             pass
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
-        progress = _closed(station, status)
+        progress = _closed(writer, status)
     return progress
 
 
-def _over(
-    training: Training, station: Writer, run: Path, config: Config, terminal: Terminal,
+def _is_over(
+    training: Training, writer: Writer, run: Path, config: Config, terminal: Terminal,
     reporters: Sequence[Reporter],
 ) -> bool:  # fmt: skip
-    """Whether the training is over, once what happened meanwhile is told."""
-    done = training.done(EVERY_S)
-    news = station.poll()
-    for note in news.notes:
+    """Whether the training has ended. What happened since the last look is reported first."""
+    done = training.done(POLL_S)
+    status = writer.poll()
+    for note in status.notes:
         terminal.note(f"warning: {note}")
-    for event in news.events:
-        tell(event, config, terminal, reporters)
+    for event in status.events:
+        _report(event, config, terminal, reporters)
     if not done:
-        _stop_if_stuck(news, config.cluster.watchdog_s, run)
+        _stop_if_stuck(status, config.cluster.watchdog_s, run)
         return False
     try:
         training.outcome()
     except Exception as error:
-        end = ending(error, run, news.failure)
-        raise end from end.__cause__
+        final = final_error(error, run, status.failure)
+        raise final from final.__cause__
     return True
 
 
-def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[Reporter]) -> None:
-    """A finished step or evaluation, as the local backend tells it."""
+def _report(event: Event, config: Config, terminal: Terminal, reporters: Sequence[Reporter]) -> None:
+    """Report a finished step or evaluation, as the local backend does."""
     for reporter in reporters:
         reporter.metrics(event.step, event.metrics)
     if event.phase != "train":
@@ -132,18 +105,18 @@ def tell(event: Event, config: Config, terminal: Terminal, reporters: Sequence[R
         terminal.samples([one for one, _ in scored], [score for _, score in scored], len(scored))
 
 
-def _stop_if_stuck(news: RunStatus, limit: float, run: Path) -> None:
-    if news.idle_s > (limit if news.started else max(limit, START_S)):
-        why = f" ({news.failure})" if news.failure else ""
+def _stop_if_stuck(status: RunStatus, limit: float, run: Path) -> None:
+    if status.idle_s > (limit if status.started else max(limit, START_S)):
+        why = f" ({status.failure})" if status.failure else ""
         raise UserError(
-            f"nothing has gone forward for {news.idle_s:.0f} s (cluster.watchdog_s={limit:g}): the run stood "
-            f"at {news.where}{why}; {resume_with(run)}"
+            f"no progress for {status.idle_s:.0f} s (cluster.watchdog_s={limit:g}); last stage: "
+            f"{status.where}{why}; {resume_with(run)}"
         )
 
 
-def _closed(station: Writer, status: str) -> Progress:
+def _closed(writer: Writer, status: str) -> Progress:
     try:
-        return station.close(status)
+        return writer.close(status)
     except Exception:
         if status == "finished":
             raise
@@ -154,24 +127,24 @@ def _closed(station: Writer, status: str) -> Progress:
 class RayTraining:
     """`Training` as a call of a Ray actor."""
 
-    working: Any
+    call: Any
 
     def done(self, timeout_s: float) -> bool:
         import ray
 
-        return bool(ray.wait([self.working], timeout=timeout_s)[0])
+        return bool(ray.wait([self.call], timeout=timeout_s)[0])
 
     def outcome(self) -> None:
         import ray
 
-        ray.get(self.working)
+        ray.get(self.call)
 
 
 @dataclass(slots=True)
 class RayWriter:
-    """A `LogActor` in another process. Raises UserError where it cannot write, is gone or does not answer.
+    """A `LogActor` in another process. Raises UserError if it fails, has died or does not answer in time.
 
-    It is waited for once: one that was silent for so long is asked again, and no longer waited for.
+    After the first time-out, later questions are given `POLL_S` seconds only.
     """
 
     actor: Any
@@ -198,10 +171,57 @@ class RayWriter:
         try:
             return ray.get(getattr(self.actor, name).remote(*arguments), timeout=self.patience_s)
         except ray.exceptions.GetTimeoutError:
-            waited, self.patience_s = self.patience_s, EVERY_S
+            waited, self.patience_s = self.patience_s, POLL_S
             raise UserError(
-                f"the log's writer has not answered for {waited:.0f} s; {resume_with(self.run)}"
+                f"the log writer has not answered for {waited:.0f} s; {resume_with(self.run)}"
             ) from None
         except ray.exceptions.RayError as error:
-            end = ending(error, self.run)
-            raise end from end.__cause__
+            final = final_error(error, self.run)
+            raise final from final.__cause__
+
+
+@dataclass(slots=True)
+class ActorHealth:
+    """Which Ray actors have died.
+
+    Each has one ping under way: a busy actor answers late, and Ray answers for a dead one. `dead` never
+    waits, and looks at the answers at most once every `every_s` seconds.
+    """
+
+    actors: Mapping[str, Any]
+    every_s: float = POLL_S
+    clock: Callable[[], float] = time.monotonic
+    _pings: dict[Any, str] = field(default_factory=dict)
+    _next: float = 0.0
+
+    def dead(self) -> str:
+        """The first actor found dead, by its role and machine; empty if none is known to be."""
+        if self.clock() < self._next:
+            return ""
+        self._next = self.clock() + self.every_s
+        pinged = set(self._pings.values())
+        for name in [name for name in self.actors if name not in pinged]:
+            self._ping(name)
+        return next(filter(None, map(self._answer, self._answered())), "")
+
+    def _ping(self, name: str) -> None:
+        self._pings[self.actors[name].__ray_ready__.remote()] = name
+
+    def _answered(self) -> list[Any]:
+        import ray
+
+        pings = list(self._pings)
+        return ray.wait(pings, num_returns=len(pings), timeout=0)[0] if pings else []
+
+    def _answer(self, ping: Any) -> str:
+        import ray
+
+        name = self._pings.pop(ping)
+        try:
+            ray.get(ping)
+        except ray.exceptions.ActorDiedError as error:
+            return reason(error)
+        except ray.exceptions.RayError:  # not reachable for the moment
+            pass
+        self._ping(name)
+        return ""
