@@ -13,7 +13,8 @@ from tests.training import PASSAGES, config, questions, tokenizer
 
 from srl.cli import main
 from srl.config import to_yaml
-from srl.data.parquet import write_corpus, write_questions
+from srl.data.corpus import write_corpus
+from srl.data.parquet import write_questions
 from srl.index import build_index
 from srl.model import new_model, save_model
 

@@ -14,7 +14,8 @@ from tests.training import PASSAGES, config, questions, tokenizer, train
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from srl.cli import main
-from srl.data.parquet import write_corpus, write_questions
+from srl.data.corpus import write_corpus
+from srl.data.parquet import write_questions
 from srl.data.world import write_world
 from srl.index import build_index
 from srl.model import new_model, save_model

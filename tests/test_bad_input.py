@@ -25,7 +25,10 @@ CORPORA = {
     "folder": ("a directory", "folder is a directory, not a file"),
     "broken.jsonl": ([GOOD, "{broken"], "broken.jsonl:2: not JSON in UTF-8: Expecting property name"),
     "list.jsonl": ([GOOD, "[1]"], "list.jsonl:2: expected a JSON object"),
-    "double.jsonl": ([GOOD, {**GOOD, "contents": "other"}], "double.jsonl:2: expected an id that no passage"),
+    "double.jsonl": (
+        [GOOD, {**GOOD, "contents": "other"}],
+        "double.jsonl:2: expected an id that no earlier passage",
+    ),
     "fields.jsonl": (
         [{"id": "a", "body": "x"}],
         "fields.jsonl:1: expected 'contents', or 'title' and 'text'",
@@ -38,7 +41,7 @@ CORPORA = {
 QUESTIONS = {
     "missing.jsonl": (None, "missing.jsonl: no such file"),
     "broken.jsonl": ([ASKED, "{broken"], "broken.jsonl:2: not JSON in UTF-8"),
-    "double.jsonl": ([ASKED, ASKED], "double.jsonl:2: expected an id that no question before it has"),
+    "double.jsonl": ([ASKED, ASKED], "double.jsonl:2: expected an id that no earlier question has"),
     "silent.jsonl": (
         [ASKED, {**ASKED, "id": "r", "question": "  "}],
         "silent.jsonl:2: expected a text in 'question'",
@@ -57,7 +60,7 @@ QUESTIONS = {
 DEMONSTRATIONS = {
     "missing.jsonl": (None, "missing.jsonl: no such file"),
     "broken.jsonl": ([SHOWN, "{broken"], "broken.jsonl:2: not JSON in UTF-8"),
-    "double.jsonl": ([SHOWN, SHOWN], "double.jsonl:2: expected an id that no demonstration before it has"),
+    "double.jsonl": ([SHOWN, SHOWN], "double.jsonl:2: expected an id that no earlier demonstration has"),
     "silent.jsonl": ([{**SHOWN, "question": " "}], "silent.jsonl:1: expected a text in 'question'"),
     "mute.jsonl": ([{**SHOWN, "turns": []}], "mute.jsonl:1: expected a text for each turn in 'turns'"),
     "numbers.jsonl": ([{**SHOWN, "turns": [1]}], "numbers.jsonl:1: expected a text for each turn in 'turns'"),

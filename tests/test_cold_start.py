@@ -13,7 +13,7 @@ from tests.training import config, write_setting
 
 from srl.config import Config
 from srl.config.schema import flat, keys
-from srl.data.parquet import write_corpus
+from srl.data.corpus import write_corpus
 from srl.index import RetrieverBase
 from srl.model import model_digest
 from srl.train import cold_start, prepare

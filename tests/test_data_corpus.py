@@ -72,7 +72,7 @@ def test_spaces_do_not_change_the_id_of_a_passage():
         ({"id": "9", "contents": None}, ":2: expected a field 'contents'"),
         ({"id": "9", "question": "?"}, ":2: expected 'contents', or 'title' and 'text', found id, question"),
         ({"title": ["x"], "text": "y"}, ":2: expected a text in 'title', found list ['x']"),
-        ({"id": "0", "contents": "again"}, ":2: expected an id that no passage before it has, found '0'"),
+        ({"id": "0", "contents": "again"}, ":2: expected an id that no earlier passage has, found '0'"),
         ("text", ":2: expected a JSON object"),
     ],
 )  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_broken_row_is_named_with_its_line(row, expected, tmp_path):
 def test_a_repeated_id_is_found_whether_ids_count_rows_or_not(ids, tmp_path):
     rows = [{"id": name, "contents": f"passage {n}"} for n, name in enumerate(ids)]
     path = lines(tmp_path / "corpus.jsonl", *rows)
-    assert f":{len(ids)}: expected an id that no passage before it has" in complaint(path)
+    assert f":{len(ids)}: expected an id that no earlier passage has" in complaint(path)
 
 
 def test_ids_that_look_alike_are_not_the_same(tmp_path):

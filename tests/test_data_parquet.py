@@ -199,7 +199,7 @@ def test_a_column_of_another_type_is_named(column, value, expected, tmp_path):
 def test_two_rows_with_one_id_are_refused(tmp_path):
     path = save(tmp_path / "train.parquet", row("nq", 0, "a?"), row("nq", 0, "b?"))
     assert (
-        complaint(path) == f"{path}: row 1: expected an id that no question before it has, found 'nq/train/0'"
+        complaint(path) == f"{path}: row 1: expected an id that no earlier question has, found 'nq/train/0'"
     )
 
 

@@ -90,7 +90,7 @@ def test_a_file_whose_name_says_no_split_is_training_and_that_is_said(tmp_path):
     made = prepare([given_file("asearcher", "asearcher.jsonl")], tmp_path / "a")
     assert made.questions == {"train": 3}
     assert made.notes == (
-        "asearcher.jsonl: taken as train, for its name says no split; --split says otherwise",
+        "asearcher.jsonl: read as train, since its name tells no split; --split changes it",
     )
     assert prepare([given_file("asearcher", "asearcher.jsonl", "test")], tmp_path / "b").notes == ()
 

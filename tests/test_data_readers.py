@@ -253,8 +253,7 @@ def test_two_rows_with_one_id_are_refused(tmp_path):
     row = {"id": "x", "question": "a", "golden_answers": ["b"]}
     path = written(tmp_path / "twice.jsonl", row, row)
     assert (
-        complaint("nq", path)
-        == f"{path}:2: expected an id that no question before it has, found 'nq/train/x'"
+        complaint("nq", path) == f"{path}:2: expected an id that no earlier question has, found 'nq/train/x'"
     )
 
 

@@ -13,7 +13,8 @@ import pytest
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 from srl.cli import main
-from srl.data.parquet import write_corpus, write_questions
+from srl.data.corpus import write_corpus
+from srl.data.parquet import write_questions
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import wilson_interval
 from srl.files import write_json

@@ -230,7 +230,7 @@ def test_a_corpus_in_trec_form_is_built_and_its_mistakes_have_a_line(corpus, cap
     for text, message in (
         (documents + "\n<doc>\n<docno>", "c.xml:7: expected </doc> for this <doc>"),
         ("<doc><title>x</title></doc>", "c.xml:1: expected a text in 'id'"),
-        (documents + documents, "c.xml:6: expected an id that no passage before it has, found '7'"),
+        (documents + documents, "c.xml:6: expected an id that no earlier passage has, found '7'"),
     ):
         Path("c.xml").write_text(text)
         assert main(["index", "build", "--corpus", "c.xml", "--out", "other"]) == 2

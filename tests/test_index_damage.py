@@ -44,7 +44,7 @@ NOISE = rows(*({"id": f"x{n}", "contents": random.Random(n).randbytes(30).hex()}
 REFUSED = {
     "a number and a text that are one id": (
         rows({"id": 1, "contents": "x"}, {"id": "1", "contents": "y"}),
-        ":2: expected an id that no passage before it has, found '1'",
+        ":2: expected an id that no earlier passage has, found '1'",
     ),
     "no id": (rows(FOX, {"contents": "x"}), ":2: expected a field 'id', found contents"),
     "an id that is null": (rows(FOX, {"id": None, "contents": "x"}), ":2: expected a field 'id'"),

@@ -80,7 +80,7 @@ def test_qrels_that_count_the_questions_are_taken_by_place():
     judged = read_qrels(data / "cranqrel.trec.txt")
     assert found.judged["4"] == judged["3"]
     assert found.judged["365"] == judged["225"]
-    assert "taken by their place" in found.notes[0]
+    assert "matched by position" in found.notes[0]
 
 
 def test_qrels_that_name_the_questions_are_taken_by_name(here):
@@ -263,7 +263,7 @@ def test_a_server_with_other_ids_is_not_taken_for_a_bad_one():
             "q.qrels:1: expected `question 0 passage grade`, found 'a 0 p1 high'",
         ),
         ({"q.qrels": "a 0 p1 1\nb p1"}, [], "q.qrels:2: expected `question 0 passage grade`"),
-        ({"q.qrels": "a 0 p1 1\na 0 p1 2"}, [], "q.qrels:2: question a has passage p1 with grade 2 here, 1"),
+        ({"q.qrels": "a 0 p1 1\na 0 p1 2"}, [], "q.qrels:2: question a grades passage p1 2 here and 1"),
         ({"q.qrels": ""}, [], "q.qrels: expected judgements"),
         ({"q.qrels": "z 0 p1 1"}, [], "q.qrels judges none of the questions in q.tsv: its ids are z, …"),
         ({"q.qrels": "a 0 other 1"}, [], "none of the 1 relevant passages (other) is in the index"),

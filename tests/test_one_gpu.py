@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 import srl.store
 from srl.config import Config, load_config
-from srl.data.parquet import write_corpus
+from srl.data.corpus import write_corpus
 from srl.errors import UserError
 from srl.model import load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import TEMPLATES

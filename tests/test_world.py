@@ -7,8 +7,9 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from srl.data.corpus import read_corpus
 from srl.data.demonstrations import read_demonstrations, write_demonstrations
-from srl.data.parquet import read_corpus, read_questions
+from srl.data.parquet import read_questions
 from srl.data.world import (
     CLEAN,
     RELATIONS,

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from srl.config import Config, load_config
-from srl.data.parquet import write_corpus, write_questions
+from srl.data.corpus import write_corpus
+from srl.data.parquet import write_questions
 from srl.index import build_index, open_index
 from srl.model import new_model, save_model
 from srl.protocol import TAGS, template

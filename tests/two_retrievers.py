@@ -10,7 +10,8 @@ from tests.training import config
 
 import srl.store
 from srl.config import Config
-from srl.data.parquet import write_corpus, write_questions
+from srl.data.corpus import write_corpus
+from srl.data.parquet import write_questions
 from srl.index import build_index
 from srl.model import save_model
 from srl.protocol import template

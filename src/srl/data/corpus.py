@@ -1,4 +1,4 @@
-"""Corpora: one passage per line, read and written without ever holding the whole."""
+"""Corpora: one passage per line, read and written as a stream."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from srl.trajectory import Passage
 
 
 class PassageIds:
-    """The ids met so far. Ids that count rows (`0, 1, 2, …`) take no memory, others about 150 bytes each."""
+    """The ids seen so far; row numbers (`0, 1, 2, …`) take no memory, other ids about 150 bytes each."""
 
     def __init__(self) -> None:
         self._rows = 0
         self._others: dict[str, int] = {}
 
     def add(self, passage: Passage) -> Literal["new", "same", "clash"]:
-        """Whether the id is new, was met with the same contents (spaces aside), or was met with others."""
+        """Whether the id is new, a repeat with the same contents (up to white space), or a clash."""
         if passage.id in self._others:
             return "same" if self._others[passage.id] == _fingerprint(passage) else "clash"
         if passage.id == str(self._rows):
@@ -46,7 +46,7 @@ def _fingerprint(passage: Passage) -> int:
 
 
 def passage_of(title: str, text: str, source: str = "") -> Passage:
-    """A passage whose id comes from what it says, so that it is the same in every file that holds it."""
+    """A passage whose id is derived from its contents, and so is the same in every file."""
     heading = " ".join(title.split())
     digest = blake2b(f"{heading}\0{' '.join(text.split())}".encode(), digest_size=5).hexdigest()
     name = re.sub(r"\W+", "_", heading).strip("_")[:60]
@@ -54,16 +54,16 @@ def passage_of(title: str, text: str, source: str = "") -> Passage:
 
 
 def contents_of(title: str, text: str) -> str:
-    """`"Title"` on the first line, the text after it."""
+    """The passage's contents: `"Title"` on the first line, then the text."""
     return f'"{title}"\n{text.strip()}'
 
 
 def read_corpus(path: Path | str) -> Iterator[Passage]:
     """The passages of a corpus file, in order: JSON lines, a JSON array or TREC's documents, `.gz` too.
 
-    A row is `{"id", "contents"}`, or `{"title", "text"}` with or without an id; without one it gets an id
-    made from its content, and its repeats are left out. Raises UserError with file and line on a row that
-    is neither, on an id met before, and when there is no passage at all.
+    A row is `{"id", "contents"}`, or `{"title", "text"}` with or without an id. A row without an id gets one
+    derived from its contents, and its repeats are skipped. Raises UserError with file and line for any other
+    row and for a repeated id, and UserError for a file without passages.
     """
     path, ids, count = Path(path), PassageIds(), 0
     for record in _records(path):
@@ -71,7 +71,7 @@ def read_corpus(path: Path | str) -> Iterator[Passage]:
         if (state := ids.add(passage)) != "new":
             if state == "same" and not _has_id(record):
                 continue
-            raise record.error("an id that no passage before it has", repr(passage.id))
+            raise record.error("an id that no earlier passage has", repr(passage.id))
         count += 1
         yield passage
     if not count:
@@ -79,7 +79,7 @@ def read_corpus(path: Path | str) -> Iterator[Passage]:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """The rows of a corpus file; a document of TREC's that is empty stays, so that its id is known."""
+    """The rows of a corpus file; an empty document of TREC's is kept, so that its id is known."""
     if not is_tagged(path):
         yield from json_rows(path)
         return
@@ -89,7 +89,7 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def parse_passage(record: Record, source: str = "") -> Passage:
-    """The passage in one row of a corpus file; `source` goes before an id made from content."""
+    """The passage in one row of a corpus file; `source` is the prefix of an id derived from contents."""
     if "contents" in record.row:
         return Passage(id=record.exact("id", "_id", "docid"), contents=record.exact("contents"))
     title = record.valid(record.row.get("title") or "", "title")
@@ -108,10 +108,10 @@ def _has_id(record: Record) -> bool:
 
 
 def write_corpus(path: Path | str, passages: Iterable[Passage]) -> int:
-    """Write `{"id", "contents"}` lines, whole or not at all, and return how many.
+    """Write `{"id", "contents"}` lines atomically, and return their number.
 
-    A passage that comes again, id and contents, is written once. Raises UserError on two passages with
-    one id, and when there are none.
+    A repeated passage (same id and contents) is written once. Raises UserError for two passages with the
+    same id, and for no passages.
     """
     ids, count = PassageIds(), 0
     with atomic_file(path) as file:

@@ -30,13 +30,13 @@ def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:
 
 
 def read_demonstrations(path: Path) -> list[Question]:
-    """Questions with `metadata["turns"]`. Raises UserError with file and line, also for an id met before."""
+    """Questions with `metadata["turns"]`. Raises UserError with file and line, also for a repeated id."""
     found: dict[str, Question] = {}
     for index, (line, row) in enumerate(read_jsonl(path)):
         record = Record(path, f":{line}", index, row)
         question = _demonstration(record, f"{path.stem}/{line}")
         if question.id in found:
-            raise record.error("an id that no demonstration before it has", repr(question.id))
+            raise record.error("an id that no earlier demonstration has", repr(question.id))
         found[question.id] = question
     if not found:
         raise UserError(f"{path}: expected demonstrations, found none")

@@ -1,7 +1,4 @@
-"""Training sets as verl's parquet, and reading them back; questions are read from JSON lines as well.
-
-`read_corpus` and `write_corpus` are here too, so that one module moves questions and passages.
-"""
+"""Questions in verl's training parquet, written and read; questions in JSON lines are read too."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from srl.data.corpus import read_corpus, write_corpus
 from srl.data.question_formats import FLASHRAG, Draft, make_question
 from srl.data.records import Record, describe
 from srl.data.splits import guess_split
@@ -26,8 +22,6 @@ from srl.files import FORMAT, atomic_file, check_format
 from srl.inputs import beginning, check_input, input_name
 from srl.protocol import template as template_of
 from srl.trajectory import Question
-
-__all__ = ["read_corpus", "read_questions", "write_corpus", "write_questions"]
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 _EXTRA = [("split", pa.string()), ("index", pa.int64()), ("question", pa.string()), ("id", pa.string())]
@@ -49,7 +43,7 @@ SCHEMA = pa.schema(
     ],
     metadata={"srl_format": str(FORMAT)},
 )
-"""verl's columns; in `extra_info` we add the question's text, its id and its metadata as JSON."""
+"""verl's columns; `extra_info` also holds the question's text, its id and its metadata as JSON."""
 
 _COLUMNS = (
     "data_source",
@@ -120,7 +114,7 @@ def _unique(path: Path, found: Iterable[tuple[Record, Question]]) -> list[Questi
     questions: dict[str, Question] = {}
     for record, question in found:
         if question.id in questions:
-            raise record.error("an id that no question before it has", repr(question.id))
+            raise record.error("an id that no earlier question has", repr(question.id))
         questions[question.id] = question
     if not questions:
         raise UserError(f"{path}: expected questions, found none")

@@ -1,4 +1,4 @@
-"""Composing a training directory: questions of one or more sources, their corpora, one manifest."""
+"""Preparing a training directory: questions of one or more sources, their corpora, a manifest."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from srl.data.corpus import write_corpus
 from srl.data.hub import download
-from srl.data.parquet import write_corpus, write_questions
+from srl.data.parquet import write_questions
 from srl.data.sources import Source, source_of
 from srl.data.splits import SPLITS, canonical_split, guess_split, split_off, without_repeats
 from srl.errors import UserError
@@ -29,7 +30,7 @@ _FILES = (*(f"{split}.parquet" for split in SPLITS), CORPUS)
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One source to read: its files, or none to have it by name; `split` None is said by the file's name."""
+    """A source to read. Without `files` it is downloaded; without `split` the file's name tells the split."""
 
     source: Source
     files: tuple[Path, ...] = ()
@@ -38,7 +39,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was written to `directory`; `notes` are the things a person should hear about."""
+    """What was written to `directory`; `notes` are messages for the user."""
 
     directory: Path
     questions: dict[str, int]
@@ -48,7 +49,7 @@ class Prepared:
 
 @dataclass(slots=True)
 class _Composition:
-    """The questions by split, and what is to be said about them."""
+    """The questions by split, the sources read, and notes for the user."""
 
     splits: dict[str, list[Question]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     notes: list[str] = field(default_factory=list)
@@ -56,7 +57,7 @@ class _Composition:
 
 
 def parse_input(text: str, files: Sequence[Path] = (), split: str | None = None) -> Input:
-    """`SOURCE[:SPLIT][=FILE[,FILE…]]` as an input; `files` and `split` hold where the text says none."""
+    """Parse `SOURCE[:SPLIT][=FILE[,FILE…]]`; `files` and `split` are the defaults."""
     left, equals, right = text.partition("=")
     name, colon, own_split = left.partition(":")
     paths = tuple(Path(part) for part in right.split(",") if part) if equals else tuple(files)
@@ -77,13 +78,13 @@ def prepare(
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Prepared:
-    """Write `{train,validation,test}.parquet`, `corpus.jsonl` and the manifest, where there is such a thing.
+    """Write `{train,validation,test}.parquet` and `corpus.jsonl`, as far as there are any, and the manifest.
 
-    `limit` is the number of questions taken from each file, `validation` the share or number of training
-    questions to set aside, `contexts` whether paragraphs that come with questions join the corpus. A question
+    `limit` is the maximum number of questions from each file, `validation` the share or number of training
+    questions to hold out, `contexts` whether paragraphs that come with questions join the corpus. A question
     that another split asks in the same words is dropped: from training first, then from validation.
-    `overwrite` replaces a directory that an earlier call wrote and that holds nothing else.
-    `progress` hears how many passages are written. Raises UserError; nothing half-written stays.
+    `overwrite` replaces a directory that an earlier call wrote and that holds nothing else. `progress` is
+    called with the number of passages written. Raises UserError, and then leaves nothing behind.
     """
     rendering = template_of(template)
     named = [(each, path) for each in inputs for path in _files(each)]
@@ -103,7 +104,7 @@ def prepare(
 
 
 def _files(each: Input) -> tuple[Path, ...]:
-    """The files of an input, downloaded by name when none are given; UserError where one is none."""
+    """The files of an input, downloaded where none are given. Raises UserError for a missing one."""
     for path in each.files:
         check_input(path)
     if each.files:
@@ -129,12 +130,12 @@ def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Compositio
 
 
 def _only_split(source: Source) -> str | None:
-    """The split of a data set that has one only (PopQA and Bamboogle are test sets)."""
+    """The split of a data set that has only one (PopQA and Bamboogle are test sets)."""
     return next(iter(source.hub_files)) or None if len(source.hub_files) == 1 else None
 
 
 def _split_of(question: Question, each: Input, split: str) -> str:
-    """A source whose rows carry their split keeps it, unless another was asked for."""
+    """The split in the row, where the source has one there and no other was asked for."""
     carries = each.source.format is None and each.split is None
     return question.split if carries and question.split in SPLITS else split
 
@@ -145,16 +146,14 @@ def _account(
     for reason, number in skipped.items():
         made.notes.append(f"{path.name}: {number:,} rows left out: {reason}")
     if count and each.split is None and guess_split(path) is None and each.source.format is not None:
-        made.notes.append(
-            f"{path.name}: taken as {split}, for its name says no split; --split says otherwise"
-        )
+        made.notes.append(f"{path.name}: read as {split}, since its name tells no split; --split changes it")
     entry: dict[str, Any] = {"source": each.source.name, "licence": each.source.licence, "file": path.name}
     entry |= {"digest": digest_file(path), "skipped": dict(skipped)}
     made.sources.append({**entry, "split": split, "questions": count} if count else entry)
 
 
 def _set_aside(made: _Composition, validation: float) -> None:
-    """Split off a validation set, and drop from training what validation or test asks in the same words."""
+    """Hold out a validation set, and drop questions that a later split asks in the same words."""
     splits = made.splits
     if validation:
         if not splits["train"]:
@@ -188,7 +187,7 @@ def _rendered(questions: Iterable[Question], rendering: Template, split: str) ->
 def _write_passages(
     folder: Path, files: Sequence[tuple[Input, Path]], contexts: bool, progress: Callable[[int], None] | None
 ) -> int:
-    """Stream all passages into one corpus; 0, and no file, when there are none."""
+    """Stream all passages into one corpus and return their number; no file is written for 0."""
     passages = _passages(files, contexts, progress)
     first = next(passages, None)
     if first is None:

@@ -20,7 +20,7 @@ from srl.trajectory import Passage, Question
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a row says about one question; reading adds data source, split and a unique id."""
+    """The question in one row; reading adds data source, split and a unique id."""
 
     text: str
     answers: tuple[str, ...]
@@ -30,10 +30,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A published format: its rows, the question in a row, the paragraphs that come with it.
+    """A published format: how to read its rows, the question of a row, and the paragraphs that come with it.
 
-    Functions of a row also take the data source. `draft` returns a text, the reason, for a row that the
-    published set holds but nobody can be asked.
+    Functions of a row also take the data source. `draft` returns a string, the reason, for a row that is
+    skipped (an unanswerable question, say).
     """
 
     records: Callable[[Path], Iterator[Record]]
@@ -49,11 +49,11 @@ def read_format(
     skipped: Counter[str] | None = None,
     start: int = 0,
 ) -> Iterator[Question]:
-    """The questions of a published file; `skipped` counts, by reason, the rows nobody can be asked.
+    """The questions of a published file; `skipped` counts the rows left out, by reason.
 
-    FlashRAG's JSON lines are taken in place of any format. Ids are `<data_source>/<split>/<own id or
-    index>`; indexes count from `start`. Raises UserError with the place on a malformed row, one without
-    an answer or with an id met before, and when there is no question at all.
+    FlashRAG's JSON lines are accepted in place of any format. Ids are `<data_source>/<split>/<own id or
+    index>`; indexes count from `start`. Raises UserError with the place of a row that is malformed, has no
+    answer or repeats an id, and for a file without questions.
     """
     form = FLASHRAG if is_flashrag(path) else form
     seen: set[str] = set()
@@ -65,7 +65,7 @@ def read_format(
             continue
         question = make_question(record, draft, data_source, split, start)
         if question.id in seen:
-            raise record.error("an id that no question before it has", repr(question.id))
+            raise record.error("an id that no earlier question has", repr(question.id))
         seen.add(question.id)
         yield question
     if not seen:
@@ -73,7 +73,7 @@ def read_format(
 
 
 def read_paragraphs(form: Format, path: Path, data_source: str) -> Iterator[Passage]:
-    """The paragraphs that come with the questions of a published file, each once; none where none come."""
+    """The paragraphs that come with the questions of a published file, if any, each once."""
     form = FLASHRAG if is_flashrag(path) else form
     if form.passages is None:
         return
@@ -86,7 +86,7 @@ def read_paragraphs(form: Format, path: Path, data_source: str) -> Iterator[Pass
 
 
 def make_question(record: Record, draft: Draft, data_source: str, split: str, start: int = 0) -> Question:
-    """The question of a draft, under an id that is unique across data sets."""
+    """The question of a draft, with an id that is unique across data sets."""
     if not draft.answers:
         raise record.error("at least one answer (published test sets often come without)", "none")
     own = str(start + record.index) if draft.own_id is None else draft.own_id
@@ -95,7 +95,7 @@ def make_question(record: Record, draft: Draft, data_source: str, split: str, st
 
 
 def own_id(record: Record, *names: str) -> str | None:
-    """The row's own id, when it has one."""
+    """The row's own id, if it has one."""
     return record.text(*names) if any(record.row.get(name) is not None for name in names) else None
 
 
@@ -122,7 +122,7 @@ def paragraphs(record: Record, source: str) -> Iterator[tuple[str, Passage]]:
 
 
 def support(record: Record, source: str) -> dict[str, list[str]]:
-    """Titles of the paragraphs that support the answer, and their passages' ids where they are given."""
+    """Titles of the paragraphs that support the answer, and their passages' ids where given."""
     facts = record.row.get("supporting_facts") or []
     if isinstance(facts, dict):
         names = Record(record.path, record.place, record.index, facts).items("title")
@@ -150,7 +150,7 @@ def first_row_has(name: str, path: Path) -> bool:
 
 
 def flashrag(record: Record, source: str) -> Draft:
-    """FlashRAG: `id, question, golden_answers, metadata`; its paragraphs go to the corpus alone."""
+    """FlashRAG: `id, question, golden_answers, metadata`; its paragraphs go only to the corpus."""
     inner = _flashrag_metadata(record)
     kept = {name: value for name, value in inner.row.items() if name not in ("context", "supporting_facts")}
     answers = record.texts("golden_answers")
@@ -162,7 +162,7 @@ def flashrag_passages(record: Record, source: str) -> Iterator[Passage]:
 
 
 def _flashrag_metadata(record: Record) -> Record:
-    """The metadata as a row of its own; a plain `context` with a `title` is made a titled paragraph."""
+    """The metadata as a row of its own; a plain `context` with a `title` becomes a titled paragraph."""
     given = record.row.get("metadata") or {}
     if not isinstance(given, dict):
         raise record.error("an object in 'metadata'", describe(given))
@@ -199,7 +199,7 @@ def hotpotqa(record: Record, source: str) -> Draft:
 
 
 def two_wiki(record: Record, source: str) -> Draft:
-    """2WikiMultihopQA: like HotpotQA, and its evidence triples say how many hops there are."""
+    """2WikiMultihopQA: like HotpotQA; the number of evidence triples is the number of hops."""
     draft = hotpotqa(record, source)
     evidences = record.row.get("evidences")
     hops = {"hops": len(evidences)} if isinstance(evidences, list) and evidences else {}
@@ -211,7 +211,7 @@ def hotpot_passages(record: Record, source: str) -> Iterator[Passage]:
 
 
 def musique(record: Record, source: str) -> Draft | str:
-    """MuSiQue: answer and aliases; the id says the hops (`3hop1__…`); unanswerable rows are skipped."""
+    """MuSiQue: answer and aliases; the id tells the hops (`3hop1__…`); unanswerable rows are skipped."""
     if record.row.get("answerable") is False:
         return "unanswerable"
     support = [pair for pair, supports in _musique_paragraphs(record, source) if supports]

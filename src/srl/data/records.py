@@ -1,4 +1,4 @@
-"""Rows of published files, each with the place it came from, and checked access to its fields."""
+"""Rows of published files, each with its place for error messages and checked access to its fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ csv.field_size_limit(1 << 24)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row of a file. `index` counts rows from 0, `place` is what an error says after the file's name."""
+    """One row of a file. `index` counts rows from 0; `place` follows the file's name in errors."""
 
     path: Path
     place: str
@@ -31,11 +31,11 @@ class Record:
         return UserError(f"{self.path}{self.place}: expected {expected}, found {found}")
 
     def text(self, *names: str) -> str:
-        """The first of the fields `names` that is there, as text that is not empty, stripped."""
+        """The first of the fields `names` that exists, as stripped text; it must not be empty."""
         return self.exact(*names).strip()
 
     def exact(self, *names: str) -> str:
-        """Like `text`, but with the white space around it."""
+        """Like `text`, with surrounding white space."""
         value = self._first(names)
         text = self.valid(value if isinstance(value, str) else _shown(value), names[0])
         if not text or text.isspace():
@@ -43,7 +43,7 @@ class Record:
         return text
 
     def texts(self, *names: str) -> tuple[str, ...]:
-        """The texts of a field that holds one or a list of them, stripped, without empty ones or repeats."""
+        """The texts of a field (one text or a list), stripped, without empty texts and repeats."""
         value = self._first(names)
         values = value if isinstance(value, list) else [value]
         texts = [self.valid(_shown(item), names[0]) for item in values]
@@ -57,11 +57,11 @@ class Record:
         return value
 
     def optional_items(self, name: str) -> list[Any]:
-        """The field `name` if it is there, which must then be a list; else an empty one."""
+        """The field `name`, which must be a list; an empty list where it is missing."""
         return [] if self.row.get(name) is None else self.items(name)
 
     def valid(self, value: object, name: str) -> str:
-        """`value` if it is text that UTF-8 can write (JSON's lone surrogates are not)."""
+        """`value`, which must be text that UTF-8 can encode (lone surrogates of JSON are not)."""
         if not isinstance(value, str):
             raise self.error(f"a text in {name!r}", describe(value))
         if not value.isascii():
@@ -80,19 +80,19 @@ class Record:
 
 
 def _shown(value: object) -> object:
-    """A number as the text that it is in other files (`1640` in JSON, `"1640"` in CSV), all else as it is."""
+    """A number as text (some files have `1640`, others `"1640"`), anything else unchanged."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number else value
 
 
 def describe(value: object) -> str:
-    """A value as an error shows it: its type, and itself when it is short."""
+    """A value for an error message: its type, and itself if it is short."""
     shown = repr(value)
     return f"{type(value).__name__} {shown}" if len(shown) <= 40 else type(value).__name__
 
 
 def json_rows(path: Path) -> Iterator[Record]:
-    """The objects of a JSON array or of a JSON-lines file, whichever it is; `.gz` too."""
+    """The objects of a JSON array or a JSON-lines file, `.gz` too."""
     if first_character(path) == "[":
         yield from json_array(path)
     else:
@@ -152,12 +152,12 @@ def _load_json(path: Path) -> Any:
 
 
 def first_character(path: Path) -> str:
-    """The first character that is not white space; empty where there is none in the first MiB."""
+    """The first character that is not white space; empty if there is none in the first MiB."""
     return beginning(path).decode("utf-8-sig", errors="replace").lstrip()[:1]
 
 
 @contextmanager
 def open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
-    """A text file in UTF-8, `.gz` too, or a pipe. Raises UserError, as `open_input` does."""
+    """Open a text file in UTF-8 (`.gz` too) or a pipe. Raises UserError, as `open_input` does."""
     with open_input(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
         yield text

@@ -1,4 +1,4 @@
-"""Questions with what is known of the passages that answer them: to measure a retriever with."""
+"""Questions with relevance judgements of passages, to measure a retriever with."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class LabelledQuestions:
-    """Questions, and by their ids the grade of each passage that was judged: `{question: {passage: grade}}`.
+    """Questions, and the grades of the judged passages by question id: `{question: {passage: grade}}`.
 
-    `notes` are what a person should hear about how the two were brought together.
+    `notes` tell the user how questions and judgements were matched.
     """
 
     questions: Sequence[Question]
@@ -40,11 +40,11 @@ class LabelledQuestions:
 
 
 def read_labelled_questions(path: Path, qrels: Path | None = None) -> LabelledQuestions:
-    """The questions of a file, judged by `qrels` or, without, by the passages that they name themselves.
+    """The questions of a file, with the judgements of `qrels`, or with the supporting passages in their rows.
 
-    Files: TREC topics, `id <tab> question`, SQuAD, parquet or JSON lines with a question in each row (ours,
-    verl's, FlashRAG's, BEIR's). Raises UserError with the place of what is malformed, and where no
-    judgement is of any of the questions.
+    Formats: TREC topics, `id <tab> question`, SQuAD, and parquet or JSON lines with a question in each row
+    (ours, verl's, FlashRAG's, BEIR's). Raises UserError with the place of a malformed row, and where no
+    judgement belongs to a question.
     """
     questions = read_any_questions(path)
     if qrels is not None:
@@ -82,20 +82,20 @@ def _questions(path: Path) -> Iterator[Question]:
 
 
 def _is_table(path: Path) -> bool:
-    """Whether the lines are `id <tab> question`, by the file's name or, in a pipe, by the first of them."""
+    """Whether the lines are `id <tab> question`: by the file's name or, in a pipe, by the first line."""
     if path.is_file():
         return path.name.removesuffix(".gz").endswith((".tsv", ".txt"))
     return first_character(path) not in "{[" and b"\t" in beginning(path).partition(b"\n")[0]
 
 
 def _is_squad(path: Path) -> bool:
-    """Whether the file is one JSON object, by its name, or has the articles that SQuAD begins with."""
+    """Whether the file is SQuAD's: `.json` with one object, or it begins with SQuAD's articles."""
     is_json = path.name.removesuffix(".gz").endswith(".json")
     return (is_json and first_character(path) == "{") or _SQUAD.match(beginning(path)) is not None
 
 
 def _from_parquet(path: Path) -> Iterator[Question]:
-    """A training parquet as it is read everywhere; any other by the names of its columns."""
+    """The questions of a training parquet, or of another one by the names of its columns."""
     with open_parquet(path) as file:
         if {"data_source", "prompt"} <= set(file.schema_arrow.names):
             yield from read_questions(path)
@@ -108,7 +108,7 @@ def _from_parquet(path: Path) -> Iterator[Question]:
 
 
 def _question(record: Record) -> Question:
-    """A row with a question; an id, answers and the ids of supporting passages where it has them."""
+    """The question in a row, with its id, answers and supporting passages where the row has them."""
     named = any(record.row.get(name) is not None for name in _IDS)
     given = [name for name in _ANSWERS if record.row.get(name)]
     answers = record.texts(given[0]) if given else ()
@@ -122,7 +122,7 @@ def _question(record: Record) -> Question:
 
 
 def _named(question: Question) -> dict[str, int]:
-    """The passages that a question names as its own, all of grade 1."""
+    """The supporting passages that a question names, all with grade 1."""
     found: Any = question.metadata.get("supporting_ids") or ()
     if isinstance(found, str) or not isinstance(found, list | tuple):
         raise UserError(
@@ -138,8 +138,8 @@ def _judged_by(
     matched = {question.id: judged[name] for question, name in names if name in judged}
     if not matched:
         raise UserError(
-            f"{qrels} judges none of the questions in {path}: its ids are {_some(judged)}, "
-            f"theirs {_some(question.id for question in questions)}; give the qrels of these questions"
+            f"{qrels} judges none of the questions in {path}: its ids are {_some(judged)}, those of the "
+            f"questions {_some(question.id for question in questions)}; give the qrels of these questions"
         )
     if unknown := len(judged) - len(matched):
         named = f"the {len(judged):,} questions in {input_name(qrels)}"
@@ -150,16 +150,16 @@ def _judged_by(
 def _names(
     questions: list[Question], judged: Mapping[str, object]
 ) -> tuple[list[tuple[Question, str]], list[str]]:
-    """What the qrels call each question: its id, its id without source and split, or its place.
+    """The name of each question in the qrels: its id, its id without source and split, or its position.
 
-    Cranfield's topics carry the numbers of a longer list while its qrels count 1 to 225, so that many a
-    number would meet another question's judgements: where the qrels count exactly the questions of the
-    file, and the ids do not, it is the places that they mean.
+    Cranfield's topics have the numbers of a longer list, while its qrels count from 1 to 225, so matching by
+    id would mix up questions. Where the qrels are numbered exactly 1 to the number of questions, and the ids
+    are not, questions are matched by position.
     """
     places = [str(place) for place in range(1, len(questions) + 1)]
     ids = {question.id for question in questions}
     if set(judged) == set(places) and ids != set(places):
-        note = f"the qrels count the questions 1 to {len(questions)}: taken by their place in the file"
+        note = f"the qrels number the questions 1 to {len(questions)}: matched by position in the file"
         return list(zip(questions, places, strict=True)), [note]
     if ids.isdisjoint(judged):
         return [(question, question.id.split("/", 2)[-1]) for question in questions], []

@@ -1,4 +1,4 @@
-"""The table of sources: what each holds, where it comes from, and what reads it."""
+"""The sources by name (nq, squad, …): what each holds, where it comes from, and its format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from srl.trajectory import Passage, Question
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set by name. `files` says what its publisher's files are called.
+    """A data set by name. `files` are the names of the files as published.
 
-    `hub` is the data set's repository on the Hugging Face hub and `hub_files` its file for each split
-    (for a corpus there is one, under the empty name). A source of questions has a `format`, or is read
-    as it is (`data_source` is then in its rows).
+    `hub` is its repository on the Hugging Face hub, `hub_files` its file for each split (a corpus has one,
+    under the empty name). A source of questions has a `format`; without one it is read as training parquet
+    or FlashRAG's JSON lines, and `data_source` is in its rows.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Source:
     ) -> Iterator[Question]:
         """The questions of one file, as published or as training parquet; none from a corpus.
 
-        `start` is how many rows of the same data set and split were read from files before it.
+        `start` is the number of rows of the same data set and split in earlier files.
         """
         if self.is_corpus:
             return
@@ -58,7 +58,7 @@ class Source:
             yield from read_paragraphs(self.format, path, self.data_source)
 
     def _corpus(self, path: Path) -> Iterator[Passage]:
-        """Like `read_corpus`, but ids made from content tell which data set the passage is from."""
+        """Like `read_corpus`, but ids derived from contents begin with the data set's name."""
         if not self.data_source:
             yield from read_corpus(path)
             return
@@ -229,7 +229,7 @@ ALIASES = {"2wiki": "2wikimultihopqa", "hotpot": "hotpotqa", "natural-questions"
 
 
 def source_of(name: str) -> Source:
-    """The source called `name` (`2wiki`, `hotpot` for short); UserError with the names there are."""
+    """The source called `name` or by a short name (`2wiki`, `hotpot`). Raises UserError listing all names."""
     found = SOURCES.get(ALIASES.get(name, name))
     if found is None:
         raise UserError(f"no source {name!r}: there are {', '.join(SOURCES)}{nearest(name, list(SOURCES))}")

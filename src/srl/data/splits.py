@@ -1,4 +1,4 @@
-"""Splits: what a file's name says, and setting questions aside so that nothing is shared."""
+"""Splits: guessing them from file names, and holding out questions without overlap."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def canonical_split(name: str) -> str:
 
 
 def guess_split(path: Path) -> str | None:
-    """The split that a file's name says, or None when it says none or several."""
+    """The split in a file's name, or None where it names none or several."""
     found = {_ALIASES.get(name, name) for name in _IN_NAME.findall(path.name.lower())}
     return found.pop() if len(found) == 1 else None
 
 
 def split_off(questions: Sequence[Question], amount: float) -> tuple[list[Question], list[Question]]:
-    """`(rest, held out)`: a share (below 1) or a number of questions, by a hash that never changes.
+    """`(rest, held out)`: hold out a share (below 1) or a number of questions, by a fixed hash.
 
-    Questions about the same single paragraph stay together, so that no paragraph is shared; others are
-    drawn one by one. A share depends on nothing but each question's own hash, so it is roughly `amount`.
+    Questions about the same single paragraph stay together, so the two sets share no paragraph. A share is
+    approximate, since each question is decided by its own hash.
     """
     keys = _held_out_keys(Counter(map(_key, questions)), amount)
     held = [replace(question, split="validation") for question in questions if _key(question) in keys]
@@ -50,7 +50,7 @@ def split_off(questions: Sequence[Question], amount: float) -> tuple[list[Questi
 
 
 def _key(question: Question) -> str:
-    """What must not be shared: the paragraph a question is about where it is one, else the question."""
+    """What the two sets must not share: the question's paragraph if it has exactly one, else the question."""
     support = question.metadata.get("supporting_ids")
     return str(support[0]) if isinstance(support, list) and len(support) == 1 else question.id
 
@@ -69,12 +69,12 @@ def _held_out_keys(keys: Counter[str], amount: float) -> set[str]:
 
 
 def _unit(key: str) -> float:
-    """A number in [0, 1) that is the same on every machine."""
+    """A hash in [0, 1), the same on every machine."""
     return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big") / 2**56
 
 
 def without_repeats(questions: Iterable[Question], others: Iterable[Question]) -> list[Question]:
-    """The questions whose words (case and spaces aside) are not asked in `others`."""
+    """The questions that `others` does not ask in the same words (ignoring case and spaces)."""
     asked = {_words(question) for question in others}
     return [question for question in questions if _words(question) not in asked]
 

@@ -36,10 +36,9 @@ def train_tokenizer(
 ) -> int:
     """Train byte-level BPE (GPT-2's splitting) on `texts`, save it to `out`, return the vocabulary's size.
 
-    The size is below `vocab_size` when the texts hold fewer pairs. EOS is `<|endoftext|>`, the pad token
-    a token of its own; our tags are plain text of several tokens. `overwrite` replaces a tokenizer that an
-    earlier call wrote. Raises UserError on a vocabulary too
-    small for all bytes.
+    The size is below `vocab_size` where the texts have fewer pairs. EOS is `<|endoftext|>`, the pad token is
+    separate; our tags are plain text of several tokens. `overwrite` replaces a tokenizer that an earlier call
+    wrote. Raises UserError for a vocabulary too small for all bytes.
     """
     if vocab_size < SMALLEST:
         raise UserError(

@@ -1,7 +1,7 @@
-"""TREC's files: topics, relevance judgements (qrels) and documents, as they are published.
+"""TREC's files: topics, relevance judgements (qrels) and documents.
 
-They look like XML and mostly are not: tags stay open, documents stand side by side without a root. So
-they are read by their tags, not by an XML parser.
+They look like XML but are not: tags are left open, and documents have no common root. So they are read by
+their tags, without an XML parser.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FIELD = r"<{0}>(.*?)</{0}>"
 _TAGS = {"id": "docno", "title": "title", "text": "text"}
 _END = re.compile(r"(?<=</doc>)", re.IGNORECASE)
 _HEADERS = ("query-id", "query_id", "qid", "id")
-"""First columns of a header line, which BEIR's tables have and TREC's have not."""
+"""First columns of a header line, which BEIR's tables have and TREC's do not."""
 
 
 @contextmanager
 def _text(path: Path) -> Iterator[IO[str]]:
-    """The file, open. Raises UserError where it is no text, or a broken gzip file."""
+    """Open the file. Raises UserError where it is not text, or a broken gzip file."""
     try:
         with open_text(path) as file:
             yield file
@@ -37,12 +37,12 @@ def _text(path: Path) -> Iterator[IO[str]]:
 
 
 def is_tagged(path: Path) -> bool:
-    """Whether the first thing in the file is a tag, so that it is one of TREC's."""
+    """Whether the file begins with a tag, as TREC's do."""
     return first_character(path) == "<"
 
 
 def read_topics(path: Path) -> Iterator[tuple[str, str]]:
-    """`(id, text)` of each topic; the text is the topic's title. Raises UserError with the topic's place."""
+    """`(id, text)` of each topic; the text is the topic's title. Raises UserError with its position."""
     with _text(path) as file:
         topics = _TOPIC.findall(file.read())
     if not topics:
@@ -70,8 +70,8 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """The grade of each judged passage, by question: `{question: {passage: grade}}`.
 
     A line is TREC's `question iteration passage grade`, or `question passage grade` as in BEIR's tables.
-    Grades below 1 say that the passage is not relevant. Raises UserError naming file and line on anything
-    else, and on two judgements of one passage that differ.
+    Grades below 1 mean not relevant. Raises UserError with file and line for anything else, and for two
+    different grades of one passage.
     """
     judged: dict[str, dict[str, int]] = {}
     with _text(path) as file:
@@ -85,7 +85,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
 
 def _judge(judged: dict[str, dict[str, int]], fields: list[str], place: str) -> None:
-    """Take one line's judgement into `judged`."""
+    """Add one line's judgement to `judged`."""
     try:
         question, passage, text = fields if len(fields) == 3 else (fields[0], *fields[2:])
         grade = int(text)
@@ -95,20 +95,20 @@ def _judge(judged: dict[str, dict[str, int]], fields: list[str], place: str) -> 
         ) from None
     if judged.setdefault(question, {}).setdefault(passage, grade) != grade:
         raise UserError(
-            f"{place}: question {question} has passage {passage} with grade {grade} here, "
-            f"{judged[question][passage]} before"
+            f"{place}: question {question} grades passage {passage} {grade} here and "
+            f"{judged[question][passage]} in an earlier line"
         )
 
 
 def document_records(path: Path) -> Iterator[Record]:
-    """One record `{id, title, text}` per `<doc>`, without holding the file. Raises UserError."""
+    """One record `{id, title, text}` per `<doc>`, as a stream. Raises UserError."""
     for index, (line, document) in enumerate(_documents(path)):
         row = {name: _field(document, tag) for name, tag in _TAGS.items()}
         yield Record(path, f":{line}", index, row)
 
 
 def _documents(path: Path) -> Iterator[tuple[int, str]]:
-    """The number of the line where each document begins, and what is between its tags."""
+    """The line number of each document, and its text with tags."""
     held, start = "", 0
     with _text(path) as file:
         for line, text in enumerate(file, start=1):

@@ -15,8 +15,9 @@ from hashlib import blake2b
 from itertools import combinations
 from pathlib import Path
 
+from srl.data.corpus import write_corpus
 from srl.data.demonstrations import write_demonstrations
-from srl.data.parquet import write_corpus, write_questions
+from srl.data.parquet import write_questions
 from srl.files import atomic_directory
 from srl.manifests import write_manifest
 from srl.protocol import template
@@ -28,7 +29,7 @@ SIZES = {"person": 600, "company": 150, "city": 150, "country": 40}
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A fact that links two entities, and the ways to write it down."""
+    """A fact that links two entities, and its wordings."""
 
     subject: str
     object: str
@@ -90,7 +91,7 @@ def name_words() -> tuple[str, ...]:
 
 @cache
 def _names(role: str) -> tuple[str, ...]:
-    """All names of a role; two names never share both words, for BM25 reads no order."""
+    """All names of a role; two names never share both words, since BM25 ignores order."""
     names = []
     for first, second in combinations(name_words(), 2):
         digest = blake2b(f"{first} {second}".encode(), digest_size=2).digest()
@@ -101,7 +102,7 @@ def _names(role: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One look-up on the way to an answer: the page to read, the fact to take, what it says."""
+    """One look-up on the way to an answer: the entity's page, the relation to read, its value."""
 
     entity: str
     relation: str
@@ -109,7 +110,7 @@ class Hop:
 
     @property
     def sentence(self) -> str:
-        """The fact as its page words it."""
+        """The sentence that states the fact on its page."""
         return RELATIONS[self.relation].sentence.format(x=self.entity, y=self.value)
 
 
@@ -166,7 +167,7 @@ def _relation_of(kind: str, rng: random.Random) -> str:
 def questions(world: World, role: str, seed: int, count: int, two_hop: float = 0.5) -> list[Question]:
     """`count` different questions about `world`, the share `two_hop` of them with two hops.
 
-    `metadata` holds the number of hops, the way and the passages that support the answer.
+    `metadata` has the number of hops, the way to the answer and the supporting passages.
     """
     rng = random.Random(f"questions {role} {seed}")
     found: dict[str, Question] = {}
@@ -201,10 +202,10 @@ def way_of(question: Question) -> tuple[Hop, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How often a demonstrator decides well; what it does, it does without slips.
+    """The probabilities of a demonstrator's decisions; it carries them out without errors.
 
-    The first action is right, or a search for a wrong span of the question, or a guess with no
-    search; a second hop is taken with `second_hop`; the right field of a page is read with
+    The first action is right with `right`, a search for a wrong span of the question with `wrong_span`, else
+    a guess without a search. A second hop is taken with `second_hop`; the right field of a page is read with
     `right_field`.
     """
 
@@ -222,13 +223,13 @@ def look_up(entity: str) -> str:
 
 
 def follow(read: Hop) -> str:
-    """Say what the page said, and look up what it named."""
+    """State the fact that the page says, and look up its value."""
     value = read.value
     return f"<think> {read.sentence} I need to look up {value} . </think> <search> {value} </search>"
 
 
 def conclude(read: Hop) -> str:
-    """Say what the page said, and answer with it."""
+    """State the fact that the page says, and answer with its value."""
     return f"<think> {read.sentence} </think> <answer> {read.value} </answer>"
 
 
@@ -240,8 +241,8 @@ def hazard(name: str) -> str:
 def demonstrate(question: Question, world: World, noise: Noise, rng: random.Random) -> list[str]:
     """The turns of one demonstration of `question`.
 
-    A wrong guess names what the question asks about: no name comes from anywhere but the text, so that
-    only decisions are noisy.
+    A wrong guess is the entity that the question asks about: all names come from the text, so only the
+    decisions are noisy.
     """
     way = way_of(question)
     draw = rng.random()
@@ -254,7 +255,7 @@ def demonstrate(question: Question, world: World, noise: Noise, rng: random.Rand
 
 
 def _search(way: Sequence[Hop], world: World, noise: Noise, rng: random.Random) -> list[str]:
-    """Look up the first page, follow it or not, and read a field of the last page, right or not."""
+    """Look up the first page, follow the hops or stop, and read a field of the last page, right or wrong."""
     turns = [look_up(way[0].entity)]
     for hop in way[:-1]:
         if rng.random() >= noise.second_hop:
@@ -288,16 +289,16 @@ def demonstrations(
 
 
 QUESTIONS = {"train": 4000, "validation": 1024, "test": 1024}
-SHOWN = 2560
-"""Questions demonstrated: 80 batches of 32."""
+DEMONSTRATED = 2560
+"""Questions with a demonstration: 80 batches of 32."""
 DEMONSTRATIONS = {"cold-start": Noise(), "clean": CLEAN, "no-search": None}
 
 
 def write_world(directory: Path, seed: int = 0) -> None:
-    """Write the world of `seed` into `directory`, whole or not at all.
+    """Write the world of `seed` into `directory`, atomically.
 
-    `corpus.jsonl` holds the pages of all its parts; `train`, `validation` and `test.parquet` ask each
-    about a part of its own, and `cold-start`, `clean` and `no-search.jsonl` show episodes of a fourth.
+    `corpus.jsonl` has the pages of all parts. `train`, `validation` and `test.parquet` each ask about a part
+    of their own; `cold-start`, `clean` and `no-search.jsonl` are demonstrations on a fourth part.
     """
     worlds = {role: make_world(role, seed) for role in ("cold-start", *QUESTIONS)}
     with atomic_directory(directory) as folder:
@@ -311,6 +312,6 @@ def write_world(directory: Path, seed: int = 0) -> None:
 
 
 def _write_demonstrations(folder: Path, world: World, seed: int) -> None:
-    asked = questions(world, "cold-start", seed, SHOWN)
+    asked = questions(world, "cold-start", seed, DEMONSTRATED)
     for name, noise in DEMONSTRATIONS.items():
         write_demonstrations(folder / f"{name}.jsonl", demonstrations(asked, world, noise, seed))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srl.data.parquet import write_corpus
+from srl.data.corpus import write_corpus
 from srl.data.world import (
     CLEAN,
     RELATIONS,
