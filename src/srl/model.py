@@ -257,6 +257,18 @@ def without_lora(model: PreTrainedModel) -> Iterator[None]:
         model.enable_adapters()
 
 
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, `model` is in eval mode; afterwards each of its modules is in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """The state dict with any LoRA adapter merged in, under the names of the plain model.
 

@@ -1,7 +1,7 @@
-"""Scores become advantages: the tensor functions that algorithm plugins compose.
+"""From scores to advantages: the tensor functions of which algorithm plugins are made.
 
-Every function is pure, works on whole batches and obeys one mask: 1 on tokens that the policy
-wrote. What stands where the mask is 0 (padding, retrieved text, even NaN) is never read.
+Every function is pure and works on whole batches. The mask is 1 on tokens that the policy wrote; values
+where it is 0 (padding, retrieved text, even NaN) are never read.
 """
 
 from srl.advantage.algorithm import Advantages, Algorithm

@@ -1,4 +1,4 @@
-"""What an algorithm plugin returns, and what its estimator returns."""
+"""The type that an algorithm plugin returns, and the type that its estimator returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 class Advantages(NamedTuple):
     """Both are 0 where the mask is 0 and on rows with `valid` 0.
 
-    `returns` is what a critic learns; without a critic it is what the advantage was made from.
+    `returns` are a critic's targets; without a critic, the values that the advantages were made from.
     """
 
     advantages: Tensor  # (B, T)
@@ -21,16 +21,16 @@ class Advantages(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An estimator with the settings it is meant to run with.
+    """An estimator and the default settings of its method.
 
     The estimator is a pure function, called with keywords only:
 
         estimator(token_level_rewards=(B, T), response_mask=(B, T), group_ids=(B,), valid=(B,),
                   values=(B, T) or None, group_size=n, gamma=1.0, lam=1.0, **options) -> Advantages
 
-    `group_ids` says which rows answer the same question and `group_size` how many were asked for.
-    `defaults` maps dotted config keys to values, e.g. `{"actor.use_kl_loss": True}`; what a user
-    sets wins over them.
+    Rows with the same `group_ids` answer the same question; `group_size` is `rollout.n`. `defaults` maps
+    dotted configuration keys to values, such as `{"actor.use_kl_loss": True}`; a user's settings override
+    them.
     """
 
     name: str

@@ -9,8 +9,8 @@ from torch import Tensor
 def discounted_returns(token_level_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Return-to-go G_t = r_t + γ·G_t′, where t′ is the row's next policy token.
 
-    γ counts policy tokens: a span with mask 0 is stepped over as if it were not there, its rewards
-    do not count, and its own return is 0.
+    γ counts policy tokens only: spans with mask 0 are skipped, their rewards do not count, and their
+    returns are 0.
     """
     keep = mask.bool()
     returns = torch.zeros_like(token_level_rewards)
@@ -28,9 +28,9 @@ def gae(
 
         δ_t = r_t + γ·V_t′ − V_t        A_t = δ_t + γλ·A_t′        returns_t = A_t + V_t
 
-    V_t is the value before token t, t′ the row's next policy token, and V and A after the last one
-    are 0. A span with mask 0 is stepped over as if it were not there; its rewards do not count.
-    Returns (advantages, returns), not whitened, 0 where the mask is 0.
+    V_t is the value before token t, and t′ is the row's next policy token; V and A after the last one are 0.
+    Spans with mask 0 are skipped and their rewards do not count. Returns (advantages, returns), each (B, T),
+    not whitened, 0 where the mask is 0.
     """
     keep = mask.bool()
     advantages = torch.zeros_like(values)

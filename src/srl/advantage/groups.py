@@ -1,7 +1,7 @@
-"""Statistics over the rows that answer the same question; rows with `valid` 0 are out of all of them.
+"""Statistics over groups, the rows that answer the same question, without the rows with `valid` 0.
 
-Each function returns one number for each row, that of the row's own group. Group ids are any
-integers, in any order.
+Each function returns one number (B,) for each row, that of the row's group. Group ids may be any integers
+in any order.
 """
 
 from __future__ import annotations

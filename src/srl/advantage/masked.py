@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum where the mask is 1; what stands elsewhere, NaN too, is never read."""
+    """Sum where the mask is 1; other values, even NaN, are never read."""
     return values.masked_fill(~mask.bool(), 0).sum(dim=dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean where the mask is 1; 0 when it is 1 nowhere."""
+    """Mean where the mask is 1; 0 if it is 0 everywhere."""
     return masked_sum(values, mask, dim) / mask.bool().sum(dim=dim).clamp(min=1)
 
 

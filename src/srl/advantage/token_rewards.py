@@ -1,4 +1,4 @@
-"""From one score a row to one reward a token, and back."""
+"""A score for each row becomes a reward for each token, and back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from srl.advantage.masked import masked_sum
 
 
 def valid_mask(response_mask: Tensor, valid: Tensor) -> Tensor:
-    """The policy's tokens of the rows that count, as bool: rows with `valid` 0 lose all of theirs."""
+    """The policy's tokens (B, T) as bool; all False in rows with `valid` 0."""
     return response_mask.bool() & valid.bool().unsqueeze(-1)  # (B, T)
 
 
 def last_policy_token(mask: Tensor) -> Tensor:
-    """Index of each row's last token with mask 1, or −1 where a row has none."""
+    """The index (B,) of each row's last token with mask 1, or −1 in a row without any."""
     positions = torch.arange(1, mask.shape[-1] + 1, device=mask.device)  # (T,)
     return (positions * mask.bool()).amax(dim=-1) - 1  # (B,)
 
@@ -22,7 +22,7 @@ def last_policy_token(mask: Tensor) -> Tensor:
 def score_on_last_token(scores: Tensor, mask: Tensor) -> Tensor:
     """Token rewards (B, T) with each row's score on its last policy token and 0 elsewhere.
 
-    A row in which the policy wrote nothing has nowhere to put a score, and gets none.
+    A row without a policy token gets no score.
     """
     positions = torch.arange(mask.shape[-1], device=mask.device)  # (T,)
     here = positions == last_policy_token(mask).unsqueeze(-1)  # (B, T)
@@ -30,7 +30,7 @@ def score_on_last_token(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_score(token_level_rewards: Tensor, mask: Tensor) -> Tensor:
-    """Σ_t r_t·mask_t for each row. A reward on a token with mask 0 does not count, by definition."""
+    """Σ_t r_t·mask_t for each row (B,). Rewards on tokens with mask 0 do not count."""
     return masked_sum(token_level_rewards, mask, dim=-1)  # (B,)
 
 

@@ -1,4 +1,4 @@
-"""Text to ids and back, with the care that an episode needs."""
+"""Text to token ids and back, as an episode needs it: prompts by chat template, special tokens as text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Codec:
     """A Hugging Face tokenizer as an episode uses it.
 
-    Prompts go through the chat template once, where there is one; everything that the environment
-    writes is encoded so that special tokens spelled out in it stay plain text.
+    A prompt goes through the chat template once, where there is one. In everything that the environment
+    writes, the names of special tokens are encoded as plain text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int] = ()) -> None:
@@ -27,7 +27,7 @@ class Codec:
         self._specials = [str(token) for token in added if token.special]
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], bool, str]:
-        """The prompt's ids, whether it ends inside an open `<think>`, and its text."""
+        """The prompt's ids, whether it ends inside an open `<think>`, and its text. Raises UserError."""
         if self.tokenizer.chat_template is None:
             text = "\n".join(message["content"] for message in messages)
             ids = self._bos() + self.encode_text(text)
@@ -36,7 +36,7 @@ class Codec:
         return ids, text.rstrip().endswith("<think>"), text
 
     def _render(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
-        """The chat template's text and ids; special tokens in a message's content stay plain text."""
+        """The chat template's text and ids. Special tokens in a message's content become plain text."""
         contents = [message["content"] for message in messages]
         text = self._apply(messages)
         if not any(token in content for token in self._specials for content in contents):
@@ -50,7 +50,7 @@ class Codec:
         return text, ids + self.tokenizer.encode(rest, add_special_tokens=False)
 
     def _apply(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The chat template's text. Raises UserError where the template is at fault."""
+        """The chat template's text. Raises UserError if the template fails."""
         try:
             text: Any = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
@@ -64,27 +64,27 @@ class Codec:
         return text  # a string, as `tokenize` is off and this is one conversation
 
     def _template_file(self) -> Path:
-        """Where the tokenizer has its chat template from."""
+        """The file that the chat template was read from."""
         directory = Path(str(self.tokenizer.name_or_path))
         file = directory / "chat_template.jinja"
         return file if file.is_file() else directory / "tokenizer_config.json"
 
     def _bos(self) -> list[int]:
-        """The BOS id where this tokenizer puts one before a text, else nothing."""
+        """The BOS id where this tokenizer puts one before a text, else an empty list."""
         ids = self.tokenizer.encode("", add_special_tokens=True)
         bos = self.tokenizer.bos_token_id
         return [bos] if bos is not None and ids[:1] == [bos] else []
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of text that continues a sequence; special tokens written in it stay plain text.
+        """Ids of text that continues a sequence; the names of special tokens in it are plain text.
 
-        Lone surrogates, which a server's JSON may hold and no tokenizer reads, become question marks.
+        Lone surrogates, which a server's JSON may contain and no tokenizer accepts, become question marks.
         """
         text = text.encode("utf-8", "replace").decode()
         return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out, spaces as they are."""
+        """The text of `ids` without special tokens; spaces are kept as they are."""
         text: Any = self.tokenizer.decode(
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

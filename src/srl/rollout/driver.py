@@ -1,4 +1,4 @@
-"""Many episodes at once: each runs on its own, and a slow search holds up one, never the batch."""
+"""Many episodes at once, independent of each other: a slow search delays its own episode only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 
 ATTEMPTS = 2
-"""How often an episode is sampled until its searches succeed."""
+"""The most often that an episode is sampled while its searches fail."""
 
 
 async def resample_if_failed(episode: Callable[[int], Awaitable[Trajectory]]) -> Trajectory:
-    """`episode(attempt)`, made once more where a failed search ended it; if that fails too it is `failed`."""
+    """`episode(attempt)`, sampled once more if a failed search ended it. The second may be `failed` too."""
     for attempt in range(ATTEMPTS):
         trajectory = await episode(attempt)
         if trajectory.valid:
@@ -38,9 +38,10 @@ async def rollout(
     phase: Phase = "train",
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """`n` trajectories a question, in the questions' order, samples of a question side by side.
+    """`n` trajectories for each question, in the order of the questions, samples of a question together.
 
-    The first exception cancels the others, and is raised.
+    `on_done` is called with each trajectory as it ends. The first exception cancels the other episodes and
+    is raised.
     """
 
     async def one(question: Question, sample: int) -> Trajectory:

@@ -1,4 +1,4 @@
-"""What the episode asks of anything that generates: the torch engine, a server, a script."""
+"""The engine protocol: what an episode asks of anything that generates. And an engine that plays a script."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from srl.rollout.codec import Codec
 class Sampling:
     """How one turn is sampled. `temperature=0` is greedy.
 
-    `key` seeds the turn's random numbers: (seed, step, question, sample, turn). Two calls with the
-    same key and the same logits draw the same tokens, whatever else is in the batch.
+    `key` seeds the turn's random numbers: (seed, phase, step, question, sample, attempt, turn). Two calls
+    with the same key and the same logits draw the same tokens, whatever else is in the batch.
     """
 
     max_tokens: int
@@ -26,10 +26,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The ids that were sampled, whole: the token that completes a stop string stays uncut.
+    """The sampled ids, including the whole token that completes a stop string.
 
-    `logprobs` has one entry a token: log-softmax of logits / temperature, before top-p.
-    `stop_reason`: `stop` (a stop string was completed), `eos` (the last id is EOS), `length`.
+    `logprobs` has one entry for each id: log-softmax of logits / temperature, before top-p.
+    `stop_reason` is `stop` (a stop string was completed), `eos` (the last id is EOS) or `length`.
     """
 
     token_ids: tuple[int, ...]
@@ -40,9 +40,8 @@ class Completion:
 class Engine(Protocol):
     """Generates one turn at a time.
 
-    `request_id` is the same for all turns of an episode, and each call's `token_ids` extends the
-    last one's ids and completion, so that an engine can keep its KV cache. `finish` says that no
-    further turn will come.
+    `request_id` is the same for all turns of an episode. Each call's `token_ids` begins with the ids and the
+    completion of the call before, so an engine can keep a KV cache. `finish` ends the episode.
     """
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion: ...
@@ -55,10 +54,9 @@ Script = Callable[[str, int], str]
 
 
 class ScriptedEngine:
-    """Replays the texts of a script through the same episode that a model would run.
+    """An engine that says the texts of a script, for demonstrations and tests.
 
-    Log-probs are 0: a script is certain of what it says. A turn longer than its token cap is cut
-    there, as a model's would be.
+    Its log-probs are 0. A turn longer than its token limit is cut there, as a model's would be.
     """
 
     def __init__(self, codec: Codec, script: Script) -> None:

@@ -1,4 +1,4 @@
-"""One episode: the only place that knows how an engine and a search talk."""
+"""One episode: the engine generates, the search tool answers, turn by turn, until an answer or a limit."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ from srl.trajectory import (
 )
 
 _CHARS_A_TOKEN = 100
-"""No more of a text is read than this many characters for each token there is room for."""
+"""Text beyond this many characters per available token is not even encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOptions:
-    """The budgets of an episode, in tokens, and how its turns are sampled.
+    """The limits of an episode, in tokens, and how its turns are sampled.
 
-    `max_turns` turns may search; then one more generation may only answer. `max_response_length`
-    bounds everything after the prompt. An observation is appended only when `min_answer_tokens`
-    remain after it.
+    `max_turns` turns may search; one more generation may only answer. `max_response_length` limits
+    everything after the prompt. An observation is added only if `min_answer_tokens` remain after it.
     """
 
     max_turns: int = 4
@@ -59,7 +58,7 @@ class EpisodeOptions:
 
 
 class PromptTooLongError(UserError):
-    """The rendered question does not fit `max_prompt_length`; nothing of it is ever cut."""
+    """The rendered question does not fit `max_prompt_length`. Prompts are never cut."""
 
 
 async def run_episode(
@@ -76,12 +75,11 @@ async def run_episode(
     phase: Phase = "train",
     attempt: int = 0,
 ) -> Trajectory:
-    """Let `engine` answer `question`, searching with `search` (None: search is an invalid action).
+    """Let `engine` answer `question` with the tool `search` (None makes a search an invalid action).
 
-    The ids of the trajectory are the ids that the engine was given and those it returned, in order;
-    nothing is decoded and encoded again. It never ends on an observation: when one does not fit with
-    a minimal answer, the episode ends before it, `truncated`.
-    Raises PromptTooLongError.
+    The trajectory holds the ids that the engine was given and those that it returned, in order; nothing is
+    decoded and encoded again. It never ends on an observation: if an observation and a minimal answer do
+    not fit, the episode ends before it as `truncated`. Raises PromptTooLongError.
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
     episode = _Episode(trajectory, engine, search, codec, template, options)
@@ -97,7 +95,7 @@ async def run_episode(
 
 
 class _Episode:
-    """The running state of one episode; `ids` is the context as the engine sees it."""
+    """The state of one episode while it runs; `ids` is the context that the engine sees."""
 
     def __init__(
         self,
@@ -181,7 +179,7 @@ class _Episode:
         return await self.search.search(query)
 
     async def _look_up(self, action: Action, turn: int) -> bool:
-        """Search and append what came back; False when search failed or nothing fits."""
+        """Search and add the observation; False if the search failed or nothing fits."""
         result = replace(await self._ask(action.content, action.retriever), turn=turn)
         self.trajectory.searches.append(result)
         if result.is_fault:
@@ -206,10 +204,10 @@ class _Episode:
 
 
 def fit_information(hits: Sequence[Hit], budget: int, codec: Codec) -> tuple[str, list[int]] | None:
-    """The observation of at most `budget` tokens, as text and ids; None when not even a stub fits.
+    """The observation in at most `budget` tokens, as text and ids; None if not even one word fits.
 
-    Whole passages are dropped from the end; the only one left loses its middle. The closing tag is
-    always there.
+    Whole passages are dropped from the end; the last one left is cut in its middle. The closing tag is
+    always kept.
     """
     passages = [render_passage(position, hit) for position, hit in enumerate(hits, start=1)]
     for kept in range(len(passages), 0, -1):
@@ -230,7 +228,7 @@ def _encode_information(passages: Sequence[str], codec: Codec) -> tuple[str, lis
 
 
 def _cut_middle(passage: str, budget: int, codec: Codec) -> tuple[str, list[int]] | None:
-    """`passage` with as little of its middle taken out as lets it fit, found by bisection."""
+    """`passage` without the smallest middle part that makes it fit, found by bisection."""
     low, high, best = 0, min(len(passage) - 1, budget * _CHARS_A_TOKEN), None
     while low <= high:
         kept = (low + high) // 2

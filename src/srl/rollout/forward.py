@@ -1,6 +1,7 @@
-"""Logits for the slots of a table: with a cache that outlives a turn, or by computing all again.
+"""The model's forward pass over the slots of a table, with a key-value cache or without one.
 
-Both give the logits after the last known id of each row, `feed(table, rows) -> (B, V)`.
+Both kinds give the logits after the last known id of each row, `feed(table, rows) -> (B, V)`.
+`choose_forward` takes the cached one only where a small probe shows that its logits are right.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from srl.rollout.kv_cache import SlotCache
 from srl.rollout.slots import Rows, SlotTable
 
 PADDED_TOKENS = 4096
-"""The most tokens, padding included, that go through the model in one forward of several a row."""
+"""The most tokens in one forward pass, padding included, where rows have several new tokens."""
 WIDTH_STEP = 16
-"""Attention widths are rounded up to this, for the kernels' alignment and for fewer shapes."""
+"""Attention widths are rounded up to a multiple of this: kernels want alignment and few shapes."""
 
 PROMPTS = (5, 11)
-"""Lengths of the two prompts of the probe …"""
+"""Lengths of the probe's two prompts."""
 STEPS = (0, 1, 2, 6)
-"""… and how much is known after them at each of its steps: two single ids, then a span."""
+"""Ids known after each prompt at the probe's steps: none, two single ids, then a span."""
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-2, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""The largest difference of logits, relative to their spread, that is put down to rounding."""
+"""The largest difference of logits that counts as rounding, in units of their standard deviation."""
 
 _log = logging.getLogger(__name__)
 
 
 class Forward(Protocol):
-    """Feeds what is known and not yet fed."""
+    """Feeds the ids that are known and not yet fed."""
 
     def feed(self, table: SlotTable, rows: Rows) -> Tensor: ...
 
@@ -44,7 +45,7 @@ class Forward(Protocol):
 
 
 class CachedForward:
-    """Feeds each row only its new ids; keys and values of the others are in a SlotCache."""
+    """Feeds each row only its new ids; the keys and values of earlier ids are in a `SlotCache`."""
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int) -> None:
         self.model = model
@@ -65,12 +66,12 @@ class CachedForward:
         return logits[torch.from_numpy(place[leader_of])]
 
     def release(self) -> None:
-        """Give the cache's memory back."""
+        """Free the cache's memory."""
         self.cache.release()
 
     def _decode(self, table: SlotTable, rows: Rows) -> Tensor:
-        """One id a row. Where most slots up to the last are fed, the idle ones are carried along: a
-        view of the cache is cheaper than gathering."""
+        """One id a row. If most slots up to the last one are active, the idle ones are computed too: a view
+        of the cache is cheaper than gathering rows."""
         first = int(rows.max()) + 1
         if 2 * len(rows) < first:
             return self._prefill(table, rows)
@@ -82,7 +83,7 @@ class CachedForward:
         return logits if len(rows) == first else logits[torch.from_numpy(rows)]
 
     def _prefill(self, table: SlotTable, rows: Rows) -> Tensor:
-        """Any number of ids a row, padded on the left, so that the last column is everybody's last."""
+        """Any number of ids a row, padded on the left, so that the last column holds each row's last id."""
         counts = table.known[rows] - table.fed[rows]
         offsets = np.arange(-counts.max(), 0)[None]  # (1, Q)
         positions = np.maximum(table.known[rows][:, None] + offsets, 0)  # (B, Q)
@@ -90,7 +91,7 @@ class CachedForward:
         return self._run(rows, table.ids[rows[:, None], positions], positions, kept)
 
     def _run(self, rows: Rows | None, ids: Rows, positions: Rows, kept: NDArray[np.bool_]) -> Tensor:
-        """One forward over `ids` (B, Q); those not `kept` leave no trace in the cache."""
+        """One forward over `ids` (B, Q); ids that are not `kept` are not stored in the cache."""
         access, longest = self.cache.access, int(positions.max()) + 1
         self.cache.reserve(longest)
         slots = np.where(kept, (np.arange(len(ids)) if rows is None else rows)[:, None], access.slots)
@@ -103,7 +104,7 @@ class CachedForward:
         return self.model(input_ids=feed, **where, **self.options).logits[:, -1].float()
 
     def _share(self, table: SlotTable, rows: Rows, leaders: Rows, leader_of: Rows) -> None:
-        """Give rows that start with a leader's prompt the leader's keys and values."""
+        """Copy a leader's keys and values to the rows with the same prompt."""
         followers = np.setdiff1d(np.arange(len(rows)), leaders)
         if len(followers):
             source = rows[leaders[leader_of[followers]]]
@@ -112,9 +113,9 @@ class CachedForward:
 
 
 class PlainForward:
-    """Computes every sequence again for each token: slow, and right for any causal model.
+    """Recomputes every sequence for each token: slow, and correct for any causal model.
 
-    Padding is on the right, where a causal model does not look, so no mask is needed.
+    Padding is on the right, where a causal model never looks, so no mask is needed.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -165,9 +166,9 @@ def padded_groups(counts: Rows, budget: int) -> Iterator[Rows]:
 
 
 def _shared_prompts(table: SlotTable, rows: Rows) -> tuple[Rows, Rows]:
-    """Which of `rows` to compute (indices), and for each row the index among those of the one like it.
+    """The rows to compute, as indices into `rows`, and for each row the index of its leader among them.
 
-    Rows that have nothing fed and the same ids (a group's samples at their start) share one.
+    Rows with the same ids and nothing fed, such as a group's samples at their start, share one leader.
     """
     seen: dict[object, int] = {}
     leaders: list[int] = []
@@ -182,14 +183,14 @@ def _shared_prompts(table: SlotTable, rows: Rows) -> tuple[Rows, Rows]:
 
 
 def _logits_of_the_last(model: PreTrainedModel, count: int) -> dict[str, Any]:
-    """The keyword that asks for the logits of the last `count` positions only, where there is one."""
+    """The keyword that limits the logits to the last `count` positions, where the model has one."""
     base: Any = getattr(model, "get_base_model", lambda: model)()
     known = "logits_to_keep" in inspect.signature(base.forward).parameters
     return {"logits_to_keep": count} if known else {}
 
 
 def choose_forward(model: PreTrainedModel, slots: int, max_length: int) -> Forward:
-    """A cached forward where it gives the logits of a full one, else the plain one and a warning."""
+    """A cached forward where its logits equal those of a full one, else the plain one and a warning."""
     try:
         with torch.no_grad():
             reason = _window(model, max_length) or _mismatch(model, max_length)
@@ -200,7 +201,7 @@ def choose_forward(model: PreTrainedModel, slots: int, max_length: int) -> Forwa
     if reason is None:
         return CachedForward(model, slots, max_length)
     _log.warning(
-        "%s runs without a key-value cache, every token computes its whole sequence again: %s",
+        "%s runs without a key-value cache, so every token recomputes its whole sequence: %s",
         type(model).__name__,
         reason,
     )
@@ -208,7 +209,7 @@ def choose_forward(model: PreTrainedModel, slots: int, max_length: int) -> Forwa
 
 
 def _window(model: PreTrainedModel, max_length: int) -> str | None:
-    """Why attention that forgets or compresses cannot use our cache; None where nothing is forgotten."""
+    """Why this model's attention window rules the cache out; None where it attends to everything."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds - {"sliding_attention", "chunked_attention"}:
@@ -216,12 +217,12 @@ def _window(model: PreTrainedModel, max_length: int) -> str | None:
     for name in ("sliding_window", "attention_chunk_size"):
         window = getattr(config, name, None)
         if window is not None and window < max_length:
-            return f"{name}={window} is below the {max_length} tokens that an episode may have"
+            return f"{name}={window} is less than the {max_length} tokens that an episode may have"
     return None
 
 
 def _mismatch(model: PreTrainedModel, max_length: int) -> str | None:
-    """How logits with the cache and without differ, over the probe's steps; None where they agree."""
+    """How the logits with and without the cache differ over the probe's steps; None where they agree."""
     prompts = [min(length, max(1, max_length - STEPS[-1])) for length in PROMPTS]
     cached, plain = CachedForward(model, 2, max(prompts) + STEPS[-1]), PlainForward(model)
     vocabulary = model.config.get_text_config().vocab_size
@@ -240,6 +241,6 @@ def _mismatch(model: PreTrainedModel, max_length: int) -> str | None:
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
-    """Root mean square difference, in units of the standard deviation of the logits."""
+    """Root mean square difference in units of the logits' standard deviation."""
     ratio = (ours - theirs).square().mean().sqrt() / theirs.std().clamp_min(1e-12)
     return float(ratio.nan_to_num(nan=float("inf")))

@@ -1,7 +1,7 @@
-"""Keys and values of many episodes, each in a slot of its own, kept between its turns.
+"""A key-value cache with one slot for each episode, kept between the episode's turns.
 
-A forward writes every new key and value at its own slot and position (padding goes to a spare slot)
-and attends to the first `width` positions of its slots, under an explicit mask. Nothing is shifted.
+A forward pass writes every new key and value at its slot and position (padding goes to a spare slot) and
+attends to the first `width` positions of its slots under an explicit mask. Nothing is ever shifted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ BLOCK = 64
 
 
 class CacheAccess:
-    """What one forward does with the cache; every layer reads it.
+    """Where one forward pass writes in the cache and what it reads; shared by all layers.
 
-    `slot` and `position` (B, Q) say where each new key goes; slot number `slots` is the spare one.
-    `rows` (B,) are the slots to attend to, None for the first B; `past` is the longest row's length.
+    `slot` and `position` (B, Q) are the places of the new keys; slot number `slots` is the spare one.
+    `rows` (B,) are the slots to attend to, None for the first B. `past` is the length of the longest row.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -58,7 +58,7 @@ class SlotLayer(CacheLayerMixin):
         self.access = access
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the buffers. Zeros, since attention multiplies what it masks by 0, and 0 × NaN is NaN."""
+        """Allocate the buffers, as zeros: attention multiplies masked values by 0, and 0 × NaN is NaN."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = self._buffer(key_states), self._buffer(value_states)
         self.is_initialized = True
@@ -81,7 +81,7 @@ class SlotLayer(CacheLayerMixin):
         return seen[:batch] if self.access.rows is None else seen.index_select(0, self.access.rows)
 
     def grow(self) -> None:
-        """Move what is stored into buffers of the new capacity."""
+        """Copy the stored keys and values into buffers of the new capacity."""
         old_keys, old_values = self.keys, self.values
         self.lazy_initialization(old_keys, old_values)
         self.keys[:, :, : old_keys.shape[2]] = old_keys
@@ -102,7 +102,7 @@ class SlotLayer(CacheLayerMixin):
         return self.access.capacity
 
     def get_max_cache_shape(self) -> int:
-        """What older releases call `get_max_length`."""
+        """The name of `get_max_length` in older releases of transformers."""
         return self.access.capacity
 
 
@@ -112,11 +112,11 @@ class SlotCache(Cache):
     def __init__(self, slots: int, max_length: int) -> None:
         self.max_length = max_length
         self.access = CacheAccess(slots, _blocks(min(max_length, 4 * BLOCK)))
-        make_layer: Any = partial(SlotLayer, self.access)  # called as the class that is asked for would be
+        make_layer: Any = partial(SlotLayer, self.access)  # transformers calls it as if it were the class
         super().__init__(layer_class_to_replicate=make_layer)
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` positions in every slot; doubles, so that growing is rare."""
+        """Make room for `length` positions in every slot. Capacity doubles, so growth is rare."""
         if length > self.access.capacity:
             self.access.capacity = _blocks(max(length, min(2 * self.access.capacity, self.max_length)))
             for layer in self._made():
@@ -129,11 +129,11 @@ class SlotCache(Cache):
             layer.copy(torch.tensor(source, device=device), torch.tensor(target, device=device), length)
 
     def _made(self) -> list[SlotLayer]:
-        """The layers that hold something; a model may skip some."""
+        """The layers with buffers; a model may skip some."""
         return [layer for layer in self.layers if isinstance(layer, SlotLayer) and layer.is_initialized]
 
     def release(self) -> None:
-        """Give the memory back; the next forward starts from empty buffers."""
+        """Free the memory; the next forward starts with empty buffers."""
         self.layers.clear()
 
 

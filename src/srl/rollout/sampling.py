@@ -1,7 +1,7 @@
-"""Drawing tokens: keyed uniforms, and the inverse of the cumulative distribution.
+"""Drawing tokens by inverse transform sampling, with random numbers that depend on a turn's key only.
 
-A turn's random numbers come from its key alone, one for each token position, and a row's draw uses
-only that row's logits. So what a row draws does not depend on what shares the batch.
+Each token position has its own number, and a row's draw uses only that row's logits. So a row draws the
+same tokens whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 def turn_uniforms(key: Sequence[int | str], count: int) -> NDArray[np.float64]:
     """`count` numbers in [0, 1) for the token positions of the turn with this key.
 
-    The bits are Philox's (a counter-based generator), keyed by a blake2b of `key`; a longer turn
-    begins with the numbers of a shorter one. The same in every process and numpy version.
+    The bits come from Philox, a counter-based generator, keyed by a blake2b hash of `key`. A longer turn
+    begins with the numbers of a shorter one. They are the same in every process and numpy version.
     """
     text = ascii([part if isinstance(part, str) else int(part) for part in key])
     seed = int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
@@ -55,7 +55,7 @@ def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
 
 
 def _truncate(probs: Tensor, top_p: NDArray[np.float64], like: Tensor) -> Tensor:
-    """`probs` with 0 outside the smallest set of likeliest tokens that holds `top_p` of the mass."""
+    """`probs`, set to 0 outside the smallest set of most likely tokens with `top_p` of the mass."""
     if (top_p >= 1).all():
         return probs
     limit = _column(top_p, like)  # (B, 1)

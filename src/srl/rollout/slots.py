@@ -1,7 +1,7 @@
-"""The engine's table: one row per slot, everything about its episode and its turn, as arrays.
+"""The engine's table: for each slot the state of its episode and of the turn that is generated, as arrays.
 
-Ids, uniforms and log-probs are stored by absolute position in the episode, so that a step over many
-rows is a few array operations.
+Ids, uniforms and log-probs are stored by absolute position in the episode, so a step over many rows takes
+a few array operations.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Rows = NDArray[np.int64]
 
 
 class SlotTable:
-    """`slots` rows. `known` ids are in `ids`; the first `fed` of them have gone through the model.
+    """`slots` rows. `known` counts a row's ids; the first `fed` of them have gone through the model.
 
-    A row is `active` while its turn is being generated; the turn's ids are those from `start` on,
-    at most up to `limit`.
+    A row is `active` while a turn is generated in it. The turn's ids begin at `start` and end at `limit` at
+    the latest.
     """
 
     def __init__(self, slots: int) -> None:
@@ -57,7 +57,7 @@ class SlotTable:
         return self.uniforms[rows, self.known[rows]]
 
     def append(self, rows: Rows, tokens: Rows, logprobs: NDArray[np.float32]) -> None:
-        """Record one sampled token for each row; all that was known before is now fed."""
+        """Add one sampled token to each row; all ids before it count as fed."""
         position = self.known[rows]
         self.ids[rows, position] = tokens
         self.logprobs[rows, position] = logprobs
@@ -65,7 +65,7 @@ class SlotTable:
         self.known[rows] = position + 1
 
     def turn_ids(self, row: int) -> list[int]:
-        """What the turn in `row` has sampled so far."""
+        """The ids that the turn in `row` has sampled so far."""
         return self.ids[row, self.start[row] : self.known[row]].tolist()
 
     def turn_logprobs(self, row: int) -> list[float]:
@@ -73,7 +73,7 @@ class SlotTable:
         return self.logprobs[row, self.start[row] : self.known[row]].tolist()
 
     def is_extended_by(self, row: int, token_ids: Sequence[int]) -> bool:
-        """True when `token_ids` begins with all that is known of the row's episode."""
+        """True if `token_ids` begins with all known ids of the row's episode."""
         known = self.known[row]
         return len(token_ids) >= known and self.ids[row, :known].tolist() == list(token_ids[:known])
 

@@ -1,11 +1,10 @@
-"""Generation with a torch model: episodes come and go, and every step decodes all that are active."""
+"""Generation with a torch model in this process: continuous batching over the episodes that are active."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
+from srl.model import evaluating
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.forward import choose_forward
@@ -22,20 +22,20 @@ from srl.rollout.sampling import draw
 from srl.rollout.slots import Rows, SlotTable
 
 ADMIT_SHARE = 8
-"""Requests are fed once there is one for every so many active rows …"""
+"""Waiting requests are fed when there is one for every 8 active rows. Feeding costs about one step."""
 ADMIT_AGE = 8
-"""… or the first has waited for so many steps: feeding costs about a step, so it pays to collect."""
+"""They are also fed when the first of them has waited for 8 steps."""
 QUIET_TICKS = 8
-"""Rounds of the event loop without a call after which the episodes are taken to wait for something."""
+"""Rounds of the event loop without a call after which all episodes are assumed to wait for something."""
 
 StopReason = Literal["stop", "eos", "length"]
 
 
 class StopFinder:
-    """Tells which tokens may complete a stop string, and whether a turn's ids did.
+    """Finds the end of a turn: the first token that completes a stop string, whatever else it holds.
 
-    Looking at text is slow, so a turn is decoded only when its last token's piece holds the last
-    character of a stop string. `candidates` has a row for each set of stop strings seen.
+    Decoding is slow, so a turn is decoded only if its last token contains the last character of a stop
+    string. `candidates` has a row for each set of stop strings seen.
     """
 
     def __init__(self, codec: Codec, vocab_size: int) -> None:
@@ -52,15 +52,15 @@ class StopFinder:
         return self.sets.index(stop)
 
     def completed(self, index: int, token_ids: Sequence[int]) -> bool:
-        """True when the text of a turn's `token_ids` holds one of the stop strings of row `index`."""
+        """True if the text of a turn's `token_ids` contains one of the stop strings of row `index`."""
         text = self.codec.decode(token_ids)
         return any(stop in text for stop in self.sets[index])
 
     def _may_complete(self, stop: tuple[str, ...]) -> NDArray[np.bool_]:
-        """(V,) True where a token's piece holds the last character of a stop string.
+        """(V,) True where a token contains the last character of a stop string.
 
-        Pieces spell only printable ASCII as it is (bytes and spaces have stand-ins), so another last
-        character makes every token a candidate.
+        The vocabulary spells only printable ASCII as itself; bytes and spaces have stand-ins. With any other
+        last character every token is a candidate.
         """
         last = {string[-1] for string in stop}
         if any(not ("!" <= character <= "~") for character in last):
@@ -87,17 +87,16 @@ class _Request:
 class TorchEngine:
     """An `Engine` that runs a causal language model in this process, on the model's device.
 
-    An episode holds one of `max_num_seqs` slots from its first turn to `finish`; its keys and values
-    stay there, so a turn feeds only what is new. Further episodes wait for a slot. Requests that have
-    come in are fed together; each step then draws one token for every active row and lets the
-    episodes run, whose searches come back as new requests. `reset` when the weights have changed.
+    An episode holds one of `max_num_seqs` slots from its first turn to `finish`. Its keys and values stay
+    in the slot, so a turn feeds only new tokens. Other episodes wait for a free slot. Waiting requests are
+    fed together. Each step then draws one token for every active row and lets the episodes run; their
+    searches come back as new requests. Call `reset` when the weights have changed.
 
-    `deterministic=True` takes timing out of the order of things: slots and batches follow the
-    requests' keys, and where turns have ended, their episodes' next requests are waited for before
-    anything is fed, however long their searches take. The same episodes then go through the same
-    batches, so that on one thread completions are the same bit for bit, in every process. This asks
-    that episodes start together or as others finish, and that between its turns an episode waits for
-    nothing but its search.
+    With `deterministic=True` timing has no influence. Slots and batches follow the order of the requests'
+    keys. When turns have ended, the engine waits for the next requests of their episodes before it feeds
+    anything, however long their searches take. The same episodes then go through the same batches, and on
+    one thread their completions are the same bit for bit in every process. Episodes must start together or
+    when others finish, and between turns an episode may wait for its search only.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class TorchEngine:
         vocabulary = max(model.config.get_text_config().vocab_size, len(codec.tokenizer))
         self._stops = StopFinder(codec, vocabulary)
         self._is_eos = np.isin(np.arange(vocabulary), list(codec.eos_ids))
-        with _evaluating(model):
+        with evaluating(model):
             self._forward = choose_forward(model, max_num_seqs, max_model_len)
         self._scheduler: asyncio.Task[None] | None = None
         self._calls = 0
@@ -132,16 +131,16 @@ class TorchEngine:
         self._left = self._age = 0  # turns ended since requests were last fed; steps since the first
 
     def reset(self) -> None:
-        """Forget every episode, as after a change of the weights, and give a GPU's memory back."""
+        """Forget every episode, for example after new weights, and free the cache's GPU memory."""
         self._fail(RuntimeError("the engine was reset while a turn was being generated"))
-        if self.model.device.type != "cpu":  # there, clearing fresh buffers costs more than keeping them
+        if self.model.device.type != "cpu":  # on a CPU, new buffers cost more than keeping the old ones
             self._forward.release()
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One turn of the episode `request_id`, whose ids so far are `token_ids`.
 
-        Raises UserError when it does not fit `max_model_len`, ValueError when it is not what the
-        `Engine` protocol says, and what the model raised, should it fail.
+        Raises UserError if the turn does not fit `max_model_len`, ValueError if the call breaks the `Engine`
+        protocol, and any error that the model raises.
         """
         self._check(request_id, token_ids, sampling)
         order = _by_key(sampling.key) if self.deterministic else (self._calls,)
@@ -184,7 +183,7 @@ class TorchEngine:
             raise ValueError(f"{request_id}: its ids do not begin with those of its turns so far")
 
     def _called(self) -> None:
-        """Note a call, and see that somebody serves it."""
+        """Count a call, and start the scheduler where it is not running."""
         self._calls += 1
         if (self._scheduler is None or self._scheduler.done()) and self._can_advance():
             self._scheduler = asyncio.get_running_loop().create_task(self._serve())
@@ -192,7 +191,7 @@ class TorchEngine:
     async def _serve(self) -> None:
         """Feed, draw and let the episodes run, until all of them wait for something else."""
         try:
-            with _evaluating(self.model):
+            with evaluating(self.model):
                 await self._let_episodes_run()
                 while self._can_advance():
                     self._admit()
@@ -201,14 +200,14 @@ class TorchEngine:
                     await self._let_episodes_run()
         except BaseException as error:
             self._fail(error)
-            self._forward.release()  # what a failed forward left there is not to be trusted
+            self._forward.release()  # the cache may be inconsistent after a failed forward
             if not isinstance(error, Exception):
                 raise
         finally:
             self._scheduler = None
 
     async def _let_episodes_run(self) -> None:
-        """Return once they have been quiet for some rounds of the loop: what they do takes several."""
+        """Return when no episode has made a call for some rounds of the event loop."""
         quiet = 0
         while quiet < (QUIET_TICKS if self._away() else 2):
             calls = self._calls
@@ -226,7 +225,7 @@ class TorchEngine:
         return len(self._back) + min(len(self._new), len(self._free))
 
     def _pending(self) -> int:
-        """What feeding waits for: requests; or, as when they come must not matter, ended turns."""
+        """The number of requests to feed; in deterministic mode the number of ended turns."""
         return self._left if self.deterministic else self._admissible()
 
     def _is_due(self) -> bool:
@@ -240,7 +239,7 @@ class TorchEngine:
         return bool(self._active() or self._admissible())
 
     def _admit(self) -> None:
-        """Seat the requests that can be, and feed them all."""
+        """Give free slots to new requests, and feed all requests that have a slot."""
         if not self._is_due():
             return
         self._left = self._age = 0
@@ -258,7 +257,7 @@ class TorchEngine:
         self._advance(np.array(rows, dtype=np.int64))
 
     def _advance(self, rows: Rows) -> None:
-        """Feed the rows what they have not been fed and draw a token for each."""
+        """Feed each row its new tokens and draw one more for it."""
         if not len(rows):
             return
         table = self._table
@@ -268,8 +267,8 @@ class TorchEngine:
         tokens, logprobs = (tensor.cpu().numpy() for tensor in drawn)
         if not np.isfinite(logprobs).all():
             raise SrlError(
-                "the model gives logits that are not numbers: its weights have diverged, or "
-                "overflow in this dtype; start from an earlier checkpoint, or try float32"
+                "the model's logits are not finite: its weights have diverged, or overflow in this dtype; "
+                "start from an earlier checkpoint, or try float32"
             )
         table.append(rows, tokens, logprobs)
         self._end_turns(rows, tokens)
@@ -296,7 +295,7 @@ class TorchEngine:
             request.future.set_result(Completion(tuple(ids), tuple(logprobs), reason))
 
     def _abandon(self, request: _Request) -> None:
-        """Drop a turn whose caller was cancelled; its episode keeps the slot until `finish`."""
+        """Drop a turn whose caller was cancelled. Its episode keeps the slot until `finish`."""
         if self._open.get(request.id) is not request:
             return
         del self._open[request.id]
@@ -309,7 +308,7 @@ class TorchEngine:
             self._left += 1
 
     def _fail(self, error: BaseException) -> None:
-        """Tell everybody who waits, and forget every episode."""
+        """Raise `error` in every waiting caller, and forget every episode."""
         for request in self._open.values():
             if not isinstance(error, Exception):
                 request.future.cancel()
@@ -319,17 +318,5 @@ class TorchEngine:
 
 
 def _by_key(key: Sequence[int | str]) -> tuple[Any, ...]:
-    """Sorts keys of numbers and texts: a number comes before a text."""
+    """A sort key for tuples of numbers and strings: numbers come before strings."""
     return tuple((isinstance(part, str), part) for part in key)
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Dropout off inside; afterwards each module is in the mode that it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

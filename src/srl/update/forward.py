@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from srl.model import evaluating
 from srl.update.batch import Batch, micro_batches
-from srl.update.logits import Head, evaluating, logits_of
+from srl.update.logits import Head, logits_of
 from srl.update.losses import entropy_from_logits
 
 if TYPE_CHECKING:

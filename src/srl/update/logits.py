@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from srl.model import evaluating
 from srl.update.batch import Batch
 
 if TYPE_CHECKING:
@@ -94,15 +94,3 @@ def trunk(model: nn.Module) -> PreTrainedModel:
     """The decoder under the head, through a LoRA wrapper where there is one."""
     inner: Any = getattr(model, "get_base_model", lambda: model)()
     return inner.get_decoder() if hasattr(inner, "get_decoder") else inner.base_model
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """`model` in eval mode inside, and as it was afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
