@@ -6,12 +6,13 @@ import pytest
 import torch
 from tests.tiny_models import byte_level_tokenizer
 from tests.training import config as towns
+from tests.training import questions
 
-from srl.config import load_config, save_config
-from srl.data.parquet import read_questions
+from srl.config import load_config
 from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
+from srl.train.episodes import Splits
 from srl.train.question_order import QuestionOrder
 from srl.train.step_result import compute_step, token_rewards
 from srl.train.verl.batch import returns_and_values, step_batch, tokens_by_trajectory
@@ -91,26 +92,23 @@ def test_question_comes_out_of_verls_row_as_it_went_in():
     assert (made["index"], made["data_source"]) == (5, "nq")
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """The directory of a run of three steps on the towns: four of eight questions each."""
-    save_config(tmp_path, towns(tmp_path, "grpo", trainer__total_training_steps=3))
-    monkeypatch.setenv("SRL_VERL_RUN", str(tmp_path))
-    return tmp_path
+def test_training_asks_the_questions_of_all_steps_in_the_local_backends_order(tmp_path):
+    config = towns(tmp_path, "grpo", trainer__total_training_steps=3)
+    splits = Splits(questions("train", 8), questions("val", 6))
+    order = QuestionOrder(splits.train, 4, 0)
+    expected = [question for step in (1, 2, 3) for question in order.batch(step)]
+    asked = Questions.of(splits, "train", config)
+    assert [read_row(asked[position]["srl"]) for position in range(len(asked))] == [
+        (question, "train") for question in expected
+    ]
 
 
-def test_training_asks_the_questions_of_all_steps_in_the_local_backends_order(run):
-    order = QuestionOrder(read_questions(run / "train.parquet"), 4, 0)
-    expected = [question.id for step in (1, 2, 3) for question in order.batch(step)]
-    asked = Questions("train")
-    assert [read_row(asked[position]["srl"])[0].id for position in range(len(asked))] == expected
-
-
-def test_validation_reads_no_training_question(run):
-    """It comes again and again, and the training questions may be many."""
-    (run / "train.parquet").unlink()
-    assert len(Questions("val")) == 6
-    assert len(Questions(["test"])) == 4
+def test_validation_has_its_own_questions_and_one_of_training_where_there_are_none(tmp_path):
+    config = towns(tmp_path, "grpo")
+    splits = Splits(questions("train", 8), questions("val", 6))
+    assert len(Questions.of(splits, "val", config)) == 6
+    (only,) = Questions.of(splits, "test", config).questions
+    assert only == splits.train[0]
 
 
 SAMPLING = Sampling(

@@ -163,7 +163,7 @@ def verl_episodes(chosen: Config, monkeypatch: Any, backend: str = "vllm") -> Ro
         for position, question in enumerate(asked()):
             for sample in range(2):
                 server = Server(environment(chosen).codec)
-                ours = agent_loop.SearchLoop(SimpleNamespace(config=rollout_config), server)
+                ours = agent_loop.SearchLoop(SimpleNamespace(config=rollout_config), server, run="run")
                 row = dataset.row(question, "train", position) | {"global_steps": 1, "session_id": sample}
                 output = await ours.run({}, **row)
                 await worker._agent_loop_postprocess(output, False, uid=str(position), **row)

@@ -1,9 +1,8 @@
-"""Our agent loop: the episode of the local backend, over whatever generates for verl."""
+"""The agent loop that verl's rollout workers run: one episode, scored and logged, as verl's output."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from srl.train.loading import load_codec, load_environment
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine
 from srl.train.verl.failures import reason, root
-from srl.train.verl.job import RUN_VARIABLE
 from srl.train.verl.log_writer import log_actor_of
 from srl.trajectory import Score, Trajectory
 from srl.workspace import Workspace
@@ -31,7 +29,7 @@ from srl.workspace import Workspace
 
 @dataclass(slots=True)
 class WorkerState:
-    """What all episodes of a process share; loaded with the first of them."""
+    """What all episodes of a worker share."""
 
     config: Config
     environment: Environment
@@ -42,20 +40,19 @@ _state: WorkerState | None = None
 _loading = asyncio.Lock()
 
 
-async def worker_state() -> WorkerState:
-    """What this process knows of its run, loaded with the first episode.
+async def worker_state(run: Path) -> WorkerState:
+    """The state of this worker, loaded with its first episode: verl makes a new agent loop for each.
 
     Raises UserError naming a search server that cannot be reached.
     """
     global _state
     async with _loading:
         if _state is None:
-            _state = await asyncio.to_thread(_load_state)
+            _state = await asyncio.to_thread(_load_state, run)
     return _state
 
 
-def _load_state() -> WorkerState:
-    run = Path(os.environ[RUN_VARIABLE])
+def _load_state(run: Path) -> WorkerState:
     config = load_saved(run)
     codec = load_codec(config.model, eos_ids(config), lambda text: None)
     environment = load_environment(config, Workspace.resolve(), codec, lambda text: None)
@@ -63,7 +60,7 @@ def _load_state() -> WorkerState:
 
 
 def eos_ids(config: Config) -> list[int]:
-    """The ids that end a text by the model's generation settings, or its configuration where it has none."""
+    """The EOS ids of the model's generation config, or of its config where there is none."""
     from transformers import AutoConfig, GenerationConfig
 
     path, trusted = config.model.path, config.model.trust_remote_code
@@ -76,26 +73,26 @@ def eos_ids(config: Config) -> list[int]:
 
 
 class SearchLoop(AgentLoopBase):
-    """One question of a batch, one sample: sampled, scored, handed to the log's writer, given to verl.
+    """Plays one sample of one question, scores it, sends it to the log and returns it to verl.
 
-    verl's own set-up, which renders messages by a model's chat template, is left out: the episode encodes
-    for itself, and needs the servers only.
+    `run` is the run's directory. verl's own set-up, which renders messages by the model's chat template, is
+    skipped: the episode encodes its prompt itself, and needs verl's servers only.
     """
 
-    def __init__(self, trainer_config: Any, server_manager: Any, **ignored: Any) -> None:
-        self.server_manager = server_manager
+    def __init__(self, trainer_config: Any, server_manager: Any, run: str, **ignored: Any) -> None:
+        self.server_manager, self.run_directory = server_manager, Path(run)
         self.backend: str = trainer_config.config.actor_rollout_ref.rollout.name
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """The episode as verl takes it. What goes wrong is told to the writer, which stops the run by it."""
+        """The episode in verl's terms. An error also goes to the log actor, where the trainer finds it."""
         try:
             return await self._run(sampling_params, row)
         except Exception as error:
-            await log_actor_of(Path(os.environ[RUN_VARIABLE])).fail.remote(explain(error))
+            await log_actor_of(self.run_directory).fail.remote(explain(error))
             raise
 
     async def _run(self, sampling_params: dict[str, Any], row: dict[str, Any]) -> AgentLoopOutput:
-        known = await worker_state()
+        known = await worker_state(self.run_directory)
         question, phase = read_row(row["srl"])
         environment, step = known.environment, int(row["global_steps"])
         options = environment.options
@@ -121,9 +118,10 @@ class SearchLoop(AgentLoopBase):
 def to_output(
     trajectory: Trajectory, score: Score, engine: VerlEngine, scoring: float = 0.0
 ) -> AgentLoopOutput:
-    """A trajectory in verl's terms: everything after the prompt is the response, with our mask.
+    """A trajectory in verl's terms: the response is everything after the prompt, with our mask.
 
-    A failed episode keeps its tokens and has a mask of zeros, so no loss and no mean sees it.
+    A failed episode keeps its tokens and has a mask of zeros, so it is in no loss and in no mean. The fields
+    `srl_…` are what `srl.train.verl.batch.step_batch` reads; positions count from the response's start.
     """
     start = len(trajectory.segments[0].token_ids)
     mask = trajectory.response_mask[start:]
@@ -153,7 +151,7 @@ def to_output(
 
 
 def explain(error: BaseException) -> str:
-    """One line for the user about what broke an episode."""
+    """The error that ended an episode, as one line for the user."""
     first = root(error)
     known = isinstance(first, SrlError | ray.exceptions.RayError)
     return reason(first) if known else f"an episode broke: {reason(first)}"

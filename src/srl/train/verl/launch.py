@@ -15,6 +15,7 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.protocol import Template
 from srl.store import RunInfo
+from srl.train.episodes import Splits
 from srl.train.loading import load_algorithm, load_codec, load_environment, reference_digest
 from srl.train.model_card import model_card, write_card
 from srl.train.questions import load_splits
@@ -61,10 +62,15 @@ class VerlRun:
     config: Config
     workspace: Workspace
     terminal: Terminal
-    questions: int
+    splits: Splits
     template: Template
     digests: IndexDigests
     reference: str
+
+    @property
+    def questions(self) -> int:
+        """How many questions the run trains on."""
+        return len(self.splits.train)
 
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
         """Start the processes, report what they do, and wait for the end of the training."""
@@ -83,7 +89,7 @@ class VerlRun:
             terminal.note(line)
         with reporters(config, run) as also, _ray(composed, run, variables, terminal):
             writer = _log_writer(run, info, config, resumed_from)
-            return watch(lambda: _trainer(composed), writer, run, config, terminal, also)
+            return watch(lambda: _trainer(composed, run, self.splits), writer, run, config, terminal, also)
 
 
 def _log_writer(run: Path, info: RunInfo, config: Config, resumed_from: int | None) -> RayWriter:
@@ -97,12 +103,12 @@ def _log_writer(run: Path, info: RunInfo, config: Config, resumed_from: int | No
     return writer
 
 
-def _trainer(composed: DictConfig) -> RayTraining:
+def _trainer(composed: DictConfig, run: Path, splits: Splits) -> RayTraining:
     """verl's trainer, started in a process of its own."""
     import ray
 
     runner: Any = ray.remote(num_cpus=1)(Runner).remote()
-    return RayTraining(runner.run.remote(composed))
+    return RayTraining(runner.run.remote(composed, run.resolve(), splits))
 
 
 def check(config: Config) -> str:
@@ -130,7 +136,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "one `srl serve retriever` can answer all of them"
         )
     return VerlRun(
-        config, workspace, terminal, len(splits.train), environment.template,
+        config, workspace, terminal, splits, environment.template,
         IndexDigests.of(environment.search), reference_digest(config),
     )  # fmt: skip
 
@@ -237,7 +243,7 @@ def _signals_are_ours() -> Iterator[None]:
 class Runner:
     """A plain class, of which the launcher makes a Ray actor."""
 
-    def run(self, config: DictConfig) -> None:
+    def run(self, config: DictConfig, run: Path, splits: Splits) -> None:
         """Set up verl's parts in verl's order, and train to the end of the run."""
         import transfer_queue as tq
         from omegaconf import OmegaConf
@@ -252,7 +258,7 @@ class Runner:
         OmegaConf.resolve(config)
         tq.init(config.transfer_queue)
         try:
-            trainer = SearchTrainer(config=config)
+            trainer = SearchTrainer(config, run, splits)
             trainer.init()
             manager = AgentLoopManagerTQ.create(
                 config=config,

@@ -1,7 +1,8 @@
-"""The one writer of a run's log: workers hand it whole trajectories, the trainer what was made of them.
+"""The log actor: the only process that writes a run's log.
 
-It lives in a process of its own, so that what a rollout worker has handed over is there when that worker
-dies, and it knows when anything last went forward, which the watchdog of the launcher asks for.
+Rollout workers send it whole trajectories as they end, the trainer sends the metrics, advantages and returns
+of a step; it joins them by trajectory id. It has a process of its own, so a finished episode is kept when its
+worker dies. It also knows when there was progress last, which the launcher's watchdog asks for.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) I
     (('train', 'timing_s/step'), ('val', 'val/em'), ('test', 'test/em')) ORDER BY step"""
 
 Tokens = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Advantages and returns of each trajectory by its id, of the tokens after the prompt."""
+"""Advantages and returns by trajectory id, for the tokens after the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One finished step or evaluation, for whoever tells the user."""
+    """One finished step or evaluation, to be shown to the user."""
 
     step: int
     phase: Phase
@@ -40,22 +41,22 @@ class Event:
 
 @dataclass(slots=True)
 class RunStatus:
-    """What happened since the last time somebody asked, and how long nothing has."""
+    """What happened since the last `poll`; `idle_s`: seconds without progress, `where`: the last stage."""
 
     events: list[Event]
     failure: str
     idle_s: float
     where: str
     started: bool = True
-    """Whether an episode has come: the processes are there and answer."""
+    """Whether a first episode has arrived, so all processes are up."""
     notes: tuple[str, ...] = ()
-    """What the log's writer has to say."""
+    """Warnings of the log's writer."""
 
 
 class BackgroundWrites:
-    """Calls made one after the other in a thread of their own.
+    """Runs calls in order in a thread of its own.
 
-    The first that fails is the last that is made; its error comes out of whatever asks next.
+    After a call that fails no other is run, and every later method raises its error.
     """
 
     def __init__(self) -> None:
@@ -63,17 +64,17 @@ class BackgroundWrites:
         self._error: Exception | None = None
 
     def do(self, call: Callable[..., object], *arguments: object) -> None:
-        """Make this call too; returns at once."""
+        """Queue a call; returns at once."""
         self.check()
         self._thread.submit(self._make, call, arguments)
 
     def check(self) -> None:
-        """Raises the error of the call that failed."""
+        """Raises the error of a failed call."""
         if self._error is not None:
             raise self._error
 
     def wait(self) -> None:
-        """Until all calls are made. Raises the error of the one that failed."""
+        """Wait until all calls have run. Raises the error of a failed one."""
         self._thread.submit(lambda: None).result()
         self.check()
 
@@ -88,7 +89,7 @@ class BackgroundWrites:
 
 @dataclass(slots=True, repr=False)
 class LogActor:
-    """The writer in a plain class; `start_log_actor` makes a Ray actor of it, whose logs show no `repr`."""
+    """Writes the log. A plain class; `start_log_actor` makes it a Ray actor, whose logs show no `repr`."""
 
     directory: Path
     info: RunInfo
@@ -111,11 +112,11 @@ class LogActor:
         self._log = LogWriter(self.directory, self.info, warn=self._notes.append)
 
     def ready(self) -> bool:
-        """Whether the log could be opened; asking makes the actor's own errors come out."""
+        """True once the log is open. The call raises what failed in the actor's start."""
         return True
 
     def add(self, step: int, phase: Phase, record: Record) -> None:
-        """A finished episode, scored; one that is sent twice counts once, one that comes too late never."""
+        """Keep a finished, scored episode, a repeated one once; one that comes after its step is dropped."""
         self._last, self._started = time.monotonic(), True
         if (step, phase) not in self._done and not self._closed:
             self._open[step, phase][record.trajectory.id] = record
@@ -125,16 +126,16 @@ class LogActor:
         self._failure = self._failure or why
 
     def failure(self) -> str:
-        """The reason that was given first. Raises what kept a step from being written, as `poll` does."""
+        """The first reason given to `fail`, or "". Raises the error of a failed write, as `poll` does."""
         self._writes.check()
         return self._failure
 
     def mark(self, where: str, step: int) -> None:
-        """Something goes forward: what the trainer does now."""
+        """Note progress: the trainer has reached the stage `where`."""
         self._where, self._last = f"{where} of step {step}", time.monotonic()
 
     def poll(self) -> RunStatus:
-        """What the launcher tells and watches."""
+        """What happened since the last call, for the launcher."""
         self._writes.check()
         events, self._events = self._events, []
         notes, self._notes[:] = tuple(self._notes), []
@@ -143,7 +144,7 @@ class LogActor:
         )
 
     def lost(self, step: int, phase: Phase) -> tuple[int, int, str]:
-        """How many episodes infrastructure broke, of how many, and the first fault."""
+        """How many episodes ended on a failed search, of how many, and the first fault."""
         trajectories = [record.trajectory for record in self._records(step, phase)]
         broken = [item for item in trajectories if not item.valid]
         faults = [item.searches[-1] for item in broken if item.searches]
@@ -152,10 +153,10 @@ class LogActor:
     def finish(
         self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None
     ) -> dict[str, float]:
-        """Have a finished step or evaluation written; the metrics with those of its trajectories added.
+        """Write a finished step or evaluation in the background; its metrics with those of its trajectories.
 
-        It is in the log once `flush` has returned. Raises UserError once the log is closed: a trainer
-        that has not noticed must not go on to a checkpoint.
+        It is in the log when `flush` has returned. Raises UserError after `close`, so that a trainer which
+        is still running makes no further checkpoint.
         """
         self._check_open()
         records = self._taken(step, phase, tokens)
@@ -167,17 +168,17 @@ class LogActor:
         return known
 
     def flush(self) -> None:
-        """Until everything that was finished is in the log."""
+        """Wait until everything that was finished is in the log."""
         self._check_open()
         self._writes.wait()
 
     def supersede(self, step: int) -> None:
-        """Drop what a run that was stopped wrote after `step`."""
+        """Drop what the stopped run wrote after `step`."""
         self._writes.wait()
         self._log.supersede(step)
 
     def resume(self, progress: Progress) -> None:
-        """Go on from a checkpoint's progress, with the figures that the log has up to there."""
+        """Continue from a checkpoint's progress, with the log's metrics up to there."""
         self.progress, step = progress, progress.step
         progress.seconds = 0.0
         for at, phase, name, value in reading([self.directory], lambda log: log.execute(_FIGURES).fetchall()):
@@ -188,13 +189,13 @@ class LogActor:
         return self.progress
 
     def close(self, status: str) -> Progress:
-        """End the log: whole, or with what the step that was not finished had so far."""
+        """Close the log. An unfinished run's log gets the episodes of its unfinished step too."""
         self._closed = True
         if status == "finished":
             self._writes.wait()
             self._log.finish()
             return self.progress
-        with suppress(UserError):  # no room for it: how the run ended is worth more
+        with suppress(UserError):  # the disk may be full; the run's own error matters more
             self._writes.wait()
             for step, phase in list(self._open):
                 records = self._taken(step, phase, None)
@@ -208,7 +209,7 @@ class LogActor:
             raise UserError("the log of this run is closed: the run is over")
 
     def _taken(self, step: int, phase: Phase, tokens: Tokens | None) -> list[Record]:
-        """The records of a step that is written now: nothing is added to it any more."""
+        """The records of a step, which accepts no more of them."""
         records = self._records(step, phase)
         for record in records:
             self._add_tokens(record, tokens or {})
@@ -245,7 +246,7 @@ class LogActor:
 
 
 def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
-    """What the local backend measures of a step's or an evaluation's trajectories, under the same names."""
+    """The metrics that the local backend has of the same trajectories, under the same names."""
     if not records:
         return {}
     trajectories = [record.trajectory for record in records]
@@ -256,7 +257,7 @@ def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
 
 
 def start_log_actor(run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0) -> Any:
-    """The writer of `log` as a Ray actor, on this machine, that the run's other processes find by name."""
+    """Start the actor that writes `log`, on this machine; other processes of the run find it by name."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -266,7 +267,7 @@ def start_log_actor(run: Path, log: Path, info: RunInfo, sample_freq: int = 0, s
 
 
 def log_actor_of(run: Path) -> Any:
-    """The writer of the run, from any of its processes."""
+    """The run's log actor, from any of its processes."""
     import ray
 
     return ray.get_actor(_name(run))

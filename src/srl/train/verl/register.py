@@ -86,12 +86,13 @@ def _version(package: str) -> str:
 def _register(report: WorkerReport) -> None:
     from srl.train.verl import patches
 
-    config = load_saved(Path(os.environ[RUN_VARIABLE]))
+    run = Path(os.environ[RUN_VARIABLE])
+    config = load_saved(run)
     if support := device_support(on_cpu()):
         support.install()
     report.patches = patches.apply(on_cpu())
     report.algorithms = _algorithm_versions(config)
-    _register_loop()
+    _register_loop(run)
 
 
 def _algorithm_versions(config: Config) -> dict[str, str]:
@@ -108,8 +109,8 @@ def _algorithm_versions(config: Config) -> dict[str, str]:
     return found
 
 
-def _register_loop() -> None:
-    """Register our agent loop by its class path; it is imported with the first episode."""
+def _register_loop(run: Path) -> None:
+    """Register our agent loop by its class path, with the run it is for; the first episode imports it."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
-    _agent_loop_registry[LOOP] = {"_target_": "srl.train.verl.agent_loop.SearchLoop"}
+    _agent_loop_registry[LOOP] = {"_target_": "srl.train.verl.agent_loop.SearchLoop", "run": str(run)}

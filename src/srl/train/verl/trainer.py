@@ -1,12 +1,11 @@
-"""verl's trainer with our estimators, our log and our checks; everything else is verl's own."""
+"""verl's trainer with our advantages, log, checkpoints and checks; the rest is verl's own."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.protocol import DataProto
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.utils.padding import response_to_nested
@@ -26,6 +26,7 @@ from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
+from srl.train.episodes import Splits
 from srl.train.loading import load_algorithm
 from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
@@ -46,8 +47,9 @@ from srl.train.verl.batch import (
     update_fields,
 )
 from srl.train.verl.dataset import Questions
-from srl.train.verl.job import ABOUT, RUN_VARIABLE, TORCH
+from srl.train.verl.job import ABOUT, TORCH
 from srl.train.verl.log_writer import log_actor_of
+from srl.train.verl.patches import put
 from srl.train.verl.schedule import actor_learns_after_the_critic
 from srl.train.verl.watchdog import ActorHealth
 from srl.train.verl.worker_check import check_alike, check_search
@@ -55,23 +57,33 @@ from srl.trajectory import Phase
 from srl.update.kl import kl_controller
 
 POLL_S = 0.2
-"""Seconds between two looks at whether the episodes of a batch are done."""
+"""Seconds between two checks whether a batch's episodes are done."""
 FIELDS = ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
 
 
-class SearchTrainer(PPOTrainerSync):
-    """PPO over search episodes. The differences to verl's are each one override:
+def _marked(method: str, stage: str) -> Callable[..., Any]:
+    """verl's `method`, after telling the log actor that the stage `stage` begins."""
 
-    advantages come from our algorithm plugins with values and validity, a penalty from our KL; metrics
-    and token numbers go to the log's writer; an episode that broke, or a rollout worker that died, ends
-    the wait for the batch; validation and test measure what the local backend measures.
+    def marked(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._mark(stage)
+        return getattr(PPOTrainerSync, method)(self, batch, metrics)
+
+    return marked
+
+
+class SearchTrainer(PPOTrainerSync):
+    """verl's synchronous PPO trainer over search episodes, with an override for each difference.
+
+    Rewards, advantages and their metrics come from `srl.train.step_result`. Metrics, advantages and returns
+    go to the log actor. An error in an episode, or a dead process, ends the wait for a batch. Validation and
+    test have the metrics of the local backend. `config` is verl's; `run` is the run's directory.
     """
 
     val_dataloader: Any
 
-    def __init__(self, config: DictConfig) -> None:
-        self.run = Path(os.environ[RUN_VARIABLE])
-        self.srl = load_saved(self.run)
+    def __init__(self, config: DictConfig, run: Path, splits: Splits) -> None:
+        self.run, self.splits = run, splits
+        self.srl = load_saved(run)
         self.log_actor = log_actor_of(self.run)
         control = self.srl.algorithm.kl_ctrl
         self.kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
@@ -82,10 +94,16 @@ class SearchTrainer(PPOTrainerSync):
         self.loaders: dict[Phase, StatefulDataLoader] = {}
         super().__init__(config)
 
-    # What verl calls.
+    # Overrides of verl's methods.
 
     def _init_dataloader(self) -> None:
-        super()._init_dataloader()
+        """verl's loaders, over the questions that the launcher has read and checked."""
+        theirs = trainer_base.create_rl_dataset
+        put(trainer_base, "create_rl_dataset", self._dataset)
+        try:
+            super()._init_dataloader()
+        finally:
+            put(trainer_base, "create_rl_dataset", theirs)
         actor_learns_after_the_critic(self.config)
 
     def _build_replay_buffer(self) -> Any:
@@ -101,12 +119,12 @@ class SearchTrainer(PPOTrainerSync):
         return buffer
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Check every worker, train, and test what came out."""
+        """Check the workers, train, and measure the test split at the end."""
         self.agent_loop_manager = agent_loop_manager
         self._mark("checking the workers")
         self._check_workers()
         super().fit(agent_loop_manager)
-        self.global_steps -= 1  # verl has counted on to a step that it does not make
+        self.global_steps -= 1  # verl counts one step beyond the last
         if self._asks("test"):
             self._evaluate("test")
 
@@ -126,7 +144,7 @@ class SearchTrainer(PPOTrainerSync):
         self._mark("logging")
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """Filled up by verl; dealt out so that mini-batches hold the questions of the local backend's."""
+        """verl's batch, padded, in the order in which mini-batches hold the same questions as locally."""
         batch = super()._balance_batch(batch, metrics, *args, **named)
         workers = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         n, actor = self.config.actor_rollout_ref.rollout.n, self.config.actor_rollout_ref.actor
@@ -136,28 +154,14 @@ class SearchTrainer(PPOTrainerSync):
         batch.reorder(balanced_order(_places(batch), lengths, workers=workers, block=block))
         return batch
 
-    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        self._mark("log-probs")
-        return super()._compute_old_log_prob(batch, metrics)
-
-    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        self._mark("reference")
-        return super()._compute_ref_log_prob(batch, metrics)
-
-    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        self._mark("values")
-        return super()._compute_values(batch, metrics)
-
-    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        self._mark("update of the critic")
-        return super()._update_critic(batch, metrics)
-
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        self._mark("update of the policy")
-        return super()._update_actor(batch, metrics)
+    _compute_old_log_prob = _marked("_compute_old_log_prob", "log-probs")
+    _compute_ref_log_prob = _marked("_compute_ref_log_prob", "reference")
+    _compute_values = _marked("_compute_values", "values")
+    _update_critic = _marked("_update_critic", "update of the critic")
+    _update_actor = _marked("_update_actor", "update of the policy")
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Advantages and returns by our estimator, written back for verl's update."""
+        """Compute the step's advantages, and write what verl's update reads to its queue."""
         self._mark("advantages")
         data = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[*FIELDS, "extra_fields"]
@@ -178,7 +182,7 @@ class SearchTrainer(PPOTrainerSync):
         )
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
-        """verl's metrics, ours over them where both have a name, and the step into the log."""
+        """verl's metrics, overridden by ours of the same name; then the step goes to the log."""
         super()._compute_metrics(batch, metrics, *args, **named)
         metrics.update(self.step_metrics)
         known = self._finish("train", _numbers(metrics), self.tokens)
@@ -194,7 +198,7 @@ class SearchTrainer(PPOTrainerSync):
         return metrics or {"val/questions": 0.0}
 
     def _load_checkpoint(self) -> None:
-        """verl's checkpoint and ours beside it; a run that goes on has validated before."""
+        """Load verl's checkpoint and our state beside it. A resumed run skips the validation at the start."""
         super()._load_checkpoint()
         if not self.global_steps:
             return
@@ -205,24 +209,27 @@ class SearchTrainer(PPOTrainerSync):
             self.config.trainer.val_before_train = False
 
     def _save_checkpoint(self) -> None:
-        """verl's parts and ours; it becomes the latest once its step is in the log."""
+        """Save verl's parts and ours. The checkpoint becomes the latest once its step is in the log."""
         self._mark("saving a checkpoint")
         self._save_state()
         with _keeping_the_latest(self.config):
             super()._save_checkpoint()
 
-    # What is ours.
+    # Our own methods.
+
+    def _dataset(self, *ignored: Any, is_train: bool, **named: Any) -> Questions:
+        return Questions.of(self.splits, "train" if is_train else "val", self.srl)
 
     def _asks(self, phase: Phase) -> bool:
         return bool(getattr(self.srl.data, f"{phase}_files"))
 
     def _evaluate(self, phase: Phase) -> dict[str, float]:
-        """Episodes on a fixed split, as verl validates; the figures of the local backend."""
+        """Run verl's validation on the questions of `phase`; the metrics of the local backend."""
         self._mark(f"{phase} questions")
         validation = self.val_dataloader
         try:
             if phase not in self.loaders:
-                self.loaders[phase] = _loader(phase)
+                self.loaders[phase] = _loader(Questions.of(self.splits, phase, self.srl))
             self.val_dataloader = self.loaders[phase]
             metrics = super()._validate()
         finally:
@@ -237,15 +244,15 @@ class SearchTrainer(PPOTrainerSync):
         self.log_actor.mark.remote(where, getattr(self, "global_steps", 0))
 
     def _stop_if_broken(self) -> None:
-        """Raises UserError when an episode broke, or a process of the run is gone."""
+        """Raises UserError if an episode failed with an error, or a process of the run died."""
         broken = ray.get(self.log_actor.failure.remote()) or self.health.dead() or self._given_up()
         if broken:
             raise UserError(f"{broken}; {resume_with(self.run)}")
 
     def _given_up(self) -> str:
-        """verl only logs the errors of what is around an episode, and goes on without its question."""
+        """An error message where verl dropped questions: it only logs errors outside our agent loop."""
         lost = sum(map(len, self.replay_buffer.failure_keys.values()))
-        return f"verl gave up {lost} questions: why is in the logs of Ray's workers" if lost else ""
+        return f"verl dropped {lost} questions; the reason is in the logs of Ray's workers" if lost else ""
 
     def _stop_on_failures(self) -> None:
         """Raises UserError when search failed in more episodes than is allowed."""
@@ -255,7 +262,7 @@ class SearchTrainer(PPOTrainerSync):
             raise too_many_failures(self.run, failed, episodes, limit, fault)
 
     def _check_workers(self) -> None:
-        """Raises UserError naming a worker that is not as this process; all are watched from here on."""
+        """Raises UserError naming a worker that differs from this process. All are watched from here on."""
         loops: list[Any] = self.agent_loop_manager.agent_loop_workers
         named: dict[str, Any] = {f"rollout {n}": worker for n, worker in enumerate(loops)}
         named |= {f"training {n}": worker for n, worker in enumerate(self.actor_rollout_wg.workers)}
@@ -267,7 +274,7 @@ class SearchTrainer(PPOTrainerSync):
         check_search(self.run, loops)
 
     def _settle_checkpoint(self) -> None:
-        """The step's checkpoint is the latest from here on; older ones that verl has dropped go."""
+        """Make the step's checkpoint the latest, with checksums, once its step is in the log."""
         ray.get(self.log_actor.flush.remote())
         folder = self._folder(self.global_steps)
         files = checksums(folder)
@@ -278,9 +285,9 @@ class SearchTrainer(PPOTrainerSync):
         self._drop_old()
 
     def _save_state(self, **noted: bool) -> None:
-        """Progress, KL controller and what the model was taught, beside verl's parts of the checkpoint.
+        """Write progress, KL controller and model card beside verl's parts of the checkpoint.
 
-        Written again once the step's validation is known, and the checksums of the other files.
+        It is written again when the step's validation and the checksums of the other files are known.
         """
         progress = ray.get(self.log_actor.state.remote())
         progress.step, progress.kl = self.global_steps, self.kl.state_dict()
@@ -293,7 +300,7 @@ class SearchTrainer(PPOTrainerSync):
         return checkpoint_path(self.run, step, "verl")
 
     def _drop_old(self) -> None:
-        """Remove checkpoints beyond `trainer.max_ckpt_to_keep`, and what is left of those verl dropped."""
+        """Remove checkpoints beyond `trainer.max_ckpt_to_keep`, and the rest of those that verl removed."""
         keep = self.srl.trainer.max_ckpt_to_keep
         kept = whole_verl_steps(self.run)[-keep if keep else 0 :]
         for step, folder in checkpoints(self.run, "verl").items():
@@ -318,7 +325,7 @@ def _keeping_the_latest(config: DictConfig) -> Iterator[None]:
 
 
 def _places(batch: Any) -> list[tuple[int, int]]:
-    """Each row's question, by its position, and its sample; rows that fill the batch up come last."""
+    """The position of each row's question, and its sample; padding rows sort last."""
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["index", "session_id"]
     )
@@ -330,8 +337,7 @@ def _places(batch: Any) -> list[tuple[int, int]]:
     ]
 
 
-def _loader(phase: Phase) -> StatefulDataLoader:
-    questions = Questions(phase)
+def _loader(questions: Questions) -> StatefulDataLoader:
     return StatefulDataLoader(questions, batch_size=len(questions), shuffle=False, collate_fn=collate_fn)
 
 

@@ -6,7 +6,6 @@ What can be checked before any process is started is in `config_check.py`.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from srl.config import load_saved
 from srl.errors import UserError
 from srl.serve.client import check_servers
 from srl.train.resume import resume_with
-from srl.train.verl.job import ABOUT, RUN_VARIABLE
+from srl.train.verl.job import ABOUT
 from srl.train.verl.register import WorkerReport, report
 
 PATIENCE_S = 300.0
@@ -74,19 +73,18 @@ def check_search(run: Path, workers: Sequence[Any]) -> None:
     config = load_saved(run)
     if not config.rollout.search or config.search.url is None:
         return
-    asked = [worker.__ray_call__.remote(search_problems) for worker in workers]
+    asked = [worker.__ray_call__.remote(search_problems, run) for worker in workers]
     for found in map(_got, asked):
         problems = found if isinstance(found, list) else [found]
         if problems:
             raise UserError(f"{problems[0]}; {resume_with(run)}")
 
 
-def search_problems(actor: object = None) -> list[str]:
+def search_problems(actor: object, run: Path) -> list[str]:
     """What is wrong with the servers of `search.url`, seen from this machine, one line each.
 
     They must have the index that the run started with. `actor` is what Ray passes.
     """
-    run = Path(os.environ[RUN_VARIABLE])
     search = load_saved(run).search
     digest = json.loads((run / ABOUT).read_text(encoding="utf-8")).get("index_digest") or search.digest or ""
     return check_servers(search.url or (), digest=digest, topk=search.topk, timeout_s=search.timeout_s)
