@@ -22,9 +22,9 @@ from srl.cli import main
 from srl.errors import UserError
 from srl.index import Index, build_index, open_index
 from srl.serve.server import bind, default_threads, replicas
+from srl.serve.server.app import IndexSource, ServerSettings
 from srl.serve.server.peers import MessageChannel, whole_health, whole_metrics
 from srl.serve.server.replicas import Replica, _Supervisor
-from srl.serve.server.settings import IndexSource, ServerSettings
 from srl.serve.wire import Limits
 from srl.trajectory import Passage
 

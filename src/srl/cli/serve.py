@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import socket
 
     from srl.serve.check import ServerCheck
+    from srl.serve.server.app import IndexSource, ServerSettings
     from srl.serve.server.replicas import Facts
-    from srl.serve.server.settings import IndexSource, ServerSettings
 
 TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"
 
@@ -103,7 +103,7 @@ def retriever(
       srl serve retriever --index my-index --port 8000
     """
     from srl.serve.server import bind
-    from srl.serve.server.settings import ServerSettings
+    from srl.serve.server.app import ServerSettings
     from srl.serve.wire import Limits
 
     token = _token(token_env)
@@ -138,7 +138,7 @@ def retriever(
 def _run(serving: ServerSettings, replicas: int, listener: socket.socket) -> None:
     """Serve from this process, or from as many others as are wanted."""
     from srl.serve.server import run_replicas, run_server
-    from srl.serve.server.settings import facts_of
+    from srl.serve.server.app import facts_of
 
     if replicas == 1:
         opened = {}
@@ -197,7 +197,7 @@ def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> IndexS
     """An index with the settings that are for all or for it. Raises UserError where there is none."""
     from srl.cli.settings import read_settings
     from srl.index import check_index, verify_once
-    from srl.serve.server.settings import IndexSource
+    from srl.serve.server.app import IndexSource
 
     of_others = tuple(f"{other}." for other in names if other != name)
     mine = [one.removeprefix(f"{name}.") for one in settings if not one.startswith(of_others)]

@@ -7,6 +7,7 @@ import re
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from srl import __version__
 from srl.errors import UserError
-from srl.index import Index
+from srl.index import Index, open_index
 from srl.serve.server import openapi
 from srl.serve.server.access import read_urls, write_pages
 from srl.serve.server.answer_cache import AnswerCache
@@ -268,3 +269,70 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     return problem("the client disconnected", 400)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSource:
+    """An index on disk, and the options of its retriever for this machine."""
+
+    directory: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Indexes by name, and the arguments of `create_app`; `log_requests` turns the request log on."""
+
+    indexes: Mapping[str, IndexSource]
+    topk: int = 3
+    limits: Limits = field(default_factory=Limits)
+    threads: int | None = None
+    max_batch: int = 256
+    batch_wait_s: float = 0.0
+    cache_bytes: int = CACHE_BYTES
+    token: str = field(default="", repr=False)
+    hosts: tuple[str, ...] | None = None
+    log_requests: bool = False
+    log_queries: bool = False
+
+    def open(self, name: str) -> Index:
+        """Raises UserError."""
+        return open_index(self.indexes[name].directory, self.indexes[name].options)
+
+    def app(self, opened: Mapping[str, Index], peers: Peers | None = None) -> SearchApp:
+        """The server of these indexes; with `peers`, one of several."""
+        replica = peers.number if peers else None
+        wanted = self.log_requests or self.log_queries
+        return create_app(
+            opened,
+            self.topk,
+            self.limits,
+            threads=self.threads,
+            max_batch=self.max_batch,
+            batch_wait_s=self.batch_wait_s,
+            cache_bytes=self.cache_bytes,
+            token=self.token,
+            hosts=self.hosts,
+            log=RequestLog(queries=self.log_queries, replica=replica) if wanted else None,
+            peers=peers,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For another process; the inverse of `read`."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, known: Mapping[str, Any]) -> ServerSettings:
+        indexes = {name: IndexSource(**source) for name, source in known["indexes"].items()}
+        hosts = None if known["hosts"] is None else tuple(known["hosts"])
+        return cls(**{**known, "indexes": indexes, "limits": Limits(**known["limits"]), "hosts": hosts})
+
+
+def facts_of(index: Index) -> dict[str, Any]:
+    """What is reported about an index that is served."""
+    return {
+        "passages": len(index),
+        "live": index.live,
+        "retriever": index.manifest.retriever,
+        "digest": index.digest,
+    }

@@ -26,6 +26,7 @@ import uvicorn
 from srl import interrupts
 from srl.errors import SrlError, UserError
 from srl.safe_log import log_to_stderr
+from srl.serve.server.app import ServerSettings, facts_of
 from srl.serve.server.connections import (
     SWITCH_S,
     BoundedConnection,
@@ -35,7 +36,6 @@ from srl.serve.server.connections import (
     uvicorn_config,
 )
 from srl.serve.server.peers import MessageChannel, Peers
-from srl.serve.server.settings import ServerSettings, facts_of
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from time import perf_counter
 
@@ -44,9 +44,11 @@ class ServedIndex:
 class _RequestRecord:
     """What is known about a request so far, for metrics and log."""
 
+    path: str
     served: ServedIndex | None
     asked: wire.Request | None = None
     answered: Answered | None = None
+    start: float = field(default_factory=perf_counter)
 
 
 class RetrieveHandler:
@@ -71,36 +73,29 @@ class RetrieveHandler:
 
         Errors are answered with a status and `{"detail": one line}`.
         """
-        start, visit = perf_counter(), _RequestRecord(None if name else self.default)
+        record = _RequestRecord(scope["path"], None if name else self.default)
         try:
-            body = await self._answer(name, scope, receive, visit)
+            body = await self._answer(name, scope, receive, record)
         except (RequestError, Fault, ClientDisconnect) as error:
-            await self._refuse(error, visit, start, scope, receive, send)
+            await self._refuse(error, record, scope, receive, send)
             return
-        assert visit.served is not None
-        self._note(scope["path"], 200, perf_counter() - start, visit)
-        length = (b"content-length", str(len(body)).encode())
-        headers = [*visit.served.headers, length]
+        assert record.served is not None
+        self._count(record, 200)
+        headers = [*record.served.headers, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def refuse(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request with an error without reading it; it is counted and logged."""
-        await self._refuse(error, _RequestRecord(None), perf_counter(), scope, receive, send)
+        await self._refuse(error, _RequestRecord(scope["path"], None), scope, receive, send)
 
     async def _refuse(
-        self,
-        error: Exception,
-        visit: _RequestRecord,
-        start: float,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        self, error: Exception, record: _RequestRecord, scope: Scope, receive: Receive, send: Send
     ) -> None:
         response = refusal(error)
-        if visit.served is not None:
-            response.headers[DIGEST_HEADER] = visit.served.index.digest
-        self._note(scope["path"], response.status_code, perf_counter() - start, visit, str(error))
+        if record.served is not None:
+            response.headers[DIGEST_HEADER] = record.served.index.digest
+        self._count(record, response.status_code, str(error))
         await response(scope, receive, send)
 
     def choose(self, name: str, asked: str = "") -> ServedIndex:
@@ -113,31 +108,33 @@ class RetrieveHandler:
             raise RequestError(f"the URL names the index {name!r}, the body {asked!r}"[:200], 409)
         return self.served[wanted[0]]
 
-    async def _answer(self, name: str, scope: Scope, receive: Receive, visit: _RequestRecord) -> bytes:
-        visit.served = visit.served or self.choose(name)
+    async def _answer(self, name: str, scope: Scope, receive: Receive, record: _RequestRecord) -> bytes:
+        record.served = record.served or self.choose(name)
         body = await self.bodies.read(scope["headers"], receive)
-        visit.asked = asked = read_request(body, self._topk, self._limits)
-        visit.served = self.choose(name, asked.index)
+        record.asked = asked = read_request(body, self._topk, self._limits)
+        record.served = self.choose(name, asked.index)
         queries = [clean(query) for query in asked.queries]
-        visit.answered = await visit.served.queue.search([query for query in queries if query], asked.topk)
-        found = iter(_found(visit.answered))
+        record.answered = await record.served.queue.search([query for query in queries if query], asked.topk)
+        found = iter(_found(record.answered))
         errors = {place: EMPTY for place, query in enumerate(queries) if not query}
         in_place = [next(found) if query else NOTHING for query in queries]
         return write_answer(in_place, asked.return_scores, asked.single, errors)
 
-    def _note(self, path: str, status: int, seconds: float, visit: _RequestRecord, detail: str = "") -> None:
-        name = visit.served.name if visit.served else ""
-        self._metrics.count(name, status, seconds, visit.answered if status == 200 else None)
+    def _count(self, record: _RequestRecord, status: int, detail: str = "") -> None:
+        """Add a request to the metrics, and to the log if there is one."""
+        seconds = perf_counter() - record.start
+        name = record.served.name if record.served else ""
+        self._metrics.count(name, status, seconds, record.answered if status == 200 else None)
         if self._log is not None:
-            asked = visit.asked
+            asked = record.asked
             self._log.write(
-                path,
+                record.path,
                 status,
                 seconds,
                 index=name,
                 queries=asked.queries if asked else (),
                 k=asked.topk if asked else None,
-                answered=visit.answered,
+                answered=record.answered,
                 detail=detail,
             )
 
