@@ -20,18 +20,18 @@ def once() -> list[str]:
     return [
         *box(20, 20, 270, 454, "panel", "Once"),
         *box(36, 64, 238, 104, "box", "srl train --backend verl", [
-            "checks settings, questions, search;", "starts the rest, tells the news,",
-            "ends a run that stands still",
+            "checks settings, questions, search;", "starts the rest, reports progress,",
+            "ends a run without progress",
         ]),
         *box(36, 212, 238, 104, "box", "The trainer", [
             "verl's loop, our estimators:", "rewards to advantages;", "checks every worker at the start",
         ]),
-        *box(36, 354, 238, 104, "box", "The log's writer", [
+        *box(36, 354, 238, 104, "box", "The log writer", [
             "one process, one writer:", "trajectories, searches, metrics", "of a step become one part",
         ]),
         arrow([(155, 168), (155, 212)]),
         arrow([(60, 354), (60, 334), (28, 334), (28, 116), (36, 116)]),
-        text(68, 342, "news"),
+        text(68, 342, "status"),
     ]  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def everywhere() -> list[str]:
         *box(350, 64, 270, 104, "gpu", "GPU workers", [
             "policy, reference and critic in shards", "(FSDP2 or Megatron):", "log-probs, values, update",
         ]),
-        *box(700, 64, 260, 104, "gpu", "Servers that generate", [
+        *box(700, 64, 260, 104, "gpu", "Rollout servers", [
             "vLLM or SGLang, whole copies,", "on the same GPUs, in turn", "with the training",
         ]),
         *box(350, 222, 270, 84, "box", "TransferQueue", [
@@ -70,7 +70,7 @@ def everywhere() -> list[str]:
         arrow([(274, 264), (350, 264)], both=True),
         arrow([(274, 232), (310, 232), (310, 116), (350, 116)]),
         arrow([(750, 306), (750, 346), (310, 346), (310, 406), (274, 406)]),
-        text(530, 366, "every trajectory, whole, as soon as it ends", anchor="middle"),
+        text(530, 366, "every trajectory, as soon as it is finished", anchor="middle"),
     ]  # fmt: skip
 
 

