@@ -192,7 +192,7 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
         ),
         (lambda run: (run / "config.yaml").write_text("a: ["), "config.yaml:1: not YAML"),
         (lambda run: (run / "config.yaml").unlink(), "config.yaml: the configuration cannot be read"),
-        (lambda run: (run / CHECKPOINT / "trainer" / "state.json").unlink(), "state.json: missing"),
+        (lambda run: (run / CHECKPOINT / "trainer" / "state.json").unlink(), "state.json is missing"),
         (
             older(lambda run: (run / CHECKPOINT / "trainer" / "state.json").write_text("{")),
             "state.json: not JSON in UTF-8",

@@ -224,7 +224,7 @@ def test_a_retriever_that_needs_an_index_is_no_retriever_without_one(place, tmp_
 def test_the_index_must_be_the_expected_one(place, tmp_path):
     digest = open_index(place / "pages").digest
     assert digest_of(loaded(settings(place, search__digest=digest[:12]), tmp_path)) == digest
-    with pytest.raises(UserError, match=f"search.digest={'0' * 12}, and the index that answers is {digest}"):
+    with pytest.raises(UserError, match=f"search.digest: expected digest {'0' * 12}, found {digest}"):
         loaded(settings(place, search__digest="0" * 12), tmp_path)
 
 

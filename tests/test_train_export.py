@@ -24,10 +24,10 @@ from srl.model import load_model, load_tokenizer, model_digest, new_model, save_
 from srl.protocol import STOP_STRINGS
 from srl.train.dry_run.model_size import shape_of
 from srl.train.evaluate_model import settings_of
-from srl.train.export import cast, export, readable_by_all, whole_checkpoints, write_weights
+from srl.train.export import cast, export, make_tokenizer_readable, whole_checkpoints, write_weights
 from srl.train.prepare import BASE_MODEL
 from srl.train.run_directory import model_directory
-from srl.train.shards import division, merged, shard_files
+from srl.train.shards import merged, shard_files, sharding
 from srl.workspace import Workspace
 
 TEXT = "what flag has velmar ? <search> flag of velmar </search>"
@@ -207,7 +207,7 @@ def test_adapter_of_megatron_is_refused(workspace: Path, tmp_path: Path) -> None
     made(run, "verl", **{"model.lora_rank": 4})
     model().save_pretrained(run / "checkpoints" / "global_step_1" / "actor" / "model" / "huggingface")
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1", encoding="utf-8")
-    with pytest.raises(UserError, match="Megatron are not merged"):
+    with pytest.raises(UserError, match="Megatron cannot be merged"):
         export(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -251,12 +251,12 @@ def test_adapter_is_added_to_its_weight(tmp_path: Path) -> None:
 
 def test_adapter_that_is_not_read_is_refused(tmp_path: Path) -> None:
     dora = {f"{LINEAR}.lora_magnitude_vector.default.weight": torch.ones(2)}
-    with pytest.raises(UserError, match="adapter of a kind that is not read"):
+    with pytest.raises(UserError, match="adapter of an unsupported kind"):
         merged(adapted(tmp_path / "a", **dora))
     folder = adapted(tmp_path / "b")
     (file,) = shard_files(folder)
     torch.save({name: tensor for name, tensor in torch.load(file).items() if "lora" in name}, file)
-    with pytest.raises(UserError, match="the adapter without the weights it is for"):
+    with pytest.raises(UserError, match="an adapter without the weights"):
         merged(folder)
 
 
@@ -270,7 +270,7 @@ def test_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
 
     saved_by_one(model(), tmp_path / "actor")
     torch.save({"weight": Danger()}, tmp_path / "actor" / "model_world_size_1_rank_0.pt")
-    with pytest.raises(UserError, match="no weights that can be read safely"):
+    with pytest.raises(UserError, match="cannot be read as weights alone"):
         merged(tmp_path / "actor")
     assert not (tmp_path / "harmed").exists()
 
@@ -279,7 +279,7 @@ def test_shard_that_is_cut_short_is_said(tmp_path: Path) -> None:
     saved_by_one(model(), tmp_path)
     (file,) = shard_files(tmp_path)
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(UserError, match="no weights that can be read safely"):
+    with pytest.raises(UserError, match="cannot be read as weights alone"):
         merged(tmp_path)
 
 
@@ -290,38 +290,38 @@ def test_undivided_weight_that_differs_between_processes_is_an_error(tmp_path: P
         torch.save(
             {"a": torch.zeros(2), "b": torch.ones(2) * rank}, tmp_path / f"model_world_size_2_rank_{rank}.pt"
         )
-    with pytest.raises(UserError, match="b is not divided and yet differs"):
+    with pytest.raises(UserError, match="b is not sharded, but differs"):
         merged(tmp_path)
 
 
 def placed(*placements: Placement) -> SimpleNamespace:
-    """What `division` looks at of a tensor that four processes hold, two by two."""
+    """What `sharding` looks at of a tensor that four processes hold, two by two."""
     return SimpleNamespace(
         placements=placements, device_mesh=SimpleNamespace(mesh=torch.tensor([[0, 1], [2, 3]]))
     )
 
 
 def test_parts_of_a_weight_are_those_of_one_group_of_copies() -> None:
-    assert division("w", placed(Replicate(), Shard(1))) == ([0, 1], 1)
-    assert division("w", placed(Shard(0), Replicate())) == ([0, 2], 0)
-    assert division("w", placed(Replicate(), Replicate())) == ([0], None)
+    assert sharding("w", placed(Replicate(), Shard(1))) == ([0, 1], 1)
+    assert sharding("w", placed(Shard(0), Replicate())) == ([0, 2], 0)
+    assert sharding("w", placed(Replicate(), Replicate())) == ([0], None)
     for odd in ((Shard(0), Shard(1)), (Replicate(), Partial())):
-        with pytest.raises(UserError, match="w is divided in a way that is not read"):
-            division("w", placed(*odd))
+        with pytest.raises(UserError, match="w is sharded in a way that is not supported"):
+            sharding("w", placed(*odd))
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda state: state.pop("model.norm.weight"), "no weights for model.norm.weight"),
-        (lambda state: state.update(more=torch.zeros(1)), "unknown weights more"),
+        (lambda state: state.pop("model.norm.weight"), "config.json: missing model.norm.weight"),
+        (lambda state: state.update(more=torch.zeros(1)), "config.json: unknown more"),
         (
             lambda state: state.update({"model.norm.weight": torch.zeros(3)}),
-            "other shapes of model.norm.weight",
+            "of another shape: model.norm.weight",
         ),
         (
             lambda state: state.update({"lm_head.weight": state["lm_head.weight"] + 1}),
-            "lm_head.weight are tied by config.json, and yet they differ",
+            "lm_head.weight are tied by config.json, but their values differ",
         ),
     ],
 )
@@ -334,7 +334,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, change, complaint:
 
 
 def test_number_too_large_for_the_dtype_is_said() -> None:
-    with pytest.raises(UserError, match="w holds numbers too large for float16"):
+    with pytest.raises(UserError, match="w has values too large for float16"):
         cast({"w": torch.tensor([1e6])}, torch.float16)
     infinite = cast({"w": torch.tensor([float("inf")]), "n": torch.tensor([70000])}, torch.float16)
     assert infinite["n"].tolist() == [70000]
@@ -348,7 +348,7 @@ def test_tokenizer_of_the_tiny_base_is_read_right_by_auto_tokenizer(tmp_path: Pa
     text = "Question: who wrote it? <search> Don't stop </search>"
     right = PreTrainedTokenizerFast.from_pretrained(BASE_MODEL)
     assert AutoTokenizer.from_pretrained(tmp_path / "base").encode(text) != right.encode(text)
-    assert readable_by_all(tmp_path / "base")
+    assert make_tokenizer_readable(tmp_path / "base")
     for options in ({}, {"trust_remote_code": False}, {"trust_remote_code": True}):
         read = AutoTokenizer.from_pretrained(tmp_path / "base", **options)
         assert read.encode(text) == right.encode(text)
@@ -362,7 +362,7 @@ def test_tokenizer_that_is_read_right_stays_as_it_is(tmp_path: Path) -> None:
         "llama", vocab_size=len(tokenizer()), layers=1, width=16, heads=2, ffn=16
     ).config.save_pretrained(tmp_path)
     before = (tmp_path / "tokenizer_config.json").read_bytes()
-    assert readable_by_all(tmp_path)
+    assert make_tokenizer_readable(tmp_path)
     assert (tmp_path / "tokenizer_config.json").read_bytes() == before
 
 
@@ -417,7 +417,7 @@ def test_damaged_checkpoint_is_not_exported_and_the_one_before_is_named(run: Pat
 
 def test_nothing_is_left_of_an_export_that_fails(verl_run: Path, tmp_path: Path) -> None:
     (verl_run / "checkpoints" / "global_step_3" / "actor" / "huggingface" / "config.json").unlink()
-    with pytest.raises(UserError, match="describes no causal language model"):
+    with pytest.raises(UserError, match="does not describe a causal language model"):
         export(verl_run, tmp_path / "new" / "out")
     assert list(tmp_path.glob("new")) == []
 

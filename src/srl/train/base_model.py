@@ -1,8 +1,8 @@
-"""Make the small base model that stands for a user's pretrained one.
+"""Trains the small base model that comes with `srl`, in place of a user's pretrained model.
 
-First copying (a random word list, then the same list), from which reading and repeating names grows;
-then clean episodes of ever new worlds, so that pages cannot be memorised. What it has seen is written
-beside the weights.
+It first learns to copy (a random word list, then the same list again), which teaches it to read and repeat
+names. Then it learns from clean episodes in always new worlds, so that it cannot memorise pages. What it was
+trained on is written beside the weights.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 OPTIONS = EpisodeOptions(max_turns=3, max_turn_tokens=48, max_obs_length=160, max_response_length=640)
 TOP_K = 2
-Report = Callable[[str, int, dict[str, float]], None]
+OnStep = Callable[[str, int, dict[str, float]], None]
 
 
 def world_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word of the worlds, one a tag; any other word is `<unk>`."""
+    """One token per word of the worlds and per tag; any other word is `<unk>`."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -75,7 +75,7 @@ def new_base(vocab_size: int, seed: int) -> PreTrainedModel:
 
 
 def copying(tokenizer: PreTrainedTokenizerFast, steps: int, rng: random.Random) -> Iterator[list[Trajectory]]:
-    """Batches of 64 rows: 16 random name words, then the same 16."""
+    """Batches of 64 rows: 16 random name words, then the same 16 again."""
     ids = tokenizer.convert_tokens_to_ids(list(name_words()))
     assert isinstance(ids, list), "a list of words has a list of ids"
     question = Question("copy", "", ())
@@ -108,7 +108,7 @@ def world_episodes(codec: Codec, *, seed: int, count: int, two_hop: float) -> li
 
 @dataclass(frozen=True, slots=True)
 class BaseStage:
-    """One stage of the base's training; its data come from worlds that no other stage sees."""
+    """A stage of the training; its data come from worlds that no other stage uses."""
 
     name: str
     steps: int
@@ -119,7 +119,7 @@ class BaseStage:
 
 
 def stages(seed: int, two_hop: float = 0.4) -> tuple[BaseStage, ...]:
-    """Copying forms slowly above a learning rate of 2e-3; the last stages take out the slips."""
+    """The stages. Above a learning rate of 2e-3 copying is learnt slowly; the last ones remove errors."""
 
     def episodes(worlds: int) -> Callable[[PreTrainedTokenizerFast, int], Iterator[list[Trajectory]]]:
         return lambda tokenizer, steps: clean_episodes(Codec(tokenizer), steps, worlds, two_hop)
@@ -138,7 +138,7 @@ def _lists(seed: int, tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterato
 
 
 def make_base(
-    seed: int = 0, report: Report = lambda stage, step, metrics: None
+    seed: int = 0, on_step: OnStep = lambda stage, step, metrics: None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Train the base from random weights; about half an hour on one core."""
     tokenizer = world_tokenizer()
@@ -148,6 +148,6 @@ def make_base(
         optimiser = Optimiser(model.parameters(), lr=stage.lr, betas=(0.9, 0.98), schedule=plan)
         fine_tune(
             model, optimiser, stage.data(tokenizer, stage.steps),
-            observation_weight=stage.observation_weight, on_step=partial(report, stage.name),
+            observation_weight=stage.observation_weight, on_step=partial(on_step, stage.name),
         )  # fmt: skip
     return model, tokenizer

@@ -1,4 +1,4 @@
-"""Checkpoints: a Hugging Face directory that any tool reads, and beside it what training goes on with."""
+"""Checkpoints of the local backend: a Hugging Face model directory, with `trainer/` to resume from in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def save_checkpoint(
     card: dict[str, Any],
     keep: int | None,
 ) -> Path:
-    """Write `checkpoints/step-…`, whole or not at all, and drop all but the newest `keep`.
+    """Write `checkpoints/step-…`, whole or not at all, and delete all but the newest `keep` (None: keep all).
 
     Its manifest has the checksum of every file.
     """
@@ -69,7 +69,7 @@ def save_checkpoint(
 
 
 def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights that training changes, as they are: an adapter's alone where there is one."""
+    """The weights that are trained: those of the adapter if there is one."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
@@ -80,10 +80,10 @@ def load_newest(newest: Path, learner: Learner, optimisers: dict[str, Optimiser]
 
 
 def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
-    """Put weights and optimiser state back in place; the run's progress at that checkpoint.
+    """Load weights and optimiser state in place; returns the run's progress at that checkpoint.
 
-    Raises DamagedError where a file is not as it was saved, and UserError for a checkpoint without trainer
-    state and for one of another model.
+    Raises DamagedError if a file differs from what was saved, and UserError for a checkpoint without trainer
+    state or of another model.
     """
     trainer = path / "trainer"
     if (trainer / _STATE).is_file():
@@ -104,10 +104,10 @@ def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimise
 
 
 def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
-    """Copy `saved` into the weights that train. Raises ValueError where names or shapes differ."""
+    """Copy `saved` into the trained weights. Raises ValueError if names or shapes differ."""
     weights = _trained(model)
-    if odd := sorted(weights.keys() ^ saved.keys()):
-        raise ValueError(f"{odd[0]} is not in both the model and the checkpoint")
+    if unmatched := sorted(weights.keys() ^ saved.keys()):
+        raise ValueError(f"{unmatched[0]} is not in both the model and the checkpoint")
     for name, weight in weights.items():
         if weight.shape != saved[name].shape:
             raise ValueError(f"{name} is {tuple(saved[name].shape)}, the model's is {tuple(weight.shape)}")
@@ -116,16 +116,16 @@ def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
 
 def _read_state(path: Path) -> Progress:
     if not path.is_file():
-        raise UserError(f"{path}: missing; this checkpoint holds no trainer state to resume from")
+        raise UserError(f"{path} is missing: this checkpoint has no trainer state to resume from")
     return read_json(path, Progress)
 
 
 def _load(path: Path, device: torch.device) -> Any:
-    """What `torch.save` wrote. Raises DamagedError for anything else, of which nothing is run."""
+    """What `torch.save` wrote, read as data only. Raises DamagedError for anything else."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch's, of a pickle that is none of its own
+        with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it did not write
             return torch.load(path, map_location=device, weights_only=True)
     except (EOFError, pickle.UnpicklingError) as error:
         raise DamagedError(
-            f"{path} is damaged: it is no file of weights alone{before(path.parent.parent)}"
+            f"{path} is damaged: it holds more than weights{before(path.parent.parent)}"
         ) from error

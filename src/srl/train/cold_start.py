@@ -1,4 +1,4 @@
-"""The cold start: fine-tune the base on demonstrations before reinforcement learning begins."""
+"""The cold start: a fine-tuning on demonstrations before RL, shared by the runs with the same recipe."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
-"""Keys of the section `model` that change no weight; of the device only the kind matters."""
+"""Keys of the section `model` that do not change the weights; only the device's type does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that a cold-started model depends on, and nothing else.
 
-    The model is made of these fields and a search (`answers` says which one), and `key` is made of every
-    field. So a setting that is in neither cannot change the model, and one that changes it changes the key.
+    The model is made from these fields and the search tool that `retrievers` describes. `key` covers every
+    field, so a setting that changes the model also changes the key.
     """
 
     start: Path
@@ -50,7 +50,7 @@ class Recipe:
 
     @classmethod
     def of(cls, config: Config, file: Path, search: SearchTool | None) -> Recipe:
-        """What `config` says of it. What a script ignores, such as the temperature, has its default."""
+        """The recipe of `config`. Options without effect on it, such as temperature, have their default."""
         start = Path(config.model.path or BASE_MODEL)
         device = pick_device(config.model.device)
         usual = EpisodeOptions()
@@ -72,12 +72,12 @@ class Recipe:
         )  # fmt: skip
 
     def key(self) -> str:
-        """32 hex digits of the content of every field: of files and directories what is in them."""
+        """32 hex digits over every field; files and directories count by their content."""
         return digest_text(*(f"{item.name}={_content(getattr(self, item.name))}" for item in fields(self)))
 
 
 def _without_paths(model: Model, device: torch.device) -> Model:
-    """The section with its `auto` decided, and without what has no effect where there is no adapter."""
+    """The section with `auto` resolved; without an adapter, its LoRA options are left at their defaults."""
     dtype = str(pick_dtype(model.dtype, device)).removeprefix("torch.")
     update = {"path": None, "tokenizer": None, "dtype": dtype, "device": str(device)}
     if model.lora_rank == 0:
@@ -95,7 +95,7 @@ def _content(value: object) -> str:
 
 
 def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path:
-    """`sft.train_files`, or the world's: noisy searches, or guesses where search is off."""
+    """`sft.train_files`, or the world's demonstrations: noisy searches, or guesses if search is off."""
     if config.sft.train_files is not None:
         file = Path(config.sft.train_files)
         check_input(file, regular=True)
@@ -106,9 +106,9 @@ def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path
 
 
 def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
-    """The cold-started model for `config` in the workspace, made first where it is not there.
+    """The cold-started model for `config` in the workspace, made first if missing.
 
-    Every run with the same `Recipe` shares it, so that its searches are on the cassette of none.
+    All runs with the same `Recipe` share it, so its searches are recorded on no run's cassette.
     """
     search = load_search(_without_cassette(config), workspace, note)
     recipe = Recipe.of(config, demonstration_file(config, workspace, note), search)
@@ -121,7 +121,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
 
 
 def _without_cassette(config: Config) -> Config:
-    """Without a cassette, unless there is nothing else to search."""
+    """`config` without a cassette, unless the cassette is all there is to search."""
     named = config.search.url or config.search.index or config.data.corpus
     return config if config.search.replays and not named else without_cassette(config)
 

@@ -1,4 +1,4 @@
-"""A run's checkpoint as a model directory that any tool loads, whatever backend trained it."""
+"""`srl train export`: a run's checkpoint, of either backend, as a model directory that any tool loads."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 KIND = "model"
 GENERATION = "generation_config.json"
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Names of the class that takes a `tokenizer.json` as it is: in transformers 4 and in 5."""
+"""The class that reads `tokenizer.json` unchanged, by its names in transformers 4 and 5."""
 _REPLACEABLE = replaceable(KIND, "an exported model")
 _TRAINER = "trainer"
 _MEGATRON = Path("model", "huggingface")
-"""Where verl puts the whole model when it trains with Megatron."""
+"""Where verl saves the whole model when it trains with Megatron."""
 _PARTS = Path("model", "dist_ckpt")
-"""And Megatron's own parts of it, where it was told to save these instead."""
+"""Where verl saves Megatron's own shards, if configured so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: the directory, and which checkpoint of which run it is."""
+    """An exported model: its directory, and the checkpoint that it was made from."""
 
     directory: Path
     run: str
@@ -63,8 +63,8 @@ def export(
 ) -> Exported:
     """Write the checkpoint of `step` (the newest by default) of `run` to the directory `out`.
 
-    The weights are those that were saved, or these in another `dtype`; of a run with a critic the actor's.
-    The directory appears whole or not at all. Raises UserError.
+    The weights are the actor's, as saved or converted to `dtype`. The directory appears whole or not at all.
+    Raises UserError.
     """
     backend = RunRecord.read(run).backend
     chosen, checkpoint = _chosen(run, step)
@@ -73,11 +73,11 @@ def export(
         raise UserError(f"{out} exists already; choose another --out, or replace it with --overwrite")
     with atomic_directory(out, replace=_REPLACEABLE if overwrite else None) as folder:
         if backend == "verl":
-            _of_verl(run, chosen, checkpoint, folder, dtype)
+            _export_verl(run, chosen, checkpoint, folder, dtype)
         else:
-            _model(checkpoint, folder, dtype, bool(dtype) and load_saved(run).model.trust_remote_code)
-        if not readable_by_all(folder):
-            note(f"warning: AutoTokenizer reads {out} in another way; use PreTrainedTokenizerFast")
+            _copy_model(checkpoint, folder, dtype, bool(dtype) and load_saved(run).model.trust_remote_code)
+        if not make_tokenizer_readable(folder):
+            note(f"warning: AutoTokenizer reads the tokenizer in {out} wrong; use PreTrainedTokenizerFast")
         kept = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
         write_manifest(folder, KIND, {"run": run.name, "step": chosen, "files": files_in(folder)})
     return Exported(out, run.name, backend, chosen, str(kept))
@@ -117,8 +117,8 @@ def _chosen(run: Path, step: int | None) -> tuple[int, Path]:
     return step, found[step]
 
 
-def _model(source: Path, folder: Path, dtype: str | None, trust_remote_code: bool) -> None:
-    """The files of a model directory without trainer state; large ones are links where they can be."""
+def _copy_model(source: Path, folder: Path, dtype: str | None, trust_remote_code: bool) -> None:
+    """Copy a model directory without its trainer state; safetensors are hard links where possible."""
     for file in source.iterdir():
         if file.name == MANIFEST:
             continue
@@ -132,8 +132,8 @@ def _model(source: Path, folder: Path, dtype: str | None, trust_remote_code: boo
         write_weights(folder, state, source, trust_remote_code=trust_remote_code)
 
 
-def _of_verl(run: Path, step: int, checkpoint: Path, folder: Path, dtype: str | None) -> None:
-    """The actor of a checkpoint that verl made, and beside it what one of the local backend has."""
+def _export_verl(run: Path, step: int, checkpoint: Path, folder: Path, dtype: str | None) -> None:
+    """Merge the actor of verl's checkpoint, and add what a checkpoint of the local backend has beside it."""
     config = load_saved(run)
     actor = checkpoint / "actor"
     trust = config.model.trust_remote_code
@@ -142,39 +142,39 @@ def _of_verl(run: Path, step: int, checkpoint: Path, folder: Path, dtype: str | 
         state = cast(state, DTYPES[dtype]) if dtype else state
         write_weights(folder, state, actor / "huggingface", trust_remote_code=trust)
     else:
-        _of_megatron(actor, folder, dtype, config)
-    _tokenizer(run, folder)
+        _export_megatron(actor, folder, dtype, config)
+    _copy_tokenizer(run, folder)
     write_card(folder / ABOUT, _card(run, step, checkpoint, config))
 
 
-def _of_megatron(actor: Path, folder: Path, dtype: str | None, config: Config) -> None:
+def _export_megatron(actor: Path, folder: Path, dtype: str | None, config: Config) -> None:
     if config.model.lora_rank:
         raise UserError(
-            "adapters that were trained with Megatron are not merged; cluster.strategy=fsdp2 saves them so "
-            "that they are"
+            "adapters trained with Megatron cannot be merged; train with cluster.strategy=fsdp2 to export an "
+            "adapter"
         )
     if not any((actor / _MEGATRON).glob("*.safetensors")):
         raise UserError(
-            f"{actor} holds Megatron's own parts of the model; where megatron-core is installed type "
+            f"{actor} holds Megatron's own shards; with megatron-core installed type "
             f"`python -m verl.model_merger merge --backend megatron --local_dir {actor} --target_dir DIR`"
         )
-    _model(actor / _MEGATRON, folder, dtype, config.model.trust_remote_code)
+    _copy_model(actor / _MEGATRON, folder, dtype, config.model.trust_remote_code)
     file = folder / GENERATION
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     write_json(file, {**known, "stop_strings": list(STOP_STRINGS)})
 
 
-def _tokenizer(run: Path, folder: Path) -> None:
-    """The tokenizer that the run was trained with, in the place of any other."""
+def _copy_tokenizer(run: Path, folder: Path) -> None:
+    """Copy the tokenizer that the run was trained with over any other."""
     files = [file for file in (run / "tokenizer").glob("*") if file.is_file()]
     if not files:
-        raise UserError(f"{run / 'tokenizer'} is empty or missing: the run's tokenizer belongs there")
+        raise UserError(f"{run / 'tokenizer'} is empty or missing; expected the run's tokenizer in it")
     for file in files:
         shutil.copyfile(file, folder / file.name)
 
 
 def _card(run: Path, step: int, checkpoint: Path, config: Config) -> dict[str, Any]:
-    """What the model's `srl.json` says; older checkpoints have none of their own."""
+    """The checkpoint's `srl.json`; made from the run's record for older checkpoints, which have none."""
     if known := read_card(checkpoint):
         return known
     record = RunRecord.read(run)
@@ -183,11 +183,11 @@ def _card(run: Path, step: int, checkpoint: Path, config: Config) -> dict[str, A
 
 
 def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """`state` with its numbers in `dtype`. Raises UserError where one is too large for it."""
+    """`state` with its floating-point numbers in `dtype`. Raises UserError if one overflows."""
     made = {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
     for name, tensor in made.items():
         if not torch.isfinite(tensor).all() and torch.isfinite(state[name]).all():
-            raise UserError(f"{name} holds numbers too large for {str(dtype)[6:]}; type --dtype bfloat16")
+            raise UserError(f"{name} has values too large for {str(dtype)[6:]}; type --dtype bfloat16")
     return made
 
 
@@ -201,8 +201,8 @@ def write_weights(
 ) -> None:
     """Write `state` and the configuration in `described` to `folder`, as `from_pretrained` expects it.
 
-    The stop strings are in the generation config, as with `srl.model.save_model`. Raises UserError where
-    the weights are not those of the configuration.
+    The generation config gets the stop strings, as with `srl.model.save_model`. Raises UserError if the
+    weights do not fit the configuration.
     """
     model = _empty(described, next(iter(state.values())).dtype, trust_remote_code)
     state = _untied(model, state)
@@ -217,7 +217,7 @@ def write_weights(
 
 
 def _empty(described: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
-    """The model that a directory's config.json is of, without memory for its weights."""
+    """The model described by a directory's `config.json`, on the meta device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -230,42 +230,44 @@ def _empty(described: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreT
             )
     except Exception as error:
         why = one_line(error)
-        raise UserError(f"{described} describes no causal language model: {why}") from error
+        raise UserError(f"{described} does not describe a causal language model: {why}") from error
     return made
 
 
 def _untied(model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`state` with each tied weight once, under the name it is stored by."""
+    """`state` with each tied weight once, under the name that it is stored under."""
     tied = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in state:
             tied[id(parameter)].append(name)
     for first, *others in tied.values():
         if any(not torch.equal(state[first], state[other]) for other in others):
-            raise UserError(f"{first} and {', '.join(others)} are tied by config.json, and yet they differ")
+            raise UserError(
+                f"{first} and {', '.join(others)} are tied by config.json, but their values differ"
+            )
     again = {name for _, *others in tied.values() for name in others}
     return {name: tensor for name, tensor in state.items() if name not in again}
 
 
 def _check(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Raises UserError where a weight is missing, is one too many, or has another shape."""
+    """Raises UserError for a weight that is missing, unknown, or of another shape."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     missing, unknown = (once & shapes.keys()) - state.keys(), state.keys() - shapes.keys()
-    odd = {name for name in state.keys() & shapes.keys() if state[name].shape != shapes[name]}
-    for names, what in ((missing, "no weights for"), (unknown, "unknown weights"), (odd, "other shapes of")):
+    misshaped = {name for name in state.keys() & shapes.keys() if state[name].shape != shapes[name]}
+    for names, what in ((missing, "missing"), (unknown, "unknown"), (misshaped, "of another shape:")):
         if names:
             raise UserError(
                 f"the checkpoint does not fit its config.json: {what} {', '.join(sorted(names)[:3])}"
             )
 
 
-def readable_by_all(directory: Path) -> bool:
+def make_tokenizer_readable(directory: Path) -> bool:
     """Whether `AutoTokenizer` reads the tokenizer of a model directory as its `tokenizer.json` says.
 
-    For some kinds of model (Qwen2) transformers 5 builds the kind's own tokenizer from the vocabulary,
-    whatever class is named. A key in `tokenizer_config.json` makes it take the whole file; it is written
-    where it is needed. In spite of its name it allows no code: there is none, and nothing else reads it.
+    For some architectures (Qwen2) transformers 5 builds its own tokenizer from the vocabulary, whatever class
+    is named. The key `trust_remote_code` in `tokenizer_config.json` makes it read the whole file; it is added
+    where needed. Despite its name it runs no code: the directory has none, and nothing else reads the key.
     """
     file = directory / "tokenizer_config.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -282,7 +284,7 @@ def _is_read_as_written(directory: Path) -> bool:
 
 
 def _pipeline(kind: Any, directory: Path) -> str:
-    """All that turns text into ids and back, as one string."""
+    """The whole pipeline between text and ids, as one string."""
     with quietly():
         tokenizer = kind.from_pretrained(str(directory), local_files_only=True)
     return str(tokenizer.backend_tokenizer.to_str())

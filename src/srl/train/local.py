@@ -50,9 +50,9 @@ from srl.workspace import Workspace
 
 @dataclass(slots=True)
 class LocalTrainer:
-    """One run from `progress.step` to `trainer.total_training_steps`.
+    """Trains from `progress.step` to `trainer.total_training_steps`.
 
-    Everything random is keyed by seed and step, so that a resumed run goes the way it would have gone.
+    All randomness is keyed by seed and step, so a resumed run continues as if it had not stopped.
     """
 
     config: Config
@@ -65,7 +65,7 @@ class LocalTrainer:
     _timings: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> Progress:
-        """Train; the progress at the end. Ctrl-C leaves the log and the checkpoints as they are."""
+        """Train to the end and return the progress. Ctrl-C leaves log and checkpoints ready to resume."""
         data, trainer = self.config.data, self.config.trainer
         questions = self.runner.environment.splits.train
         order = QuestionOrder(questions, data.train_batch_size, trainer.seed, data.shuffle)
@@ -80,7 +80,7 @@ class LocalTrainer:
         return self.progress
 
     def _step(self, step: int, questions: list[Question]) -> None:
-        """Everything between two versions of the weights, and its entry in the log."""
+        """One training step, and its entry in the log."""
         self._timings = {}
         with self._timed("step"):
             trajectories, scores = self._roll_out(step, questions)
@@ -97,7 +97,7 @@ class LocalTrainer:
             self.runner.terminal.samples(trajectories, scores, self.config.trainer.sample_count)
 
     def _after(self, step: int) -> None:
-        """Validation and checkpoint where they are due; both after the last step."""
+        """Validate and save a checkpoint where due; both after the last step."""
         trainer = self.config.trainer
         last = step == trainer.total_training_steps
         if trainer.test_freq and (last or _due(step, trainer.test_freq)):
@@ -188,7 +188,7 @@ class LocalRun:
 
 
 def check(config: Config) -> str:
-    """Set the number of threads; in words, what the run trains on."""
+    """Set the number of threads; returns what the run trains on, in words."""
     threads = set_threads(config.trainer.threads, config.rollout.deterministic)
     return f"{threads} thread{'' if threads == 1 else 's'}"
 
@@ -210,7 +210,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
 
 
 def _note_of_tokenizer(config: Config, workspace: Workspace, terminal: Terminal) -> Note:
-    """What reports the flaws of a tokenizer; silent for the small model that comes with `srl`."""
+    """Reports the flaws of a tokenizer, except for the small model that comes with `srl`."""
     path = Path(str(config.model.path))
     ours = path == BASE_MODEL or path.resolve().parent == workspace.models.resolve()
     return (lambda text: None) if ours else terminal.note
@@ -236,7 +236,7 @@ def rl_loop(config: Config, learner: Learner, optimisers: dict[str, Optimiser]) 
 
 
 def actor_loss(config: Config) -> ActorLoss:
-    """The loss that the section `actor` describes."""
+    """The loss configured in the section `actor`."""
     actor = config.actor
     return ActorLoss(
         temperature=config.rollout.temperature,
@@ -254,7 +254,7 @@ def actor_loss(config: Config) -> ActorLoss:
 def _records(
     trajectories: Sequence[Trajectory], scores: Sequence[Score], experience: Experience
 ) -> list[Record]:
-    """Trajectories with scores, advantages and returns, cut to each row's own length."""
+    """Log entries of trajectories: score, advantages and returns, without padding."""
     advantages, returns = experience.advantages.tolist(), experience.returns.tolist()
     return [
         Record(item, score, row[: len(item.token_ids)], back[: len(item.token_ids)])

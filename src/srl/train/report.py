@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a line a step, a few episodes, and figures for external loggers."""
+"""Reports the progress of a run: lines on the terminal, and metrics to external loggers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from srl.trajectory import Score, Trajectory
 
 
 class Reporter(Protocol):
-    """Where a run's figures go besides its own log."""
+    """An external logger, which gets a run's metrics besides its own log."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -27,7 +27,7 @@ class Reporter(Protocol):
 
 
 _NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb"}
-"""External loggers and the module that each needs."""
+"""External loggers, and the module that each needs."""
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ class _WandB:
 
 
 class Terminal:
-    """Progress for a person, on stderr; `quiet` says nothing. Only a terminal wraps lines, between words."""
+    """Progress lines on stderr; none if `quiet`. Lines are wrapped, between words, only on a terminal."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(file=cast("Any", Stderr()), highlight=False)
@@ -102,7 +102,7 @@ class Terminal:
         self.note(f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}")
 
     def evaluation(self, name: str, step: int, values: Mapping[str, float]) -> None:
-        """EM, one and two hops or sources, F1 and searches of one validation or test."""
+        """EM in all and by kind of question, F1, and searches of a validation or test."""
         parts = [f"{name} at step {step}:  EM {values[f'{name}/em']:.3f}"]
         detail = [
             f"{key.rpartition('/')[2]} {value:.3f}"
@@ -116,7 +116,7 @@ class Terminal:
         self.note("  ".join(parts))
 
     def samples(self, trajectories: Sequence[Trajectory], scores: Sequence[Score], count: int) -> None:
-        """The first `count` episodes, shortened, with what they earned."""
+        """The first `count` episodes, shortened, with their rewards."""
         for trajectory, score in list(zip(trajectories, scores, strict=True))[:count]:
             gold = " | ".join(trajectory.question.golden_answers)
             self.note(f"  ┌ {trajectory.id}  gold: {gold}  reward {score.value:g}")
@@ -137,7 +137,7 @@ def _learning(values: Mapping[str, float]) -> str:
 
 
 def _health(values: Mapping[str, float]) -> str:
-    """The line that shows trouble first: log-prob gap, dead groups, lost episodes, entropy, KL."""
+    """What shows trouble first: log-prob difference, groups of equal rewards, lost episodes, entropy, KL."""
     parts = []
     if "rollout/logprob_diff/mean" in values:
         parts.append(f"Δlogp {values['rollout/logprob_diff/mean']:.1e}")

@@ -1,6 +1,6 @@
-"""A whole run, from configuration to summary, started or resumed. What trains is the backend's part.
+"""Starts and resumes runs on either backend, from configuration to summary.
 
-A backend is a module, `srl.train.local` or `srl.train.verl.launch`, with the two functions of `Backend`.
+A backend is a module with the two functions of `Backend`: `srl.train.local` or `srl.train.verl.launch`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SFT = "sft"
 
 
 class Trainer(Protocol):
-    """A run with everything loaded and checked, before it has a directory.
+    """A run that is loaded and checked, but has no directory yet.
 
-    `questions` counts those to train on, `reference` is the digest of the reference policy.
+    `questions` is the number of training questions, `reference` the digest of the reference policy.
     """
 
     @property
@@ -45,15 +45,15 @@ class Trainer(Protocol):
     def reference(self) -> str: ...
 
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
-        """Train to the end, with the log open; `resumed_from` is a step, −1 for none, None for a new run."""
+        """Train to the end. `resumed_from` is the checkpoint's step, −1 for none; None for a new run."""
         ...
 
 
 class Backend(Protocol):
-    """What trains."""
+    """A module that trains."""
 
     def check(self, config: Config) -> str:
-        """What can be checked and set before anything is made; in words, what the run trains on."""
+        """Make the checks that need no file; returns what the run trains on, in words."""
         ...
 
     def prepare(self, config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Trainer:

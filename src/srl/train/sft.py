@@ -51,7 +51,7 @@ Loop = Callable[[Path, EpisodeRunner, int | None], Progress]
 
 
 def sft_loop(config: Config, policy: LoadedModel, place: Environment, file: Path) -> Loop:
-    """Fine-tuning on the demonstrations in `file`, which run first. Raises UserError for no steps."""
+    """Fine-tuning on the demonstrations in `file`, which are run here first. Raises UserError for 0 steps."""
     if config.sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
     episodes = demonstrated(file, place.search, policy.codec, place.template, place.options)
@@ -128,7 +128,7 @@ def demonstrate(
 ) -> list[Trajectory]:
     """Run the demonstrations (`metadata["turns"]`) as episodes, in order; several may share a question.
 
-    Raises UserError when search fails, for an episode cut short would teach to stop there.
+    Raises UserError if search fails: an episode cut short would teach the model to stop there.
     """
 
     async def one(question: Question) -> Trajectory:
@@ -147,11 +147,11 @@ def demonstrate(
 
     with counted("demonstrations", len(questions)) as count:
         trajectories = interrupts.run(all_at_once())
-    lost = [item for item in trajectories if not item.valid]
-    if lost:
-        fault = lost[0].searches[-1]
+    failed = [item for item in trajectories if not item.valid]
+    if failed:
+        fault = failed[0].searches[-1]
         raise UserError(
-            f"search failed in {len(lost)} of {len(trajectories)} demonstrations "
+            f"search failed in {len(failed)} of {len(trajectories)} demonstrations "
             f"({fault.status}: {fault.error}); repair the search and start again"
         )
     return trajectories
@@ -160,7 +160,7 @@ def demonstrate(
 def batches(
     trajectories: Sequence[Trajectory], size: int, steps: int, seed: int
 ) -> Iterator[list[Trajectory]]:
-    """`steps` batches of `size`, going through the trajectories in a new order each epoch."""
+    """`steps` batches of `size` trajectories, shuffled anew each epoch."""
     rng = random.Random(seed)
     queue: list[Trajectory] = []
     for _ in range(steps):
@@ -179,7 +179,7 @@ def fine_tune(
     max_tokens: int = 16384,
     on_step: OnStep | None = None,
 ) -> None:
-    """One optimiser step a batch; `on_step(step, metrics)` after each, steps from 1."""
+    """One optimiser step per batch; calls `on_step(step, metrics)` after each, counted from 1."""
     model.train()
     device = next(model.parameters()).device
     for step, trajectories in enumerate(data, start=1):
@@ -195,7 +195,7 @@ def fine_tune(
 def accumulate(
     model: PreTrainedModel, batch: Batch, *, observation_weight: float, max_tokens: int
 ) -> dict[str, float]:
-    """Backward over micro-batches; the losses over the policy's own and over all trained tokens."""
+    """Backward over micro-batches. Returns the mean loss of all trained tokens and of the policy's."""
     weights = token_weights(batch, observation_weight)
     denominator = weights.sum()
     total, own = 0.0, 0.0
@@ -213,7 +213,7 @@ def accumulate(
 
 
 def token_weights(batch: Batch, observation_weight: float) -> Tensor:
-    """1 on the policy's tokens, `observation_weight` on all other real ones, 0 on padding and at 0."""
+    """(B, T): 1 on the policy's tokens, `observation_weight` on others, 0 on padding and the first."""
     weights = batch.response_mask + observation_weight * (batch.attention_mask - batch.response_mask)
     weights[:, 0] = 0.0
     return weights

@@ -1,7 +1,7 @@
-"""The weights of a model that several processes saved, each its part, put together again.
+"""Merges the weights that FSDP and FSDP2 save in shards, one file per process.
 
-What is read is what FSDP and FSDP2 write: a file a process, of tensors that know which rows they hold.
-The files are read as data only, so that one from a stranger cannot run code; the numbers stay as trained.
+Each file holds tensors that know which rows they are. Files are read as data only, so that they cannot run
+code. Values stay bit for bit as trained.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The file of each process in order; none where `folder` is no such checkpoint, or not a whole one."""
+    """The file of each process in order; empty if `folder` is not a complete FSDP checkpoint."""
     file = folder / SIZE
     if not file.is_file():
         return []
@@ -37,21 +37,21 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def merged(folder: Path) -> dict[str, Tensor]:
-    """The state of the plain model in `folder`, any adapter added to its weights. Raises UserError."""
+    """The merged weights of the checkpoint in `folder`, with any LoRA adapter added. Raises UserError."""
     files = shard_files(folder)
     if not files:
-        raise UserError(f"{folder} is not whole: it has no {SIZE}, or not the file of every process")
-    with _without_warning():
+        raise UserError(f"{folder} is incomplete: {SIZE} or the file of a process is missing")
+    with _quiet_device_mesh():
         shards = [_load(file) for file in files]
     if any(shard.keys() != shards[0].keys() for shard in shards):
-        raise UserError(f"{folder}: its files do not belong together, they name different weights")
+        raise UserError(f"{folder}: the files of the processes hold different weights")
     state = {name: _whole(name, [shard.pop(name) for shard in shards]) for name in list(shards[0])}
     return _without_adapter(state, folder)
 
 
 @contextmanager
-def _without_warning() -> Iterator[None]:
-    """Without the line about process groups that each tensor brings: there are none here, and none needed."""
+def _quiet_device_mesh() -> Iterator[None]:
+    """Silences torch's message on missing process groups for every tensor; none are needed to read."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -66,54 +66,54 @@ def _load(file: Path) -> dict[str, Any]:
         return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"{file} holds no weights that can be read safely: {why}") from error
+        raise UserError(f"{file} cannot be read as weights alone: {why}") from error
 
 
 def _whole(name: str, parts: list[Tensor]) -> Tensor:
-    """The weight of which process i holds `parts[i]`."""
+    """The whole weight, of which process i saved `parts[i]`."""
     first = parts[0]
     if not isinstance(first, DTensor):
         if any(not torch.equal(first, part) for part in parts[1:]):
-            raise UserError(f"{name} is not divided and yet differs between the processes")
+            raise UserError(f"{name} is not sharded, but differs between the processes")
         return first
-    ranks, dimension = division(name, first)
+    ranks, dimension = sharding(name, first)
     pieces = [parts[rank].to_local() for rank in ranks]  # type: ignore[attr-defined]
     whole = pieces[0] if dimension is None else torch.cat(pieces, dim=dimension)
     if whole.shape != first.shape:
-        raise UserError(f"{name} is {tuple(first.shape)}, and its parts make {tuple(whole.shape)}")
+        raise UserError(
+            f"{name}: expected shape {tuple(first.shape)}, found {tuple(whole.shape)} in its shards"
+        )
     return whole
 
 
-def division(name: str, tensor: DTensor) -> tuple[list[int], int | None]:
-    """The processes that hold the parts in order, and along which dimension; None: each holds it all.
+def sharding(name: str, tensor: DTensor) -> tuple[list[int], int | None]:
+    """The processes that hold the shards in order, and the dimension they are cut along.
 
-    Where groups of processes hold copies, it is the first group.
+    The dimension is None where each process holds the whole tensor. Of several groups of processes that hold
+    copies, the first is named.
     """
-    cut = [axis for axis, placement in enumerate(tensor.placements) if placement.is_shard()]
-    kept = [axis for axis, placement in enumerate(tensor.placements) if placement.is_replicate()]
-    if len(cut) > 1 or len(cut) + len(kept) < len(tensor.placements):
-        raise UserError(f"{name} is divided in a way that is not read: {tensor.placements}")
-    mesh = tensor.device_mesh.mesh
-    if not cut:
-        return [int(mesh.reshape(-1)[0])], None
-    placement: Any = tensor.placements[cut[0]]
-    group = mesh.movedim(cut[0], -1).reshape(-1, mesh.shape[cut[0]])[0]
-    return group.tolist(), placement.dim
+    shards: dict[int, Any] = {
+        axis: placement for axis, placement in enumerate(tensor.placements) if placement.is_shard()
+    }
+    copies = [placement for placement in tensor.placements if placement.is_replicate()]
+    if len(shards) > 1 or len(shards) + len(copies) < len(tensor.placements):
+        raise UserError(f"{name} is sharded in a way that is not supported: {tensor.placements}")
+    first_copy = tuple(slice(None) if axis in shards else 0 for axis in range(len(tensor.placements)))
+    ranks = tensor.device_mesh.mesh[first_copy].reshape(-1).tolist()
+    return ranks, next((placement.dim for placement in shards.values()), None)
 
 
 def _without_adapter(state: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """`state` under the names of the plain model, W + alpha/rank · BA for each weight with an adapter."""
+    """`state` under the plain model's names, with W + alpha/rank · BA for each weight W with an adapter."""
     adapted = sorted(name.removesuffix(_A) for name in state if name.endswith(_A))
     plain = {_plain_name(name): tensor for name, tensor in state.items() if ".lora_" not in name}
     if adapted and len(plain) + 2 * len(adapted) != len(state):
-        raise UserError(f"{folder} has an adapter of a kind that is not read; LoRA on linear layers is")
+        raise UserError(f"{folder} has an adapter of an unsupported kind; LoRA on linear layers is supported")
     scale = _scale(folder / ADAPTER) if adapted else 0.0
     for name in adapted:
         weight = plain.get(target := f"{_plain_name(name)}.weight")
         if weight is None or f"{name}{_B}" not in state:
-            raise UserError(
-                f"{folder} holds the adapter without the weights it is for; they must be saved too"
-            )
+            raise UserError(f"{folder} holds an adapter without the weights that it was trained on")
         change = state[f"{name}{_B}"].float() @ state[f"{name}{_A}"].float()
         plain[target] = (weight.float() + scale * change).to(weight.dtype)
     return plain
@@ -128,4 +128,4 @@ def _scale(file: Path) -> float:
         known = json.loads(file.read_text(encoding="utf-8"))
         return float(known["lora_alpha"]) / float(known["r"])
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{file} does not say the adapter's rank and alpha: {error}") from error
+        raise UserError(f"{file} must give the adapter's rank and alpha: {error}") from error
