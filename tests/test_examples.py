@@ -1,19 +1,26 @@
-"""The examples and docs/scale.md: a shell reads them, and `srl` takes every line of theirs that is for it."""
+"""The examples start as they are; `srl` takes every line that they and docs/scale.md have for it."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.live_server import running
 
 from srl.cli import command
 from srl.config import load_config
+from srl.index import build_index, open_index
+from srl.serve.server import create_app
+from srl.testing import check_reward
+from srl.trajectory import Passage, Question, Trajectory
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(path for path in (ROOT / "examples").rglob("*") if path.suffix in (".sh", ".sbatch"))
@@ -103,3 +110,66 @@ def test_line_that_srl_does_not_take_is_found():
 def test_examples_are_named_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
     assert [path for path in SCRIPTS if str(path.relative_to(ROOT)) not in text] == []
+
+
+PROGRAMS = sorted((ROOT / "examples").rglob("*.py"))
+OWN = ROOT / "examples" / "own_documents"
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    return runpy.run_path(str(path), run_name="example")
+
+
+def run(path: Path, *arguments: object, folder: Path) -> str:
+    command = [sys.executable, str(path), *map(str, arguments)]
+    environment = {**os.environ, "SRL_WORKSPACE": str(folder / "srl-workspace")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_program_says_how_to_run_it_and_is_listed(path):
+    assert "\n\n    " in (loaded(path)["__doc__"] or "")
+    listed = re.findall(r"\]\(([^)]+)\)", (ROOT / "examples" / "README.md").read_text(encoding="utf-8"))
+    assert path.relative_to(ROOT / "examples").as_posix() in listed
+    for target in listed:
+        assert (ROOT / "examples" / target).exists()
+
+
+def test_reward_of_the_example_conforms_and_counts_searches(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    check_reward("custom_reward:FewSearches", {"free": 0})
+    reward = loaded(ROOT / "examples" / "custom_reward.py")
+    question = Question("q", "Where?", ("Genoa",))
+    episodes = [Trajectory(question, answer=answer, valid_searches=2) for answer in ("Genoa", None)]
+    found = reward["FewSearches"](reward["Options"]()).score(episodes)
+    assert [score.value for score in found] == [0.5, 0.0]
+
+
+def test_client_of_the_example_reads_passages_from_our_server(tmp_path):
+    passages = [Passage("a", "Genoa\nThe Lanterna stands in Genoa."), Passage("b", "Rome\nA city.")]
+    build_index(passages, tmp_path / "index")
+    client = loaded(ROOT / "examples" / "search_client.py")
+    with running(create_app(open_index(tmp_path / "index"))) as url:
+        found = client["search"](url, ["the Lanterna", "nothing like it"])
+    assert found == ["Doc 1(Title: Genoa) The Lanterna stands in Genoa.", ""]
+
+
+def test_documents_become_a_passage_for_each_paragraph(tmp_path):
+    (tmp_path / "a.txt").write_text("Title\n\nOne.\n\nTwo\nlines.\n", encoding="utf-8")
+    found = list(loaded(OWN / "train.py")["passages"](tmp_path))
+    assert [(row["id"], row["contents"]) for row in found] == [
+        ("a/0", "Title\nOne."),
+        ("a/1", "Title\nTwo\nlines."),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_own_documents_become_a_trained_searcher_whose_log_is_read(tmp_path):
+    printed = run(OWN / "train.py", "--steps", 1, folder=tmp_path)
+    assert "$ srl train --algo grpo" in printed
+    figures = run(ROOT / "examples" / "read_log.py", tmp_path / "srl-workspace" / "runs", folder=tmp_path)
+    assert "questions that no sample answered (train)" in figures
+    assert re.search(r"^  20\S+ \| 1 \| ", figures, re.MULTILINE)
