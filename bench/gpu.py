@@ -49,7 +49,7 @@ from srl.rollout.codec import Codec  # noqa: E402
 from srl.rollout.driver import rollout  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
-from srl.train.dry_run.memory import Layout, footprint, longest_episode  # noqa: E402
+from srl.train.dry_run.memory import Layout, footprint  # noqa: E402
 from srl.train.dry_run.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
 from srl.train.dry_run.remedy import with_settings  # noqa: E402
 from srl.train.dry_run.step_time import EpisodeTokens, measure, step_times  # noqa: E402
@@ -136,7 +136,10 @@ def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Benc
     add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     engine = TorchEngine(
-        model, new_codec(), max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest_episode(config)
+        model,
+        new_codec(),
+        max_num_seqs=config.rollout.max_num_seqs,
+        max_model_len=config.data.max_episode_tokens,
     )
     learner = Learner(config, algorithm(), model, None, None, kl_controller("fixed", 0.0, 1.0, 1))
     count, prompt = config.data.train_batch_size, template("search-r1")

@@ -128,7 +128,8 @@ def test_a_question_longer_than_its_limit_is_one_line(shell: Shell, place: Path)
     assert limit in shell.refused(*evaluate(place, "--data", "long.jsonl"))
     context = shell.refused(*train(place, "--set", "data.max_prompt_length=1000"))
     assert (
-        "data.max_prompt_length + data.max_response_length = 1128 tokens, and this model reads 256" in context
+        "data.max_prompt_length + data.max_response_length = 1,128 tokens, and this model's context is 256"
+        in context
     )
 
 

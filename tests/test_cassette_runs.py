@@ -112,7 +112,7 @@ def test_a_new_run_leaves_a_cassette_that_is_there_alone(towns, tmp_path):
 
 def test_a_run_that_cannot_start_leaves_no_cassette(towns, tmp_path):
     cassette = tmp_path / "run.cassette"
-    with pytest.raises(UserError, match="this model reads"):
+    with pytest.raises(UserError, match="this model's context is"):
         train(on_cassette(towns, "record", cassette, data__max_prompt_length=4096), tmp_path / "recorded")
     assert not cassette.exists()
     (tmp_path / "file").write_text("")

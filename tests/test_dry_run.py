@@ -391,7 +391,7 @@ def test_plan_of_the_tiny_world_is_that_of_its_base(saved, monkeypatch):
 @pytest.mark.usefixtures("quick")
 def test_model_that_reads_less_than_an_episode_is_warned_of(saved):
     found = plan_local(configured(saved["qwen2"]))
-    assert any("this model reads 1,024" in text for text in found.warnings)
+    assert any("this model's context is 1,024" in text for text in found.warnings)
 
 
 @pytest.mark.usefixtures("quick")

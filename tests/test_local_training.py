@@ -205,7 +205,7 @@ def test_training_moves_the_policy_towards_its_reward(setting, workspace, tmp_pa
 
 
 def test_a_run_that_cannot_start_leaves_nothing(setting, workspace, monkeypatch):
-    with pytest.raises(UserError, match="this model reads 256"):
+    with pytest.raises(UserError, match="this model's context is 256"):
         train(config(setting, data__max_response_length=1000), workspace)
     monkeypatch.setattr("srl.train.report.find_spec", lambda name: None)
     with pytest.raises(UserError, match="wandb is not installed"):

@@ -29,6 +29,16 @@ def algorithm_plugin(name: str) -> Algorithm:
     return cast("Algorithm", manager.load("algorithm", name))
 
 
+def context_errors(config: Config, context: int | None) -> Iterator[str]:
+    """A line where the longest episode exceeds the model's context of `context` tokens."""
+    longest = config.data.max_episode_tokens
+    if context is not None and longest > context:
+        yield (
+            f"data.max_prompt_length + data.max_response_length = {longest:,} tokens, and this model's "
+            f"context is {context:,}: lower one of them"
+        )
+
+
 def plugins_in_use(config: Config) -> Iterator[tuple[str, str]]:
     """`(kind, name)` of the plugins that a run with this configuration loads."""
     yield "algorithm", config.algorithm.name

@@ -118,6 +118,11 @@ class Data(Section):
     shuffle: bool = True
     """Shuffle the questions of each epoch. The order depends on trainer.seed only."""
 
+    @property
+    def max_episode_tokens(self) -> int:
+        """Tokens of the longest possible episode, prompt included."""
+        return self.max_prompt_length + self.max_response_length
+
 
 class NamedRetriever(Section):
     """A retriever that the policy calls by name. Give exactly one of url, index and retriever."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl.advantage import Algorithm
 from srl.config import Config
+from srl.config.checks import context_errors
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.model import load_model, load_tokenizer, model_digest
@@ -105,16 +106,12 @@ def load_environment(
 
 def load_engine(config: Config, policy: LoadedModel) -> TorchEngine:
     """The engine that generates with the policy's own weights."""
-    longest = config.data.max_prompt_length + config.data.max_response_length
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and longest > context:
-        raise UserError(
-            f"data.max_prompt_length + data.max_response_length = {longest} tokens, and this model reads "
-            f"{context}: lower one of them"
-        )
+    for error in context_errors(config, context):
+        raise UserError(error)
     return TorchEngine(
-        policy.model, policy.codec, max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest,
-        deterministic=config.rollout.deterministic,
+        policy.model, policy.codec, max_num_seqs=config.rollout.max_num_seqs,
+        max_model_len=config.data.max_episode_tokens, deterministic=config.rollout.deterministic,
     )  # fmt: skip
 
 

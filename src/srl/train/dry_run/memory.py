@@ -128,11 +128,6 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
     return Footprint(tuple(part for part in parts if part.rollout or part.update))
 
 
-def longest_episode(config: Config) -> int:
-    """Tokens of the longest episode that may occur."""
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
 def millions(count: int) -> str:
     return f"{count / 1e6:,.1f} M"
 
@@ -166,7 +161,7 @@ def _state(name: str, count: int, size: int, shards: int, offloaded: bool = Fals
 
 def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """The local engine's KV cache, which a GPU gives back before the update, and its temporaries."""
-    slots, longest = config.rollout.max_num_seqs, longest_episode(config)
+    slots, longest = config.rollout.max_num_seqs, config.data.max_episode_tokens
     cache = cache_bytes(shape, slots, longest)
     how = f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
     return [
@@ -184,7 +179,7 @@ def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
 def _rollout_buffers(shape: Shape, config: Config) -> int:
     """Temporary bytes of one forward of the rollout. The largest of three: sampling a token for every
     episode, repeating keys and values for each query head, and the forward pass of the prompts."""
-    slots, longest, size = config.rollout.max_num_seqs, longest_episode(config), shape.itemsize
+    slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
     sampling = SAMPLED_LOGIT * slots * shape.vocabulary
     repeated = 2 * slots * shape.heads * shape.head_dim * longest * size if shape.repeats > 1 else 0
     prompts = PADDED_TOKENS * (3 * shape.ffn * size + shape.width * (8 + 4 * size) + longest * size)
@@ -226,14 +221,14 @@ def _pass(shape: Shape, config: Config, layout: Layout, who: Literal["policy", "
 
 def pass_tokens(config: Config, layout: Layout, section: Actor | Critic) -> int:
     """The most tokens, padding included, of one forward and backward pass of a worker."""
-    longest = longest_episode(config)
+    longest = config.data.max_episode_tokens
     rows = min(section.ppo_mini_batch_size, config.data.train_batch_size) * config.rollout.n
     return min(max(section.ppo_max_token_len, longest), max(1, rows // layout.data_ranks) * longest)
 
 
 def activation_bytes(shape: Shape, config: Config) -> tuple[int, str]:
     """Bytes per token kept until the backward pass (layers, last norm, mask), and of which layers."""
-    size, longest = shape.itemsize, longest_episode(config)
+    size, longest = shape.itemsize, config.data.max_episode_tokens
     around = shape.width * (4 + 2 * size) + longest * (1 + size)
     if config.model.gradient_checkpointing:
         return shape.layers * shape.width * size + around, f"the input of each of {shape.layers} layers"
@@ -252,7 +247,7 @@ def layer_bytes(shape: Shape, config: Config) -> int:
     norms = 2 * shape.width * (4 + (size if shape.adapter else 2 * size))
     attention = (4 * heads + 2 * shape.kv_heads * shape.head_dim) * size + 4 * shape.heads
     if config.model.attn_implementation == "eager":
-        attention += shape.heads * longest_episode(config) * (4 + size)
+        attention += shape.heads * config.data.max_episode_tokens * (4 + size)
     return norms + attention + (4 * shape.ffn + 7 * config.model.lora_rank) * size
 
 
@@ -296,7 +291,7 @@ def _of_all_workers(part: Part, workers: int) -> Part:
 
 def _beside_workers(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """What a machine without a GPU holds beside the workers' parts, throughout the run."""
-    copies, longest = layout.copies, longest_episode(config)
+    copies, longest = layout.copies, config.data.max_episode_tokens
     weights = copies * shape.parameters * shape.itemsize
     cache = copies * cache_bytes(shape, config.rollout.max_num_seqs, longest)
     reference, processes = shape.reference * FLOAT32, layout.processes * PROCESS

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from srl.config import Config
-from srl.config.checks import algorithm_plugin
+from srl.config.checks import algorithm_plugin, context_errors
 from srl.model import pick_device, pick_dtype
 from srl.train.dry_run.facts import gib, run_facts
 from srl.train.dry_run.memory import (
@@ -23,7 +23,6 @@ from srl.train.dry_run.memory import (
     Layout,
     Part,
     footprint,
-    longest_episode,
 )
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.preflight import startup_errors
@@ -147,15 +146,10 @@ def _available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def model_warnings(config: Config, shape: Shape, path: str | Path) -> Iterator[str]:
-    """Missing weights, and episodes longer than the model reads."""
+    """Missing weights, and episodes longer than the model's context."""
     if not Path(path).is_dir():
         yield f"there are no weights at {path}; give --model DIRECTORY to train"
-    longest = longest_episode(config)
-    if shape.context is not None and longest > shape.context:
-        yield (
-            f"data.max_prompt_length + data.max_response_length = {longest:,} tokens, and this model reads "
-            f"{shape.context:,}: lower one of them"
-        )
+    yield from context_errors(config, shape.context)
 
 
 def memory_warnings(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from srl.config import Config
-from srl.train.dry_run.memory import Footprint, longest_episode
+from srl.train.dry_run.memory import Footprint
 
 Phase = Literal["rollout", "update"]
 
@@ -30,7 +30,7 @@ def _candidates(config: Config, phase: Phase) -> Iterator[dict[str, Any]]:
     if phase == "rollout":
         yield from ({"rollout.max_num_seqs": count} for count in _halves(config.rollout.max_num_seqs, 1))
         return
-    halves = _halves(config.actor.ppo_max_token_len, longest_episode(config))
+    halves = _halves(config.actor.ppo_max_token_len, config.data.max_episode_tokens)
     tokens = [{}, *({"actor.ppo_max_token_len": count} for count in halves)]
     checkpointing = {} if config.model.gradient_checkpointing else {"model.gradient_checkpointing": True}
     adapter = {} if config.model.lora_rank else {"model.lora_rank": 32}

@@ -18,7 +18,6 @@ from srl.train.dry_run.memory import (
     footprint,
     generation,
     host_memory,
-    longest_episode,
 )
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import (
@@ -190,7 +189,7 @@ def _fits(config: Config, memory: Footprint, engine: GenerationMemory, device: D
     sizes = {device.name: float(device.memory)} if device.memory else {k: v * 2**30 for k, v in GPUS.items()}
     for name, size in sizes.items():
         share = config.cluster.gpu_memory_utilization * size
-        episodes = engine.episodes(share, longest_episode(config))
+        episodes = engine.episodes(share, config.data.max_episode_tokens)
         beside = share + memory.rollout <= size
         yield GpuFit(name, size, share, episodes, memory.update <= USABLE * size, beside and episodes > 0)
 

@@ -18,13 +18,13 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
+from srl.config.checks import context_errors
 from srl.errors import UserError
 from srl.train.verl.job import (
     TORCH,
     Job,
     device_support,
     is_megatron,
-    max_episode_tokens,
     model_config,
     precision,
     rollout_name,
@@ -76,7 +76,7 @@ def notes(config: Config, job: Job) -> list[str]:
 
 
 def _notes(config: Config, job: Job) -> Iterator[str]:
-    longest = max_episode_tokens(config)
+    longest = config.data.max_episode_tokens
     for who in ("actor", "critic") if needs_critic(config) else ("actor",):
         section = getattr(config, who)
         if section.ppo_max_token_len < longest:
@@ -250,13 +250,9 @@ def _model(composed: DictConfig, config: Config) -> Iterator[str]:
     """What the model's `config.json` does not allow, if it is on this machine."""
     sizes = model_config(composed.actor_rollout_ref.model.path)
     context, heads = sizes.get("max_position_embeddings"), sizes.get("num_attention_heads")
-    rollout, longest = composed.actor_rollout_ref.rollout, max_episode_tokens(config)
+    rollout = composed.actor_rollout_ref.rollout
     size = rollout.tensor_model_parallel_size
-    if context is not None and longest > context:
-        yield (
-            f"data.max_prompt_length + data.max_response_length = {longest:,} tokens, and this model's "
-            f"context is {context:,}: lower one of them"
-        )
+    yield from context_errors(config, context)
     if heads is not None and heads % size:
         yield f"cluster.tensor_model_parallel_size = {size} does not divide the model's {heads} heads"
     if support := device_support(composed.trainer.device == "cpu"):

@@ -95,14 +95,9 @@ def rollout_name(config: Config, job: Job) -> str:
     return TORCH if chosen == "torch" else chosen
 
 
-def max_episode_tokens(config: Config) -> int:
-    """Tokens of the longest possible episode, prompt included."""
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
 def tokens_per_pass(asked: int, config: Config) -> int:
     """Tokens of a pass on one GPU: at least one episode, since verl fails on an episode above its limit."""
-    return max(asked, max_episode_tokens(config))
+    return max(asked, config.data.max_episode_tokens)
 
 
 def model_config(path: str | None) -> dict[str, Any]:

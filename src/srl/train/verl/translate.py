@@ -27,7 +27,6 @@ from srl.train.verl.job import (
     absolute,
     device_support,
     is_megatron,
-    max_episode_tokens,
     model_config,
     precision,
     rollout_name,
@@ -236,7 +235,7 @@ def _rollout_engine(config: Config, job: Job) -> Rows:
     yield f"{ROLLOUT}.tensor_model_parallel_size", size, "cluster.tensor_model_parallel_size"
     yield f"{ROLLOUT}.gpu_memory_utilization", share, "cluster.gpu_memory_utilization"
     yield f"{ROLLOUT}.dtype", precision(config, job), "model.dtype"
-    yield f"{ROLLOUT}.max_model_len", max_episode_tokens(config), "data.max_response_length"
+    yield f"{ROLLOUT}.max_model_len", config.data.max_episode_tokens, "data.max_response_length"
     yield f"{ROLLOUT}.max_num_seqs", seqs, "rollout.max_num_seqs"
     yield f"{ROLLOUT}.max_num_batched_tokens", max(VLLM_TOKENS, seqs), "rollout.max_num_seqs"
 
