@@ -328,8 +328,8 @@ def test_a_resumed_run_goes_on_without_a_damaged_part(shell: Shell, run: Path) -
         (("curve", "--metric", "val/emm"), "no metric 'val/emm'"),
         (("curve", "--out", "x.doc"), "--out x.doc: expected a name that ends in .png"),
         (("sql", "SELECT * FROM nowhere"), "The tables are runs, steps"),
-        (("sql", "DROP TABLE runs"), "only queries that read are answered here, not DROP"),
-        (("sql", "COPY runs TO 'x.csv'"), "only queries that read are answered here, not COPY"),
+        (("sql", "DROP TABLE runs"), "expected a query that only reads, found DROP"),
+        (("sql", "COPY runs TO 'x.csv'"), "expected a query that only reads, found COPY"),
         (("sql", ""), "expected one query, found 0"),
     ],
 )

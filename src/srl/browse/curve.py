@@ -11,14 +11,14 @@ from srl.errors import UserError, nearest
 from srl.store import rows
 
 FAVOURITES = ("val/em", "test/em", "train/em", "critic/score/mean")
-"""What is drawn when nobody says what: the first that there is."""
+"""The metrics drawn by default: the first that exists."""
 
 _LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric of one run in one phase; `steps` rise, and `values` are as many."""
+    """One metric of one run in one phase; `steps` increase, and there is one value for each."""
 
     run_id: str
     phase: str
@@ -29,7 +29,7 @@ class Series:
 
 
 def short_name(run_id: str) -> str:
-    """A run's name without the date that it begins with."""
+    """A run's name without its leading date."""
     stamp, _, rest = run_id.partition("-")
     return rest if rest and stamp.endswith("Z") and "T" in stamp else run_id
 
@@ -40,10 +40,10 @@ def metric_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def curve(connection: duckdb.DuckDBPyConnection, metric: str | None = None) -> list[Series]:
-    """`metric` over the steps, one series for each run and phase that has it, the first started first.
+    """`metric` over the steps: one series for each run and phase that has it, in the order of their start.
 
-    Without a metric the first of `FAVOURITES` that there is. A label is the run's name without its date,
-    and the phase where a metric has several. Raises UserError where no run has it.
+    Without `metric`, the first of `FAVOURITES` that exists. A label is the run's name without its date, and
+    the phase where there are several. Raises UserError where no run has the metric.
     """
     metric = metric or _favourite(connection)
     query = """

@@ -39,14 +39,14 @@ def duration(seconds: float | None) -> str:
 
 
 def json_line(value: object, found: tuple[str, ...] | None = None) -> str:
-    """`value` as JSON on one line: NaN becomes null, what would act on a terminal an escape."""
+    """`value` as JSON on one line: NaN becomes null, terminal control characters are escaped."""
     return safe_json(
         json.dumps(_known(value, secrets() if found is None else found), ensure_ascii=False, allow_nan=False)
     )
 
 
 def _known(value: Any, found: tuple[str, ...]) -> Any:
-    """`value` as what JSON knows; dates in ISO format, anything else by its text, no secret `found`."""
+    """`value` in JSON's types: dates in ISO format, other types as text, with the secrets `found` hidden."""
     if isinstance(value, str):
         return hidden(value, found)
     if value is None or isinstance(value, int):
@@ -63,7 +63,7 @@ def _known(value: Any, found: tuple[str, ...]) -> Any:
 def cells(
     rows: Iterable[Mapping[str, Any]], columns: Iterable[str], digits: int | None = 3
 ) -> list[list[str]]:
-    """The `columns` of each row as text on one line; without `digits` numbers are exact to six figures."""
+    """The `columns` of each row as one-line texts; without `digits` numbers have six significant digits."""
     names, found = list(columns), secrets()
     return [[_cell(row[name], name, digits, found) for name in names] for row in rows]
 
@@ -84,7 +84,7 @@ def _text(value: Any) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """CSV with a header, its values as they are; lists and the like as JSON."""
+    """CSV with a header and unrounded values; lists and the like as JSON."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(columns)

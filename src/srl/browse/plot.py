@@ -18,10 +18,10 @@ _APART = 12
 
 
 def plot(series: Sequence[Series], width: int = 80, height: int = 16, ascii_only: bool = False) -> str:
-    """`series` as lines of text: marks at the points, dots between them, steps below, values beside.
+    """`series` as lines of text: marks at the points, dots between them, and axes.
 
-    Points that share a column are drawn as their mean. `width` and `height` are those of the whole, its
-    title and legend aside.
+    Points that share a column are drawn as their mean. `width` and `height` are of the whole plot without
+    title and legend.
     """
     ticks = _ticks(*_range([value for one in series for value in one.values]), max(height // 4, 2))
     digits = _digits(ticks)
@@ -49,7 +49,7 @@ def _legend(one: Series) -> str:
 
 
 class _Canvas:
-    """A grid of letters over a span of steps and a span of values."""
+    """A grid of characters over a range of steps and a range of values."""
 
     def __init__(self, columns: int, lines: int, steps: tuple[int, int], values: tuple[float, float]) -> None:
         self.columns, self.steps = columns, steps
@@ -95,19 +95,19 @@ def _span(series: Sequence[Series]) -> tuple[int, int]:
 
 
 def _ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers from at or below `low` to at or above `high`, about so many."""
+    """About `about` round numbers that cover `low` to `high`."""
     step = _round_step((high - low) / about)
     return [step * n for n in range(floor(low / step + 1e-9), ceil(high / step - 1e-9) + 1)]
 
 
 def _round_step(least: float) -> float:
-    """1, 2, 2.5 or 5 times a power of ten: the first that is no less than `least`."""
+    """The smallest of 1, 2, 2.5 or 5 times a power of ten that is at least `least`."""
     power = 10.0 ** floor(log10(least))
     return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= least * 0.999)
 
 
 def _digits(ticks: Sequence[float]) -> int:
-    """So many digits after the point that neighbours among `ticks` read differently and exactly."""
+    """The digits after the point that show the distance between `ticks` exactly."""
     step = ticks[1] - ticks[0]
     return next(
         digits for digits in range(13) if abs(round(step, digits) - step) < step * 1e-3 or digits == 12
@@ -123,7 +123,7 @@ def _between(points: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _axis(canvas: _Canvas) -> list[str]:
-    """The line below the grid, with round steps marked, and their numbers."""
+    """The horizontal axis: a line with marks at round steps, and their numbers."""
     first, last = canvas.steps
     step = max(round(_round_step((last - first) / (canvas.columns // _APART or 1))), 1)
     line, labels = ["─"] * canvas.columns, [" "] * (canvas.columns + 1)
@@ -140,7 +140,7 @@ _MANY = 60
 
 
 def save_figure(panels: Sequence[Sequence[Series]], path: Path) -> None:
-    """Draw one panel for each metric and write the picture; its format is the end of the name."""
+    """Draw one panel for each metric and write the picture; the file's suffix is its format."""
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"--out {path}: expected a name that ends in {', '.join(FORMATS)}")
     try:
@@ -171,10 +171,10 @@ def _panel(axes, series: Sequence[Series]) -> None:
 
 
 def _plain(text: str) -> str:
-    """A name as matplotlib shall show it: a dollar sign would begin a formula, `_` first hides a label."""
+    """A name escaped for matplotlib: a dollar sign would begin a formula, a leading `_` hides a label."""
     return text.replace("$", r"\$").lstrip("_") or text
 
 
 def _metadata(path: Path) -> dict[str, None]:
-    """No date in the file: the same curves give the same bytes."""
+    """Metadata without a date, so that the same curves give the same bytes."""
     return {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})

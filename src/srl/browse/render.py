@@ -1,4 +1,4 @@
-"""A transcript as coloured text; without colours its marks say the same."""
+"""Printing a transcript: coloured text, with marks that say the same without colours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from srl.store.verdict import VERDICTS
 from srl.trajectory import Search
 
 WROTE, READ = "┃ ", "┊ "
-"""Before each line that the policy wrote, and before each that it only read."""
+"""The marks before lines that the policy wrote, and before lines that it only read."""
 
 _STYLES = {"thought": "cyan", "search": "yellow", "answer": "bold magenta", "other": ""}
 _INDENT = 11
@@ -95,7 +95,7 @@ def _heading(step: Step) -> str:
 
 
 def _print_body(console: Console, step: Step) -> None:
-    """The text with its mark before every line, also before those that the terminal's width makes."""
+    """Print the text with its mark before every line, also before wrapped ones."""
     body, wrote = Text(), step.segment.is_policy
     if wrote:
         for span in step.spans:

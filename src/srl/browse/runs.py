@@ -1,4 +1,4 @@
-"""The runs of a workspace at a glance."""
+"""The table of a workspace's runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDER BY started, run_id
 
 
 def runs(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    """One row a run, the first started first: how it stands, how far it got, its last measures.
+    """One row a run, in the order of their start: status, steps, latest metrics.
 
     `score` is the last mean reward in training, `val_em` and `test_em` the last exact match there.
     """

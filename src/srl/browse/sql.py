@@ -1,4 +1,4 @@
-"""Questions in SQL that only read."""
+"""Read-only SQL queries on the log."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _WRITES = {"copy", "create", "delete", "insert", "merge", "update"}
 _TABLES = ", ".join(table.name for table in TABLES)
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?=[a-z])", re.IGNORECASE)
 _AS_TEXT = re.compile(r"TIME ZONE|INTERVAL|TIMESTAMP_NS|TIME_NS|BLOB|GEOMETRY")
-"""Types of DuckDB's that Python has none for, or needs another package for; they are shown as DuckDB does."""
+"""Types of DuckDB without an equivalent in Python; they are shown as DuckDB prints them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a query gave."""
+    """The result of a query."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
     @property
     def is_plan(self) -> bool:
-        """Whether it is what EXPLAIN draws."""
+        """Whether it is the output of EXPLAIN."""
         return self.columns == ("explain_key", "explain_value")
 
     def records(self) -> list[dict[str, Any]]:
@@ -41,14 +41,14 @@ class Answer:
 
 
 def sql(connection: duckdb.DuckDBPyConnection, query: str, *, unsafe: bool = False) -> Answer:
-    """The answer to one query that reads; `unsafe`: to whatever is asked.
+    """The result of one query that only reads, or of any query if `unsafe`.
 
-    On a sealed connection (`srl.store.reading`) DuckDB opens no other files than the log's, and what is
-    asked here writes to none. Raises UserError with DuckDB's message, on one line.
+    On a sealed connection (`srl.store.reading`) DuckDB opens no files but the log's, and the query cannot
+    write. Raises UserError with DuckDB's message, on one line.
     """
     try:
         return _answer(connection.sql(query) if unsafe else _reading(connection, query))
-    except duckdb.IOException:  # perhaps the log was compacted meanwhile: `srl.store.reading` asks again
+    except duckdb.IOException:  # the log may have been compacted meanwhile: `srl.store.reading` retries
         raise
     except duckdb.CatalogException as error:
         raise UserError(f"{in_one_line(error)} The tables are {_TABLES}.") from error
@@ -71,7 +71,7 @@ def _answer(relation: duckdb.DuckDBPyRelation | None) -> Answer:
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of columns, a second `a` as `a_1`, so that none hides another."""
+    """Unique column names: a second `a` becomes `a_1`."""
     distinct: list[str] = []
     for name in names:
         seen = sum(other == name for other in names[: len(distinct)])
@@ -80,11 +80,11 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
-    """The rows of one query that reads, or of EXPLAIN of one; raises UserError or DuckDB's error for others.
+    """The rows of one query that only reads, or of its EXPLAIN. Raises UserError or DuckDB's error.
 
-    DuckDB's function `query` takes nothing that writes, not in a CTE either. What EXPLAIN explains goes
-    through it too: it begins with a word, with no option or comment before it, so DuckDB reads it the same
-    way there and here. A PIVOT is several statements, which `query` does not take.
+    DuckDB's function `query` accepts nothing that writes, not even in a CTE. The query after EXPLAIN goes
+    through it too: no option or comment may stand before it, so that DuckDB parses it the same way. A PIVOT
+    is several statements, which `query` does not accept.
     """
     kind, asked = _kind(connection, query), query
     explain = _EXPLAIN.match(query) if kind == "EXPLAIN" else None
@@ -95,8 +95,7 @@ def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDB
         raise UserError("expected EXPLAIN or EXPLAIN ANALYZE right before the query, and no options")
     if kind not in _READS or (kind == "MULTI" and not _only_reads(asked)):
         raise UserError(
-            f"only queries that read are answered here, not {kind}; "
-            "begin with SELECT or FROM, or add --unsafe"
+            f"expected a query that only reads, found {kind}; begin with SELECT or FROM, or add --unsafe"
         )
     if kind == "MULTI":
         return connection.sql(query)
@@ -105,13 +104,13 @@ def _reading(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDB
 
 
 def _only_reads(pivot: str) -> bool:
-    """Whether a query with a PIVOT begins as one that reads does, and has no word of one that writes."""
+    """Whether a query with a PIVOT begins like a reading one and has no word that writes."""
     words = _words(pivot)
     return words[0] in _PIVOT_BEGINS and _WRITES.isdisjoint(words)
 
 
 def _words(query: str) -> list[str]:
-    """The words and signs outside of texts and comments, in lower case."""
+    """The words and signs outside of string constants and comments, in lower case."""
     text, tokens = query.encode(), duckdb.tokenize(query)
     ends = [start for start, _ in tokens[1:]] + [len(text)]
     left_out = (duckdb.token_type.string_const, duckdb.token_type.comment)
@@ -123,7 +122,7 @@ def _words(query: str) -> list[str]:
 
 
 def _kind(connection: duckdb.DuckDBPyConnection, query: str) -> str:
-    """What DuckDB's parser takes the one statement of a query for."""
+    """The kind of statement, by DuckDB's parser. Raises UserError unless there is exactly one."""
     found = connection.extract_statements(query)
     if len(found) != 1:
         raise UserError(f"expected one query, found {len(found)}; give one at a time")

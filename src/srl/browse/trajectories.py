@@ -1,4 +1,4 @@
-"""Trajectories by what they are like: filters, order, and how wrong answers came about."""
+"""Listing trajectories: filters, sorting, and counts of their verdicts."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ COLUMNS = (
     "golden_answers", "answer", "end", "em", "f1", "reward", "turns", "searches", "tokens",
     "gold_in_passages", "verdict",
 )  # fmt: skip
-"""What a listing of trajectories holds."""
+"""The columns of a listing."""
 
 GROUPS = ("phase", "step", "data_source", "hops", "run_id")
-"""By what verdicts can be counted."""
+"""Columns by which verdicts can be counted."""
 
 _BOUND = re.compile(r"(<=|>=|<|>|=)?\s*(-?\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which trajectories; what is None or False does not matter.
+    """Which trajectories to list; None and False mean no condition.
 
-    `steps` is `30`, `10:20`, `10:` or `:20`, ends included; `em` and `reward` are a number, or one with
-    `<`, `<=`, `>`, `>=` before it. `contains` looks, case aside, in the question, all segments and queries.
+    `steps` is `30`, `10:20`, `10:` or `:20`, ends included; `em` and `reward` are a number, or one after
+    `<`, `<=`, `>` or `>=`. `contains` searches, ignoring case, in the question, all segments and queries.
     """
 
     steps: str | None = None
@@ -84,7 +84,7 @@ class Filter:
 
 
 def _one_of(name: str, given: str | None, known: tuple[str, ...]) -> str | None:
-    """`given`, which must be one of `known` where it is anything. Raises UserError."""
+    """`given`, which must be None or one of `known`. Raises UserError."""
     if given is not None and given not in known:
         raise UserError(f"no {name} {given!r}: there are {', '.join(known)}{nearest(given, known)}")
     return given
@@ -116,9 +116,9 @@ def _span(text: str) -> tuple[int, int]:
 def trajectories(
     connection: duckdb.DuckDBPyConnection, chosen: Filter, sort: str = "-step", limit: int | None = 20
 ) -> list[dict[str, Any]]:
-    """The trajectories that `chosen` lets through, with `COLUMNS`.
+    """The trajectories that match `chosen`, with `COLUMNS`.
 
-    `sort` is a column of `trajectories`, `-` before it for falling; equal ones stay in the order written.
+    `sort` is a column of `trajectories`, with `-` before it for descending order; ties keep their order.
     """
     where, parameters = chosen.where()
     order = f"{_order(connection, sort)}, step, phase, position"
@@ -141,9 +141,9 @@ def _order(connection: duckdb.DuckDBPyConnection, sort: str) -> str:
 def verdicts(
     connection: duckdb.DuckDBPyConnection, chosen: Filter, by: str = "phase"
 ) -> list[dict[str, Any]]:
-    """How many answers are right, and how the wrong ones came about, for each value of `by`.
+    """The number of trajectories with each verdict, for each value of `by`.
 
-    Rows have `by`, a count for each of `VERDICTS`, and `total` (of those with golden answers).
+    Rows have `by`, a count for each of `VERDICTS`, and `total` (trajectories with golden answers).
     """
     if by not in GROUPS:
         raise UserError(f"--by {by}: expected one of {', '.join(GROUPS)}{nearest(by, GROUPS)}")

@@ -1,4 +1,4 @@
-"""One trajectory as it happened: who wrote what, what the searches found, what it earned."""
+"""The transcript of one trajectory: who wrote what, what the searches found, rewards and advantages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of the policy's text that belongs to one pair of tags, tags included."""
+    """A part of the policy's text that belongs to one pair of tags, tags included."""
 
     kind: SpanKind
     text: str
@@ -31,10 +31,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One segment with what belongs to it.
+    """One segment. For one that the policy wrote, also:
 
-    `spans` divide a policy segment's text, `searches` are those that it asked for, `advantages` and
-    `returns` are of its tokens; all empty for a segment that the policy only read.
+    `spans` of its text by tags, the `searches` it made, and `advantages` and `returns` of its tokens.
     """
 
     segment: Segment
@@ -46,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A trajectory in the order in which it happened; `row` is its row of `trajectories`."""
+    """A trajectory step by step; `row` is its row of the table `trajectories`."""
 
     row: dict[str, Any]
     record: Record
@@ -54,7 +53,7 @@ class Transcript:
 
 
 def find_id(connection: duckdb.DuckDBPyConnection, prefix: str) -> str:
-    """The one trajectory whose id begins with `prefix`. Raises UserError for none and for several."""
+    """The id of the trajectory that begins with `prefix`. Raises UserError for none and for several."""
     query = "SELECT DISTINCT id FROM trajectories WHERE starts_with(id, ?) ORDER BY id"
     found = [row["id"] for row in rows(connection, query, [prefix.lower()])]
     if not found:
@@ -129,10 +128,10 @@ def _steps(record: Record) -> list[Step]:
 
 
 def spans(text: str, think_is_open: bool = False) -> tuple[Span, ...]:
-    """`text` in stretches by our tags; put together again they are `text`.
+    """`text` split by our tags; joined, the spans are `text` again.
 
-    A tag that is not closed reaches as far as the next opening one, or the end. `think_is_open`: the
-    text begins inside `<think>`.
+    A tag that is not closed extends to the next opening one, or the end. `think_is_open`: the text begins
+    inside `<think>`.
     """
     found: list[Span] = []
     kind: SpanKind = "thought" if think_is_open else "other"
@@ -157,7 +156,7 @@ def _append(found: list[Span], kind: SpanKind, text: str) -> None:
 
 
 def describe(values: Sequence[float]) -> str:
-    """Numbers in few words: the one value they all have, or lowest to highest; empty for none."""
+    """A summary of numbers: their common value, or lowest to highest; empty for none."""
     if not values:
         return ""
     low, high = min(values), max(values)

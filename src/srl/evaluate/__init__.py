@@ -1,4 +1,4 @@
-"""How good a policy is: pure functions from trajectories to named figures."""
+"""Metrics of policies (exact match, F1, pass@k) and of retrievers (recall@k, nDCG), with intervals."""
 
 from srl.evaluate.intervals import Interval, clustered_interval, wilson_interval
 from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, pass_at_k, step_metrics, summarise

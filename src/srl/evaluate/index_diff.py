@@ -14,7 +14,7 @@ from srl.evaluate.intervals import Estimate, bootstrap_interval, estimate, paire
 from srl.trajectory import Question
 
 PERSISTENCE = 0.9
-"""How far down a reader of rank-biased overlap looks: the first ten ranks carry 86% of the weight."""
+"""The persistence p of rank-biased overlap: with 0.9 the first ten ranks carry 86% of the weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ def ranking_diff(
 
 
 def overlap_at(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]], k: int) -> float:
-    """The share of passages that two lists have in common among their first `k`, ties being pooled.
+    """The share of passages that two lists have in common in their first `k`, with ties pooled.
 
-    Where a list is cut among passages of one score, which of them are in is chance, so that they stand in
-    for each other: a passage counts as common when the other list has it, or holds it in the tie at its
-    own cut (the lists may reach beyond `k` to show one). Two empty lists are the same.
+    Where a list is cut inside a tie, it is chance which of the tied passages are in. So a passage counts as
+    common if the other list has it in its first `k` or in the tie at its cut (the lists may be longer than
+    `k` to show the tie). Two empty lists are equal.
     """
     first_a, first_b = (list(dict.fromkeys(name for name, _ in hits[:k])) for hits in (a, b))
     longer = max(len(first_a), len(first_b))
@@ -64,7 +64,7 @@ def overlap_at(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]], k
 
 
 def _with_ties(hits: Sequence[tuple[str, float]], k: int) -> set[str]:
-    """The first `k`, and those after them with the score of the last."""
+    """The first `k` passages, and those after them with the same score as the last."""
     if len(hits) <= k:
         return {name for name, _ in hits}
     cut = hits[k - 1][1]
@@ -72,12 +72,12 @@ def _with_ties(hits: Sequence[tuple[str, float]], k: int) -> set[str]:
 
 
 def rank_biased_overlap(a: Sequence[str], b: Sequence[str], persistence: float = PERSISTENCE) -> float:
-    """How alike two rankings are, the top counting most: 1 for the same list, 0 for nothing in common.
+    """The similarity of two rankings, weighted to the top: 1 for equal lists, 0 for disjoint ones.
 
         RBO = (1 - p) Σ_{d=1..k} p^(d-1) |A_d ∩ B_d| / d  +  p^k |A_k ∩ B_k| / k
 
-    with the first d of each as A_d and B_d; the second term lets the lists go on as they end. A list that
-    ends before the other stays as it is, and the larger of the two sets takes the place of d. Source: Webber,
+    where A_d and B_d are the first d of each; the second term extrapolates the agreement at the end. A list
+    that ends before the other keeps its set, and the larger of the two sets replaces d. Source: Webber,
     Moffat and Zobel (2010), A similarity measure for indefinite rankings (there, RBO_EXT).
     """
     k = max(len(a), len(b))
@@ -95,14 +95,14 @@ def rank_biased_overlap(a: Sequence[str], b: Sequence[str], persistence: float =
 
 
 def _same_first(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> bool:
-    """Whether the best passage is the same, or a tie holds the other's; also where neither has any."""
+    """Whether the best passage is the same, up to ties; also true where both lists are empty."""
     if not (a and b):
         return not (a or b)
     return a[0][0] in _with_ties(b, 1) or b[0][0] in _with_ties(a, 1)
 
 
 def measure_diff(a: Mapping[str, float], b: Mapping[str, float]) -> MeasureDiff:
-    """One measure of two indexes on the questions that both were measured on."""
+    """One measure of two indexes, on the questions measured for both."""
     names = [name for name in a if name in b]
     changes = [b[name] - a[name] for name in names]
     return MeasureDiff(
@@ -124,7 +124,7 @@ def _change(changes: Sequence[float]) -> Estimate:
 
 _DEPTH = 100
 _DECISIVE = {"judgements": "nDCG@10", "answers": "answer MRR"}
-"""The measure by which questions are said to have changed most."""
+"""The measure by which the most changed questions are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +158,13 @@ class IndexDiff:
         return sum(each.overlap == 1.0 for each in self.differences.values())
 
     def change(self, name: str) -> tuple[str, float, float] | None:
-        """The decisive measure of one question in A and in B; None where it was not measured."""
+        """The deciding measure of one question, and its values in A and B; None where it was not measured."""
         measure = _DECISIVE[self.labels] if self.labels else ""
         a, b = self.values.get(measure, ({}, {}))
         return (measure, a[name], b[name]) if name in a else None
 
     def most_different(self, show: int) -> list[RankingDiff]:
-        """The questions whose measure changed most, then those with the least in common."""
+        """The questions whose measure changed most, then those with the least overlap."""
 
         def order(each: RankingDiff) -> tuple[float, float, float]:
             found = self.change(each.question)
@@ -181,10 +181,10 @@ def diff_indexes(
     labels: Labels | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> IndexDiff:
-    """Ask both indexes every question and compare the first `k` hits; passages are the same by their ids.
+    """Search both indexes for every question and compare the first `k` hits by passage id.
 
-    Both are searched deeper than `k`, so that a tie at the cut is seen whole. Raises UserError where every
-    search of one of them failed.
+    Both are searched deeper than `k`, to see ties at the cut. Raises UserError where every search of one of
+    them failed.
     """
     depth = max(_DEPTH, 2 * k)
     labels, questions, said = _measured_by(a, b, labelled, labels)
@@ -210,7 +210,7 @@ def diff_indexes(
 def _measured_by(
     a: Any, b: Any, labelled: LabelledQuestions, labels: Labels | None
 ) -> tuple[Labels | None, list[Question], list[str]]:
-    """By what the two can be measured, on which questions, and what to say of it."""
+    """The labels to measure by, the questions that have them, and notes for the user."""
     labels = labels or ("judgements" if labelled.judged else "answers" if labelled.has_answers else None)
     if labels is None:
         return None, [], []
@@ -241,7 +241,7 @@ def _values(
 
 
 def _corpora(a: Any, b: Any, found: Sequence[SearchResults]) -> list[str]:
-    """What to say where the two do not hold the same passages."""
+    """A note where the two indexes have different passages."""
     if a.manifest.corpus_digest == b.manifest.corpus_digest and not (a.live or b.live):
         return []
     said = "the corpora differ: passages are compared by their ids"
@@ -252,7 +252,7 @@ def _corpora(a: Any, b: Any, found: Sequence[SearchResults]) -> list[str]:
 
 
 def _known(found: SearchResults, other: Any) -> float | None:
-    """The share of the passages found that another index has; None where it cannot be told."""
+    """The share of the found passages that another index has; None where it is unknown."""
     if other.passages is None:
         return None
     names = {name for ranking in found.rankings().values() for name in ranking}

@@ -1,4 +1,4 @@
-"""Measuring an index: ask every question, rank what comes back, compare with what is known to be relevant."""
+"""Evaluating an index: search for every question, and compare the hits with the relevance judgements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _YES_NO = {"yes", "no"}
 
 
 class Searchable(Protocol):
-    """An open index, or whatever answers like one; `passages` is None where there is nothing to look into."""
+    """An open index, or a served one; `passages` is None where the passages are not at hand."""
 
     passages: Any
 
@@ -30,10 +30,10 @@ class Searchable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SearchResults:
-    """What came back for each question, by its id; the passages themselves are not kept.
+    """The hits of each question, by its id, without the passages themselves.
 
-    `hits` are ids and scores, best first, none where the search failed, and `failures` says why.
-    `answer_ranks` are those of the first passage that holds an accepted answer, where it was looked for.
+    `hits` are ids and scores, best first; none where the search failed, with the reason in `failures`.
+    `answer_ranks` are the ranks of the first passage with an accepted answer, where these were asked for.
     """
 
     hits: Mapping[str, list[tuple[str, float]]]
@@ -48,7 +48,7 @@ class SearchResults:
 
 @dataclass(frozen=True, slots=True)
 class IndexEvaluation:
-    """How well an index answers: `metrics` over the questions, `values` of each, notes on both."""
+    """The evaluation of an index: `metrics` over all questions, `values` of each, and notes for the user."""
 
     labels: Labels
     depth: int
@@ -78,9 +78,9 @@ def search_all(
     progress: Callable[[int], None] | None = None,
     for_answers: bool = False,
 ) -> SearchResults:
-    """The first `depth` hits of every question, `for_answers` also where the first answer is in them.
+    """Search the first `depth` hits of every question; `for_answers`, also the rank of the first answer.
 
-    A search that fails has no hits and is counted.
+    A failed search has no hits, and its reason is kept.
     """
     hits: dict[str, list[tuple[str, float]]] = {}
     failures: dict[str, str] = {}
@@ -103,7 +103,7 @@ def _take(
     question: Question,
     outcome: list[Hit] | Exception,
 ) -> None:
-    """Keep what is needed of one question's hits."""
+    """Keep ids and scores of one question's hits, and the rank of the first answer."""
     if isinstance(outcome, Exception):
         failures[question.id] = str(outcome)
     found: list[Hit] = [] if isinstance(outcome, Exception) else outcome
@@ -119,11 +119,11 @@ def evaluate_index(
     labels: Labels | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> IndexEvaluation:
-    """Measure `index` on labelled questions, by the passages judged or by whether an answer is in them.
+    """Evaluate `index` on labelled questions, by relevance judgements or by answers in the passages.
 
-    Without `labels` it is by judgements where there are any. A failed search counts as nothing found.
-    Raises UserError where there is nothing to measure by, or where none of the relevant passages is in
-    the index at all.
+    Without `labels`, judgements are used where there are any. A failed search counts as nothing found.
+    Raises UserError where there are neither judgements nor answers, or where the index has none of the
+    relevant passages.
     """
     labels = labels or ("judgements" if labelled.judged else "answers")
     questions, notes = measurable(labelled, labels)
@@ -146,7 +146,7 @@ def measure(
     labels: Labels,
     depths: Sequence[int] = DEPTHS,
 ) -> dict[str, dict[str, float]]:
-    """`{measure: {question: value}}` of these questions, which were among those searched."""
+    """`{measure: {question: value}}` of these questions, all of which were searched."""
     names = [question.id for question in questions]
     if labels == "answers":
         return answer_measures({name: searched.answer_ranks[name] for name in names}, depths)
@@ -154,7 +154,7 @@ def measure(
 
 
 def measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Question], list[str]]:
-    """The questions of which enough is known, and what is said about the others."""
+    """The questions with the labels, and notes about the others."""
     if labels == "judgements":
         known = [each for each in labelled.questions if relevant_of(labelled.judged.get(each.id, {}))]
         lacking = "without a relevant passage"
@@ -175,7 +175,7 @@ def _asks_for_text(question: Question) -> bool:
 
 
 def _absent(index: Searchable, labelled: LabelledQuestions, questions: Sequence[Question]) -> list[str]:
-    """What to say about relevant passages that the index lacks. Raises UserError where it lacks all."""
+    """A note about relevant passages that are not in the index. Raises UserError where none is."""
     relevant, absent = lacking(index, labelled, questions)
     if not absent:
         return []
@@ -194,7 +194,7 @@ def _absent(index: Searchable, labelled: LabelledQuestions, questions: Sequence[
 def lacking(
     index: Searchable, labelled: LabelledQuestions, questions: Sequence[Question]
 ) -> tuple[set[str], set[str]]:
-    """The relevant passages of these questions, and those of them that the index is known to lack."""
+    """The relevant passages of these questions, and those that are known not to be in the index."""
     relevant = {name for each in questions for name in relevant_of(labelled.judged[each.id])}
     if index.passages is None:
         return relevant, set()
@@ -202,7 +202,7 @@ def lacking(
 
 
 def _strangers(searched: SearchResults, labelled: LabelledQuestions) -> list[str]:
-    """What to say where nothing that was found is known, which other ids would explain."""
+    """A note where no hit of any question was judged, since the ids may differ."""
     if any(not labelled.judged[name].keys().isdisjoint(found) for name, found in searched.rankings().items()):
         return []
     return ["no hit of any question was judged, relevant or not: are the ids those of the judgements?"]
@@ -216,7 +216,7 @@ def _failures(searched: SearchResults) -> list[str]:
 
 
 def _first_with_answer(hits: Sequence[Hit], golds: Sequence[str]) -> int | None:
-    """The rank, from 1, of the first passage that holds an accepted answer."""
+    """The rank, from 1, of the first passage that contains an accepted answer."""
     ranks = (rank for rank, hit in enumerate(hits, 1) if contains_answer(hit.passage.contents, golds))
     return next(ranks, None)
 

@@ -15,7 +15,7 @@ from srl.errors import UserError
 
 _RESAMPLES = 2000
 _BATCH = 1 << 22
-"""Values of resampled questions that are held at a time."""
+"""Resampled values held in memory at a time."""
 _PERMUTATIONS = 9999
 
 
@@ -27,7 +27,7 @@ class Interval(NamedTuple):
 
 
 def wilson_interval(share: float, trials: float, confidence: float = 0.95) -> Interval:
-    """The score interval of a share of `trials`; it stays within 0 and 1 and is not empty at either end.
+    """The score interval of a share of `trials`. It stays within 0 and 1 and has a width at both ends.
 
         (p + z²/2n ± z·√(p(1-p)/n + z²/4n²)) / (1 + z²/n)
 
@@ -41,14 +41,14 @@ def wilson_interval(share: float, trials: float, confidence: float = 0.95) -> In
 
 
 def clustered_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
-    """Wilson's interval of a share whose trials come in groups of like ones; a group counts as a whole.
+    """Wilson's interval of a share whose trials come in correlated groups (samples of one question, say).
 
-    The number of trials is the one that would give the variance seen between the groups' means,
+    The effective number of trials is the one that gives the observed variance of the groups' means,
 
-        n = p(1-p) / (s² / groups),  at most all trials, and as many as there are groups for p = 0 or 1
+        n = p(1-p) / (s² / groups),  at most all trials, and the number of groups for p = 0 or 1
 
-    so that groups of one give Wilson's own. Source: Dean and Pagano (2015), Evaluating confidence
-    interval methods for binomial proportions in clustered surveys.
+    so groups of one give Wilson's interval. Source: Dean and Pagano (2015), Evaluating confidence interval
+    methods for binomial proportions in clustered surveys.
     """
     means, trials = [fmean(group) for group in groups], sum(map(len, groups))
     share = fmean(means)
@@ -61,7 +61,7 @@ def clustered_interval(groups: Sequence[Sequence[float]], confidence: float = 0.
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The mean of a measure over questions, and its interval; no interval where there is one question."""
+    """The mean of a measure over questions, and its interval (NaN where there is one question)."""
 
     mean: float
     low: float
@@ -79,7 +79,7 @@ def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
 
 def bootstrap_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The percentile interval of the mean, questions drawn anew 2,000 times; the same in every run."""
+    """The percentile interval of the mean, from 2,000 bootstrap samples; the same in every run."""
     result = imported("scipy.stats").bootstrap(
         (np.asarray(values, float),),
         np.mean,
@@ -94,11 +94,10 @@ def bootstrap_interval(values: Sequence[float], confidence: float = 0.95) -> Int
 
 
 def paired_p(changes: Sequence[float]) -> float:
-    """How often chance alone would make the mean change this large: both sides, signs swapped at random.
+    """The two-sided p-value of the mean change, by Fisher's randomisation test: signs are swapped at random.
 
-    Fisher's randomisation test, as Smucker, Allan and Carterette (2007) recommend for comparing retrievers.
-    Every way of swapping where there are few questions, else 9,999 of them; 1 where a single one changed,
-    or none.
+    Smucker, Allan and Carterette (2007) recommend it for comparing retrievers. All swaps are tried where
+    there are few questions, else 9,999. The value is 1 where fewer than two questions changed.
     """
     moved = np.array([change for change in changes if change])
     if len(moved) < 2:

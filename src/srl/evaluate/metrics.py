@@ -1,7 +1,7 @@
-"""What is measured over trajectories, and what each figure is called: the one place for names.
+"""Metrics over trajectories, and their names, which are defined only here.
 
-An episode that infrastructure broke counts 0 in exact match and F1; `em_completed` leaves it out. How
-episodes went (`env/…`) is told of the completed ones only.
+An episode that failed because of infrastructure counts 0 in exact match and F1; `em_completed` leaves it
+out. The metrics of behaviour (`env/…`) are of completed episodes only.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def summarise(
 
 
 def answer_metrics(trajectories: Sequence[Trajectory], prefix: str = "val") -> dict[str, float]:
-    """Of the answers: `em` (the mean over all episodes), `em/<source>`, `em/hops=<h>`, `f1`, `failed_share`.
+    """Metrics of the answers: `em` (over all episodes), `em/<source>`, `em/hops=<h>`, `f1`, `failed_share`.
 
-    `em_completed` where any episode was completed, `em_macro` (the mean over sources) where there are
-    several sources, `pass@<k>` for k = 2, 4, … n where each question has n > 1 samples, and
-    `retrieval_recall` where questions name their supporting passages.
+    Also `em_completed` if any episode completed, `em_macro` (the mean over sources) if there are several
+    sources, `pass@<k>` for k = 2, 4, … n if each question has n > 1 samples, and `retrieval_recall` if
+    questions name their supporting passages.
     """
     if not trajectories:
         raise ValueError("there are no trajectories to measure")
@@ -60,10 +60,10 @@ def answer_metrics(trajectories: Sequence[Trajectory], prefix: str = "val") -> d
 def env_metrics(
     trajectories: Sequence[Trajectory], scores: Sequence[Score] | None = None, prefix: str = "env"
 ) -> dict[str, float]:
-    """Of how episodes went, under the names of Search-R1 where it has one.
+    """Metrics of how episodes went, with Search-R1's names where it has one.
 
     `excluded_share` (also for each number of searches, `excluded_share/searches=<s>`) and
-    `failed_search_share` are of everything; all else is of the completed episodes and is left out when
+    `failed_search_share` are over all episodes; everything else is over completed ones, and left out where
     there are none. `number_of_valid_search/retriever=<name>`: those that asked a retriever by its name.
     `equal_groups_share`: groups whose scores are all the same, of those with two or more.
     """
@@ -81,7 +81,7 @@ def env_metrics(
 def step_metrics(
     trajectories: Sequence[Trajectory], scores: Sequence[Score] | None = None
 ) -> dict[str, float]:
-    """Of a training step: `train/…` of the answers, `env/…`, and how long episodes were, in policy tokens."""
+    """Metrics of a training step: `train/…` of the answers, `env/…`, and episode lengths in policy tokens."""
     lengths = [item.policy_tokens for item in trajectories]
     return {
         **answer_metrics(trajectories, "train"),
@@ -93,7 +93,7 @@ def step_metrics(
 
 
 def em_interval(trajectories: Sequence[Trajectory], confidence: float = 0.95) -> Interval:
-    """The interval of `em`. Samples of one question agree more than chance, so the questions are counted."""
+    """The interval of `em`. Samples of one question are correlated, so they count as one cluster."""
     correct = [_exact(trajectory) for trajectory in trajectories]
     return clustered_interval(list(_groups(trajectories, correct).values()), confidence)
 
@@ -203,7 +203,7 @@ def _equal_groups(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The chance that one of `k` samples drawn from these is correct: 1 - C(n-c, k) / C(n, k).
+    """The probability that at least one of `k` samples drawn from these is correct: 1 - C(n-c, k) / C(n, k).
 
     Source: Chen et al. (2021), arXiv 2107.03374, equation 1. Raises ValueError unless 1 ≤ k ≤ samples.
     """

@@ -1,11 +1,10 @@
-"""How good rankings are, by the measures of information retrieval, and how far to trust the means.
+"""Retrieval metrics: recall@k, nDCG@10, MRR and MAP of rankings, and recall@k of an episode's searches.
 
-A ranking is the ids of passages, best first; what is relevant is a grade for each judged passage, and a
-passage that nobody judged, or of a grade below 1, is not relevant. The measures are those of `trec_eval`,
-computed by `ir_measures`:
+A ranking is a list of passage ids, best first. Judged passages have a grade; a passage without a grade, or
+with one below 1, is not relevant. The measures are those of `trec_eval`, computed by `ir_measures`:
 
     recall@k   the share of a question's relevant passages that are among the first k
-    nDCG@10    the gains of the first ten, discounted by rank, over those of the best order there is:
+    nDCG@10    the gains of the first ten, discounted by rank, over those of the best possible order:
                Σ_i grade_i / log2(i + 1); Järvelin and Kekäläinen (2002), with linear gains
     MRR        1 / the rank of the first relevant passage, 0 where there is none
     MAP        the mean, over a question's relevant passages, of the precision at the rank of each
@@ -29,8 +28,8 @@ def ranking_measures(
 ) -> dict[str, dict[str, float]]:
     """`{measure: {question: value}}` for every question that has a relevant passage.
 
-    A question without a ranking has found nothing: all its values are 0. A passage that a ranking has twice
-    counts where it comes first. Raises UserError where the library is not installed.
+    A question without a ranking has the value 0 in all. A repeated passage counts at its first rank. Raises
+    UserError where `ir_measures` is not installed.
     """
     library = imported("ir_measures")
     names = {library.R @ depth: f"recall@{depth}" for depth in depths}
@@ -47,10 +46,10 @@ def ranking_measures(
 def answer_measures(
     ranks: Mapping[str, int | None], depths: Sequence[int] = DEPTHS
 ) -> dict[str, dict[str, float]]:
-    """The same for questions of which only the answer is known; `ranks` is that of the first passage with it.
+    """The same for questions with known answers only; `ranks` are of the first passage with an answer.
 
-    `answer recall@k` is 1 where one of the first k holds an accepted answer (the top-k accuracy of Karpukhin
-    et al., 2020), `answer MRR` 1 / its rank. Such a passage need not be about the question at all.
+    `answer recall@k` is 1 where one of the first k contains an accepted answer (the top-k accuracy of
+    Karpukhin et al., 2020), `answer MRR` is 1 / its rank. Such a passage may be about something else.
     """
     measures = {
         f"answer recall@{depth}": {
@@ -68,7 +67,7 @@ def relevant_of(grades: Mapping[str, int]) -> list[str]:
 
 
 def _scores(ranking: Sequence[str]) -> dict[str, float]:
-    """Scores that fall from rank to rank: `trec_eval` sorts by score and breaks ties by id."""
+    """Scores that decrease with rank, since `trec_eval` sorts by score and breaks ties by id."""
     scores: dict[str, float] = {}
     for position, passage in enumerate(ranking):
         scores.setdefault(passage, float(len(ranking) - position))
@@ -76,7 +75,7 @@ def _scores(ranking: Sequence[str]) -> dict[str, float]:
 
 
 def supporting_ids(question: Question) -> frozenset[str]:
-    """The ids of the passages that hold the answer (metadata `supporting_ids`), as strings."""
+    """The ids of the passages that contain the answer (metadata `supporting_ids`), as strings."""
     return frozenset(str(passage) for passage in question.metadata.get("supporting_ids") or ())
 
 
@@ -86,9 +85,9 @@ def recall_at_k(ranked: Sequence[str], relevant: Collection[str], k: int | None 
 
 
 def retrieval_recall(trajectories: Sequence[Trajectory], k: int | None = None) -> float | None:
-    """The mean share of a question's supporting passages that any search had among its first `k`.
+    """The mean share of a question's supporting passages that any search of its episode had in its first `k`.
 
-    Over completed episodes of questions that name such passages; None when there are none.
+    Over completed episodes of questions with supporting passages; None where there are none.
     """
     known = [
         (trajectory, supporting_ids(trajectory.question)) for trajectory in trajectories if trajectory.valid

@@ -1,4 +1,4 @@
-"""A search server, asked as if it were an index: to measure what is served, by `srl` or by another."""
+"""A search server, ours or another's, evaluated as if it were an index."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from srl.trajectory import Hit, Search
 
 
 class ServedIndex:
-    """What answers at `url`; its passages are known only as far as it returns them.
+    """The server at `url`. Its passages are not at hand, only its hits.
 
-    `digest` is that of the index it says it serves, empty where it says none. Raises UserError where
-    nobody answers.
+    `digest` is that of the index it serves, empty where it tells none. Raises UserError where it does not
+    answer.
     """
 
     passages = None
