@@ -1,9 +1,9 @@
-"""What `srl serve retriever` does under far too much: 500 clients, slow and dying ones among them.
+"""`srl serve retriever` under overload: 500 clients, some of them slow or disconnecting.
 
-For a minute 400 clients ask again as soon as they are answered, 50 send their bodies a byte at a time, and
-50 hang up before the answer. Every request of the 400 must get an answer (200, or 503 when the line is
-full), the server's memory must stay where it was, and a second after the load's end it must answer a lone
-client as before.
+For a minute 400 clients send requests without a pause, 50 send their bodies one byte at a time, and 50
+disconnect before the answer. Every request of the 400 must get an answer (200, or 503 if the queue is full),
+the server's memory must not grow, and one second after the load ends a single client must get its answers as
+fast as before.
 
     python bench/overload.py --data ../shared/data
 """
@@ -33,7 +33,7 @@ HEAD = "POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n
 
 
 class Crowd:
-    """The clients; `answers` counts statuses, `lost` the requests of the greedy that got none."""
+    """The clients; `answers` counts statuses, `lost` the requests of greedy clients without an answer."""
 
     def __init__(self, port: int, questions: list[str]) -> None:
         self._port, self._questions = port, questions
@@ -47,7 +47,7 @@ class Crowd:
         return HEAD.format(len(body)).encode() + body
 
     async def greedy(self, client: int, end: float) -> None:
-        """Ask, read the whole answer, ask again; a connection that the server closed is opened anew."""
+        """Send requests one after the other; reconnect if the server closed the connection."""
         number, streams = client * 97, None
         while time.monotonic() < end:
             try:
@@ -72,7 +72,7 @@ class Crowd:
             streams[1].close()
 
     async def slow(self, client: int, end: float) -> None:
-        """A body a byte at a time, for as long as the server bears it."""
+        """Send a body one byte at a time, until the server closes the connection."""
         while time.monotonic() < end:
             with contextlib.suppress(OSError, EOFError):
                 _, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -86,7 +86,7 @@ class Crowd:
             await asyncio.sleep(0.2)
 
     async def dying(self, client: int, end: float) -> None:
-        """Half a request, or a whole one, and gone."""
+        """Send half a request or a whole one, then disconnect."""
         number = client
         while time.monotonic() < end:
             number += 1
@@ -118,7 +118,7 @@ def resident_mib(pid: int) -> int:
 
 
 async def lone(port: int, questions: list[str], count: int = 50) -> list[float]:
-    """Seconds of requests of one client, one after the other."""
+    """Seconds of each of `count` sequential requests of one client."""
     crowd, seconds = Crowd(port, questions), []
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for number in range(count):
@@ -126,7 +126,7 @@ async def lone(port: int, questions: list[str], count: int = 50) -> list[float]:
         writer.write(crowd._request(number))
         status, _ = await _answer(reader)
         if status != 200:
-            raise SystemExit(f"a lone client got {status}")
+            raise SystemExit(f"a single client got status {status}")
         seconds.append(time.perf_counter() - begin)
     writer.close()
     return seconds

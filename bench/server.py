@@ -1,9 +1,9 @@
-"""`srl serve retriever` beside a server of Search-R1's form: requests a second and latency, by wrk.
+"""`srl serve retriever` compared with a server built like Search-R1's: throughput and latency, with wrk.
 
-Both serve 300,000 passages made of 2WikiMultihopQA's sentences and are asked NQ-open's questions, three
-passages each, on loopback: by one client, by 64 at once with a question each, and by four with batches of
-256. The servers run side by side, warm, and are measured in turn; the machine's cores are shared with the
-load. srl's server is measured with its cache off and on (then the 3,610 questions come round again).
+Both serve 300,000 passages made of 2WikiMultihopQA's sentences and answer NQ-open's questions with three
+passages each, on loopback: to one client, to 64 clients with one question per request, and to four clients
+with batches of 256. The servers run at the same time, warmed up, and are measured in turn; wrk shares the
+machine's cores. srl's server is measured with and without its cache (with it, the 3,610 questions repeat).
 
     python bench/server.py --data ../shared/data        (needs wrk)
 """
@@ -31,7 +31,7 @@ from made_passages import made_passages, nq_questions
 
 RESULT = Path(__file__).parent / "results" / "server.json"
 LOADS = {"1 client": (1, 1), "64 clients": (64, 1), "4 clients, batches of 256": (4, 256)}
-"""Name → clients, questions in a request."""
+"""Name → clients, questions per request."""
 SERVERS = ("srl, cache off", "srl, cache on", "Search-R1's form")
 
 SCRIPT = """
@@ -81,7 +81,7 @@ def free_port() -> int:
 
 
 def command(server: str, folder: Path, port: int) -> list[str]:
-    """How each server is started; all may use both cores."""
+    """The command that starts a server; all may use both cores."""
     if server == "Search-R1's form":
         script = Path(__file__).with_name("search_r1_server.py")
         return [sys.executable, str(script), str(folder / "lucene"), str(port)]
@@ -92,7 +92,7 @@ def command(server: str, folder: Path, port: int) -> list[str]:
 
 @contextmanager
 def running(folder: Path) -> Iterator[dict[str, str]]:
-    """All servers, each with its URL, once they answer; ended afterwards."""
+    """The URLs of all servers, once they answer; terminates them afterwards."""
     processes, urls = [], {}
     try:
         for server in SERVERS:
@@ -121,7 +121,7 @@ def await_answer(url: str, seconds: float = 120) -> None:
 
 
 def load(url: str, folder: Path, clients: int, batch: int, seconds: int) -> dict[str, float]:
-    """One run of wrk: questions a second and the latency of a request, in ms."""
+    """One run of wrk: requests and questions per second, latency of a request in ms."""
     done = subprocess.run(
         ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s", "-s", str(folder / "load.lua"),
          url, "--", str(folder / f"bodies-{batch}")],
@@ -166,7 +166,7 @@ def measure(data: Path, size: int, rounds: int, seconds: int, warm: int) -> dict
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Median, lowest and highest of each figure."""
+    """Median, lowest and highest of each measurement."""
     return {
         name: {
             "median": median(run[name] for run in runs),

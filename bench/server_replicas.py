@@ -1,11 +1,11 @@
-"""`srl serve retriever` with one and with two replicas: questions a second, memory, bytes on the wire.
+"""`srl serve retriever` with one and with two replicas: questions per second, memory, bytes on the wire.
 
-BM25 over 300,000 passages made of 2WikiMultihopQA's sentences, asked NQ-open's questions, three passages
-each, on loopback, with the cache off. Three servers run side by side, warm, and are measured in turn by wrk:
-one replica on one core with the load on another, which gives questions a second of a core; and one and two
-replicas on all cores, which they share with the load. On two cores that last comparison tells what a second
-process costs where there is no core for it, not what it brings where there is. Questions for each second of
-the server's own CPU time, all its processes together, depend little on what else runs on the machine.
+BM25 over 300,000 passages made of 2WikiMultihopQA's sentences answers NQ-open's questions with three passages
+each, on loopback, without the cache. Three servers run at the same time, warmed up, and are measured in turn
+with wrk: one replica on one core with the load on another, which gives questions per second per core; and one
+and two replicas on all cores, which they share with the load. On two cores that last comparison shows what a
+second process costs without a core of its own, not its gain with one. Questions per second of the server's
+own CPU time, over all its processes, depend little on other load of the machine.
 
     python bench/server_replicas.py --data ../shared/data        (needs wrk and taskset)
 """
@@ -32,7 +32,7 @@ from server import SCRIPT, await_answer, free_port, load, summary, write_corpus
 
 RESULT = Path(__file__).parent / "results" / "server_replicas.json"
 LOADS = {"64 clients": (64, 1), "4 clients, batches of 128": (4, 128)}
-"""Name → clients, questions in a request; a client of ours sends at most 128 at a time."""
+"""Name → clients, questions per request; srl's client sends at most 128 at a time."""
 ONE_CORE, ONE, TWO = "1 replica, 1 core", "1 replica, all cores", "2 replicas, all cores"
 SERVERS = {ONE_CORE: 1, ONE: 1, TWO: 2}
 """Name → replicas."""
@@ -40,7 +40,7 @@ SERVERS = {ONE_CORE: 1, ONE: 1, TWO: 2}
 
 @contextmanager
 def running(index: Path) -> Iterator[dict[str, tuple[str, int]]]:
-    """All servers, each with its URL and the process that was started, once they answer."""
+    """URL and process id of each server, once they answer."""
     started: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
     srl = str(Path(sys.executable).with_name("srl"))
     try:
