@@ -168,6 +168,14 @@ def test_a_cassette_of_an_older_version_is_replayed(tmp_path):
     assert (found.retriever, found.index_digest) == ("web", "e")
 
 
+def test_a_cassette_of_an_older_version_is_continued(tmp_path):
+    ask(Recorder(Scripted(a=[ok("a")]), tmp_path / "t"), "a")
+    lines = (tmp_path / "t").read_text()
+    (tmp_path / "t").write_text(lines.replace('"search cassette"', '"search tape"'))
+    ask(Recorder(Scripted(b=[ok("b")]), tmp_path / "t", append=True), "b")
+    assert ask(Replay(tmp_path / "t"), "a", "b") == [ok("a"), ok("b")]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
