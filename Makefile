@@ -28,6 +28,7 @@ lint: .venv/.ready-dev
 docs: .venv/.ready-dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/draw_scale.py
+	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python bench/readme.py
 
 bench: .venv/.ready-dev
