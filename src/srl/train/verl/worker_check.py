@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from srl.config import load_saved
 from srl.errors import UserError
 from srl.serve.client import check_servers
@@ -92,6 +90,8 @@ def search_problems(actor: object, run: Path) -> list[str]:
 
 def _got(answer: Any) -> Any:
     """The answer, or the error in its place."""
+    import ray
+
     try:
         return ray.get(answer, timeout=PATIENCE_S)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""The torch engine as a server of verl's protocol: turns in, tokens out, new weights each step.
+"""The torch engine as one of verl's rollout servers: prompts in, tokens out, new weights each step.
 
-A plain class: a Ray actor is made of it elsewhere, and it runs without Ray and verl just as well. Its
-process imports neither, which saves ten seconds of each start.
+A plain class, of which `torch_rollout` makes a Ray actor. It imports neither Ray nor verl, which saves ten
+seconds of each start.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from srl.rollout.torch_engine import TorchEngine
 
 _READ = ("temperature", "top_p", "max_tokens", "stop", "srl_key")
-"""What a turn's sampling parameters may say …"""
+"""Sampling parameters that are used …"""
 _IMPLIED = {
     "include_stop_str_in_output": (True,), "logprobs": (True, 0, 1), "top_k": (-1, 0), "n": (1,),
     "repetition_penalty": (1, None), "ignore_eos": (False,), "seed": None, "srl_request": None,
     "srl_finish": None,
 }  # fmt: skip
-"""… and what it is anyway: any other value is refused, None here takes all."""
+"""… and those that may only have the value that holds anyway; None stands for any value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What a server loads and how much of it runs at once; `threads` None leaves torch's number."""
+    """What a server loads, and how much it generates at once. `threads` None keeps torch's number."""
 
     model: str
     tokenizer: str
@@ -52,7 +52,7 @@ class ServerOptions:
 
 @dataclass(slots=True)
 class Tokens:
-    """A turn with the names of verl's `TokenOutput`; one that was aborted has no token."""
+    """A turn, with the field names of verl's `TokenOutput`; an aborted turn has no tokens."""
 
     token_ids: list[int]
     log_probs: list[float]
@@ -63,10 +63,9 @@ class Tokens:
 
 
 class TorchServer:
-    """One copy of the policy on the CPU, generating for whoever asks.
+    """One copy of the policy on the CPU, loaded by `launch`. Each turn is one request to the engine.
 
-    `launch` loads it. Each turn is a request of its own to the engine. What is still being
-    generated when the weights change or the server goes to sleep is aborted: its asker gets None.
+    Turns that are still running when the weights change or the server goes to sleep are aborted.
     """
 
     model: PreTrainedModel  # from launch on
@@ -82,7 +81,7 @@ class TorchServer:
         self._rejects = False
 
     def launch(self) -> None:
-        """Load model and tokenizer. Raises UserError."""
+        """Load model and tokenizer. Raises UserError if there is no model."""
         from srl.model import load_model, load_tokenizer
         from srl.rollout.codec import Codec
         from srl.rollout.torch_engine import TorchEngine
@@ -103,9 +102,9 @@ class TorchServer:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **media: Any
     ) -> Tokens:
-        """One turn as verl's client asks for it; its own reason (`stop`, `eos`, `length`) is `srl_stop`."""
+        """One turn, as verl's client requests it; `srl_stop` is why it ended (`stop`, `eos`, `length`)."""
         if any(value is not None for value in media.values()):
-            raise SrlError(f"the torch rollout reads text only, and was given {', '.join(media)}")
+            raise SrlError(f"the torch rollout accepts text only, not {', '.join(media)}")
         completion, step = await self.turn(request_id, [int(token) for token in prompt_ids], sampling_params)
         if completion is None:
             return Tokens([], [], "aborted", {"global_steps": step})
@@ -115,7 +114,7 @@ class TorchServer:
     async def turn(
         self, request_id: str, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any]
     ) -> tuple[Completion | None, int | None]:
-        """One turn and the step whose weights generated it; None in place of one that was aborted."""
+        """One turn (None if it was aborted), and the step whose weights generated it."""
         if not await self._is_admitted():
             return None, self.global_steps
         step, name = self.global_steps, f"{request_id}/{next(self._numbers)}"
@@ -126,11 +125,11 @@ class TorchServer:
         try:
             await asyncio.wait([task])
         finally:
-            task.cancel()  # where the asker was cancelled itself
+            task.cancel()  # if the caller was cancelled
         return (None if task.cancelled() else task.result()), step
 
     async def _is_admitted(self) -> bool:
-        """Wait while generation is paused; False where the pause is to turn requests away."""
+        """Wait while generation is paused; False if requests are rejected meanwhile."""
         while not self._admits.is_set() and not self._rejects:
             await self._admits.wait()
         return self._admits.is_set()
@@ -152,20 +151,20 @@ class TorchServer:
         )
 
     async def update_weights(self, state: Mapping[str, Tensor], global_steps: int | None = None) -> None:
-        """Generate from `state` from now on, which is of the step `global_steps`. Raises SrlError."""
+        """Generate with the weights of step `global_steps` from now on. Raises SrlError, as `load_state`."""
         await self._abort()
         load_state(self.model, state)
         self.engine.reset()
         self.global_steps = self.global_steps if global_steps is None else global_steps
 
     async def update_arrays(self, state: Mapping[str, NDArray[Any]], global_steps: int | None) -> None:
-        """`update_weights` from what `as_array` makes of tensors."""
-        with warnings.catch_warnings(action="ignore"):  # they lie in shared memory, to be read only
+        """`update_weights`, from arrays made by `as_array`."""
+        with warnings.catch_warnings(action="ignore"):  # they are in read-only shared memory
             tensors = {name: torch.from_numpy(array) for name, array in state.items()}
         await self.update_weights(tensors, global_steps)
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Abort what is being generated; what comes waits for `resume_generation`, or is refused."""
+        """Abort all running turns; new ones wait for `resume_generation`, or are rejected."""
         self._rejects = reject_request
         self._admits.clear()
         names = await self._abort()
@@ -176,7 +175,7 @@ class TorchServer:
         self._admits.set()
 
     async def sleep(self, **options: Any) -> None:
-        """Drop keys and values; the weights stay, they are the only copy between two updates."""
+        """Drop the KV cache. The weights stay: they are the only copy between two updates."""
         await self._abort()
         self.engine.reset()
 
@@ -187,7 +186,7 @@ class TorchServer:
         await self.sleep()
 
     async def wake_up(self, **options: Any) -> None:
-        """Nothing: memory is taken as it is needed."""
+        """Nothing: memory is allocated on use."""
 
     async def resume_kv_cache(self) -> None:
         """Nothing, as `wake_up`."""
@@ -199,7 +198,7 @@ class TorchServer:
         """Nothing, as `start_profile`."""
 
     async def describe(self) -> dict[str, Any]:
-        """Where this server runs and on what, for a report."""
+        """Process, threads, step of the weights and number of running turns."""
         return {
             "pid": os.getpid(),
             "threads": torch.get_num_threads(),
@@ -208,7 +207,7 @@ class TorchServer:
         }
 
     async def _abort(self) -> list[str]:
-        """End every open turn; their names."""
+        """Cancel every running turn; their names."""
         tasks = dict(self._open)
         for task in tasks.values():
             task.cancel()
@@ -218,34 +217,37 @@ class TorchServer:
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
-    """An array of the same numbers: Ray hands on arrays without a copy, and tensors 40 times slower."""
+    """The tensor as an array: Ray passes arrays on without a copy, tensors take 40 times as long."""
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Raises SrlError where these sampling parameters ask for what the torch engine does not do."""
+    """Raises SrlError for sampling parameters that the torch engine does not support."""
     for name, value in params.items():
         allowed = () if name not in _READ and name not in _IMPLIED else _IMPLIED.get(name)
         if allowed is not None and value not in allowed:
             raise SrlError(
-                f"the torch rollout knows no sampling with {name}={value!r}; leave it out, or generate "
-                "with cluster.rollout=vllm"
+                f"the torch rollout does not support sampling with {name}={value!r}; leave it out, or set "
+                "cluster.rollout=vllm"
             )
 
 
 @torch.no_grad()
 def load_state(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy `state` into `model`. Raises SrlError, the model as it was, unless names and shapes are its
-    own, every weight is there (a tied one under any of its names) and those that are tied agree."""
+    """Copy the weights `state` into `model`.
+
+    Raises SrlError and leaves the model unchanged unless names and shapes match, no weight is missing (a tied
+    weight may have any of its names) and the values of tied weights are equal.
+    """
     own = model.state_dict()
-    _refuse("weights that the model has not", [name for name in state if name not in own])
-    _refuse("weights of another shape", [name for name in state if state[name].shape != own[name].shape])
+    _refuse("unknown weights", [name for name in state if name not in own])
+    _refuse("weights with another shape", [name for name in state if state[name].shape != own[name].shape])
     given: dict[int, Tensor] = {}
     for name, tensor in state.items():
         first = given.setdefault(own[name].data_ptr(), tensor)
         agree = first is tensor or torch.equal(first, tensor)
-        _refuse("two values for a weight that the model ties", [] if agree else [name])
+        _refuse("different values for a tied weight", [] if agree else [name])
     _refuse("no value for", [name for name, tensor in own.items() if tensor.data_ptr() not in given])
     for name, tensor in state.items():
         own[name].copy_(tensor)
