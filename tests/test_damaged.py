@@ -56,7 +56,7 @@ def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> N
         (lambda model: edit(model / "config.json", model_type="alien"), "could not be loaded"),
         (
             lambda model: edit(model / "config.json", vocab_size=20),
-            "do not have the shapes that its config.json says",
+            "do not have the shapes of its config.json",
         ),
         (
             lambda model: edit(model / "config.json", num_hidden_layers=2),
@@ -76,7 +76,7 @@ def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> N
             "mine/chat_template.jinja does not work: TemplateError: no user",
         ),
         (lambda model: (model / "model.safetensors").unlink(), "mine holds no *.safetensors file"),
-        (lambda model: cut(model / "model.safetensors"), "model.safetensors is cut short"),
+        (lambda model: cut(model / "model.safetensors"), "model.safetensors is truncated"),
         (lambda model: (model / "tokenizer.json").unlink(), "holds no tokenizer"),
         (lambda model: (model / "tokenizer.json").write_text("{"), "holds no tokenizer that loads"),
     ],
@@ -230,7 +230,7 @@ def test_a_damaged_run_is_named_when_it_is_resumed(shell: Shell, run: Path, harm
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (older(lambda run: cut(run / CHECKPOINT / "model.safetensors")), "model.safetensors is cut short"),
+        (older(lambda run: cut(run / CHECKPOINT / "model.safetensors")), "model.safetensors is truncated"),
         (lambda run: cut(run / CHECKPOINT / "model.safetensors"), "model.safetensors is damaged"),
         (lambda run: (run / CHECKPOINT / "srl.json").write_text("{"), "srl.json: not JSON"),
         (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint yet; give a model directory"),

@@ -320,9 +320,9 @@ def test_a_run_that_stands_says_what_it_knows(setting, monkeypatch):
     setting.step(1)()
     Clock(monkeypatch, 1.0)
     setting.station.mark("rollout", 2)
-    setting.station.fail("an episode broke: ValueError: no")
+    setting.station.fail("an episode failed: ValueError: no")
     line = setting.ended(Standing())
-    assert "last stage: rollout of step 2 (an episode broke: ValueError: no); resume" in line
+    assert "last stage: rollout of step 2 (an episode failed: ValueError: no); resume" in line
 
 
 @pytest.mark.parametrize(

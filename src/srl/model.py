@@ -1,6 +1,6 @@
-"""Models and tokenizers on disk and in memory: load, save, digest, and small ones from scratch.
+"""Models and tokenizers: load, save, digest, LoRA adapters, and small models from scratch.
 
-A model is a Hugging Face directory with safetensors; nothing is fetched from anywhere.
+A model is a Hugging Face directory with safetensors. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def pick_device(name: str = "auto") -> torch.device:
     except RuntimeError as error:
         raise UserError(f"no device {name!r}: type auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} was asked for, and this machine has {torch.cuda.device_count()} GPUs"
-        )
+        raise UserError(f"no device {name!r}: this machine has {torch.cuda.device_count()} GPUs")
     return device
 
 
@@ -87,12 +85,12 @@ def load_model(
                 output_loading_info=True,
             )  # fmt: skip
     except Exception as error:  # transformers has many for a directory at fault
-        mismatch = "its weights do not have the shapes that its config.json says"
+        mismatch = "its weights do not have the shapes of its config.json"
         why = mismatch if "ignore_mismatched_sizes" in str(error) else one_line(error)
         raise UserError(f"{path} could not be loaded as a causal language model: {why}") from error
     model, info = loaded
     if info["missing_keys"]:
-        raise UserError(f"{path} is not whole: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
+        raise UserError(f"{path} is incomplete: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     if lora_rank > 0:
         add_lora(model, lora_rank, lora_alpha, lora_target_modules)
     if gradient_checkpointing:
@@ -102,7 +100,7 @@ def load_model(
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without transformers' table of weights that do not fit, and without its bars."""
+    """Inside, transformers prints no table of mismatched weights and no progress bars."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -119,10 +117,7 @@ def quietly() -> Iterator[None]:
 def check_directory(
     path: Path, trust_remote_code: bool, setting: str = "model.trust_remote_code=true"
 ) -> None:
-    """Raises UserError where `path` is no model directory, or one that wants to run its own code.
-
-    `setting` is what allows that.
-    """
+    """Raises UserError if `path` is no model directory, or brings code that `setting` does not allow."""
     if not path.is_dir():
         fetch = "for example with `hf download ORG/NAME --local-dir DIRECTORY`"
         raise UserError(f"no model directory {path}; fetch a model into one first, {fetch}")
@@ -156,13 +151,13 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def of_run(path: Path) -> str:
-    """What to type where `path` is a run, or in one."""
+    """A hint for the error message if `path` is a run or inside one, else empty."""
     run = next((str(folder) for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
     return f"; `srl train export {run} --out DIR` writes the model of that run" if run else ""
 
 
 def one_line(error: BaseException) -> str:
-    """What a library says is wrong: the first line, or where that only announces it, the next."""
+    """A library's error as one line: its first line, or the second if the first only introduces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return f"unknown {line}" if isinstance(error, KeyError) else re.sub(r"^\w+Error: ", "", line)
@@ -171,9 +166,9 @@ def one_line(error: BaseException) -> str:
 def load_tokenizer(
     path: str | Path, trust_remote_code: bool = False
 ) -> tuple[PreTrainedTokenizerBase, list[str]]:
-    """The tokenizer in the directory `path`, and notes on what it lacks and what follows from that.
+    """The tokenizer in the directory `path`, and notes on what it lacks.
 
-    No token is added: one without a pad token pads with its EOS. Raises UserError.
+    No token is added; without a pad token, EOS is used for padding. Raises UserError.
     """
     if not Path(path).is_dir():
         raise UserError(f"no tokenizer directory {path}")
@@ -184,7 +179,7 @@ def load_tokenizer(
     except Exception as error:
         raise UserError(f"{path} holds no tokenizer that loads: {one_line(error)}") from error
     if not tokenizer.encode("who", add_special_tokens=False):
-        raise UserError(f"{path} holds no tokenizer that can write a word: expected a tokenizer.json in it")
+        raise UserError(f"{path} holds no tokenizer with a vocabulary: expected a tokenizer.json in it")
     notes = _notes(tokenizer, Path(path))
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -192,10 +187,10 @@ def load_tokenizer(
 
 
 def _tokenizer_class(path: Path) -> Any:
-    """AutoTokenizer; or the generic class, where that is what the directory names.
+    """AutoTokenizer, or the generic class if the directory names it.
 
-    For some kinds of model (Qwen2) AutoTokenizer puts the kind's own tokenizer in its place, which splits
-    and joins words in another way than the `tokenizer.json` at hand.
+    For some models (Qwen2) AutoTokenizer takes the model's own tokenizer in place of the generic class, and
+    that one splits words differently from the directory's `tokenizer.json`.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -272,7 +267,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """The state dict with any LoRA adapter merged in, under the names of the plain model.
 
-    The model itself is not touched, so that training goes on from exactly what it was.
+    The model itself is not changed.
     """
     state = {
         name.replace(".base_layer.", "."): tensor.detach()
@@ -296,8 +291,8 @@ def save_model(
 ) -> None:
     """Write a Hugging Face directory that any tool reads, whole or not at all.
 
-    A LoRA adapter is merged into the weights, and saved by itself in `adapter/`. The stop strings
-    are in the generation config, so that others generate as the policy was trained to.
+    A LoRA adapter is merged into the weights, and also saved by itself in `adapter/`. The generation config
+    has the stop strings, so other programs end turns where the policy was trained to.
     """
     with atomic_directory(directory) as folder:
         plain = _plain(model)
@@ -334,7 +329,7 @@ _Stored = tuple[str, str, Iterable[int], memoryview]
 
 
 def _live_tensors(model: PreTrainedModel) -> Iterator[_Stored]:
-    """(name, dtype, shape, bytes) in the order of names; of tied weights only the first one named."""
+    """(name, dtype, shape, bytes) sorted by name; of tied weights only the first name."""
     seen: set[tuple[int, torch.Size]] = set()
     named: dict[str, Tensor] = {}
     for name, tensor in merged_state(model).items():
@@ -348,10 +343,10 @@ def _live_tensors(model: PreTrainedModel) -> Iterator[_Stored]:
 
 
 def _stored_tensors(directory: Path) -> Iterator[_Stored]:
-    """The same from the safetensors files of a directory, mapped and not loaded."""
+    """The same from a directory's safetensors files, memory-mapped."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise UserError(f"{directory} holds no *.safetensors file, so it has no model to take a digest of")
+        raise UserError(f"{directory} holds no *.safetensors file, so there are no weights to digest")
     entries = [(name, entry, file, base) for file in files for name, entry, base in _header(file)]
     for name, entry, file, base in sorted(entries, key=lambda item: item[0]):
         first, last = (base + offset for offset in entry["data_offsets"])
@@ -369,12 +364,12 @@ def _header(file: Path) -> list[tuple[str, Mapping[str, Any], int]]:
             raise UserError(f"{file} is not a safetensors file: its header does not parse") from error
     entries = [(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
     if any(base + entry["data_offsets"][1] > file.stat().st_size for _, entry, base in entries):
-        raise UserError(f"{file} is cut short: it holds less than its header says; copy it again")
+        raise UserError(f"{file} is truncated: its header describes more data than it holds; copy it again")
     return entries
 
 
 def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:
-    """How many numbers the model has, tied ones once; with `trainable`, those that training changes."""
+    """The number of parameters, tied ones once; with `trainable`, only those that are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
 
 

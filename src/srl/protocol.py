@@ -1,4 +1,4 @@
-"""How question, search and answer are written down: templates, tags, parsing, passages, escaping.
+"""The text format of question, search and answer: templates, tags, parsing, passages, escaping.
 
 Pure text in, text out. The tags and the default prompt are Search-R1's (arXiv 2503.09516, table 1).
 """
@@ -130,7 +130,7 @@ TEMPLATES = {
 
 
 WITHOUT_SEARCH = {"search-r1": "r1", "tiny": "tiny-r1"}
-"""For a template that searches, the one that asks the same without."""
+"""For each template with search, the corresponding one without."""
 
 
 def template(name: str) -> Template:
@@ -152,7 +152,7 @@ def template(name: str) -> Template:
     except (UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: expected a template in UTF-8 with {{question}} in it, {error}") from error
     if "{question}" not in text:
-        raise UserError(f"{path}: a template must contain {{question}} once, and this file does not")
+        raise UserError(f"{path}: a template must contain {{question}}")
     return Template(name=name, prompt=text, feedback=_SEARCH_FEEDBACK, searches="<search>" in text)
 
 
@@ -166,9 +166,9 @@ class Action:
 
 
 def parse_action(text: str) -> Action | None:
-    """The first complete action in one turn's text, or None when there is none.
+    """The first complete action in one turn's text, or None.
 
-    A search tag may name a retriever: `<search engine="web">`, in quotes or without, spaces as you like.
+    A search tag may name a retriever: `<search engine="web">`, with or without quotes and spaces.
     """
     match = _ACTION.search(text)
     if match is None:
@@ -178,7 +178,7 @@ def parse_action(text: str) -> Action | None:
 
 
 def escape(text: str) -> str:
-    """`text` with every opening of one of our tags made harmless (`<answer>` → `&lt;answer>`)."""
+    """`text` with every `<` of one of our tags escaped (`<answer>` → `&lt;answer>`)."""
     return _TAG_START.sub("&lt;", text)
 
 

@@ -1,4 +1,4 @@
-"""The nouns that every stage shares: question, passage, hit, search, segment, trajectory, score."""
+"""The types that all stages share: question, passage, hit, search, segment, trajectory, score."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ EndReason = Literal["answered", "unanswered", "truncated", "failed"]
 Phase = Literal["train", "val", "test", "sft", "eval"]
 
 current_episode: ContextVar[str] = ContextVar("current_episode", default="")
-"""The episode that runs in this task, `phase/step/question/sample/attempt`: who asks a search."""
+"""The episode that runs in this task, `phase/step/question/sample/attempt`; searches are recorded with it."""
 
 FAULTS: frozenset[str] = frozenset({"timed_out", "refused", "failed"})
-"""Search statuses that are the infrastructure's fault, never the policy's."""
+"""Search statuses that are failures of the infrastructure, not of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """One question with its accepted answers.
 
-    `id` is unique across data sets: it identifies the group in group-relative estimators.
+    `id` is unique across data sets; the trajectories of one question are a group.
     `prompt` holds chat messages (`{"role", "content"}`), rendered by a template of `srl.protocol`.
     """
 
@@ -47,7 +47,7 @@ class Passage:
 
     @property
     def heading(self) -> str:
-        """The first line as it is written, quotation marks and all."""
+        """The first line as written, with its quotation marks."""
         return self.contents.partition("\n")[0].strip()
 
     @property
@@ -61,7 +61,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that a retriever returned, with the retriever's own score."""
+    """A passage that a retriever returned, with the retriever's score."""
 
     passage: Passage
     score: float
@@ -107,10 +107,10 @@ class NamedSearchTool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens with one author.
+    """Consecutive tokens with one author.
 
-    `logprobs` are those of the sampled tokens at the sampling temperature, untruncated; only a
-    policy segment has them, one per token.
+    Only a policy segment has `logprobs`, one for each token: those of the sampler at its temperature, before
+    top-p.
     """
 
     kind: SegmentKind
@@ -126,7 +126,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Trajectory:
-    """Everything that happened in one episode: prompt, then policy and environment in turn."""
+    """Everything that happened in one episode: the prompt, then policy and environment by turns."""
 
     question: Question
     segments: list[Segment] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Trajectory:
     valid_searches: int = 0
     attempt: int = 0
     think_is_open: bool = False
-    """The rendered prompt ends inside `<think>`, so the policy need not open it."""
+    """Whether the rendered prompt ends inside `<think>`, so the policy need not open it."""
 
     @property
     def id(self) -> str:
@@ -150,7 +150,7 @@ class Trajectory:
 
     @property
     def valid(self) -> bool:
-        """False when infrastructure failed: such an episode is logged and kept out of the loss."""
+        """False if a search failed: such an episode is logged and kept out of the loss."""
         return self.end != "failed"
 
     @property
@@ -159,7 +159,7 @@ class Trajectory:
 
     @property
     def response_mask(self) -> list[int]:
-        """1 on tokens that the policy wrote, 0 on all else; as long as `token_ids`."""
+        """1 on tokens that the policy wrote, 0 on all others; as long as `token_ids`."""
         return [int(segment.is_policy) for segment in self.segments for _ in segment.token_ids]
 
     @property
@@ -172,7 +172,7 @@ class Trajectory:
 
     @property
     def policy_text(self) -> str:
-        """What the policy wrote, turn after turn; nothing that it only read."""
+        """The text that the policy wrote, without what it read."""
         return "".join(segment.text for segment in self.segments if segment.is_policy)
 
     @property
@@ -193,7 +193,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The reward of one trajectory, with the parts that made it (before weights)."""
+    """The reward of one trajectory, its parts before weights, and its share for each turn where known."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)

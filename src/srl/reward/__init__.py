@@ -1,11 +1,11 @@
 """From trajectories to scores: a weighted sum of reward plugins.
 
-A reward plugin is any object with `score(trajectories) -> list[Score]`, plain or `async`, one score a
-trajectory in the same order. A plain one is called in a thread, one call at a time; episodes that end
-meanwhile are scored together in the next call. An `async` one may be called again while it waits.
+A reward plugin is any object with `score(trajectories) -> list[Score]`, plain or `async`, with one score for
+each trajectory in the same order. A plain `score` is called in a thread, one call at a time; episodes that
+end during a call are scored together in the next. An `async` one may be called again while it waits.
 
-A reward reads what the policy wrote (`Trajectory.answer`, policy segments), never the prompt or a passage as
-if it were the policy's. Episodes that infrastructure broke never reach it.
+A reward reads what the policy wrote (`Trajectory.answer`, policy segments), and must not take the prompt or a
+passage for the policy's text. Episodes whose search failed are never passed to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from srl.errors import UserError
-from srl.reward.plain import PlainReward
+from srl.reward.sync_reward import SyncReward
 from srl.trajectory import Score, Trajectory
 
 __all__ = ["Reward", "RewardMix"]
@@ -37,8 +37,8 @@ class RewardMix:
     """Σ weight · reward over the rewards named in `weights`.
 
     `options` holds each reward's own section of the config by name: `{"format": {"structure_score": 0.2}}`.
-    A weight of 0 logs the reward without counting it. `plugins` gives objects in place of installed ones.
-    Raises UserError for no weights, a weight that is no finite number, or a reward that is not installed.
+    A reward of weight 0 is logged and does not count. `plugins` are objects to use in place of installed
+    plugins. Raises UserError for no weights, a weight that is not finite, or a reward that is not installed.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class RewardMix:
         self._scorers = {name: _scorer(name, plugin) for name, plugin in self.plugins.items()}
 
     async def score(self, trajectories: list[Trajectory]) -> list[Score]:
-        """One score a trajectory, in order; a failed trajectory gets 0 and is shown to no plugin.
+        """One score for each trajectory, in order; a failed trajectory gets 0 without a call of any plugin.
 
-        `parts` holds each reward by name before its weight, and a reward's own parts as `name/part`.
-        Raises UserError, naming the plugin, when one returns anything but a finite score a trajectory.
+        `parts` holds each reward by name before its weight, and a reward's own parts as `name/part`. Raises
+        UserError naming a plugin that does not return one finite score for each trajectory.
         """
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         columns = await asyncio.gather(*(self._column(name, valid) for name in self.plugins))
@@ -102,9 +102,9 @@ class RewardMix:
 
 
 def _scorer(name: str, plugin: Reward) -> Callable[[list[Trajectory]], Awaitable[list[Score]]]:
-    """`plugin.score`, awaited and its scores checked."""
+    """`plugin.score` as a coroutine function that checks the scores."""
     if not inspect.iscoroutinefunction(plugin.score):
-        return PlainReward(plugin.score, partial(_check, name)).score
+        return SyncReward(plugin.score, partial(_check, name)).score
 
     async def score(trajectories: list[Trajectory]) -> list[Score]:
         scores: list[Score] = await plugin.score(trajectories)  # type: ignore[misc]
@@ -121,7 +121,7 @@ def _load(name: str, options: Mapping[str, Any]) -> Reward:
 
 
 def _spread(score: Score, turns: int) -> tuple[float, ...]:
-    """A reward by turn; one that does not say which turn earned it belongs to the last."""
+    """The score of each turn; a score without `per_turn` belongs to the last turn."""
     if score.per_turn is not None:
         return score.per_turn
     return (*[0.0] * (turns - 1), score.value) if turns else ()
@@ -140,7 +140,7 @@ def _check_score(name: str, trajectory: Trajectory, score: Score) -> None:
     where = f"reward {name!r}, trajectory {trajectory.id} (question {trajectory.question.id!r})"
     numbers = (score.value, *score.parts.values(), *(score.per_turn or ()))
     if not all(math.isfinite(number) for number in numbers):
-        raise UserError(f"{where}: expected finite numbers and got {score}")
+        raise UserError(f"{where}: expected finite numbers, found {score}")
     if score.per_turn is None:
         return
     if len(score.per_turn) != trajectory.turns:
@@ -148,4 +148,4 @@ def _check_score(name: str, trajectory: Trajectory, score: Score) -> None:
             f"{where}: {len(score.per_turn)} numbers in per_turn for {trajectory.turns} policy turns"
         )
     if not math.isclose(sum(score.per_turn), score.value, rel_tol=1e-6, abs_tol=1e-6):
-        raise UserError(f"{where}: per_turn sums to {sum(score.per_turn)}, and value is {score.value}")
+        raise UserError(f"{where}: per_turn sums to {sum(score.per_turn)}, but value is {score.value}")

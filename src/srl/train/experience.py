@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Learner:
-    """The networks that give an experience its numbers, and how their rewards are penalised."""
+    """The networks of the local backend, and the KL controller of their rewards."""
 
     config: Config
     algorithm: Algorithm
@@ -48,14 +48,14 @@ class Learner:
         )  # fmt: skip
 
     def reference_logprobs(self, batch: Batch, mask: Tensor) -> Tensor | None:
-        """The reference's log-probs (B, T); None where no KL is asked for."""
+        """The reference's log-probs (B, T); None where the configuration uses no KL."""
         if not self.needs_reference():
             return None
         with self._as_reference() as reference:
             return self.stats(reference, batch, mask).logprobs
 
     def values(self, batch: Batch) -> Tensor | None:
-        """The critic's values (B, T); None where there is no critic."""
+        """The critic's values (B, T); None without a critic."""
         if self.critic is None:
             return None
         return batched_values(self.critic, batch, max_tokens=self.config.critic.ppo_max_token_len)
@@ -65,7 +65,7 @@ class Learner:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[PreTrainedModel]:
-        """The frozen reference: its own weights, or the policy with its adapters switched off."""
+        """The frozen reference model; without one, the policy with its adapters switched off."""
         if self.reference is not None:
             yield self.reference
         else:
@@ -78,8 +78,8 @@ def make_experience(
 ) -> tuple[Experience, dict[str, float]]:
     """The experience of one step and the metrics that describe it.
 
-    Rows whose search failed have an all-zero mask and `valid` 0: out of the loss, of every mean and
-    of their group's baseline.
+    A row whose search failed has `valid` 0 and a mask of zeros: it is out of the loss, of every mean and of
+    its group's baseline.
     """
     batch = collate(trajectories).to(learner.device)
     valid = torch.tensor([item.valid for item in trajectories], device=learner.device)  # (B,)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What one rollout leaves to learn from; tensors are `(B, T)` beside the batch's.
+    """What the update of one step learns from; all tensors are `(B, T)`.
 
-    `mask` is the policy's mask without the rows that are out (`valid` 0). `loss_mask` is the same,
-    or wider in the ablation that trains on retrieved text too.
+    `mask` is 1 on the policy's tokens, and 0 throughout in rows with `valid` 0. `loss_mask` is the same, or
+    wider where retrieved text is trained on too.
     """
 
     batch: Batch
@@ -67,7 +67,7 @@ class ActorLoss:
 
 
 def mini_batches(rows: int, size: int) -> list[Tensor]:
-    """Row indices in runs of `size`: rows of a group lie side by side and stay together."""
+    """Row indices in runs of `size`; the rows of a group are adjacent, so they stay together."""
     return list(torch.arange(rows).split(size))
 
 
@@ -81,7 +81,7 @@ def update_actor(
     epochs: int = 1,
     max_tokens: int = 16384,
 ) -> dict[str, float]:
-    """`epochs` passes over the mini-batches, an optimiser step each; the metrics' mean over steps."""
+    """`epochs` passes with one optimiser step for each mini-batch; the mean metrics of the steps."""
     steps = []
     model.train()
     for _ in range(epochs):
@@ -97,7 +97,7 @@ def update_actor(
 def accumulate_actor(
     model: PreTrainedModel, part: Experience, *, loss: ActorLoss, max_tokens: int
 ) -> dict[str, float]:
-    """Backward of one mini-batch: its micro-batches' losses add up to the loss of the whole."""
+    """Backward pass of one mini-batch; the losses of its micro-batches add up to its loss."""
     denominator = count_for(part.mask, loss.normalise, loss.horizon)
     tokens = float(part.mask.sum())
     total: dict[str, float] = {}
@@ -115,7 +115,7 @@ def accumulate_actor(
 def actor_loss(
     model: PreTrainedModel, part: Experience, loss: ActorLoss, denominator: float, tokens: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Policy loss + β·KL − c·entropy of one micro-batch, over the whole mini-batch's denominator."""
+    """Policy loss + β·KL − c·entropy of one micro-batch, divided by the mini-batch's `denominator`."""
     stats = token_stats(model, part.batch, part.loss_mask, loss.temperature)
     policy, found = policy_loss(
         stats.logprobs, part.old_logprobs, part.advantages, part.mask,
@@ -137,7 +137,7 @@ def actor_loss(
 
 
 def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the optimiser steps that have it."""
+    """The mean of each metric over the steps that have it."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {
         name: sum(step[name] for step in steps if name in step) / sum(name in step for step in steps)

@@ -15,8 +15,8 @@ from srl.trajectory import Trajectory
 class Batch:
     """Right-padded rows; every tensor is `(B, T)`, T the longest row.
 
-    `response_mask` is 1 on the tokens that the policy wrote and 0 on all else, prompt and padding
-    included; it comes from who wrote a segment, never from the ids.
+    `response_mask` is 1 on the tokens that the policy wrote and 0 on all others, including prompt and
+    padding. It depends on who wrote a segment, never on the ids.
     """
 
     input_ids: Tensor  # (B, T) long
@@ -33,7 +33,7 @@ class Batch:
         return self.attention_mask.sum(1)  # (B,)
 
     def rows(self, index: Tensor) -> Batch:
-        """The rows of `index`, without the columns that are padding in all of them."""
+        """The rows of `index`, without columns that are padding in all of them."""
         width = int(self.lengths[index].max())
         return Batch(*(getattr(self, item.name)[index, :width] for item in fields(self)))
 
@@ -42,7 +42,7 @@ class Batch:
 
 
 def collate(trajectories: Sequence[Trajectory], pad_id: int = 0) -> Batch:
-    """The trajectories as one batch, right-padded with `pad_id` (which no mask ever looks at)."""
+    """The trajectories as one batch, right-padded with `pad_id`, which no mask depends on."""
     width = max(len(trajectory.token_ids) for trajectory in trajectories)
 
     def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
@@ -63,9 +63,9 @@ def collate(trajectories: Sequence[Trajectory], pad_id: int = 0) -> Batch:
 
 
 def micro_batches(lengths: Tensor, max_tokens: int) -> Iterator[Tensor]:
-    """Row indices in groups of at most `max_tokens` padded tokens, similar lengths together.
+    """Row indices in groups of at most `max_tokens` tokens with padding; rows of similar length together.
 
-    A row longer than the budget gets a group of its own. The order depends on the lengths only.
+    A row with more tokens than that is a group of its own. The order depends on the lengths only.
     """
     group: list[int] = []
     known = lengths.tolist()

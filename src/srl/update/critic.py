@@ -1,4 +1,4 @@
-"""The critic: a copy of the policy's trunk with a value head, and its update."""
+"""The critic, a copy of the policy's trunk with a value head, and its update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Critic(nn.Module):
     """V_t, the value before token t, from the hidden state of token t − 1.
 
-    It starts as a copy of the policy's trunk with a head of zeros, so that every first value is 0.
+    It starts as a copy of the policy's trunk with a zero head, so all initial values are 0.
     """
 
     def __init__(self, policy: PreTrainedModel) -> None:
@@ -37,7 +37,7 @@ class Critic(nn.Module):
         return self.decoder
 
     def forward(self, batch: Batch) -> Tensor:
-        """Values `(B, T)` in float32; the first column, which no token precedes, is 0."""
+        """Values `(B, T)` in float32; 0 in the first column, as no token precedes it."""
         hidden = last_hidden_state(self, batch)[:, :-1]  # (B, T-1, D)
         values = self.head(hidden).squeeze(-1).float()  # (B, T-1)
         return torch.cat([torch.zeros_like(values[:, :1]), values], dim=1)
@@ -66,7 +66,7 @@ def update_critic(
     epochs: int = 1,
     max_tokens: int = 16384,
 ) -> dict[str, float]:
-    """`epochs` passes over the mini-batches, an optimiser step each; the metrics' mean over steps."""
+    """`epochs` passes with one optimiser step for each mini-batch; the mean metrics of the steps."""
     steps = []
     critic.train()
     for _ in range(epochs):
@@ -90,7 +90,7 @@ def accumulate_critic(
     max_tokens: int,
     horizon: int | None = None,
 ) -> dict[str, float]:
-    """Backward of one mini-batch's value loss over its micro-batches; `horizon` as in `count_for`."""
+    """Backward pass of one mini-batch's value loss, over micro-batches; `horizon` as in `count_for`."""
     denominator = count_for(part.loss_mask, normalise, horizon)
     tokens = float(part.loss_mask.sum())
     total: dict[str, float] = {}
@@ -108,7 +108,7 @@ def accumulate_critic(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 − Var(R − V) / Var(R) over the masked tokens; 0 where the returns do not vary."""
+    """1 − Var(R − V) / Var(R) over tokens with mask 1; 0 where the returns do not vary."""
     kept = mask.bool()
     if int(kept.sum()) < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of the tokens that matter, without the logits of the others."""
+"""Log-probs and entropies of the tokens with mask 1, without the logits of other tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHUNK = 2048
-"""Tokens whose logits exist at the same time."""
+"""The most tokens whose logits are in memory at the same time."""
 KEPT_LOGITS = 2**24
-"""A chunk with more logits than this computes them again in the backward pass."""
+"""A chunk with more logits than this recomputes them in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Per-token results, `(B, T)`; entry t speaks of token t, zero where the mask is 0."""
+    """Results per token, `(B, T)`; entry t is for token t, 0 where the mask is 0."""
 
     logprobs: Tensor  # (B, T)
     entropy: Tensor  # (B, T)
@@ -34,8 +34,8 @@ class TokenStats:
 def token_stats(model: PreTrainedModel, batch: Batch, mask: Tensor, temperature: float = 1.0) -> TokenStats:
     """log π(token_t | tokens before t) at `temperature`, and the entropy of that distribution.
 
-    Computed in float32 (float64 for a model in float64), and only where `mask` (B, T) is not 0; the
-    first token of a row has none. Both carry gradients where gradients are enabled.
+    Computed in float32 (float64 for a model in float64), only where `mask` (B, T) is not 0. A row's first
+    token has none. Both carry gradients if gradients are enabled.
     """
     wanted = mask[:, 1:] != 0  # (B, T-1)
     states, head = logits_of(model)(model, batch, wanted)  # (N, S): what predicts t + 1
@@ -48,7 +48,7 @@ def token_stats(model: PreTrainedModel, batch: Batch, mask: Tensor, temperature:
 
 
 def _head(head: Head, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target and entropy; many logits are recomputed in the backward pass, not kept."""
+    """Log-prob of each target, and entropy. Large logits are recomputed in the backward pass, not kept."""
 
     def compute(states: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(states)  # (N, V)
@@ -63,7 +63,7 @@ def _head(head: Head, states: Tensor, targets: Tensor, temperature: float) -> tu
 
 
 def _scatter(pieces: list[tuple[Tensor, Tensor]], index: int, wanted: Tensor) -> Tensor:
-    """The pieces back in their places, with the first column that has no prediction."""
+    """The pieces in their places in `(B, T)`; the first column, which has no prediction, is 0."""
     if not pieces:
         return torch.zeros(len(wanted), wanted.shape[1] + 1, device=wanted.device)
     values = torch.cat([piece[index] for piece in pieces])
@@ -88,9 +88,9 @@ def batched_stats(
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """No dropout, in training mode either: old and new log-probs must be of the same network.
+    """Switch dropout off, also in training mode: old and new log-probs must be of the same network.
 
-    Models keep its rate in `nn.Dropout`, or as a number of a module (`attention_dropout`, `layerdrop`).
+    Models keep the rate in `nn.Dropout` or as an attribute of a module (`attention_dropout`, `layerdrop`).
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):

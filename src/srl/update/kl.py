@@ -1,4 +1,4 @@
-"""How far the policy has moved from the reference: estimators, penalty and its coefficient."""
+"""KL divergence from the reference policy: estimators, reward penalty, and its coefficient."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k3") -> Tens
         k1 = d        k2 = d²/2        k3 = exp(−d) − 1 + d
 
     Schulman 2020, http://joschu.net/blog/kl-approx.html. verl's names `kl`, `mse` and `low_var_kl`
-    mean the same. As in verl, k3 clamps d to ±20 and the result to at most 10: a single token cannot
-    overflow, and one beyond the clamp has no gradient.
+    mean the same. As in verl, k3 clamps d to ±20 and the result to at most 10, so a single token cannot
+    overflow; a clamped token has no gradient. Raises UserError for another name.
     """
     kind = VERL_NAMES.get(kind, kind)
     difference = logprobs - ref_logprobs
@@ -37,7 +37,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k3") -> Tens
 
 
 def penalised_rewards(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
-    """r_t − β·KL_t on tokens with mask 1; elsewhere the reward stays as it was.
+    """r_t − β·KL_t on tokens with mask 1; the rewards of other tokens stay as they are.
 
     Ziegler et al. 2019, eq. 2, token by token (arXiv 1909.08593).
     """
@@ -45,15 +45,15 @@ def penalised_rewards(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: flo
 
 
 def mean_sequence_kl(kl: Tensor, mask: Tensor) -> Tensor:
-    """What a controller looks at: the mean over rows of each row's mean over policy tokens.
+    """The measure that a controller follows: the mean over rows of each row's mean over policy tokens.
 
-    Rows in which no token counts (the policy wrote nothing, or `valid` is 0) are out of the mean.
+    Rows without a policy token, or with `valid` 0, are left out.
     """
     return masked_mean(masked_mean(kl, mask, dim=-1), mask.bool().any(dim=-1))
 
 
 class KLController(Protocol):
-    """Holds β, the coefficient of the penalty, from step to step."""
+    """Holds β, the coefficient of the penalty, between steps."""
 
     coef: float
 
@@ -66,12 +66,12 @@ class KLController(Protocol):
 
 @dataclass
 class FixedKL:
-    """β stays as configured, also after a resume."""
+    """A constant β, the configured one also after a resume."""
 
     coef: float
 
     def update(self, kl: float, sequences: int) -> None:
-        """Nothing moves."""
+        """β is constant."""
 
     def state_dict(self) -> dict[str, float]:
         return {}
@@ -82,7 +82,7 @@ class FixedKL:
 
 @dataclass
 class AdaptiveKL:
-    """β follows the measured KL towards a target, a proportional controller in log space.
+    """A proportional controller in log space, which moves β so that the measured KL approaches `target`.
 
         e = clip(KL / target − 1, −0.2, 0.2)        β ← β·(1 + e·n / horizon)
 
@@ -112,7 +112,7 @@ def adapted_kl_coef(coef: float, kl: float, target: float, horizon: float, seque
 def kl_controller(
     kind: Literal["fixed", "adaptive"], coef: float, target: float = 0.1, horizon: float = 10_000
 ) -> KLController:
-    """The controller that `algorithm.kl_ctrl` asks for."""
+    """The controller that `algorithm.kl_ctrl` configures. Raises UserError."""
     if kind == "fixed":
         return FixedKL(coef)
     if kind != "adaptive":

@@ -1,4 +1,4 @@
-"""Where a model's logits come from: its head on its trunk's states, or only from the whole model."""
+"""How to get a model's logits: from its head and its trunk's states, or only from the whole model."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ Head = Callable[[Tensor], Tensor]
 LogitsOf = Callable[["PreTrainedModel", Batch, Tensor], tuple[Tensor, Head]]
 """(model, batch, wanted) -> the states that predict the wanted tokens, and the head for them.
 
-`wanted` (B, T - 1) is true at column t where token t + 1 is asked for.
+`wanted` (B, T - 1) is True at column t if the log-prob of token t + 1 is needed.
 """
 
 _chosen: WeakKeyDictionary[PreTrainedModel, LogitsOf] = WeakKeyDictionary()
 
 
 def logits_of(model: PreTrainedModel) -> LogitsOf:
-    """How to get logits from `model`; found out once, with a small forward."""
+    """How to get logits from `model`; tested once with a small forward pass."""
     if model not in _chosen:
         _chosen[model] = head_on_trunk if is_head_on_trunk(model) else whole_model
     return _chosen[model]
 
 
 def head_on_trunk(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
-    """The trunk's states; logits are made of as many of them at a time as the caller likes."""
+    """The trunk's states; the caller can turn any number of them into logits at a time."""
     return last_hidden_state(model, batch)[:, :-1][wanted], model.get_output_embeddings()
 
 
 def whole_model(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
-    """The model's own logits of every position: right for any model, and as large as the batch."""
+    """The model's own logits at every position: correct for any model, at the cost of memory."""
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
     return logits[:, :-1][wanted], nn.Identity()
 
 
 @torch.no_grad()
 def is_head_on_trunk(model: PreTrainedModel) -> bool:
-    """Whether the model's logits are its head's output as it is, on its trunk's output as it is.
+    """Whether the model's logits are its head's unchanged output on its trunk's unchanged output.
 
-    Not so where a model scales its logits (Cohere, Granite) or caps them (Gemma 2). For this one
-    forward the head gives numbers up to ± 100, since a cap hardly shows on small logits.
+    Some models scale their logits (Cohere, Granite) or cap them (Gemma 2). The test makes the head give
+    numbers up to ±100, since a cap hardly changes small logits.
     """
     head, seen = model.get_output_embeddings(), list[tuple[Tensor, Tensor]]()
     if head is None:
@@ -76,7 +76,7 @@ def is_head_on_trunk(model: PreTrainedModel) -> bool:
 
 
 def _probe(model: PreTrainedModel) -> Batch:
-    """Two rows of four ids."""
+    """A batch of two rows of four ids."""
     vocabulary, device = model.config.get_text_config().vocab_size, next(model.parameters()).device
     ids = torch.arange(3, 11, device=device).reshape(2, 4) % vocabulary
     ones = torch.ones_like(ids)

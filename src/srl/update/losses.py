@@ -1,12 +1,12 @@
-"""Losses as equations: pure functions of tensors (B, T) that return `(loss, metrics)`.
+"""Losses: pure functions of tensors (B, T) that return `(loss, metrics)`.
 
-A loss is a sum over tokens divided by a `denominator` that the caller counts over the whole
-mini-batch (`count_for`). So the losses of its micro-batches add up to the loss of the whole,
-exactly, and so do their gradients. The metrics add up in the same way: they are sums over the
-policy's tokens, divided by `tokens`, the number of policy tokens of the mini-batch. Without
-`denominator` or `tokens` the tensors given are the whole mini-batch.
+A loss is a sum over tokens, divided by a `denominator` that the caller counts over the whole mini-batch
+(`count_for`). So the losses of its micro-batches add up exactly to the mini-batch's loss, and so do their
+gradients. Metrics add up in the same way: they are sums over the policy's tokens, divided by `tokens`, the
+number of policy tokens of the mini-batch. Without `denominator` or `tokens` the given tensors are the whole
+mini-batch.
 
-What stands where the mask is 0 is never read, and gets no gradient.
+Values where the mask is 0 are never read and get no gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def count_for(mask: Tensor, normalise: LossAggMode = "token-mean", horizon: int | None = None) -> float:
-    """What `aggregate` divides by, for a mini-batch with this policy mask (B, T).
+    """The denominator of `aggregate` for a mini-batch with this policy mask (B, T).
 
     `token-mean`: its policy tokens. The sequence means: its rows with a policy token. `constant`:
     those rows times `horizon`, the longest response allowed, or T when it is not given. At least 1.
@@ -54,8 +54,8 @@ def aggregate(
         seq-mean-token-sum   Σ_b Σ_t m·ℓ / N              N: sequences
         constant             Σ_b Σ_t m·ℓ / N              N: sequences · horizon (Dr. GRPO)
 
-    `lengths` and `denominator` default to those of `mask`. Give those of the policy's mask when
-    `mask` is wider (the ablation that trains on retrieved tokens too): the scale then stays put.
+    `lengths` and `denominator` default to those of `mask`. Where `mask` is wider because retrieved tokens are
+    trained on too, pass those of the policy's mask: the loss then keeps its scale.
     """
     if denominator is None:
         denominator = count_for(mask, normalise)
@@ -148,7 +148,7 @@ def sft_loss(
 ) -> tuple[Tensor, Metrics]:
     """Weighted cross-entropy Σ w·(−log π(token)) / Σ w.
 
-    `weights` (B, T): 1 on what the demonstrator wrote, less or 0 on what it read, 0 on all else.
+    `weights` (B, T): 1 on what the demonstrator wrote, less or 0 on what it read, 0 elsewhere.
     `denominator` is Σ w of the mini-batch. The metric `nll` is the loss without its gradient.
     """
     if denominator is None:
@@ -173,7 +173,7 @@ def importance_weights(
 def entropy_from_logits(logits: Tensor) -> Tensor:
     """Entropy in nats of softmax(logits) over the last axis: logsumexp(z) − Σ p·z.
 
-    Works on any leading shape, so that a caller can feed it a slice of the tokens at a time.
+    The leading shape is arbitrary, so a caller can pass a slice of the tokens at a time.
     """
     probabilities = logits.softmax(dim=-1)
     return logits.logsumexp(dim=-1) - (probabilities * logits).sum(dim=-1)
@@ -184,12 +184,12 @@ def _log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
 
 
 def _dual_clip_ceiling(advantages: Tensor, clip_c: float | None) -> Tensor:
-    """The most a token may cost: c·|A| where A < 0, without limit elsewhere."""
+    """The largest loss of a token: c·|A| where A < 0, infinite elsewhere."""
     unlimited = torch.full_like(advantages, torch.inf)
     return unlimited if clip_c is None else torch.where(advantages < 0, -clip_c * advantages, unlimited)
 
 
 def _shares(watched: dict[str, Tensor], mask: Tensor, tokens: float | None) -> Metrics:
-    """Each quantity's sum over the policy's tokens, divided by the tokens of the mini-batch."""
+    """Each quantity's sum over the policy's tokens, divided by the mini-batch's number of them."""
     count = count_for(mask) if tokens is None else tokens
     return {name: masked_sum(value.detach().float(), mask) / count for name, value in watched.items()}

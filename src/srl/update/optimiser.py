@@ -1,4 +1,4 @@
-"""AdamW with a warm-up and a schedule, and gradient clipping: one place for actor, critic and SFT."""
+"""AdamW with warm-up, schedule and gradient clipping, for the actor, the critic and SFT."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Schedule = Literal["constant", "linear", "cosine"]
 def schedule(kind: Schedule, warmup_steps: int, total_steps: int) -> Callable[[int], float]:
     """The factor on the learning rate at optimiser step k, counted from 0.
 
-    Linear warm-up over `warmup_steps`, then constant, or down to 0 at `total_steps` linearly or along
-    half a cosine (Loshchilov and Hutter 2017, equation 5).
+    Linear warm-up over `warmup_steps`; then constant, or a decay to 0 at `total_steps`, linear or along half
+    a cosine (Loshchilov and Hutter 2017, equation 5).
     """
 
     def factor(step: int) -> float:
@@ -32,7 +32,7 @@ def schedule(kind: Schedule, warmup_steps: int, total_steps: int) -> Callable[[i
 
 
 def at_its_step(scheduler: LambdaLR) -> None:
-    """Give the optimiser the learning rate that the schedule has now, not the one that was saved with it."""
+    """Set the optimiser's learning rate to the schedule's current one, in place of the saved one."""
     factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     rates = [base * factor(scheduler.last_epoch) for base, factor in factors]
     for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
@@ -41,10 +41,10 @@ def at_its_step(scheduler: LambdaLR) -> None:
 
 
 class Optimiser:
-    """AdamW over the parameters that train, one `step` an accumulated gradient.
+    """AdamW over the trainable parameters; one `step` for each accumulated gradient.
 
-    Weights of less than 32 bits are updated through a copy in float32: a step of RL is often smaller
-    than what bfloat16 can tell apart.
+    Weights of less than 32 bits are updated through a float32 copy: an RL update is often smaller than the
+    resolution of bfloat16.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Optimiser:
         return float(self.scheduler.get_last_lr()[0])
 
     def step(self) -> float:
-        """Clip, update, forget the gradients; the gradient's norm before clipping.
+        """Clip, update and zero the gradients; the gradient's norm before clipping.
 
-        A norm that is not finite skips the update, for one bad batch must not spoil the weights.
+        The update is skipped if the norm is not finite.
         """
         for parameter, master in self._copies():
             master.grad = None if parameter.grad is None else parameter.grad.float()
@@ -89,7 +89,7 @@ class Optimiser:
         return float(norm)
 
     def _copies(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """The parameters that have a master in float32 beside them, with it."""
+        """The parameters that have a float32 copy, each with its copy."""
         pairs = zip(self.parameters, self.masters, strict=True)
         return [(parameter, master) for parameter, master in pairs if master is not parameter]
 
@@ -108,7 +108,7 @@ class Optimiser:
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
-    """The parameter itself, or a float32 copy of one with fewer bits."""
+    """The parameter, or a float32 copy where it has fewer bits."""
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
     return parameter.detach().float().requires_grad_(True)

@@ -294,7 +294,7 @@ def coded(folder: Path, model: Path) -> None:
         (plain_bert, "is no cross-encoder: it has no weights for classifier"),
         (relabelled, "has 3 labels; a cross-encoder has 1 or 2"),
         (pickled, r"holds no \*\.safetensors file"),
-        (cut, "is cut short"),
+        (cut, "is truncated"),
         (coded, "if you trust it set trust_remote_code=true"),
     ],
 )

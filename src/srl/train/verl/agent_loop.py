@@ -154,4 +154,4 @@ def explain(error: BaseException) -> str:
     """The error that ended an episode, as one line for the user."""
     first = root(error)
     known = isinstance(first, SrlError | ray.exceptions.RayError)
-    return reason(first) if known else f"an episode broke: {reason(first)}"
+    return reason(first) if known else f"an episode failed: {reason(first)}"

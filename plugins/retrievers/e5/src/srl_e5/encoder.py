@@ -128,7 +128,7 @@ def _load(directory: Path, pooling: str, dtype: str, trust_remote_code: bool) ->
         raise UserError(f"{directory} could not be loaded as an encoder: {why}") from error
     lacking = sorted(name for name in info["missing_keys"] if pooling == "pooler" or "pooler" not in name)
     if lacking:
-        raise UserError(f"{directory} is not whole: no weights for {', '.join(lacking[:3])}")
+        raise UserError(f"{directory} is incomplete: no weights for {', '.join(lacking[:3])}")
     if model.config.is_encoder_decoder:
         raise UserError(
             f"{directory} is an encoder with a decoder ({model.config.model_type}): not supported"

@@ -1,4 +1,4 @@
-"""Plain rewards beside the event loop, where a slow one stalls no episode."""
+"""Rewards that are not `async`, called in a thread so that a slow one delays no episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from srl.trajectory import Score, Trajectory
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """Trajectories that wait for their scores, and what they got: scores, or an error."""
+    """Trajectories waiting for their scores; then their scores or an error."""
 
     trajectories: list[Trajectory]
     scores: list[Score] | None = None
@@ -26,11 +26,11 @@ class _Call:
         return self.scores is not None or self.error is not None
 
 
-class PlainReward:
-    """`score` of a plugin that is not `async`, called by one thread at a time.
+class SyncReward:
+    """Calls `score` of a plugin that is not `async`, from one thread at a time.
 
-    Calls that arrive while it works share the next one, in the order of their arrival. `check` raises for
-    scores that do not fit the trajectories they were made from.
+    Requests that arrive during a call are scored together in the next one, in order of arrival. `check`
+    raises if the scores do not fit their trajectories.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PlainReward:
         self._one_thread = Lock()
 
     async def score(self, trajectories: list[Trajectory]) -> list[Score]:
-        """One score a trajectory, in order. Raises what the plugin raises."""
+        """One score for each trajectory, in order. Raises what the plugin raises."""
         call = _Call(trajectories)
         self._waiting.append(call)
         try:
@@ -55,11 +55,11 @@ class PlainReward:
             self._waiting.remove(call)
         if call.error is not None:
             raise call.error
-        assert call.scores is not None, "a call that is answered has scores or an error"
+        assert call.scores is not None, "a settled call has scores or an error"
         return call.scores
 
     async def _answer(self, calls: list[_Call]) -> None:
-        """Score the trajectories of all `calls` in one call of the plugin."""
+        """Score the trajectories of all `calls` with one call of the plugin."""
         batch = [trajectory for call in calls for trajectory in call.trajectories]
         try:
             scores = await in_thread(lambda: self._in_turn(batch))
@@ -75,6 +75,6 @@ class PlainReward:
             call.scores = [next(left) for _ in call.trajectories]
 
     def _in_turn(self, batch: list[Trajectory]) -> list[Score] | Awaitable[list[Score]]:
-        """In a thread. Whoever gave up waiting may have left one behind that still works."""
+        """Runs in a thread. The lock waits for a call that a cancelled request has left running."""
         with self._one_thread:
             return self._score(list(batch))
