@@ -1,0 +1,144 @@
+"""What a run does on any backend: its directory, its record, its summary, its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.training import Said
+
+from srl.config import Config, load_config, load_saved
+from srl.errors import UserError
+from srl.store import RunInfo
+from srl.train import run as runs
+from srl.train.report import reporters
+from srl.train.run_directory import LOG, Progress, RunRecord, checkpoint_path
+from srl.train.search import IndexDigests
+from srl.workspace import Workspace
+
+BACKENDS = ("local", "verl")
+DIGESTS = IndexDigests("abc", {"papers": "def"})
+
+
+@dataclass
+class FakeBackend:
+    """A backend and its trainer in one, which saves a checkpoint and keeps what it is given."""
+
+    name: str
+    ends_with: BaseException | None = None
+    log_begins: bool = True
+    questions: int = 7
+    digests: IndexDigests = DIGESTS
+    reference: str = "123"
+    trained: list[tuple[RunInfo, int | None]] = field(default_factory=list)
+
+    def check(self, config: Config) -> str:
+        return "on nothing"
+
+    def prepare(self, config, algo, workspace, terminal) -> FakeBackend:
+        return self
+
+    def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
+        self.trained.append((info, resumed_from))
+        if self.log_begins:
+            (run / LOG).mkdir(exist_ok=True)
+        if self.ends_with is not None:
+            raise self.ends_with
+        folder = checkpoint_path(run, 2, self.name)
+        for part in ("actor", "data.pt", "srl.json"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        return Progress(2, 1.5, 0.1, 0.2, 0.3)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request, monkeypatch) -> FakeBackend:
+    fake = FakeBackend(request.param)
+    monkeypatch.setattr(runs, "load_backend", lambda name: fake)
+    monkeypatch.setattr(runs, "with_paths", lambda config, *rest: config)
+    return fake
+
+
+def started(backend: FakeBackend, workspace: Path, said: Said | None = None) -> runs.Summary:
+    config = load_config("tiny", None, "grpo", {"trainer.total_training_steps": 4}).config
+    return runs.start(
+        config, preset="tiny", algo="grpo", workspace=Workspace(workspace), terminal=said or Said(),
+        backend=backend.name,
+    )  # fmt: skip
+
+
+def only_run(workspace: Path) -> Path:
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+def test_a_run_is_recorded_and_summed_up_alike_on_each_backend(backend, tmp_path):
+    said = Said()
+    summary = started(backend, tmp_path, said)
+    run = only_run(tmp_path)
+    assert summary == runs.Summary(
+        run.name, "grpo", 0, 2, 1.5, 0.1, 0.2, 0.3, str(checkpoint_path(run, 2, backend.name))
+    )
+    record = RunRecord.read(run)
+    assert (record.backend, record.reference_digest) == (backend.name, "123")
+    assert (record.index_digest, record.retriever_digests) == ("abc", {"papers": "def"})
+    ((info, resumed_from),) = backend.trained
+    assert (info.run_id, info.index_digest, resumed_from) == (run.name, "abc", None)
+    assert "7 questions, on nothing, set up in" in said.out.getvalue()
+
+
+def test_a_run_is_resumed_from_its_newest_checkpoint_on_its_own_backend(backend, tmp_path):
+    started(backend, tmp_path)
+    run = only_run(tmp_path)
+    runs.resume(run, workspace=Workspace(tmp_path), terminal=Said(), steps=5)
+    assert backend.trained[-1][1] == 2
+    assert load_saved(run).trainer.total_training_steps == 5
+    assert RunRecord.read(run).extended[0]["after"] == 5
+
+
+def test_a_run_without_checkpoint_is_resumed_from_the_start(backend, tmp_path):
+    backend.ends_with = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt) as ended:
+        started(backend, tmp_path)
+    run = only_run(tmp_path)
+    assert "there is no checkpoint yet" in str(ended.value.__notes__)
+    backend.ends_with = None
+    runs.resume(run, workspace=Workspace(tmp_path), terminal=Said())
+    assert backend.trained[-1][1] == -1
+
+
+def test_a_run_that_ends_before_its_log_begins_leaves_no_directory(backend, tmp_path):
+    backend.ends_with, backend.log_begins = KeyboardInterrupt(), False
+    with pytest.raises(KeyboardInterrupt):
+        started(backend, tmp_path)
+    assert Workspace(tmp_path).all_runs() == []
+
+
+def test_another_reference_or_index_is_noticed_on_resume(backend, tmp_path):
+    started(backend, tmp_path)
+    run, said = only_run(tmp_path), Said()
+    backend.digests = IndexDigests("xyz", {"papers": "uvw"})
+    runs.resume(run, workspace=Workspace(tmp_path), terminal=said)
+    assert f"warning: {run.name} started with another index (abc)" in said.out.getvalue()
+    assert "the index of the retriever 'papers' def, which is uvw now" in said.out.getvalue()
+    backend.reference = "456"
+    with pytest.raises(UserError, match=r"expected digest 123, found 456"):
+        runs.resume(run, workspace=Workspace(tmp_path), terminal=Said())
+
+
+def test_external_loggers_are_closed_however_a_run_ends(tmp_path, monkeypatch):
+    closed = []
+
+    class Logger:
+        def __init__(self, directory: Path) -> None:
+            self.directory = directory
+
+        def close(self) -> None:
+            closed.append(self.directory)
+
+    monkeypatch.setattr("srl.train.report._TensorBoard", Logger)
+    config = load_config("tiny", None, "grpo", {"trainer.logger": ("tensorboard",)}).config
+    ending = ValueError("stop")
+    with pytest.raises(ValueError, match="stop"), reporters(config, tmp_path):
+        raise ending
+    assert closed == [tmp_path / "tensorboard"]
