@@ -101,10 +101,10 @@ def flat_beside_faiss(folder: Path, sizes: Sizes, rounds: int) -> list[dict[str,
 
     from srl.index.passages import keep_passages
     from srl.trajectory import Passage
-    from srl_e5.making import read_index
+    from srl_e5.faiss_index import read_index
     from srl_e5.options import Options
     from srl_e5.retriever import DenseRetriever
-    from srl_e5.searching import searcher
+    from srl_e5.search import searcher
 
     faiss.omp_set_num_threads(1)
     bare = faiss.IndexFlatIP(sizes.width)
@@ -161,9 +161,9 @@ def hnsw_beside_flat(index: Path, asked: list[str], rounds: int) -> list[dict[st
     import faiss
 
     from srl.index import open_index
-    from srl_e5.making import read_index
+    from srl_e5.faiss_index import read_index
     from srl_e5.options import Options
-    from srl_e5.searching import searcher, vectors_of
+    from srl_e5.search import searcher, vectors_of
 
     flat, cpu = read_index(index / "e5" / "index.faiss"), torch.device("cpu")
     queries = open_index(index)._retriever._encoder.queries(asked)

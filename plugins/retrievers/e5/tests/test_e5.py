@@ -18,9 +18,9 @@ from srl.index import Fault, build_index, open_index
 from srl.index.timing import collect_timings
 from srl.testing import check_retriever
 from srl_e5.encoder import Encoder, pool
+from srl_e5.model_settings import Settings, encoder_digest, model_directory, resolve
 from srl_e5.options import Options
 from srl_e5.retriever import DenseRetriever
-from srl_e5.settings import Settings, encoder_digest, model_directory, resolve
 
 PLAIN = Settings("", "", "mean", True)
 TEXTS = ["red fox", "", "the lighthouse of Genoa was built by who near the sea far far far", "whale"]

@@ -17,12 +17,12 @@ import pytest
 from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.trajectory import Passage
-from srl_e5 import making
+from srl_e5 import faiss_index
+from srl_e5.embedding_files import Shards
 from srl_e5.encoder import Encoder
+from srl_e5.model_settings import Settings
 from srl_e5.options import Options
 from srl_e5.retriever import DenseRetriever
-from srl_e5.settings import Settings
-from srl_e5.shards import Shards
 
 
 class Killed(BaseException):
@@ -112,7 +112,7 @@ def test_a_build_killed_while_shards_move_goes_on_without_embedding(
 ):
     build(tmp_path / "whole", corpus, encoder)
     removes_shard = lambda path, *_: getattr(path, "suffix", "") == ".npy"  # noqa: E731
-    place = (making, "_sync", after) if "disk" in moment else (Path, "unlink", after, removes_shard)
+    place = (faiss_index, "_sync", after) if "disk" in moment else (Path, "unlink", after, removes_shard)
     with pytest.raises(Killed), dying(monkeypatch, *place):
         build(tmp_path / "index", corpus, encoder)
     embedded.clear()
@@ -123,7 +123,7 @@ def test_a_build_killed_while_shards_move_goes_on_without_embedding(
 
 def test_a_shard_that_was_moved_in_part_is_moved_again(encoder, corpus, tmp_path, monkeypatch):
     build(tmp_path / "whole", corpus, encoder)
-    with pytest.raises(Killed), dying(monkeypatch, making, "_sync", 3):
+    with pytest.raises(Killed), dying(monkeypatch, faiss_index, "_sync", 3):
         build(tmp_path / "index", corpus, encoder)
     part = tmp_path / "index.building" / "e5" / "index.faiss.part"
     os.truncate(part, part.stat().st_size - 300)
@@ -261,7 +261,7 @@ def test_too_few_passages_to_train_on_is_one_line(encoder, corpus, tmp_path):
 def test_a_disk_too_small_is_said_before_anything_is_embedded(
     encoder, corpus, tmp_path, monkeypatch, embedded
 ):
-    monkeypatch.setattr(making, "disk_needed", lambda *given: 10**18)
+    monkeypatch.setattr(faiss_index, "disk_needed", lambda *given: 10**18)
     with pytest.raises(UserError, match=r"1,000,000,000\.0 GB of disk"):
         build(tmp_path / "index", corpus, encoder)
     assert embedded == []
@@ -271,8 +271,8 @@ def test_a_disk_too_small_is_said_before_anything_is_embedded(
     ("spec", "vectors_kept"), [("Flat", 1_010), ("HNSW8", 2_000), ("IVF4,Flat", 2_000), ("IVF4,PQ8", 1_000)]
 )
 def test_disk_needed_is_the_vectors_and_what_lies_beside_them(spec, vectors_kept):
-    index = making.new_index(32, spec)
-    assert making.disk_needed(index, Options(index=spec, shard_size=10), 1_000) == vectors_kept * 32 * 4
+    index = faiss_index.new_index(32, spec)
+    assert faiss_index.disk_needed(index, Options(index=spec, shard_size=10), 1_000) == vectors_kept * 32 * 4
 
 
 CHILD = """

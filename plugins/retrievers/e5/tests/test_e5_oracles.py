@@ -67,8 +67,8 @@ def vectors(index: Index) -> np.ndarray:
 
 def test_vectors_are_those_of_sentence_transformers(model, oracle):
     from srl_e5.encoder import Encoder
+    from srl_e5.model_settings import resolve
     from srl_e5.options import Options
-    from srl_e5.settings import resolve
 
     settings = resolve(model, Options(model=str(model)))
     assert Encoder(model, settings).queries(QUESTIONS) == pytest.approx(oracle(QUESTIONS), abs=1e-5)

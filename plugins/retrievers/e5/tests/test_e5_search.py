@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from srl.errors import UserError
 from srl.index import build_index, open_index
-from srl_e5 import searching
+from srl_e5 import search
 from srl_e5.exact import TorchSearch, top_columns, upload
-from srl_e5.making import read_index
+from srl_e5.faiss_index import read_index
 from srl_e5.options import Options
-from srl_e5.searching import ApproximateSearch, ExactSearch, in_order, searcher
+from srl_e5.search import ApproximateSearch, ExactSearch, in_order, searcher
 
 CPU = torch.device("cpu")
 
@@ -154,7 +154,7 @@ def test_an_index_on_disk_is_mapped_and_searched_where_it_lies(tmp_path):
     index = read_index(tmp_path / "flat.faiss")
     maps = Path("/proc/self/maps").read_text()
     assert str(tmp_path / "flat.faiss") in maps
-    assert (searching.vectors_of(index) == vectors).all()
+    assert (search.vectors_of(index) == vectors).all()
     assert (searcher(index, Options(), CPU).search(vectors[:3], 1)[1][:, 0] == [0, 1, 2]).all()
 
 
@@ -170,9 +170,9 @@ def test_a_gpu_that_is_not_there_or_does_not_help_is_one_line(monkeypatch):
 
 def test_an_index_too_large_for_the_gpu_stays_on_the_cpu_unless_it_must(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
-    assert not searching._fits(flat(random_vectors(9)), Options(), CPU)
+    assert not search._fits(flat(random_vectors(9)), Options(), CPU)
     with pytest.raises(UserError, match="float16"):
-        searching._fits(flat(random_vectors(9)), Options(search_on="gpu"), CPU)
+        search._fits(flat(random_vectors(9)), Options(search_on="gpu"), CPU)
 
 
 def test_the_number_of_threads_changes_nothing():

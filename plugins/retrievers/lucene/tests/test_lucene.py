@@ -15,7 +15,7 @@ from srl.errors import UserError
 from srl.index import build_index, import_index, open_index
 from srl.testing import check_retriever
 from srl.trajectory import Hit, Passage
-from srl_lucene import java, lucene, writing
+from srl_lucene import build, java, lucene
 from srl_lucene.options import Language, Options
 from srl_lucene.retriever import LuceneRetriever
 
@@ -187,8 +187,8 @@ def test_damaged_index_is_one_clear_line(tmp_path, foreign):
 
 
 def test_threads_build_the_same_index(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "_SMALLEST_PART", 100)
-    monkeypatch.setattr(writing, "_BUFFER_MB", (0.1, 0.1))  # many segments, to be merged in order
+    monkeypatch.setattr(build, "_SMALLEST_PART", 100)
+    monkeypatch.setattr(build, "_BUFFER_MB", (0.1, 0.1))  # many segments, to be merged in order
     passages, asked = made(4000), queries(50)
     one, many = (opened(passages, tmp_path / str(n), n_threads=n) for n in (1, 4))
     assert shown(one.search(asked, 100)) == shown(many.search(asked, 100))

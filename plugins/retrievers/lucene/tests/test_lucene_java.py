@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from srl.errors import UserError
-from srl_lucene import foreign, java
+from srl_lucene import java, pyserini_import
 from srl_lucene.options import Options
 
 
@@ -147,9 +147,13 @@ def test_options_that_make_no_sense_are_refused(options):
 def test_index_is_found_one_directory_down(tmp_path):
     (tmp_path / "bm25").mkdir()
     (tmp_path / "bm25" / "segments_2").touch()
-    assert foreign.index_folder(tmp_path) == foreign.index_folder(tmp_path / "bm25") == tmp_path / "bm25"
+    assert (
+        pyserini_import.index_folder(tmp_path)
+        == pyserini_import.index_folder(tmp_path / "bm25")
+        == tmp_path / "bm25"
+    )
 
 
 def test_directory_without_an_index_is_refused(tmp_path):
     with pytest.raises(UserError, match="expected a Lucene index"):
-        foreign.index_folder(tmp_path)
+        pyserini_import.index_folder(tmp_path)

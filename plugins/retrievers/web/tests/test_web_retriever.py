@@ -24,9 +24,9 @@ from srl.index.timing import collect_timings
 from srl.testing import check_retriever
 from srl.testing.retrievers import CHECKS, CORPUS, Trial
 from srl_web.api import Result
+from srl_web.cache import Cache, open_file
 from srl_web.options import Options
 from srl_web.retriever import WebRetriever
-from srl_web.store import Cache, open_file
 
 
 def echo(request):

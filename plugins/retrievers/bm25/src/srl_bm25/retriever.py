@@ -17,7 +17,7 @@ from srl.trajectory import Hit, Passage
 from srl_bm25.analysis import Analyzer
 from srl_bm25.kernel import top_rows
 from srl_bm25.options import Options
-from srl_bm25.parts import processes, read_in_parts
+from srl_bm25.parallel_build import processes, read_in_parts
 from srl_bm25.postings import NAMES, Documents, read_documents, write_postings
 from srl_bm25.vocabulary import Vocabulary
 

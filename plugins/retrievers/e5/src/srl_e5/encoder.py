@@ -13,7 +13,7 @@ from torch import Tensor
 
 from srl.errors import UserError
 from srl.model import DTYPES, load_tokenizer, one_line, quietly
-from srl_e5.settings import Settings
+from srl_e5.model_settings import Settings
 
 _CHARACTERS = 1000
 """For each token there is room for, at most so many are looked at: a text of megabytes takes no time."""

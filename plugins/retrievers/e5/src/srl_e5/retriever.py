@@ -20,12 +20,12 @@ from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.index.timing import timed
 from srl.model import pick_device
 from srl.trajectory import Hit, Passage
-from srl_e5 import making
+from srl_e5 import faiss_index
+from srl_e5.embedding_files import Shards
 from srl_e5.encoder import Encoder
+from srl_e5.model_settings import Settings, dimension_of, encoder_digest, model_directory, resolve
 from srl_e5.options import Options
-from srl_e5.searching import searcher
-from srl_e5.settings import Settings, dimension_of, encoder_digest, model_directory, resolve
-from srl_e5.shards import Shards
+from srl_e5.search import searcher
 
 INDEX, NOTE, EMBEDDINGS = "index.faiss", "e5.json", "embeddings"
 _REMEMBERED = ("model", "query_prefix", "passage_prefix", "pooling", "normalize")
@@ -49,7 +49,7 @@ class DenseRetriever(RetrieverBase):
         kind of index that cannot be is refused here. Raises UserError.
         """
         settings = self._settings
-        making.new_index(self._dimension, self.options.index)
+        faiss_index.new_index(self._dimension, self.options.index)
         return {
             "encoder": self._digest,
             "query prefix": settings.query_prefix,
@@ -66,14 +66,14 @@ class DenseRetriever(RetrieverBase):
         """
         store, folder = keep_passages(passages, directory), directory / self.name
         folder.mkdir(parents=True, exist_ok=True)
-        index = making.new_index(self._dimension, self.options.index)
+        index = faiss_index.new_index(self._dimension, self.options.index)
         shards = Shards(folder / EMBEDDINGS, self._dimension)
         self._note(folder, store)
         if not (folder / INDEX).is_file():
-            moved = making.moved_rows(index, shards, folder / INDEX)
-            making.check_feasible(index, self.options, len(store), len(store) - moved, folder)
+            moved = faiss_index.moved_rows(index, shards, folder / INDEX)
+            faiss_index.check_feasible(index, self.options, len(store), len(store) - moved, folder)
             self._embed(store, shards, moved, progress)
-            making.make_index(index, shards, len(store), folder / INDEX, self.options.train_size)
+            faiss_index.make_index(index, shards, len(store), folder / INDEX, self.options.train_size)
         progress(len(store))
 
     def open(self, directory: Path) -> DenseRetriever:
@@ -83,7 +83,7 @@ class DenseRetriever(RetrieverBase):
         remembered = {name: noted[name] for name in _REMEMBERED if name not in self.options.model_fields_set}
         self._use(self.options.model_copy(update=remembered))
         self._store = open_passages(directory)
-        index = making.read_index(folder / INDEX)
+        index = faiss_index.read_index(folder / INDEX)
         _check_size(folder / INDEX, index, len(self._store), self._dimension, self._directory)
         device = pick_device(self.options.device)
         self._encoder = self._load(device, self.options.dtype if device.type == "cuda" else "float32")
@@ -116,9 +116,9 @@ class DenseRetriever(RetrieverBase):
         It must hold a vector for each passage, in their order, by this encoder: a few are compared.
         Raises UserError.
         """
-        index = making.read_index(source)
+        index = faiss_index.read_index(source)
         _check_size(source, index, len(store), self._dimension, self._directory)
-        making.check_kind(source, index, self.options.index)
+        faiss_index.check_kind(source, index, self.options.index)
         self._compare(source, index, store)
         folder = directory / self.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ class DenseRetriever(RetrieverBase):
 
     def _compare(self, source: Path, index: Any, store: PassageStore) -> None:
         """Whether the vectors in `index` are this encoder's of these passages; a few tell."""
-        faiss = making.load_faiss()
+        faiss = faiss_index.load_faiss()
         if not isinstance(index, faiss.IndexFlat | faiss.IndexHNSW):
             return
         rows = np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(int))

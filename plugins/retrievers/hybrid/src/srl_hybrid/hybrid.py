@@ -18,7 +18,7 @@ from srl.index import (
 )
 from srl.trajectory import Hit, Passage
 from srl_hybrid.fusion import best, fuse
-from srl_hybrid.nested import hits_of
+from srl_hybrid.inner_retriever import hits_of
 from srl_hybrid.options import HybridOptions
 
 

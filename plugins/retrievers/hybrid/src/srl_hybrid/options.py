@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from srl.errors import UserError
-from srl_hybrid.nested import folders, split, with_runtime
+from srl_hybrid.inner_retriever import folders, split, with_runtime
 
 _RUNTIME: dict[str, Any] = {"runtime": True}
 _HYBRID, _RERANK = "retriever.hybrid", "retriever.rerank"

@@ -24,7 +24,7 @@ from srl.index.timing import timed
 from srl.trajectory import Hit, Passage
 from srl_hybrid.cross_encoder import CrossEncoder
 from srl_hybrid.fusion import best
-from srl_hybrid.nested import hits_of
+from srl_hybrid.inner_retriever import hits_of
 from srl_hybrid.options import RerankOptions
 
 NOTE = "model.json"

@@ -15,9 +15,9 @@ from pathlib import Path
 from srl.errors import UserError
 from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.trajectory import Hit, Passage
-from srl_lucene import foreign, java, lucene
+from srl_lucene import java, lucene, pyserini_import
+from srl_lucene.build import write_index
 from srl_lucene.options import Options
-from srl_lucene.writing import write_index
 
 
 class LuceneRetriever(RetrieverBase):
@@ -35,20 +35,20 @@ class LuceneRetriever(RetrieverBase):
     def passages_in(self, source: Path) -> Iterator[Passage]:
         """The passages stored in a Lucene index that pyserini built with `--storeRaw`, in its order."""
         java.start(self.options.heap)
-        return foreign.passages_in(source)
+        return pyserini_import.passages_in(source)
 
     def adopt(
         self, source: Path, store: PassageStore, directory: Path, progress: Callable[[int], None]
     ) -> None:
         """Take over the index that pyserini built at `source` for the passages of `store`."""
         java.start(self.options.heap)
-        foreign.adopt(source, store, directory / self.name, progress)
+        pyserini_import.adopt(source, store, directory / self.name, progress)
 
     def open(self, directory: Path) -> LuceneRetriever:
         """Start Java where it does not run yet, and map the index under `directory`."""
         java.start(self.options.heap)
         self._store = open_passages(directory)
-        self._rows = foreign.read_rows(directory / self.name)
+        self._rows = pyserini_import.read_rows(directory / self.name)
         with java.lock:
             self._set_up(directory / self.name)
         self._answer([""], 1)

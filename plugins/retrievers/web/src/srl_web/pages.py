@@ -12,10 +12,10 @@ import httpx
 from srl.errors import UserError
 from srl_web.addresses import PublicTransport
 from srl_web.api import Result
+from srl_web.cache import Cache
 from srl_web.hits import around, encodable, plain, share_of
 from srl_web.options import Options
 from srl_web.secrets import no_cookies
-from srl_web.store import Cache
 
 log = logging.getLogger("srl.web")
 

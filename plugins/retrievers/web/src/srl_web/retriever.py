@@ -22,13 +22,13 @@ from srl.index.timing import timed
 from srl.plugins import manager
 from srl.trajectory import Hit, Passage
 from srl_web.api import Result
+from srl_web.cache import Cache, cache_path, log, open_file
 from srl_web.caller import Caller
 from srl_web.hits import encodable, hits_of
 from srl_web.limits import Budget
 from srl_web.options import Options
 from srl_web.pages import PageReader, check_extractor
 from srl_web.secrets import Secrets
-from srl_web.store import Cache, cache_path, log, open_file
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import torch
 from srl.errors import UserError
 from srl.model import pick_device
 from srl_e5.exact import TorchSearch, upload
-from srl_e5.making import is_flat, load_faiss
+from srl_e5.faiss_index import is_flat, load_faiss
 from srl_e5.options import Options
 
 Found = tuple[np.ndarray, np.ndarray]

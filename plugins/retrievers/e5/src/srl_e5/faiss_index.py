@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from srl.errors import UserError
+from srl_e5.embedding_files import Shards
 from srl_e5.options import Options
-from srl_e5.shards import Shards
 
 _log = getLogger("srl.e5")
 _TRAIN_PER_LIST, _TRAIN_AT_LEAST = 64, 65_536

@@ -11,7 +11,7 @@ import pytest
 
 from srl.index import keep_passages
 from srl.trajectory import Passage
-from srl_bm25 import parts
+from srl_bm25 import parallel_build
 from srl_bm25.options import Options
 from srl_bm25.retriever import BM25Retriever
 
@@ -27,7 +27,7 @@ def passages(count: int) -> list[Passage]:
 
 
 def built(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> dict[str, bytes]:
-    monkeypatch.setattr(parts, "SMALLEST", 10)
+    monkeypatch.setattr(parallel_build, "SMALLEST", 10)
     folder.mkdir()
     BM25Retriever(Options(**options)).build(passages(100), folder, lambda done: None)
     return {
@@ -43,14 +43,14 @@ def test_processes_build_the_same_bytes_as_one(tmp_path, monkeypatch):
 
 
 def test_progress_adds_up_to_all_passages(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "SMALLEST", 10)
+    monkeypatch.setattr(parallel_build, "SMALLEST", 10)
     told: list[int] = []
     BM25Retriever(Options(build_processes=2)).build(passages(50), tmp_path, told.append)
     assert max(told) == 50
 
 
 def test_a_process_that_fails_fails_the_build(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts.sys, "executable", "/bin/false")
+    monkeypatch.setattr(parallel_build.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="ended with 1"):
         built(tmp_path / "x", monkeypatch, build_processes=2)
     assert not list((tmp_path / "x" / "bm25").iterdir())
@@ -69,16 +69,16 @@ def test_an_interruption_ends_the_processes(tmp_path, monkeypatch):
     def interrupted(done):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts, "_start", start)
+    monkeypatch.setattr(parallel_build, "_start", start)
     store = keep_passages(passages(50), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        parts.read_in_parts(store, Options(), tmp_path, 2, interrupted)
+        parallel_build.read_in_parts(store, Options(), tmp_path, 2, interrupted)
     assert [each.poll() for each in started] == [-9, -9]
 
 
 @pytest.mark.parametrize(("asked", "size", "used"), [(3, 10**6, 3), (3, 60_000, 2), (0, 100, 1), (64, 10, 1)])
 def test_a_process_must_have_enough_to_do(asked, size, used):
-    assert parts.processes(Options(build_processes=asked), size) == used
+    assert parallel_build.processes(Options(build_processes=asked), size) == used
 
 
 def test_how_many_processes_build_is_not_what_an_index_is(tmp_path):
