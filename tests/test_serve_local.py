@@ -245,7 +245,7 @@ def test_an_answer_too_few_reaches_everybody_who_waits():
         return [Search(queries[0])]
 
     async def together() -> list[object]:
-        batcher = TickBatcher(short, 10)
-        return await asyncio.gather(batcher.ask("a"), batcher.ask("b"), return_exceptions=True)
+        batcher = TickBatcher(short, 10, 100)
+        return await asyncio.gather(batcher.search("a", ""), batcher.search("b", ""), return_exceptions=True)
 
     assert [type(found) for found in asyncio.run(together())] == [ValueError, ValueError]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from time import perf_counter
 
 from srl.daemon_thread import in_thread
 from srl.index import Index
 from srl.index.retriever import Fault, as_retriever, outcomes_of
-from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher, clean, rejection
+from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher
 from srl.trajectory import Hit, Search, SearchStatus
 
 LIVE_AT_ONCE = 16
@@ -33,9 +31,8 @@ class LocalSearch:
     ) -> None:
         self._index, self._retriever = index, as_retriever(index)
         self._topk = topk
-        self._max_query_chars = max_query_chars
         self._live = self._retriever.live
-        self._batcher = TickBatcher(self._answer, 1 if self._live else max_batch)
+        self._batcher = TickBatcher(self._answer, 1 if self._live else max_batch, max_query_chars)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room = asyncio.Semaphore(LIVE_AT_ONCE)
 
@@ -48,11 +45,7 @@ class LocalSearch:
 
         Empty and overlong queries are `rejected`; if the index raises, the search has `failed`.
         """
-        start, cleaned = perf_counter(), clean(query)
-        if error := rejection(cleaned, self._max_query_chars):
-            return Search(query, status="rejected", error=error, attempts=0, index_digest=self.index_digest)
-        found = await self._batcher.ask(cleaned)
-        return replace(found, query=query, latency_s=perf_counter() - start)
+        return await self._batcher.search(query, self.index_digest)
 
     async def _answer(self, queries: list[str]) -> list[Search]:
         found = await self._ask_live(queries) if self._live else self._outcomes(queries)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from time import perf_counter
 
 from srl.trajectory import Search
 
@@ -18,7 +20,7 @@ def clean(query: str) -> str:
     return query.strip().encode("utf-8", "replace").decode()
 
 
-def rejection(query: str, max_chars: int = MAX_QUERY_CHARS) -> str:
+def rejection(query: str, max_chars: int) -> str:
     """Why a query is rejected; empty if it is valid."""
     if not query:
         return "the query is empty"
@@ -34,14 +36,22 @@ class TickBatcher:
     calls. Used by one event loop at a time; a later loop may use it again.
     """
 
-    def __init__(self, answer: Answer, max_batch: int) -> None:
+    def __init__(self, answer: Answer, max_batch: int, max_query_chars: int) -> None:
         self._answer = answer
-        self._max_batch = max_batch
+        self._max_batch, self._max_query_chars = max_batch, max_query_chars
         self._waiting: dict[str, asyncio.Future[Search]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[asyncio.Task[None]] = set()
 
-    async def ask(self, query: str) -> Search:
+    async def search(self, query: str, index_digest: str) -> Search:
+        """The outcome of one query, with its latency; empty and overlong queries are `rejected` at once."""
+        start, cleaned = perf_counter(), clean(query)
+        if error := rejection(cleaned, self._max_query_chars):
+            return Search(query, status="rejected", error=error, attempts=0, index_digest=index_digest)
+        found = await self._ask(cleaned)
+        return replace(found, query=query, latency_s=perf_counter() - start)
+
+    async def _ask(self, query: str) -> Search:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._waiting = loop, {}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import NamedTuple
 
 import httpx
@@ -24,7 +24,7 @@ from srl.serve.client.request import (
     retrieve_url,
     without_secrets,
 )
-from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher, clean, rejection
+from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher
 from srl.serve.wire import write_request
 from srl.trajectory import Hit, Search
 
@@ -80,11 +80,10 @@ class HttpSearch:
         self.urls = [retrieve_url(one) for one in ([url] if isinstance(url, str) else url)]
         self._topk, self._timeout_s = topk, timeout_s
         self._retries, self._backoff_s = retries, backoff_s
-        self._max_query_chars = max_query_chars
         self._transport, self._sleep = transport, sleep
         self._token = bearer_token()
         self._digest = digest
-        self._batcher = TickBatcher(self._answer, max_batch)
+        self._batcher = TickBatcher(self._answer, max_batch, max_query_chars)
         self._servers = Servers(self.urls, self._responds, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: httpx.AsyncClient | None = None
@@ -110,11 +109,7 @@ class HttpSearch:
         `timed_out`, `refused` and `failed` are infrastructure faults. An empty or overlong query is
         `rejected` without being sent.
         """
-        start, cleaned = perf_counter(), clean(query)
-        if error := rejection(cleaned, self._max_query_chars):
-            return Search(query, status="rejected", error=error, attempts=0, index_digest=self._digest)
-        found = await self._batcher.ask(cleaned)
-        return replace(found, query=query, latency_s=perf_counter() - start)
+        return await self._batcher.search(query, self._digest)
 
     async def aclose(self) -> None:
         """Close the connections; the next search opens new ones."""
