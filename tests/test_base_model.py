@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from bench.base import clean_episodes, new_base, stages, world_tokenizer
 
 from srl.data.world import CLEAN, demonstrations, make_world, questions
 from srl.model import count_parameters, load_model, load_tokenizer
 from srl.rollout.codec import Codec
-from srl.train.base_model import clean_episodes, new_base, stages, world_tokenizer
 from srl.train.prepare import BASE_MODEL
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,7 +197,6 @@ def write_weights(
     described: Path,
     *,
     trust_remote_code: bool = False,
-    stop_strings: Sequence[str] = STOP_STRINGS,
 ) -> None:
     """Write `state` and the configuration in `described` to `folder`, as `from_pretrained` expects it.
 
@@ -213,7 +212,7 @@ def write_weights(
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
     known = json.loads((folder / GENERATION).read_text(encoding="utf-8"))
-    write_json(folder / GENERATION, {**known, "stop_strings": list(stop_strings) or None})
+    write_json(folder / GENERATION, {**known, "stop_strings": list(STOP_STRINGS)})
 
 
 def _empty(described: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
