@@ -21,7 +21,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -117,71 +118,90 @@ class Answers:
         return Search(query, tuple(Hit(passage, 1.0) for passage in self.rng.sample(self.passages, 3)))
 
 
+@dataclass(slots=True)
+class Made:
+    """What a step is made of: questions, a search and servers that answer at once."""
+
+    codec: Codec
+    stub: Stub
+    answers: Answers
+    questions: list[Question]
+
+    @classmethod
+    def of(cls, episodes: int) -> Made:
+        """Eight samples a question: `episodes / 8` questions."""
+        pool = ["".join(random.Random(n).choices("aeiouklmnprst", k=2 + n % 7)) for n in range(3000)]
+        codec, draw = Codec(tokenizer(pool)), random.Random(4)
+        passages = [
+            Passage(str(n), f'"{words(draw, 3, pool)}"\n{words(draw, 100, pool)}') for n in range(500)
+        ]
+        prompt = template("search-r1").messages(words(draw, 12, pool))
+        questions = [
+            Question(f"q{n}", words(draw, 12, pool), ("a b",), prompt=prompt) for n in range(episodes // 8)
+        ]
+        return cls(codec, Stub(codec, pool), Answers(passages), questions)
+
+    def engine(self, *steps: int) -> VerlEngine:
+        return VerlEngine(self.stub.generate, self.codec, "vllm", list(steps))
+
+    async def records(self) -> list[Record]:
+        """Every episode of the step, one after the other."""
+        known: Any = {
+            "codec": self.codec,
+            "template": template("search-r1"),
+            "options": EpisodeOptions(),
+            "step": 1,
+        }
+        return [
+            Record(await run_episode(question, self.engine(), self.answers, sample=sample, **known))
+            for question in self.questions
+            for sample in range(8)
+        ]
+
+
+class Clock:
+    """CPU seconds of this process, by part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.seconds[part] = time.process_time() - began
+
+
 def measured(episodes: int, directory: Path) -> dict[str, float]:
     """CPU seconds of one batch of `episodes`, part by part, and how large it is."""
-    pool = ["".join(random.Random(n).choices("aeiouklmnprst", k=2 + n % 7)) for n in range(3000)]
-    config = load_config(None, None, "grpo", {"rollout.n": 8}).config
-    codec = Codec(tokenizer(pool))
-    draw = random.Random(4)
-    passages = [Passage(str(n), f'"{words(draw, 3, pool)}"\n{words(draw, 100, pool)}') for n in range(500)]
-    stub, answers = Stub(codec, pool), Answers(passages)
-    prompt = template("search-r1")
-    questions = [
-        Question(f"q{n}", words(draw, 12, pool), ("a b",), prompt=prompt.messages(words(draw, 12, pool)))
-        for n in range(episodes // 8)
-    ]
+    made, clock = Made.of(episodes), Clock()
     mix = RewardMix({"em": 1.0, "format": 0.2})
+    config = load_config(None, None, "grpo", {"rollout.n": 8}).config
+    algorithm: Any = manager.load("algorithm", "grpo", {})
     log_actor = LogActor(
         directory, RunInfo("bench", "bench", "grpo", 0, "", {}, "", "", "2026-01-01T00:00:00+00:00")
     )
+    with clock("episode"):
+        records = asyncio.run(made.records())
+    with clock("reward"):
+        for record in records:
+            (record.score,) = asyncio.run(mix.score([record.trajectory]))
     outputs: list[Any] = []
-    asked = [(question, sample) for question in questions for sample in range(8)]
-    found = dict.fromkeys(("episode", "reward", "hand_over", "write", "advantages"), 0.0)
-
-    async def roll_out() -> list[Record]:
-        records = []
-        for question, sample in asked:
-            engine = VerlEngine(stub.generate, codec, "vllm")
-            trajectory = await run_episode(
-                question,
-                engine,
-                answers,
-                codec=codec,
-                template=prompt,
-                options=EpisodeOptions(),
-                sample=sample,
-                step=1,
-            )
-            records.append(Record(trajectory))
-        return records
-
-    began = time.process_time()
-    records = asyncio.run(roll_out())
-    found["episode"] = time.process_time() - began - stub.seconds
-    began = time.process_time()
-    for record in records:
-        (record.score,) = asyncio.run(mix.score([record.trajectory]))
-    found["reward"] = time.process_time() - began
-    began = time.process_time()
-    for record in records:
-        outputs.append(
-            to_output(record.trajectory, record.score, VerlEngine(stub.generate, codec, "vllm", [1]))
-        )
-        sent = pickle.dumps(record)
-        log_actor.add(1, "train", pickle.loads(sent))
-    found["hand_over"] = time.process_time() - began
+    with clock("hand_over"):
+        for record in records:
+            outputs.append(to_output(record.trajectory, record.score, made.engine(1)))
+            log_actor.add(1, "train", pickle.loads(pickle.dumps(record)))
     batch = batch_of(outputs)
-    algorithm: Any = manager.load("algorithm", "grpo", {})
     extra, padding = [output.extra_fields for output in outputs], [False] * len(outputs)
-    began = time.process_time()
-    result = compute_step(batch, config, algorithm, kl_controller("fixed", 0.001))
-    lengths = [len(output.response_ids) for output in outputs]
-    tokens = tokens_by_trajectory(result, extra, padding, lengths)
-    found["advantages"] = time.process_time() - began
-    began = time.process_time()
-    log_actor.finish(1, "train", {}, tokens)
-    found["write"] = time.process_time() - began
+    with clock("advantages"):
+        result = compute_step(batch, config, algorithm, kl_controller("fixed", 0.001))
+        lengths = [len(output.response_ids) for output in outputs]
+        tokens = tokens_by_trajectory(result, extra, padding, lengths)
+    with clock("write"):
+        log_actor.finish(1, "train", {}, tokens)
     log_actor.close("finished")
+    found = clock.seconds
+    found["episode"] -= made.stub.seconds
     found["tokens"] = sum(len(o.prompt_ids) + len(o.response_ids) for o in outputs) / len(outputs)
     found["policy_tokens"] = sum(sum(o.response_mask) for o in outputs) / len(outputs)
     found["bytes"] = sum(len(pickle.dumps(record)) for record in records) / len(records)
