@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from srl.errors import UserError, nearest
-from srl.plugins.manager import Plugin
+from srl.plugins.plugin import Plugin
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -15,9 +15,10 @@ import pluggy
 
 from srl.errors import UserError, nearest
 from srl.plugins import hookspecs
+from srl.plugins.plugin import Plugin as Plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from importlib.metadata import EntryPoint
     from types import ModuleType
 
@@ -31,23 +32,6 @@ UNKNOWN = "unknown"
 """The kind of a plugin that could not be imported: nobody knows what it would have registered."""
 
 INSTALL_DEFAULT = "pip install 'srl-search[default]'"
-
-
-@dataclass(frozen=True, slots=True)
-class Plugin:
-    """One registered plugin, or one that could not be imported (`kind` is then `unknown`)."""
-
-    kind: str
-    name: str
-    package: str
-    version: str
-    summary: str
-    error: str = ""
-    factory: str | Callable[..., object] | None = None
-    options: str | type[BaseModel] | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name!r} ({self.package} {self.version})"
 
 
 def plugin_manager() -> pluggy.PluginManager:
