@@ -234,7 +234,7 @@ def test_sql_of_one_run_and_of_all(srl, logs):
     [
         ("SELEC 1", "Parser Error"),
         ("SELECT emm FROM steps", 'column "emm" not found'),
-        ("DELETE FROM runs", "only queries that read"),
+        ("DELETE FROM runs", "a query that only reads"),
         ("FROM read_csv('/no/such/file')", "/no/such/file"),
     ],
 )
