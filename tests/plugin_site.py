@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from srl.plugins import manager
+from srl.plugins import import_path, manager
 
 
 class Site:
@@ -51,10 +51,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     find = importlib.metadata.distributions
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: find(path=[str(folder)]))
     monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
     manager.forget()
     yield Site(folder)
     manager.forget()
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+    forget_modules(tmp_path)
+
+
+def forget_modules(folder: Path) -> None:
+    """Forget what was imported from below `folder`, so that another test may import the same names."""
+    import_path.imported.cache_clear()
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
             del sys.modules[name]

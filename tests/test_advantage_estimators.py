@@ -14,23 +14,23 @@ from torch.testing import assert_close
 
 import srl_gae.estimator
 import srl_grpo.estimator
-import srl_grpo.options
 import srl_reinforce.estimator
-import srl_reinforce.options
 import srl_reinforce_plus_plus.estimator
 import srl_rloo.estimator
 from srl.advantage import Advantages, score_on_last_token
 
-dr_grpo = srl_grpo.options.Options(norm_adv_by_std_in_grpo=False)
+dr_grpo = srl_grpo.estimator.Options(norm_adv_by_std_in_grpo=False)
 ALGORITHMS = {
     "ppo": srl_gae.estimator.algorithm(),
     "grpo": srl_grpo.estimator.algorithm(),
     "dr_grpo": srl_grpo.estimator.algorithm(dr_grpo),
     "rloo": srl_rloo.estimator.algorithm(),
     "reinforce": srl_reinforce.estimator.algorithm(),
-    "reinforce_centred": srl_reinforce.estimator.algorithm(srl_reinforce.options.Options(normalise="centre")),
+    "reinforce_centred": srl_reinforce.estimator.algorithm(
+        srl_reinforce.estimator.Options(normalise="centre")
+    ),
     "reinforce_whitened": srl_reinforce.estimator.algorithm(
-        srl_reinforce.options.Options(normalise="whiten")
+        srl_reinforce.estimator.Options(normalise="whiten")
     ),
     "reinforce_plus_plus": srl_reinforce_plus_plus.estimator.algorithm(),
 }

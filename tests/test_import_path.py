@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from tests.plugin_site import forget_modules
 
 from srl.config import load_config, load_saved, located, save_config
 from srl.config.load import split_key
@@ -64,12 +65,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("_directories", "_used"):
         monkeypatch.setattr(import_path, name, [])
-    before = set(sys.modules)
     yield here
-    import_path.imported.cache_clear()
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+    forget_modules(tmp_path)
 
 
 def write(folder: Path, name: str, source: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.page_lines import ROOT, programs_of
+from tests.plugin_site import forget_modules
 
 import srl.advantage
 from srl.testing import checks
@@ -48,6 +49,7 @@ def test_plugin_of_the_page_conforms_as_it_is_written(name, tmp_path, monkeypatc
     monkeypatch.syspath_prepend(str(written(tmp_path)))
     kind, target = KINDS[name]
     assert all(check.passed for check in checks(kind, f"{name.removesuffix('.py')}:{target}"))
+    forget_modules(tmp_path)
 
 
 def test_plugins_of_the_page_are_of_a_size_to_be_typed():

@@ -1,7 +1,7 @@
 """Which plugins are installed, and how one is loaded.
 
 Plugins are found through the entry-point group `srl`. Listing imports only the modules that entry
-points name; the factory and its options are imported when a plugin is used.
+points name. A factory and its options are imported when the plugin is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = {kind: f"srl_{kind}s" for kind in ("retriever", "reward", "algorithm", "
 """Each kind of plugin and its hook."""
 
 UNKNOWN = "unknown"
-"""The kind of a plugin that could not be imported: nobody knows what it would have registered."""
+"""The kind of a plugin whose module failed to import, so that its real kind is unknown."""
 
 INSTALL_DEFAULT = "pip install 'srl-search[default]'"
 
@@ -150,13 +150,13 @@ def _validated(entry: Plugin, model: type[BaseModel], options: Mapping[str, Any]
 
 
 def forget() -> None:
-    """Look again at what is installed the next time somebody asks."""
+    """Clear the cached list of plugins."""
     _registry.cache_clear()
 
 
 @cache
 def _registry() -> tuple[pluggy.PluginManager, tuple[Plugin, ...]]:
-    """Every plugin imported and asked what it registers; what raises is kept as an entry with its error."""
+    """Every plugin imported and asked what it registers; a module that raises is kept with its error."""
     plugins = pluggy.PluginManager("srl")
     plugins.add_hookspecs(hookspecs)
     found: list[Plugin] = []

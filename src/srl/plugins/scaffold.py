@@ -1,4 +1,4 @@
-"""A new plugin package: it works and passes its tests from the start, and is small enough to change."""
+"""Writes a new plugin package: small, working and tested."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def create(kind: str, name: str, out: Path | None = None) -> Path:
 
 
 def next_steps(kind: str, name: str, folder: Path) -> str:
-    """What to type now, one command to a line."""
+    """The next commands to type, one a line."""
     source = str(folder) if folder.is_absolute() else f"./{folder}"
     commands = (
         f"pip install -e {quote(source + '[test]')}",
@@ -116,7 +116,7 @@ def _module(name: str) -> str:
 
 
 def _words(kind: str, name: str) -> dict[str, str]:
-    """What stands in the templates between double braces."""
+    """The values of the placeholders `{{name}}` in the templates."""
     about = KINDS[kind]
     major, minor, *_ = __version__.split(".")
     versions = f">={major}.{minor},<{major}.{int(minor) + 1}"

@@ -1,4 +1,4 @@
-"""The conformance kit: what every plugin of a kind must do, in three lines of a plugin's tests.
+"""The conformance kit: checks that every plugin of a kind must pass, in three lines of its tests.
 
     from srl.testing import check_reward
 
@@ -60,7 +60,7 @@ def checks(kind: str, given: Any, options: Mapping[str, Any] | None = None) -> l
 
 
 def conclude(label: str, outcomes: list[Check]) -> list[Check]:
-    """`outcomes` when all passed. Raises CheckFailed with what failed and what was found."""
+    """Return `outcomes` if all passed. Raises CheckFailed naming what failed and what was found."""
     failed = [check for check in outcomes if not check.passed]
     if failed:
         what = "; ".join(f"{check.name} ({check.detail})" for check in failed)

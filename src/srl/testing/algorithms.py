@@ -16,7 +16,7 @@ Batch = dict[str, Any]
 ROWS = ("token_level_rewards", "response_mask", "group_ids", "valid", "values")
 COLUMNS = ("token_level_rewards", "response_mask", "values")
 INVALID, SURVIVOR = 2, 6
-"""A row that counts for nothing, and the only one left of its group."""
+"""The row with `valid` 0, and the only valid row of its group."""
 
 
 @dataclass
@@ -61,8 +61,8 @@ def batch(dtype: torch.dtype = torch.float32) -> Batch:
 
 def _is_an_algorithm_with_dotted_defaults(trial: Trial) -> None:
     algorithm = trial.make()
-    expect(isinstance(algorithm, Algorithm), f"{algorithm!r:.60} is no srl.advantage.Algorithm")
-    expect(algorithm.name and callable(algorithm.estimator), "it lacks a name or an estimator")
+    expect(isinstance(algorithm, Algorithm), f"{algorithm!r:.60} is not an srl.advantage.Algorithm")
+    expect(algorithm.name and callable(algorithm.estimator), "the name or the estimator is missing")
     keys = list(algorithm.defaults)
     expect(all("." in key for key in keys), f"defaults are dotted config keys, found {keys}")
 
@@ -76,13 +76,13 @@ def _returns_two_tensors_as_large_as_the_rewards(trial: Trial) -> None:
 def _keeps_the_dtype_of_the_rewards(trial: Trial) -> None:
     for dtype in (torch.float32, torch.float64):
         found = {tensor.dtype for tensor in trial.estimate(batch(dtype))}
-        expect(found == {dtype}, f"{dtype} became {found}")
+        expect(found == {dtype}, f"rewards of {dtype} gave {found}")
 
 
 def _is_0_where_the_policy_did_not_write(trial: Trial) -> None:
     given = batch()
     for name, tensor in zip(Advantages._fields, trial.estimate(given), strict=True):
-        expect(not tensor[given["response_mask"] == 0].any(), f"{name} are not 0 there")
+        expect(not tensor[given["response_mask"] == 0].any(), f"{name} are not 0 where the mask is 0")
 
 
 def _is_0_on_invalid_rows(trial: Trial) -> None:

@@ -1,4 +1,4 @@
-"""Running checks and telling how they went."""
+"""Runs checks and collects their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One fact that was checked; `detail` says what was found where it does not hold."""
+    """The result of one check; `detail` says what was found where it failed."""
 
     name: str
     passed: bool
@@ -19,13 +19,13 @@ class Check:
 
 
 def expect(condition: object, found: str) -> None:
-    """The check that runs fails with `found` unless `condition` holds."""
+    """Fail the running check with the message `found` unless `condition` holds."""
     if not condition:
         raise AssertionError(found)
 
 
 def run(checks: Sequence[Callable[[T], None]], subject: T) -> list[Check]:
-    """Each check against `subject`; one that raises anything has failed."""
+    """Run each check on `subject`; one that raises any exception has failed."""
     return [_outcome(check, subject) for check in checks]
 
 

@@ -72,7 +72,7 @@ class Trial:
 def checks(make: Callable[[], Any]) -> list[Check]:
     """The outcome of every check; when no index can be built that is the only one.
 
-    A live retriever is asked nothing that it would have to ask outside: that may cost money.
+    A live retriever gets no query that it would send to its service: that may cost money.
     """
     with TemporaryDirectory(prefix="srl-check-") as folder:
         trial = Trial(lambda: as_retriever(make()), Path(folder))
@@ -87,7 +87,8 @@ def _builds_and_opens_an_index(trial: Trial) -> None:
     trial.make().build(iter(CORPUS), trial.directory, trial.counts.append)
     expect(any(trial.directory.iterdir()), "build wrote nothing into the directory")
     expect(
-        all(isinstance(count, int) for count in trial.counts), "progress was told something else than ints"
+        all(isinstance(count, int) for count in trial.counts),
+        "progress was called with a value that is not an int",
     )
     trial.retriever = trial.open()
 
@@ -103,21 +104,24 @@ def _has_a_name(trial: Trial) -> None:
 
 def _returns_passages_of_the_corpus_unchanged(trial: Trial) -> None:
     for hit in _flat(trial.search(QUERIES, 100)):
-        expect(hit.passage in CORPUS, f"{hit.passage!r:.80} is no passage of the corpus")
+        expect(hit.passage in CORPUS, f"{hit.passage!r:.80} is not a passage of the corpus")
 
 
 def _finds_a_passage_by_its_own_words(trial: Trial) -> None:
     for passage in (CORPUS[0], CORPUS[1], CORPUS[4]):
         (hits,) = trial.search([passage.contents], 3)
         found = [hit.passage.id for hit in hits]
-        expect(passage.id in found, f"the words of {passage.id} find {found}")
+        expect(passage.id in found, f"a query with the words of {passage.id} found {found}")
 
 
 def _returns_at_most_k_hits(trial: Trial) -> None:
     for k in (1, 2, len(CORPUS), 1000):
         for hits in trial.search(QUERIES, k):
             expect(len(hits) <= k, f"{len(hits)} hits for k = {k}")
-            expect(len({hit.passage.id for hit in hits}) == len(hits), "the same passage twice")
+            expect(
+                len({hit.passage.id for hit in hits}) == len(hits),
+                "a passage occurs twice in the hits of one query",
+            )
 
 
 def _a_smaller_k_gives_the_first_of_a_larger_one(trial: Trial) -> None:
@@ -135,7 +139,9 @@ def _orders_hits_by_score_and_then_by_corpus(trial: Trial) -> None:
 
 def _returns_no_hit_with_score_0(trial: Trial) -> None:
     hits = _flat(trial.search([*QUERIES, "zzyzx"], 100))
-    expect(all(hit.score != 0 for hit in hits), "a hit with score 0: it has nothing in common with the query")
+    expect(
+        all(hit.score != 0 for hit in hits), "a hit with score 0: expected only passages that match the query"
+    )
 
 
 def _an_empty_query_is_no_error(trial: Trial) -> None:
@@ -144,28 +150,28 @@ def _an_empty_query_is_no_error(trial: Trial) -> None:
 
 
 def _queries_without_text_are_rejected(trial: Trial) -> None:
-    """Asked of `outcomes` alone: a retriever without any might ask them outside, and no caller does."""
+    """Calls only `outcomes` of its own: without one, `search` might send the queries to a paid service."""
     if trial.retriever.outcomes == MethodType(RetrieverBase.outcomes, trial.retriever):
         return
     found = trial.retriever.outcomes(["", " ", "\n\t"], 3)
     expect(len(found) == 3, f"{len(found)} outcomes for 3 queries")
     for outcome in found:
-        expect(isinstance(outcome, Fault), f"an empty query came to {outcome!r:.60}, expected a Fault")
+        expect(isinstance(outcome, Fault), f"an empty query gave {outcome!r:.60}, expected a Fault")
         status = outcome.status if isinstance(outcome, Fault) else ""
         expect(status == "rejected", f"an empty query is {status}, expected rejected")
 
 
 def _is_the_same_after_opening(trial: Trial) -> None:
     made, opened = trial.make(), trial.retriever
-    expect(opened.live == made.live, f"`live` is {made.live}, and {opened.live} of what `open` returns")
+    expect(opened.live == made.live, f"`live` is {made.live} before `open` and {opened.live} after")
     before, after = dict(made.identity()), dict(opened.identity())
-    expect(before == after, f"`identity()` is {before}, and {after} of what `open` returns")
+    expect(before == after, f"`identity()` is {before} before `open` and {after} after")
 
 
 def _outcomes_are_the_hits_of_search(trial: Trial) -> None:
     found = outcomes_of(trial.retriever, QUERIES, 5)
     faults = [outcome for outcome in found if isinstance(outcome, Fault)]
-    expect(not faults, f"`outcomes` came to {faults!r:.80} where `search` has hits")
+    expect(not faults, f"`outcomes` returned {faults!r:.80} where `search` found hits")
     _expect_same([hits for hits in found if not isinstance(hits, Fault)], trial.search(QUERIES))
 
 
@@ -232,8 +238,8 @@ def _expect_same(one: Hits, other: Hits) -> None:
     """The same passages in the same order, with scores that agree to four digits."""
     for left, right in zip(one, other, strict=True):
         ids = [hit.passage.id for hit in left], [hit.passage.id for hit in right]
-        expect(ids[0] == ids[1], f"{ids[0]} once and {ids[1]} another time")
+        expect(ids[0] == ids[1], f"one call found {ids[0]}, another {ids[1]}")
         for a, b in zip(left, right, strict=True):
             expect(
-                math.isclose(a.score, b.score, rel_tol=1e-4), f"score {a.score} once, {b.score} another time"
+                math.isclose(a.score, b.score, rel_tol=1e-4), f"one call scored {a.score}, another {b.score}"
             )

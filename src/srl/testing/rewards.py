@@ -97,7 +97,7 @@ def _gives_one_score_for_each_trajectory(trial: Trial) -> None:
 
 def _scores_are_finite_numbers(trial: Trial) -> None:
     for score in trial.score(_batch()):
-        expect(isinstance(score, Score), f"{score!r:.60} is no srl.trajectory.Score")
+        expect(isinstance(score, Score), f"{score!r:.60} is not an srl.trajectory.Score")
         for name, value in (("value", score.value), *score.parts.items()):
             expect(isinstance(value, int | float) and math.isfinite(value), f"{name} is {value!r}")
 
@@ -135,20 +135,25 @@ def _expect_no_gain(trial: Trial, **trap: str) -> None:
     for answer, end in ((None, "unanswered"), (None, "truncated"), ("Paris", "answered")):
         without, with_trap = (episode(answer, end, **texts) for texts in (harmless, trap))  # type: ignore[arg-type]
         before, after = (score.value for score in trial.score([without, with_trap]))
-        expect(after <= before, f"an episode that is {end} goes from {before} to {after}")
+        expect(after <= before, f"the score of an episode that is {end} rises from {before} to {after}")
 
 
 def _a_score_does_not_depend_on_what_shares_the_batch(trial: Trial) -> None:
     batch = _batch()
     together = trial.score(batch)
-    expect(together == [trial.score([trajectory])[0] for trajectory in batch], "alone they score differently")
-    expect(together[::-1] == trial.score(batch[::-1]), "in another order they score differently")
+    expect(
+        together == [trial.score([trajectory])[0] for trajectory in batch],
+        "a trajectory scored alone gets another score than in a batch",
+    )
+    expect(together[::-1] == trial.score(batch[::-1]), "the scores depend on the order of the batch")
 
 
 def _scores_alike_in_another_thread(trial: Trial) -> None:
     reward, batch = trial.make(), _batch()
     there = asyncio.run(in_thread(lambda: Trial(lambda: reward).score(batch)))
-    expect(there == trial.score(batch), "in another thread than the one that made it they score differently")
+    expect(
+        there == trial.score(batch), "the scores differ in another thread than the one that made the reward"
+    )
 
 
 def _leaves_the_trajectories_as_they_were(trial: Trial) -> None:

@@ -189,10 +189,10 @@ def test_provider_that_lacks_something_is_found_out(description, check):
 
 def test_provider_of_the_users_own_module_is_asked_and_fixes_the_identity(web, tmp_path, monkeypatch):
     source = "from srl_web.api import Api\nown = Api(url='https://own.test/', params={'q': '{query}'})"
-    (tmp_path / "my_provider.py").write_text(source)
+    (tmp_path / "provider_of_a_test.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     answer = {"results": [{"title": "T", "snippet": "S", "link": "https://t.test"}]}
-    retriever = web(lambda request: httpx.Response(200, json=answer), provider="my_provider:own")
+    retriever = web(lambda request: httpx.Response(200, json=answer), provider="provider_of_a_test:own")
     ((hit,),) = retriever.search(["lighthouse"], 3)
     assert hit.passage.id == "https://t.test"
     assert str(retriever.asked[0].url) == "https://own.test/?q=lighthouse"

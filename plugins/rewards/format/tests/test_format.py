@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from srl.protocol import render_information, render_passage
 from srl.testing import check_reward
 from srl.trajectory import Hit, Passage, Question, Search, Segment, Trajectory
-from srl_format.options import Options
-from srl_format.reward import FormatReward
+from srl_format.reward import FormatReward, Options
 from srl_format.structure import is_well_formed
 
 QUESTION = Question("q", "What is the capital of China?", ("Beijing",))

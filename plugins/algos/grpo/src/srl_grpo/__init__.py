@@ -9,5 +9,5 @@ def srl_algorithms(register):
         "grpo",
         "srl_grpo.estimator:algorithm",
         "GRPO: the group's mean is the baseline, its spread the scale",
-        options="srl_grpo.options:Options",
+        options="srl_grpo.estimator:Options",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from srl.advantage import (
@@ -16,7 +17,16 @@ from srl.advantage import (
     sequence_score,
     valid_mask,
 )
-from srl_grpo.options import Options
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    norm_adv_by_std_in_grpo: bool = True
+    """Divide by the group's standard deviation; false is Dr. GRPO."""
+
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the standard deviation before dividing."""
 
 
 @torch.no_grad()

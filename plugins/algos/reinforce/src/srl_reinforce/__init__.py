@@ -9,5 +9,5 @@ def srl_algorithms(register):
         "reinforce",
         "srl_reinforce.estimator:algorithm",
         "REINFORCE: the return itself, with no baseline unless asked for",
-        options="srl_reinforce.options:Options",
+        options="srl_reinforce.estimator:Options",
     )

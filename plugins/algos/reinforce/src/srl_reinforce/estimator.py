@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from srl.advantage import (
@@ -15,7 +17,14 @@ from srl.advantage import (
     masked_whiten,
     valid_mask,
 )
-from srl_reinforce.options import Options
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    normalise: Literal["none", "centre", "whiten"] = "none"
+    """What is done to the returns over all policy tokens of the batch: nothing, minus the mean, or
+    minus the mean and divided by the standard deviation."""
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ def _await(running: Sequence[subprocess.Popen[str]], progress: Callable[[int], N
         try:
             list(pool.map(follow, range(len(running)), [each.stdout for each in running]))
             failed = [each.returncode for each in running if each.wait()]
-        finally:  # one has failed, or ctrl-C: the others need not go on, nor the threads that follow them
+        finally:  # after a failure or ctrl-C the other processes and the threads that read them end too
             for each in running:
                 each.kill()
                 each.wait()
@@ -92,7 +92,7 @@ def _joined(parts: Sequence[Path]) -> Documents:
 
 
 def work(passages: str, first: str, end: str, part: str, stopwords: str, stemmer: str) -> None:
-    """One process: analyse the passages from row `first` to `end`, and say now and then how far it is."""
+    """One process: analyse the passages from row `first` to `end`, and print the progress now and then."""
     options = Options.model_validate({"stopwords": stopwords, "stemmer": stemmer})
     store = PassageStore(passages)
 

@@ -99,7 +99,7 @@ class BM25Retriever(RetrieverBase):
 
 
 def too_large(store: PassageStore, free: int) -> str:
-    """What to say of a corpus whose index takes more memory to build than the `free` bytes; else nothing."""
+    """A warning where building the index takes more memory than the `free` bytes; else empty."""
     needed = MEMORY_OF_TEXT * (store.directory / "text.bin").stat().st_size
     if needed < free:
         return ""
@@ -110,7 +110,7 @@ def too_large(store: PassageStore, free: int) -> str:
 
 
 def free_memory() -> int:
-    """Bytes that this machine can still give; as good as endless where it does not tell."""
+    """Free memory of this machine in bytes; a huge number where that is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) << 10

@@ -1,4 +1,4 @@
-"""Embeddings on disk, a file for each stretch of the corpus: what is there stays when the process dies."""
+"""Embeddings on disk, a file for each range of rows: finished files survive a crash."""
 
 from __future__ import annotations
 

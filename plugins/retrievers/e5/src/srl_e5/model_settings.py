@@ -1,4 +1,4 @@
-"""What a model's family and its own files say about turning texts into vectors."""
+"""Prefixes, pooling and normalisation of an encoder: from the options, its files or its model family."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def _from_hub(model: str, patterns: list[str]) -> Path:
 def resolve(directory: Path, options: Options) -> Settings:
     """The settings in force: what `options` say, else what the model's files say, else its family.
 
-    A model that nobody knows is used without prefixes, which is said aloud. Raises UserError.
+    A model of no known family is used without prefixes, with a warning. Raises UserError.
     """
     own = _sentence_transformer(directory)
     family = _family(options.model, directory)
     if family is None and None in (options.query_prefix, options.passage_prefix):
         _log.warning(
-            "%s is of no family known here: no prefixes, %s pooling; otherwise type, for example: "
+            "%s belongs to no known model family: no prefixes, %s pooling; otherwise type, for example: "
             "--set 'retriever.e5.query_prefix=\"query: \"' --set 'retriever.e5.passage_prefix=\"passage: \"'",
             options.model,
             options.pooling or own.get("pooling", "mean"),

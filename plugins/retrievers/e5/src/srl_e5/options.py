@@ -1,4 +1,4 @@
-"""What can be chosen about dense search."""
+"""Options of dense retrieval."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class DenseRetriever(RetrieverBase):
         }
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
-        """Embed the passages and index the vectors; goes on where an earlier try in `directory` was.
+        """Embed the passages and index the vectors; continues an interrupted build in `directory`.
 
         `progress` is first told how many are there already, then a count that grows with the tokens
         embedded, so that time left can be read off it.
@@ -127,7 +127,7 @@ class DenseRetriever(RetrieverBase):
         progress(len(store))
 
     def _use(self, options: Options) -> None:
-        """Take `options` in place of those given, and look at the model anew."""
+        """Replace the options, and drop what was read from the model under the old ones."""
         self.options = options
         for name in ("_directory", "_dimension", "_settings", "_digest"):
             self.__dict__.pop(name, None)
@@ -200,7 +200,7 @@ class DenseRetriever(RetrieverBase):
             row = shards.end(first)
 
     def _compare(self, source: Path, index: Any, store: PassageStore) -> None:
-        """Whether the vectors in `index` are this encoder's of these passages; a few tell."""
+        """Check on a sample that `index` holds the vectors of these passages by this encoder."""
         faiss = faiss_index.load_faiss()
         if not isinstance(index, faiss.IndexFlat | faiss.IndexHNSW):
             return

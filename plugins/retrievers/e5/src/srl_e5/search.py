@@ -1,4 +1,4 @@
-"""Which vectors are nearest: faiss, or matrix products on a GPU, with ties in the order of the corpus."""
+"""Nearest vectors by faiss or by matrix products on a GPU; ties are in the order of the corpus."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class CrossEncoder:
         """The probability that the passage is relevant for each (query, passage), (N,) float64.
 
         It is the sigmoid of the logit, or of the difference of two. Pairs of like length share a
-        batch; a pair that comes twice is read once. NaN where the model gave no finite number.
+        batch; a repeated pair is scored once. NaN where the model gave no finite number.
         """
         once = list(dict.fromkeys(pairs))
         logits = np.empty(len(once))

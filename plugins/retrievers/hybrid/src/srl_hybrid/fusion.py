@@ -15,7 +15,7 @@ def fuse(
         score(p) = Σ over the rankings r that hold p:  w_r / (k + rank_r(p)),  ranks from 1
 
     Sums are rounded once, so neither the order of the rankings nor that of the addition shows in them.
-    An id that comes again in one ranking counts where it came first.
+    An id that occurs twice in a ranking counts at its first rank.
     """
     shares: dict[str, list[float]] = {}
     for name, ranking in rankings.items():

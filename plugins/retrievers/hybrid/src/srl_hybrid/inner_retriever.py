@@ -1,4 +1,4 @@
-"""A retriever inside a retriever: its options, the folders it writes, and its answers or faults."""
+"""Retrievers inside `hybrid` and `rerank`: their options, folders and hits."""
 
 from __future__ import annotations
 

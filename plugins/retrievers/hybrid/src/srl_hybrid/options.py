@@ -1,4 +1,4 @@
-"""What can be chosen about fusing and about reranking."""
+"""Options of the retrievers `hybrid` and `rerank`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def write_index(store: PassageStore, folder: Path, options: Options, progress: C
     java.start(options.heap)
     from jnius import JavaException
 
-    shutil.rmtree(folder, ignore_errors=True)  # what a build left that was killed, beside another's files
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed build
     parts = max(1, min(options.n_threads, len(store) // _SMALLEST_PART))
     buffer = min(max(lucene.heap_mb() / 4 / parts, _BUFFER_MB[0]), _BUFFER_MB[1])
     work = _Work(store, lucene.analyzer(options), buffer, array("q", [0] * parts), Event())
@@ -81,7 +81,7 @@ def _write_parts(work: _Work, folders: list[Path], progress: Callable[[int], Non
 
 
 def _write(work: _Work, part: int, folders: list[Path]) -> None:
-    """Index the passages of one part, as long as nobody says stop."""
+    """Index the passages of one part, until `stop` is set."""
     first, end = (len(work.store) * bound // len(folders) for bound in (part, part + 1))
     try:
         with java.lock:

@@ -1,4 +1,4 @@
-"""Java inside this process: finding a runtime, starting it once, leaving no trace of that.
+"""Java in this process: finds a runtime and starts it once.
 
 pyserini's own modules ask for `jdk.incubator.vector`, which many runtimes lack and which BM25 does not
 use, and import far more than Lucene. So only pyserini's jar is taken, and the virtual machine is started
@@ -99,7 +99,7 @@ def text(value: str) -> str:
 
 
 def detach() -> None:
-    """Tell Java that this thread may end; Java would keep what belongs to it for ever otherwise."""
+    """Detach this thread from Java; otherwise Java keeps its memory for ever."""
     if threading.current_thread() is not threading.main_thread():
         import jnius
 
@@ -140,7 +140,7 @@ def _silence() -> None:
 
 
 _kept: list[Any] = []
-"""Java forgets the level of a logger that nobody holds."""
+"""Loggers that are referenced here: Java drops the level of one that is garbage-collected."""
 
 
 def _jar() -> Path:

@@ -1,4 +1,4 @@
-"""What can be chosen about Lucene."""
+"""Options of the Lucene retriever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Options(BaseModel):
     b: float = Field(default=0.4, ge=0, le=1)
     """How much long passages are marked down: 0 not at all, 1 in proportion to their length."""
     language: Language = "en"
-    """Whose analyzer of Lucene makes the terms: an ISO 639 code, as pyserini's `--language`."""
+    """The language whose Lucene analyzer makes the terms: an ISO 639 code, as pyserini's `--language`."""
     stemmer: Literal["porter", "krovetz", "none"] = "porter"
     """What makes "running" and "runs" one term, in English; other languages have their own."""
     stopwords: Literal["english", "none"] = "english"

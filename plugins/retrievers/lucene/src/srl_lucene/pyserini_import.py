@@ -1,4 +1,4 @@
-"""Indexes that pyserini built: their passages, and which document of theirs is which passage of ours."""
+"""Imports indexes that pyserini built: their passages, and the passage of each of their documents."""
 
 from __future__ import annotations
 

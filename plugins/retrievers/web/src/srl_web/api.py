@@ -1,4 +1,4 @@
-"""What a search API wants to be asked and where its answer holds the results: one form for all of them.
+"""A description of a search API: how it is asked, and where its answer holds the results.
 
 Values of `params`, `body` and `headers` may hold placeholders:
 

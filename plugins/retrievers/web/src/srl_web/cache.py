@@ -1,4 +1,4 @@
-"""What has been paid for already, in one SQLite file that many processes share."""
+"""A cache of results and pages, and a ledger of requests, in SQLite files that processes share."""
 
 from __future__ import annotations
 

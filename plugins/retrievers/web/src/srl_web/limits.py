@@ -1,4 +1,4 @@
-"""How often the API is asked: a rate, and a cap on what is spent."""
+"""Limits on requests to the API: a rate, and a spending cap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from srl.index.retriever import Fault
 
 
 class Rate:
-    """Lets at most `per_second` callers begin per second, evenly spaced; None lets everybody begin.
+    """Lets at most `per_second` requests begin per second, evenly spaced; None: no limit.
 
     For one event loop: nothing is awaited between reading and moving the next free moment.
     """

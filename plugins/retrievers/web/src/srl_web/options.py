@@ -1,4 +1,4 @@
-"""What can be chosen about web search."""
+"""Options of web search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNTIME: dict[str, Any] = {"runtime": True}
 
 
 class Options(BaseModel):
-    """What is asked belongs to the index and its digest; how fast and at what cost, to the machine."""
+    """What is asked is part of the index and its digest; speed and cost belong to the machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

@@ -9,5 +9,5 @@ def srl_rewards(register):
         "format",
         "srl_format.reward:FormatReward",
         "exact match with Search-R1's scores for a well-formed episode",
-        options="srl_format.options:Options",
+        options="srl_format.reward:Options",
     )
