@@ -134,26 +134,27 @@ def millions(count: int) -> str:
 
 def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """Weights, optimiser states and gradients. Offloaded ones are on the device in an update only."""
-    sharded = layout.kind != "local"
+    local = layout.kind == "local"
     held = {"policy": shape.parameters, "adapter": shape.adapter, "critic": shape.critic}
     if layout.kind != "fsdp":  # FSDP keeps the reference in the machine's memory
         held["reference"] = shape.reference
-    size, offloaded = layout.weight_bytes(shape), sharded and config.cluster.param_offload
+    size, offloaded = layout.weight_bytes(shape), not local and config.cluster.param_offload
     parts = [_state(f"{name} weights", held[name], size, layout.shards, offloaded) for name in held]
     trained = {"policy": shape.trainable, "critic": shape.critic}
-    size, offloaded = layout.optimiser_bytes(shape), sharded and config.cluster.optimizer_offload
+    size, offloaded = layout.optimiser_bytes(shape), not local and config.cluster.optimizer_offload
     for name, count in trained.items():
-        part = _state(f"{name} optimiser", count, size, layout.workers, offloaded)
-        parts.append(replace(part, how=f"{part.how}, AdamW in float32"))
-    at_once = max(trained.values()) if sharded else sum(trained.values())
-    gradients = _state("gradients", at_once, layout.gradient_bytes(shape), layout.shards)
+        note = ", AdamW in float32"
+        parts.append(_state(f"{name} optimiser", count, size, layout.workers, offloaded, note))
+    count = sum(trained.values()) if local else max(trained.values())
+    note = "" if local or not shape.critic else "; of one network at a time"
+    gradients = _state("gradients", count, layout.gradient_bytes(shape), layout.shards, note=note)
     return [*parts, replace(gradients, rollout=0)]
 
 
-def _state(name: str, count: int, size: int, shards: int, offloaded: bool = False) -> Part:
+def _state(name: str, count: int, size: int, shards: int, offloaded: bool = False, note: str = "") -> Part:
     """`count` numbers of `size` bytes, cut into `shards`."""
     share = -(-count * size // shards)
-    how = f"{millions(count)} × {size} bytes" + (f" / {shards}" if shards > 1 else "")
+    how = f"{millions(count)} × {size} bytes" + (f" / {shards}" if shards > 1 else "") + note
     if offloaded:
         return Part(name, 0, share, f"{how}; offloaded during the rollout")
     return Part(name, share, share, how)
