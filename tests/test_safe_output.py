@@ -116,7 +116,7 @@ def test_errors_that_quote_a_server_show_no_token_and_no_escape(evil, place, cap
 def test_a_digest_that_is_none_is_a_fault_of_the_server_in_one_line(evil, capsys):
     assert main(["serve", "check", f"{evil}/digest/retrieve"]) == 1
     out = capsys.readouterr().out
-    assert "the server names its index '" in out
+    assert "the server sent the index digest '" in out
     assert "expected a digest of up to 128 hexadecimal digits" in out
     assert "d" * 100 not in out
     assert "index digest: not named" in out
