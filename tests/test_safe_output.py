@@ -117,7 +117,7 @@ def test_a_digest_that_is_none_is_a_fault_of_the_server_in_one_line(evil, capsys
     assert main(["serve", "check", f"{evil}/digest/retrieve"]) == 1
     out = capsys.readouterr().out
     assert "the server sent the index digest '" in out
-    assert "expected a digest of up to 128 hexadecimal digits" in out
+    assert "expected up to 128 hexadecimal digits" in out
     assert "d" * 100 not in out
     assert "index digest: not named" in out
 
@@ -157,7 +157,7 @@ def test_plugins_list_shows_a_broken_plugin_safely(monkeypatch, capsys):
     entry = manager.Plugin(
         "retriever", f"bad{ATTACK}", "p", "1", f"sum{ATTACK}", error=f"no\n{ATTACK} {TOKEN}"
     )
-    monkeypatch.setattr(manager, "entries", lambda: [entry])
+    monkeypatch.setattr(manager, "installed", lambda: [entry])
     assert main(["plugins", "list"]) == 0
     said = capsys.readouterr().out
     assert is_safe(said)
