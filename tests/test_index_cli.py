@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.plugin_site import Site, site  # noqa: F401
 
 from srl.cli import command, main, output
-from srl.cli.settings import read_settings
+from srl.cli.options import read_settings
 from srl.errors import UserError
 
 PLUGIN = """

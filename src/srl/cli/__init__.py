@@ -1,7 +1,8 @@
-"""The command `srl`: what runs it, and the exit codes it ends with.
+"""The entry point of the command `srl`, and its exit codes.
 
-0; 1 a check failed; 2 the user or the environment; 70 our bug, its traceback in a file; 129, 130 and 143
-a signal; 141 whoever read the output stopped reading. Importing this imports nothing else.
+0 success; 1 a check failed; 2 an error in the input or the environment; 70 a bug in srl, with the traceback
+in a file; 129, 130 and 143 a signal; 141 the reader of the output closed the pipe. Importing this imports
+nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_
 
 
 def command() -> Any:
-    """The whole of `srl` as a click command, for those who write its documentation."""
+    """The whole of `srl` as a click command, for the generated documentation."""
     from srl.cli import app
 
     return app.command()
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `srl` with `arguments` (the process's own by default) and return its exit code."""
     for name, value in _LIBRARIES.items():
         os.environ.setdefault(name, value)
-    _escape_what_stdout_lacks()
+    _escape_unencodable()
     try:
         with interrupts.handled():
             code = _guarded(sys.argv[1:] if arguments is None else list(arguments))
@@ -51,7 +52,7 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """What every script asks first is answered without typer, which takes longer to import than to list."""
+    """Run a command. `plugins list` runs without typer, which takes longer to import than the list takes."""
     if arguments == ["plugins", "list"]:
         from srl.cli.listing import print_list
 
@@ -61,7 +62,7 @@ def _run(arguments: list[str]) -> int:
 
     try:
         app.command().main(args=arguments, prog_name="srl")
-    except app.Carried as carried:
+    except app.CarriedError as carried:
         return _report(carried.error)
     return EXIT_OK
 
@@ -74,7 +75,7 @@ def _code(stop: SystemExit) -> int:
 
 
 def _report(error: BaseException) -> int:
-    """Say in one line what went wrong; the exit code for it."""
+    """Print one line for an error and return its exit code."""
     if (signal := interrupts.received()) or isinstance(error, KeyboardInterrupt):
         return _interrupted(error, signal)
     if isinstance(error, BrokenPipeError):
@@ -82,17 +83,49 @@ def _report(error: BaseException) -> int:
     if isinstance(error, SrlError):
         _say(_with_notes(error, error))
         return error.exit_code
-    from srl.cli.crash import environment_error, write_traceback
-
-    if message := environment_error(error):
+    if message := _environment_error(error):
         _say(_with_notes(message, error))
         return EXIT_USER
-    _say(write_traceback(error))
+    _say(_write_traceback(error))
     return EXIT_BUG
 
 
+def _environment_error(error: BaseException) -> str | None:
+    """One line for an error of the machine (disk full, no permission), else None."""
+    from errno import EACCES, EMFILE, ENFILE, EPERM, EROFS
+
+    from srl.files import why_not_written
+
+    where = getattr(error, "filename", None)
+    if why := why_not_written(error):
+        return f"{why.replace(';', f' at {where};') if where else why} and try again"
+    if isinstance(error, OSError) and error.errno in {EACCES, EPERM, EROFS, EMFILE, ENFILE}:
+        what = f"{error.strerror}: {where}" if where else str(error.strerror)
+        return f"{what}; check the permissions and limits, or choose another --workspace"
+    return None
+
+
+def _write_traceback(error: BaseException) -> str:
+    """Write the traceback to a file; one line with the error and the path of the file."""
+    import tempfile
+    import traceback
+
+    from srl.safe_text import safe_message
+
+    what = f"{type(error).__name__}: {error}".partition("\n")[0]
+    lines = safe_message("".join(traceback.format_exception(error)))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="srl-traceback-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(lines)
+    except OSError:
+        return f"internal error, {what}; the traceback could not be written:\n{lines}"
+    return f"internal error, {what}; please report it with the traceback in {file.name}"
+
+
 def _interrupted(error: BaseException, signal: Signals | None) -> int:
-    """Say what ended the command, and what whoever was at work noted: how to go on."""
+    """Print what ended the command, and the notes of the error, such as how to resume."""
     what = interrupts.SIGNALS[signal] if signal else "interrupted"
     with suppress(OSError):  # the terminal may be the one that was closed
         _say(_with_notes(what, error))
@@ -109,14 +142,14 @@ def _say(message: object) -> None:
     output.warn(" ".join(["srl:", *str(message).split("\n")]))
 
 
-def _escape_what_stdout_lacks() -> None:
-    """A letter that the terminal's encoding does not have is written as its escape, and ends no command."""
+def _escape_unencodable() -> None:
+    """Write characters that the encoding of stdout lacks as escapes, instead of failing."""
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def _flush() -> int:
-    """Write out what stdout still holds. When that fails the rest goes nowhere, so that exit stays quiet."""
+    """Flush stdout. If that fails, discard the rest, so that the interpreter exits without another error."""
     try:
         sys.stdout.flush()
     except OSError as error:

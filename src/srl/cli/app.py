@@ -1,4 +1,4 @@
-"""The frame of the command: global options, and sub-commands that are imported when they are called."""
+"""The command `srl`: global options, and sub-commands that are imported when they are called."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from srl.errors import UserError
 from srl.renamed import OPTIONS, renamed
 
 COMMANDS = {
-    "data": "Get questions and corpora: make a world, read published formats.",
-    "index": "Build an index from a corpus, search it, measure it, compare it.",
-    "serve": "Answer searches over HTTP.",
+    "data": "Get questions and corpora: generate a world, read published formats.",
+    "index": "Build, import, search, measure and compare indexes.",
+    "serve": "Serve searches over HTTP, and check search servers.",
     "train": "Train a model to search.",
-    "eval": "Measure a model on questions.",
-    "inspect": "Look at runs: trajectories, curves, SQL.",
-    "plugins": "List, check and start plugins.",
+    "eval": "Evaluate a model on questions.",
+    "inspect": "Inspect runs: trajectories, curves, SQL.",
+    "plugins": "List, check and create plugins.",
 }
-"""Each sub-command, a module of this package, and its line in the help."""
+"""Each sub-command, which is a module of this package, and its line in the help."""
 
 _LEFT_OUT = (None, 0)
-"""Values of options that were not given: a flag or a count is 0, any other None."""
-
+"""Values of options that were not given: 0 for a flag or a count, None for others."""
 
 _WHOLE = 1000
-"""Characters of a command's line in a help; typer cuts it at the width of the terminal."""
+"""Longest line of a command in a help, in characters; typer fits it to the terminal."""
 
 
 class _Lean:
     """A command that converts only the values that were given.
 
-    Typer imports pydantic to convert a value, and would do so for every option left out, on every start.
+    Typer imports pydantic to convert a value; without this it would on every start, for options left out.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -61,7 +60,7 @@ def _lean(parameter: Any) -> Any:
 
 
 def _current_options(command: str, arguments: list[str]) -> list[str]:
-    """`arguments` with today's names of options; an old one is warned of."""
+    """`arguments` with the current names of options; prints a warning for each old name."""
     names = OPTIONS.get(command, {})
     given = [argument.partition("=") for argument in arguments]
     for old in dict.fromkeys(name for name, _, _ in given if name in names):
@@ -76,7 +75,7 @@ class LeanCommand(_Lean, TyperCommand):
 
 
 class LeanGroup(_Lean, TyperGroup):
-    """One sub-command of `srl` with commands of its own; its help shows the whole first sentence of each."""
+    """A sub-command of `srl` with commands of its own; its help shows their whole first sentences."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         if rows := self.summaries(ctx):
@@ -90,7 +89,7 @@ class LeanGroup(_Lean, TyperGroup):
 
 
 class LazyGroup(LeanGroup):
-    """The sub-commands of `srl`, imported one at a time when they are called."""
+    """The sub-commands of `srl`; each is imported when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -112,17 +111,17 @@ class LazyGroup(LeanGroup):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, EOFError, OSError) as error:
-            raise Carried(error) from error
+            raise CarriedError(error) from error
         except _USAGE as error:
             raise _in_one_line(error) from error
 
 
 _USAGE: Any = typer.BadParameter.__mro__[1]
-"""click's UsageError, wherever this version of typer has it from."""
+"""click's UsageError, from whichever package this version of typer takes it."""
 
 
 def _in_one_line(error: Any) -> Exception:
-    """A wrong use of the command as one line that says what to type; a help that was asked for stays it."""
+    """A usage error as one line that says what to type; requested help is left as it is."""
     message = error.format_message()
     if errors := getattr(error.__cause__, "errors", None):  # pydantic's, by which typer converts a value
         message = message.replace(error.message, _expected(errors()[0]))
@@ -141,7 +140,7 @@ def _expected(found: Any) -> str:
     return f"{found['input']!r:.60}, {said}" if said.startswith("expected ") else said
 
 
-class Carried(BaseException):
+class CarriedError(BaseException):
     """Carries an error past typer, which would turn it into `Aborted!` and exit code 1."""
 
     def __init__(self, error: BaseException) -> None:
@@ -149,7 +148,7 @@ class Carried(BaseException):
 
 
 def _command(name: str) -> Any:
-    """The command of one sub-module, with plain help and no options of typer's own."""
+    """The command of one sub-module, with plain help and without typer's own options."""
     from importlib import import_module
 
     app = import_module(f"srl.cli.{name}").app
@@ -183,14 +182,17 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _frame(
     workspace: Annotated[
-        Path | None, typer.Option(help="Where all is kept; else $SRL_WORKSPACE, else ./srl-workspace.")
+        Path | None, typer.Option(help="Workspace directory; default $SRL_WORKSPACE or ./srl-workspace.")
     ] = None,
     verbose: Annotated[
-        int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Say more; -vv says all.")
+        int,
+        typer.Option(
+            "-v", "--verbose", count=True, show_default=False, help="Log more; -vv logs everything."
+        ),
     ] = 0,
     quiet: Annotated[
         int,
-        typer.Option("-q", "--quiet", count=True, show_default=False, help="Say less; -qq only errors."),
+        typer.Option("-q", "--quiet", count=True, show_default=False, help="Log less; -qq only errors."),
     ] = 0,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")

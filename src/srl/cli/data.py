@@ -1,4 +1,4 @@
-"""`srl data`: get questions and corpora, look at them, make a world, train a tokenizer."""
+"""`srl data`: prepare and show questions and corpora, generate a world, train a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from srl.cli import output
+from srl.cli.options import Json
 
 app = typer.Typer(
-    no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
+    no_args_is_help=True, help="Get questions and corpora: generate a world, read published formats."
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what this command wrote.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output of this command.")]
 
 
 @app.command("list")
 def list_sources(json: Json = False) -> None:
-    """List the sources: what they hold, the files they are read from, where they come from.
+    """List the known sources: content, file formats and origin.
 
     \b
     Example:
@@ -45,35 +45,32 @@ def _source(source: Any) -> dict[str, object]:
 
 @app.command()
 def prepare(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE[:SPLIT][=FILE,…]", help="What to read.")],
-    file: Annotated[
-        list[Path] | None, typer.Option(help="A file of the one SOURCE; may be repeated.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="The split the files are: train, validation or test.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to; a directory in the workspace by default.")
-    ] = None,
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE[:SPLIT][=FILE,…]", help="Source to read.")],
+    file: Annotated[list[Path] | None, typer.Option(help="File of the only SOURCE (repeatable).")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the files: train, validation or test.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default: in the workspace.")] = None,
     template: Annotated[
-        str, typer.Option(help="A template's name, or a text file with {question}.")
+        str, typer.Option(help="Prompt template: a name, or a text file with {question}.")
     ] = "search-r1",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most this many questions from each file.")
+        int | None, typer.Option(min=1, help="Maximum number of questions from each file.")
     ] = None,
     val: Annotated[
-        float, typer.Option(min=0.0, help="Set training questions aside: a share (below 1) or a number.")
+        float,
+        typer.Option(
+            min=0.0, help="Hold out training questions for validation: a share (below 1) or a number."
+        ),
     ] = 0.0,
-    corpus: Annotated[list[Path] | None, typer.Option(help="A corpus to add; may be repeated.")] = None,
+    corpus: Annotated[list[Path] | None, typer.Option(help="Corpus to add (repeatable).")] = None,
     contexts: Annotated[
-        bool, typer.Option(help="Paragraphs that come with questions join the corpus, or do not.")
+        bool, typer.Option(help="Add the paragraphs that come with questions to the corpus.")
     ] = True,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Turn published files into training parquet and a corpus.
+    """Convert published files to training Parquet and a corpus.
 
-    A SOURCE is a name of `srl data list`; without files it is had by name from the Hugging Face hub.
+    A SOURCE is a name from `srl data list`. Without files it is downloaded from the Hugging Face hub.
     Several sources are merged: `nq:train=a.jsonl hotpotqa:validation=b.json corpus=c.jsonl`.
 
     \b
@@ -85,7 +82,9 @@ def prepare(
     from srl.errors import UserError
 
     if file and (len(sources) > 1 or "=" in sources[0]):
-        raise UserError("--file goes with one SOURCE that names no files; for several write SOURCE=FILE,FILE")
+        raise UserError(
+            "--file needs exactly one SOURCE without files; for several sources write SOURCE=FILE,FILE"
+        )
     inputs = [parse_input(text, file or (), split) for text in sources]
     inputs += [parse_input("corpus", (path,)) for path in corpus or ()]
     large = any(each.source.is_corpus for each in inputs)
@@ -109,7 +108,7 @@ def prepare(
 
 
 def _default_out(inputs: list[Any]) -> Path:
-    """`worlds/` and the names of the sources, in the workspace."""
+    """The workspace's `worlds/` and the names of the sources."""
     from srl.workspace import Workspace
 
     names = dict.fromkeys(each.source.name for each in inputs)
@@ -125,12 +124,10 @@ def _print_prepared(made: Any) -> None:
 
 @app.command()
 def world(
-    seed: Annotated[int, typer.Option(help="Another seed, another world.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to; a directory in the workspace by default.")
-    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default: in the workspace.")] = None,
 ) -> None:
-    """Make up an encyclopedia that no model has read, and questions about it.
+    """Generate a fictional encyclopedia, which no model has seen, and questions about it.
 
     \b
     Example:
@@ -149,7 +146,7 @@ def show(
     file: Annotated[
         Path, typer.Argument(help="Questions (.parquet, .jsonl) or a corpus (.jsonl, .json, .gz).")
     ],
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many rows.")] = 3,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of rows.")] = 3,
     json: Json = False,
 ) -> None:
     """Show the first rows of questions or of a corpus.
@@ -171,12 +168,12 @@ def show(
 
 @app.command()
 def tokenizer(
-    corpus: Annotated[list[Path], typer.Option(help="A corpus to learn from; may be repeated.")],
-    out: Annotated[Path, typer.Option(help="Where to, a new directory.")],
+    corpus: Annotated[list[Path], typer.Option(help="Corpus to train on (repeatable).")],
+    out: Annotated[Path, typer.Option(help="Output directory; must not exist.")],
     questions: Annotated[
-        list[Path] | None, typer.Option(help="Questions to learn from too; may be repeated.")
+        list[Path] | None, typer.Option(help="Questions to train on as well (repeatable).")
     ] = None,
-    vocab_size: Annotated[int, typer.Option(help="Tokens, 258 or more.")] = 4096,
+    vocab_size: Annotated[int, typer.Option(help="Vocabulary size, at least 258.")] = 4096,
     overwrite: Overwrite = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on a corpus.

@@ -1,4 +1,4 @@
-"""`srl eval`: measure a model on questions."""
+"""`srl eval`: evaluate a model on questions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from srl.cli.options import Json, Sets
+
 if TYPE_CHECKING:
     from srl.config import Config
     from srl.train.evaluate_model import Evaluation, ModelReport
 
-app = typer.Typer(no_args_is_help=True, help="Measure a model on questions.")
+app = typer.Typer(no_args_is_help=True, help="Evaluate a model on questions.")
 
 _HEADS = {"search": "with search", "no_search": "without search"}
 _ROWS = {
@@ -28,47 +30,51 @@ _ROWS = {
     "lost to failed searches": "failed_share",
 }
 _LOST = {"em_completed", "failed_share"}
-"""Shown only where searches failed."""
+"""Shown only if searches failed."""
 
 
 @app.callback()
 def _group() -> None:
-    """Measure a model on questions."""
+    """Evaluate a model on questions."""
 
 
 @app.command()
 def run(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Model directory, or a run for its newest checkpoint.")
+        str, typer.Argument(metavar="MODEL", help="Model directory, or a run (its newest checkpoint).")
     ],
-    data: Annotated[list[Path], typer.Option(help="Questions: Parquet or JSON lines; may come again.")],
+    data: Annotated[list[Path], typer.Option(help="Questions, Parquet or JSON lines (repeatable).")],
     index: Annotated[Path | None, typer.Option(help="Index directory to search.")] = None,
     url: Annotated[str | None, typer.Option(help="URL of a search server, instead of --index.")] = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Episodes for each question.")] = 1,
+    n: Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")] = 1,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Draw this many of the questions.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate a random sample of this many questions.")
+    ] = None,
     no_search_too: Annotated[
-        bool, typer.Option("--no-search-too", help="Measure the same model without search as well.")
+        bool, typer.Option("--no-search-too", help="Also evaluate the model without search.")
     ] = False,
     template: Annotated[
         str | None, typer.Option(help="Prompt template: a name, or a text file with {question}.")
     ] = None,
     no_search_template: Annotated[
-        str | None, typer.Option(help="Prompt template without search; r1 for search-r1.")
+        str | None, typer.Option(help="Prompt template without search; default r1 for search-r1.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Settings, instead of those of the model's run.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings, likewise.")] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration.")
+    preset: Annotated[
+        str | None, typer.Option(help="Preset, instead of the settings of the model's run.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
+    ] = None,
+    sets: Sets = None,
+    as_json: Json = False,
 ) -> None:
-    """Measure a model on questions: EM, F1, how it searches, and the same without search.
+    """Evaluate a model on questions: EM, F1, search behaviour, and the same without search.
 
-    Sizes and template are those of the model's run, where it comes from one. Ends with exit code 1
-    when more than eval.max_failed (1%) of the searches failed.
+    The settings of the model's run apply if it comes from one. Exit code 1 if more than eval.max_failed (1%)
+    of the questions were lost to failed searches.
 
     \b
     Example:
@@ -80,7 +86,7 @@ def run(
     from srl.workspace import Workspace
 
     if index is not None and url is not None:
-        raise UserError("--index and --url were both given: search either an index or a server")
+        raise UserError("--index and --url exclude each other: search either an index or a server")
     workspace = Workspace.resolve()
     directory = model_directory(model, workspace)
     workspace = Workspace.around(directory) or workspace
@@ -105,7 +111,7 @@ def run(
 
 
 def _check_inputs(data: Iterable[Path], index: Path | None, templates: Iterable[str]) -> None:
-    """Raises UserError for an input that cannot be read, before torch is imported."""
+    """Check the inputs before torch is imported. Raises UserError."""
     from srl.index import check_index
     from srl.inputs import check_input
     from srl.protocol import template
@@ -138,13 +144,13 @@ def _show(report: ModelReport, as_json: bool) -> None:
 
     for other in report.changed_indexes:
         note(
-            f"warning: trained with {other.named} {other.before[:12]}, measured with {other.now[:12]}: "
-            "the figures are of this model with another index"
+            f"warning: trained with {other.named} {other.before[:12]}, evaluated with {other.now[:12]}: "
+            "the results are for a different index"
         )
     if "search" in report.settings and report.trained_with and not report.index_digest:
         note(
-            f"warning: trained with the index {report.trained_with[:12]}, measured with one that names no "
-            "digest: nobody can tell whether it is the same"
+            f"warning: trained with the index {report.trained_with[:12]}, evaluated with one without a "
+            "digest: they may differ"
         )
     if as_json:
         print_json(_as_json(report))
@@ -155,7 +161,7 @@ def _show(report: ModelReport, as_json: bool) -> None:
 
 
 def _rows(columns: list[Evaluation]) -> list[list[str]]:
-    """EM with its interval, EM of parts, pass@k, then the rest; a row that says nothing new is left out."""
+    """EM with its interval, EM of subsets, pass@k, then the rest; redundant rows are left out."""
     intervals = [f"{column.em_interval.low:.3f} to {column.em_interval.high:.3f}" for column in columns]
     names = dict.fromkeys(name.removeprefix("eval/") for column in columns for name in column.metrics)
     parts = [name for name in names if name.startswith("em/") and ("hops=" in name or "em_macro" in names)]
@@ -175,7 +181,7 @@ def _rows(columns: list[Evaluation]) -> list[list[str]]:
 
 
 def _retriever_rows(name: str, names: Iterable[str], columns: list[Evaluation]) -> list[list[str]]:
-    """Of the searches those by each retriever that was asked by its name."""
+    """One row per named retriever: its searches per question."""
     start = f"{name}/retriever="
     found = sorted(one for one in names if one.startswith(start))
     return [_row(f"  by {one.removeprefix(start)}", one, columns) for one in found]

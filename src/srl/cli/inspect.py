@@ -1,4 +1,4 @@
-"""`srl inspect`: look at runs, also while they run."""
+"""`srl inspect`: inspect runs, finished or running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from srl.browse.curve import Series
 
-app = typer.Typer(help="Look at runs: trajectories, curves, SQL.", no_args_is_help=True)
+app = typer.Typer(help="Inspect runs: trajectories, curves, SQL.", no_args_is_help=True)
 
 T = TypeVar("T")
 Read = Callable[["duckdb.DuckDBPyConnection"], T]
@@ -33,7 +33,7 @@ class Phase(StrEnum):
 
 
 class Group(StrEnum):
-    """By what `verdicts` counts."""
+    """What `verdicts` groups by."""
 
     phase = "phase"
     step = "step"
@@ -43,23 +43,27 @@ class Group(StrEnum):
 
 Run = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="A run: `last`, the beginning or end of its name, or its directory."),
+    typer.Argument(metavar="RUN", help="Run: `last`, the beginning or end of its name, or its directory."),
 ]
-RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="The run, as for the other commands.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-Wide = Annotated[bool, typer.Option("--wide", help="All columns, whole, whatever the terminal's width.")]
-Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or from A to B.")]
+RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="Run, as for the other commands.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, one object per line.")]
+Wide = Annotated[
+    bool, typer.Option("--wide", help="Show all columns in full, whatever the width of the terminal.")
+]
+Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or steps A to B.")]
 OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
 Source = Annotated[str | None, typer.Option(help="Only this data source.")]
-Hops = Annotated[int | None, typer.Option(help="Only questions with so many hops.")]
-MinSearches = Annotated[int | None, typer.Option(help="At least so many searches.")]
-MaxSearches = Annotated[int | None, typer.Option(help="At most so many searches.")]
-Contains = Annotated[str | None, typer.Option(help="Only where question, text or a query holds this.")]
+Hops = Annotated[int | None, typer.Option(help="Only questions with this many hops.")]
+MinSearches = Annotated[int | None, typer.Option(help="At least this many searches.")]
+MaxSearches = Annotated[int | None, typer.Option(help="At most this many searches.")]
+Contains = Annotated[
+    str | None, typer.Option(help="Only if the question, the text or a query contains this.")
+]
 
 
 @app.command()
 def runs(json: Json = False, wide: Wide = False) -> None:
-    """List the runs of the workspace, how they stand and what they reached.
+    """List the runs of the workspace with their status and results.
 
     \b
     Example:
@@ -80,9 +84,9 @@ def trajectories(
     phase: OfPhase = None,
     source: Source = None,
     hops: Hops = None,
-    question: Annotated[str | None, typer.Option(help="Only this question, by its id.")] = None,
+    question: Annotated[str | None, typer.Option(help="Only this question id.")] = None,
     em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None,
-    reward: Annotated[str | None, typer.Option(metavar="X", help="The reward: a number, or '>0.5'.")] = None,
+    reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None,
     end: Annotated[str | None, typer.Option(help="answered, unanswered, truncated or failed.")] = None,
     verdict: Annotated[
         str | None, typer.Option(help="correct, reader, retriever, no search, unanswered or failed search.")
@@ -90,9 +94,13 @@ def trajectories(
     min_searches: MinSearches = None,
     max_searches: MaxSearches = None,
     contains: Contains = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only those that infrastructure failed.")] = False,
-    sort: Annotated[str, typer.Option(metavar="COLUMN", help="Order by; -COLUMN: highest first.")] = "-step",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 for all.")] = 20,
+    failed: Annotated[bool, typer.Option("--failed", help="Only episodes lost to failed searches.")] = False,
+    sort: Annotated[
+        str, typer.Option(metavar="COLUMN", help="Sort by a column; -COLUMN: descending.")
+    ] = "-step",
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="Maximum number of rows; 0 for all.")
+    ] = 20,
     json: Json = False,
     wide: Wide = False,
 ) -> None:
@@ -114,23 +122,23 @@ def trajectories(
     if found:
         _print_rows(found, json, _TRAJECTORY_COLUMNS, wide=wide, least=_LEAST)
     else:
-        output.note("no such trajectory; fewer conditions find more")
+        output.note("no matching trajectory; try fewer filters")
     if found and len(found) == limit and not json:
-        output.note(f"the first {limit}; --limit 0 lists all, and `srl inspect show ID` shows one")
+        output.note(f"first {limit} rows; --limit 0 lists all; `srl inspect show ID` shows one")
 
 
 @app.command()
 def show(
-    trajectory: Annotated[str, typer.Argument(metavar="ID", help="The beginning of a trajectory's id.")],
+    trajectory: Annotated[str, typer.Argument(metavar="ID", help="Trajectory id, or the beginning of it.")],
     run: RunOption = "last",
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Also ids, mask, log-probs and advantages of the tokens.")
+        bool, typer.Option("--tokens", help="Also print ids, mask, log-probs and advantages of the tokens.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show one trajectory: what the policy wrote, what it read, what it found, what it earned.
+    """Show one trajectory: text of the policy, observations, searches and rewards.
 
-    Lines that the policy wrote begin with a bold bar; what it only read is dim and masked.
+    Lines with a bold bar are written by the policy; dim lines are only read by it, and masked.
 
     \b
     Example:
@@ -149,7 +157,7 @@ def show(
 @app.command()
 def verdicts(
     run: Run = "last",
-    by: Annotated[Group, typer.Option(help="Count for each of these.")] = Group.phase,
+    by: Annotated[Group, typer.Option(help="Group by.")] = Group.phase,
     steps: Steps = None,
     phase: OfPhase = None,
     source: Source = None,
@@ -157,10 +165,10 @@ def verdicts(
     json: Json = False,
     wide: Wide = False,
 ) -> None:
-    """Count why answers are wrong: the retriever, the reader, no search, no answer, a failed search.
+    """Count the causes of wrong answers: retriever, reader, no search, no answer, failed search.
 
-    `reader`: a golden answer was in the passages and the policy did not give it; `retriever`: it was in
-    none of them.
+    `reader`: the passages contained a golden answer, and the policy did not give it. `retriever`: no passage
+    contained one.
 
     \b
     Example:
@@ -177,22 +185,22 @@ def verdicts(
         columns = {column: by.value} | {name: name for name in (*VERDICTS, "total")}
         _print_rows(found, json, columns, wide=wide, least=["total"])
     else:
-        output.note("no such trajectory with golden answers; fewer conditions find more")
+        output.note("no matching trajectory with golden answers; try fewer filters")
 
 
 @app.command()
 def curve(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN...", help="The runs, `last` if none.", show_default=False),
+        typer.Argument(metavar="RUN...", help="Runs; default: `last`.", show_default=False),
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="A metric, more than once for more.", show_default="val/em")
+        list[str] | None, typer.Option(help="Metric to draw (repeatable).", show_default="val/em")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a picture: FILE.png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
     json: Json = False,
 ) -> None:
-    """Draw metrics over the steps, of one run or several.
+    """Plot metrics over steps, for one or several runs.
 
     \b
     Example:
@@ -215,22 +223,23 @@ def curve(
 
 @app.command()
 def sql(
-    query: Annotated[str, typer.Argument(help="One query that reads, in DuckDB's SQL.", show_default=False)],
+    query: Annotated[str, typer.Argument(help="One read-only query in DuckDB's SQL.", show_default=False)],
     runs: Annotated[
         list[str] | None,
-        typer.Option("--run", metavar="RUN", help="A run; `all`: every one.", show_default="last"),
+        typer.Option("--run", metavar="RUN", help="Run (repeatable); `all`: every run.", show_default="last"),
     ] = None,
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     wide: Wide = False,
     unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="Also read and write other files: COPY, ATTACH, read_csv, SET.")
+        bool,
+        typer.Option("--unsafe", help="Allow reading and writing other files: COPY, ATTACH, read_csv, SET."),
     ] = False,
 ) -> None:
-    """Ask the log in SQL.
+    """Query the log with SQL.
 
-    Its tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards; `DESCRIBE hits` says
-    what is in one. A query reads the log and no other file.
+    Tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards. `DESCRIBE hits` lists the
+    columns of one. Queries can read only the log.
 
     \b
     Example:
@@ -258,13 +267,13 @@ _TRAJECTORY_COLUMNS = {
     "question": "question",
 }  # fmt: skip
 _LEAST = ("hops", "source", "phase", "searches", "reward")
-"""What a narrow terminal does without, the first first."""
+"""Columns that a narrow terminal leaves out, in this order."""
 _BY_END = ("run", "run_id")
-"""What is typed by its end."""
+"""Columns that are cut at the beginning, since their end is what users type."""
 
 
 def _paths(names: Sequence[str]) -> list[Path]:
-    """The directories of runs by their names; `all` is every run of the workspace."""
+    """The directories of the named runs; `all` is every run of the workspace."""
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
@@ -286,7 +295,7 @@ def _print_rows(
     wide: bool = False,
     least: Sequence[str] = (),
 ) -> None:
-    """JSON lines, or the `columns` as a table with their headings; on a terminal a row is one line."""
+    """Print JSON lines, or a table of `columns` with their headings; on a terminal each row is one line."""
     from srl.browse.formatting import cells
 
     if json:

@@ -1,6 +1,6 @@
-"""How a table fits a terminal: rows of text to lines, no wider than the terminal is.
+"""Fits tables to a terminal: rows of text become lines of limited width.
 
-Widths are in terminal cells: a Chinese, Japanese or Korean character takes two, a combining one none.
+Widths are in terminal cells: a Chinese, Japanese or Korean character takes two, a combining character none.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Collection, Sequence
 
 GAP = 2
 _NARROWEST = 12
-"""What a column of text may be cut to, and no further."""
+"""Smallest width of a text column."""
 _LAST = 20
-"""The same for the last column."""
+"""Smallest width of the last column."""
 _PROSE = 32
-"""The least room beside the other columns for sentences; with less they go below them."""
+"""Smallest width for sentences beside the other columns; with less they go below."""
 _INDENT = 4
 _NAMED = 3
-"""Columns without room that are named; the others are counted."""
+"""How many left-out columns are named; further ones are counted."""
 _WIDE = r"\u2e80-\U0010ffff"
 """Chinese, Japanese and Korean characters, and emoji, as a range of a regular expression."""
 
@@ -25,7 +25,7 @@ Row = Sequence[str]
 
 
 def cell_len(text: str) -> int:
-    """The terminal cells that `text` takes; rich is imported only where letters do not say it alone."""
+    """The terminal cells of `text`; rich is imported only for non-ASCII text."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len as of_any
@@ -34,7 +34,7 @@ def cell_len(text: str) -> int:
 
 
 def wrapped(rows: Sequence[Row], width: int) -> list[str]:
-    """Lines of a table whose last column is prose: it wraps between words, beside the others or below."""
+    """Lines of a table whose last column is prose, which wraps between words, beside the others or below."""
     widths = _widths([row[:-1] for row in rows])
     start = sum(widths) + GAP * len(widths)
     if max((cell_len(row[-1]) for row in rows), default=0) <= width - start or width - start >= _PROSE:
@@ -53,12 +53,12 @@ def _below(row: Row, widths: Sequence[int], width: int) -> list[str]:
 
 
 def prose(text: str, width: int) -> list[str]:
-    """`text` on lines of `width`; a word stays whole, so a URL can be copied."""
+    """`text` in lines of `width`; words are not split, so that URLs can be copied."""
     return [text] if cell_len(text) <= width else _filled(text, max(width, 1))
 
 
 def snippet(text: str, width: int, lines: int = 3) -> str:
-    """The first `lines` lines of `text`, an ellipsis where more follows; they hang below the first."""
+    """The first `lines` lines of `text` with a hanging indent, and an ellipsis if more follows."""
     found = _filled(text, width, " " * _INDENT, longest=max(width - _INDENT, 1))
     if len(found) > lines:
         found[lines - 1 :] = [cut(_filled(found[lines - 1], width - 2)[0] + " …", width)]
@@ -66,7 +66,7 @@ def snippet(text: str, width: int, lines: int = 3) -> str:
 
 
 def _filled(text: str, width: int, indent: str = "", longest: int | None = None) -> list[str]:
-    """`text` on lines of `width`, all but the first indented; a word of more letters than `longest` is split.
+    """`text` in lines of `width`, all but the first indented; words longer than `longest` are split.
 
     A line breaks at spaces and beside wide characters, whose scripts have no spaces.
     """
@@ -83,11 +83,10 @@ def _filled(text: str, width: int, indent: str = "", longest: int | None = None)
 def fitted(
     rows: Sequence[Row], width: int, least: Sequence[str] = (), by_end: Collection[str] = ()
 ) -> tuple[list[str], str]:
-    """Lines of a table with one line a row, its headings first, and what is not shown, in words.
+    """Lines of a table with one line per row, headings first, and a description of what is not shown.
 
-    Columns are left out, those named in `least` first, then from the right, until the others fit; what is
-    left of the room goes to the columns that need it. A cell is cut at its end; one of a column in
-    `by_end`, whose end tells it from others, at its beginning.
+    Columns are left out until the others fit: those in `least` first, then from the right. The remaining
+    width goes to the columns that need it. Cells are cut at the end, in columns of `by_end` at the beginning.
     """
     heads = rows[0]
     kept = _kept(rows, width, least)
@@ -107,7 +106,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _kept(rows: Sequence[Row], width: int, least: Sequence[str]) -> list[int]:
-    """The places of the columns for which there is room."""
+    """The positions of the columns that fit."""
     heads = rows[0]
     kept = list(range(len(heads)))
     dropped = [heads.index(name) for name in least if name in heads]
@@ -121,7 +120,7 @@ def _kept(rows: Sequence[Row], width: int, least: Sequence[str]) -> list[int]:
 
 
 def _narrowest(rows: Sequence[Row]) -> list[int]:
-    """How narrow each column may become; numbers are never cut."""
+    """The smallest width of each column; numbers are never cut."""
     columns = list(zip(*rows, strict=True))
     return [
         max(map(cell_len, column))
@@ -140,7 +139,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _shared(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """A width for each column, from `least` up to `wanted`: those that want least get it first."""
+    """A width for each column between `least` and `wanted`; columns that need least get it first."""
     widths = list(least)
     spare = room - sum(widths)
     waiting = sorted((want - low, place) for place, (want, low) in enumerate(zip(wanted, least, strict=True)))
@@ -152,7 +151,7 @@ def _shared(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]
 
 
 def cut(text: str, width: int, by_end: bool = False) -> str:
-    """`text` in at most `width` cells, with an ellipsis for its end, with `by_end` for its beginning."""
+    """`text` in at most `width` cells, with an ellipsis at the end, or at the beginning with `by_end`."""
     if cell_len(text) <= width:
         return text
     from rich.cells import set_cell_size

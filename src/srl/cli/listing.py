@@ -9,7 +9,7 @@ COLUMNS = ("kind", "name", "package", "version", "summary")
 
 
 def print_list(as_json: bool = False) -> None:
-    """Print every plugin, a broken one with its error in place of a summary."""
+    """Print every plugin; a broken one has its error in place of a summary."""
     entries = manager.installed()
     if as_json:
         output.print_json([described(entry) for entry in entries])
@@ -20,7 +20,7 @@ def print_list(as_json: bool = False) -> None:
 
 
 def described(entry: manager.Plugin) -> dict[str, str]:
-    """What a program may want to know of a plugin."""
+    """The facts about a plugin, for JSON."""
     return {key: getattr(entry, key) for key in (*COLUMNS, "error")}
 
 

@@ -1,7 +1,7 @@
-"""Output for people and programs: results on stdout, the rest on stderr, plain when not a terminal.
+"""Output: results on stdout, everything else on stderr, plain text if not a terminal.
 
-All commands print through this module, which lets nothing act on a terminal and shows no secret: text for
-people is escaped wherever it goes, JSON has its own escapes, and only `verbatim` leaves a pipe as it is.
+All commands print through this module, so that no output can control the terminal or reveal a secret: text is
+escaped, JSON has its own escapes, and only `verbatim` writes text to a pipe unchanged.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDE = 1000
-"""Columns where no terminal limits them: a program reads lines, so no line is wrapped for it."""
+"""Console width without a terminal: lines for programs are not wrapped."""
 
 _quiet = False
 
 
 def set_verbosity(level: int) -> None:
-    """0 is normal, above it more is logged, below it only warnings or errors and no notes or progress."""
+    """Set the log level: 0 is normal, higher logs more, lower logs only warnings or errors and hides
+    notes."""
     import logging
 
     from srl.safe_log import log_to_stderr
@@ -37,7 +38,7 @@ def set_verbosity(level: int) -> None:
 
 
 def stdout() -> Console:
-    """A rich console on stdout that prints text as it is: no markup, no colours in a pipe."""
+    """A rich console on stdout without markup, and without colours in a pipe."""
     return _console(sys.stdout)
 
 
@@ -54,14 +55,14 @@ def _console(stream: Any) -> Console:
 
 
 def print_json(obj: object) -> None:
-    """`obj` as JSON on stdout: data classes, paths and numpy values too; NaN becomes null."""
+    """Print `obj` as JSON, including data classes, paths and numpy values; NaN becomes null."""
     import json
 
     print(safe_json(json.dumps(_plain(obj, secrets()), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def print_rows(rows: Iterable[object]) -> None:
-    """Each of `rows` as a line of JSON on stdout."""
+    """Print each of `rows` as a line of JSON."""
     from srl.browse.formatting import json_line
 
     found = secrets()
@@ -70,17 +71,17 @@ def print_rows(rows: Iterable[object]) -> None:
 
 
 def line(text: object = "", *, flush: bool = False) -> None:
-    """A line of a result on stdout, or several."""
+    """Print one or several lines of a result."""
     print(safe(str(text)), flush=flush)
 
 
 def verbatim(text: str) -> None:
-    """A whole file on stdout: as it is for a program, safe on a terminal. Secrets are in neither."""
+    """Print a whole file: unchanged in a pipe, escaped on a terminal. Secrets are hidden in both."""
     sys.stdout.write(safe(text) if sys.stdout.isatty() else hidden(text))
 
 
 def _plain(obj: Any, found: tuple[str, ...]) -> Any:
-    """`obj` as what JSON knows: dict, list, str, number, bool, None; without the secrets `found`."""
+    """`obj` in JSON types: dict, list, str, number, bool, None; the secrets `found` are hidden."""
     from collections.abc import Mapping
     from dataclasses import is_dataclass
     from math import isfinite
@@ -111,10 +112,10 @@ def table(
     least: Sequence[str] = (),
     by_end: Sequence[str] = (),
 ) -> None:
-    """Aligned columns on stdout, which fit a terminal; elsewhere, and if `wide`, every cell is whole.
+    """Print aligned columns that fit the terminal; without a terminal or with `wide`, cells are never cut.
 
-    The last column wraps; with `one_line` each row is one line, for which cells are cut and columns left
-    out (`srl.cli.layout.fitted`), and a note says so.
+    The last column wraps. With `one_line` each row is one line: cells are cut and columns left out
+    (`srl.cli.layout.fitted`), and a note says so.
     """
     from srl.cli.layout import fitted, prose, wrapped
 
@@ -136,43 +137,42 @@ def _cell(value: object, found: tuple[str, ...]) -> str:
 
 
 def paragraph(text: str) -> None:
-    """A paragraph of a result on stdout; a terminal wraps it between words, elsewhere it is one line."""
+    """Print a paragraph; it wraps between words on a terminal and is one line elsewhere."""
     from srl.cli.layout import prose
 
     line("\n".join(prose(safe(text), terminal_width())))
 
 
 def terminal_width() -> int:
-    """Columns of the terminal that stdout is; without one there is no limit."""
+    """Width of the terminal in columns; `sys.maxsize` without one."""
     from shutil import get_terminal_size
 
     return get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
 
 
 def note(message: str) -> None:
-    """One line for the person at the terminal, on stderr; nothing with `-q`."""
+    """Print a line for the user on stderr; nothing with `-q`."""
     if not _quiet:
         warn(message)
 
 
 def warn(message: object) -> None:
-    """The same, whatever `-q` says."""
+    """Print a line for the user on stderr, also with `-q`."""
     print(safe_message(str(message)), file=sys.stderr)
 
 
 _barred = False
-"""Whether a bar is shown; there is one at a time."""
+"""Whether a bar is shown; there is only one at a time."""
 
 
 @contextmanager
 def progress(
     description: str, total: int | None = None, *, passing: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr; what it gives is called with how many are done so far.
+    """Show a progress bar on stderr; yields a function to call with the number done so far.
 
-    Without a terminal there is a line every half minute and one at the end, and with `-q` nothing.
-    One of a work that is a part of another is `passing`: at the end its bar goes, and no line is written.
-    Inside another bar nothing is shown.
+    Without a terminal it prints a line every 30 s and one at the end; with `-q` nothing. A `passing` bar
+    disappears at the end, and prints no last line. Inside another bar nothing is shown.
     """
     global _barred
     if sys.stderr.isatty() and not _quiet:
@@ -202,7 +202,7 @@ def progress(
 
 
 def show_counted() -> None:
-    """Show what the stages count, each as a passing bar."""
+    """Show the progress that the stages report, each as a passing bar."""
     from functools import partial
 
     from srl.progress import show_with
@@ -211,9 +211,9 @@ def show_counted() -> None:
 
 
 class Pace:
-    """How far something is and when it will be done, every `EVERY_S` seconds.
+    """Progress and time left, at most every `EVERY_S` seconds.
 
-    The first count may be work that was there already, so speed is that of what was done since.
+    The first count may include earlier work, so the speed is measured from there.
     """
 
     EVERY_S = 30.0
@@ -224,7 +224,7 @@ class Pace:
         self._told_at = 0.0
 
     def told(self, done: int, now: float) -> str:
-        """A line for `done` at the time `now` (seconds), or nothing when one was told just before."""
+        """A line for `done` at time `now` (seconds), or an empty string within `EVERY_S` of the last one."""
         if self._first is None:
             self._first, self._told_at = (done, now), now
         if now - self._told_at < self.EVERY_S:

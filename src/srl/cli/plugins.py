@@ -1,4 +1,4 @@
-"""`srl plugins`: what is installed, whether it keeps its promises, and a start for a new one."""
+"""`srl plugins`: list, check and create plugins."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srl.cli import listing, output
+from srl.cli.options import Json
 from srl.plugins import manager
 
 if TYPE_CHECKING:
     from srl.testing import Check
 
-app = typer.Typer(help="List, check and start plugins.", no_args_is_help=True)
+app = typer.Typer(help="List, check and create plugins.", no_args_is_help=True)
 
 
 class Kind(StrEnum):
@@ -26,12 +27,9 @@ class Kind(StrEnum):
     provider = "provider"
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
 @app.command("list")
-def list_plugins(as_json: AsJson = False) -> None:
-    """List the installed plugins, broken ones with their error.
+def list_plugins(as_json: Json = False) -> None:
+    """List the installed plugins; broken ones with their error.
 
     \b
     Example:
@@ -45,21 +43,23 @@ def check(
     name: Annotated[
         str, typer.Argument(help="The name of an installed plugin, or module:Class.", show_default=False)
     ],
-    kind: Annotated[Kind | None, typer.Option(help="Needed when two kinds have this name.")] = None,
+    kind: Annotated[
+        Kind | None, typer.Option(help="Kind; needed if two kinds of plugin have this name.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the plugin.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
-    """Check that a plugin does what its kind must do.
+    """Run the conformance checks of a plugin's kind.
 
-    Exit code 1 when a check fails.
+    Exit code 1 if a check fails.
 
     \b
     Example:
       srl plugins check em
     """
-    from srl.cli.settings import read_settings
+    from srl.cli.options import read_settings
     from srl.testing import checks, conclude
 
     entry = _entry(name, kind)
@@ -77,7 +77,7 @@ def _verdict(check: Check) -> str:
 
 
 def _entry(name: str, kind: Kind | None) -> manager.Plugin:
-    """The one entry called `name`, of `kind` or of whatever kind has it."""
+    """The plugin called `name`, of `kind` if given."""
     from srl.errors import UserError, nearest
 
     if manager.is_import_path(name):
@@ -113,12 +113,12 @@ def new(
             metavar="KIND", help="What to start: a retriever, a reward or an algorithm.", show_default=False
         ),
     ],
-    name: Annotated[str, typer.Argument(help="Its name, as in my-search.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the plugin, such as my-search.", show_default=False)],
     out: Annotated[
-        Path | None, typer.Option(help="The directory to create.", show_default="./srl-search-NAME")
+        Path | None, typer.Option(help="Directory to create.", show_default="./srl-search-NAME")
     ] = None,
 ) -> None:
-    """Write a new plugin package, small, working and tested.
+    """Create a plugin package: small, working and tested.
 
     \b
     Example:

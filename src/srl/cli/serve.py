@@ -1,4 +1,4 @@
-"""`srl serve`: answer searches over HTTP, and check a server that does."""
+"""`srl serve`: serve searches over HTTP, and check search servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
+from srl.cli.options import Json
 from srl.errors import EXIT_CHECK_FAILED, UserError
 from srl.safe_text import keep_secret, refuse_credentials
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "SRL_SEARCH_TOKEN"
 
-app = typer.Typer(no_args_is_help=True, help="Answer searches over HTTP.")
+app = typer.Typer(no_args_is_help=True, help="Serve searches over HTTP, and check search servers.")
 
 
 @app.command()
@@ -195,7 +196,7 @@ def _named(given: list[str]) -> dict[str, Path]:
 
 def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> IndexSource:
     """An index with the settings that are for all or for it. Raises UserError where there is none."""
-    from srl.cli.settings import read_settings
+    from srl.cli.options import read_settings
     from srl.index import check_index, verify_once
     from srl.serve.server.app import IndexSource
 
@@ -233,7 +234,7 @@ def check(
         list[str] | None, typer.Option("--query", help="What to search for; may come again.")
     ] = None,
     topk: Annotated[int, typer.Option("-k", "--topk", min=1, help="Hits to ask for.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say which dialects a search server speaks; exit code 1 when it cannot answer episodes.
 

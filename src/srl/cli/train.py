@@ -1,4 +1,5 @@
-"""`srl train`: reinforcement learning, or the fine-tuning before it."""
+"""`srl train`: reinforcement learning or fine-tuning; exports checkpoints and imports other
+configurations."""
 
 from __future__ import annotations
 
@@ -9,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from srl.cli import output
-from srl.cli.train_export import export
-from srl.cli.train_import import import_config
+from srl.cli.options import Json, Sets
 from srl.errors import UserError
 
 if TYPE_CHECKING:
     from srl.workspace import Workspace
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
-app.command()(export)
-app.command("import")(import_config)
 
 SFT = "sft"
 
@@ -27,34 +25,35 @@ SFT = "sft"
 def train(
     context: typer.Context,
     algo: Annotated[
-        str | None, typer.Option(help="ppo, grpo, reinforce, rloo, reinforce_plus_plus, sft, or a plugin's.")
+        str | None, typer.Option(help="ppo, grpo, reinforce, rloo, reinforce_plus_plus, sft, or a plugin.")
     ] = None,
     backend: Annotated[
         Literal["local", "verl"],
-        typer.Option(help="What trains: this process, or verl on Ray (many GPUs, many machines)."),
+        typer.Option(help="What trains: this process, or verl on Ray (several GPUs or machines)."),
     ] = "local",
-    preset: Annotated[str, typer.Option(help="Settings to start from: tiny, one-gpu, no-search …")] = "tiny",
-    config: Annotated[Path | None, typer.Option(help="YAML file on top of the preset.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Hugging Face model directory to train.")] = None,
+    preset: Annotated[str, typer.Option(help="Preset: tiny, one-gpu, no-search …")] = "tiny",
+    config: Annotated[Path | None, typer.Option(help="YAML file that overrides the preset.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Hugging Face directory of the model to train.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps; with --resume, how many in all.")] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key, as in --print-config.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps; with --resume, the new total.")] = None,
+    sets: Sets = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with a run; --steps makes it longer."),
+        typer.Option("--resume", help="Resume a run; --steps extends it."),
     ] = False,
     run: Annotated[str, typer.Option(help="The run to resume.")] = "last",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, memory and time; start nothing.")] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Every key with its value and where it comes from.")
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the plan, memory and time of the run, without starting it."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print every key with its value and origin.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON.")] = False,
 ) -> None:
     """Train a model to search.
 
-    With no options it makes a small world, its index and a cold-started model, and trains that one.
+    Without options it generates a small world, its index and a cold-started model, and trains that.
 
     \b
     Example:
@@ -67,7 +66,7 @@ def train(
         _resume(run, steps, json)
         return
     if dry_run and algo == SFT:
-        raise UserError("--dry-run plans reinforcement learning; leave out --algo sft, or --dry-run")
+        raise UserError("--dry-run plans reinforcement learning only; leave out --algo sft or --dry-run")
     resolved = _configured(algo, preset, config, model, seed, steps, sets or [])
     if print_config:
         _print_config(resolved, json)
@@ -78,20 +77,86 @@ def train(
 
 
 @app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="Output directory; must not exist.")],
+    run: Annotated[
+        str, typer.Argument(help="Run: its name, the beginning or end of it, or `last`.")
+    ] = "last",
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Precision of the weights; default: as saved."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model.")] = False,
+    json: Json = False,
+) -> None:
+    """Export a checkpoint as a Hugging Face directory: weights, tokenizer, stop strings.
+
+    Trainer state and critic are left out, and adapters are merged. Sharded checkpoints are merged on this
+    machine, which needs memory for the whole model but no GPU.
+
+    \b
+    Example:
+      srl train export last --out my-model --dtype bfloat16
+    """
+    from srl.train.export import export as write
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    found = workspace.find_run(run)
+    made = write(found, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
+    if json:
+        output.print_json(asdict(made))
+        return
+    output.line(f"{made.directory}  step {made.step} of {made.run}, {made.dtype}")
+    given = str(made.directory), "--config", str(found / "config.yaml"), "--data", "FILE"
+    output.note(f"evaluate it: {workspace.command('eval', 'run', *given)}")
+
+
+@app.command("import")
+def import_config(
+    file: Annotated[Path, typer.Argument(help="verl's YAML, a list of overrides, or a training script.")],
+    out: Annotated[Path | None, typer.Option(help="Output file; default: stdout.")] = None,
+    define: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Value of a shell variable in the script (repeatable)."),
+    ] = None,
+) -> None:
+    """Convert verl's configuration or a training script of Search-R1 to ours, and report what changes.
+
+    Scripts are parsed, not executed. The report goes to stderr and to the head of the file.
+
+    \b
+    Example:
+      srl train import train_grpo.sh --out grpo.yaml
+      srl train --config grpo.yaml --dry-run
+    """
+    from srl.train.importing import import_file
+
+    made = import_file(file, _defined(define or []))
+    if out is None:
+        output.verbatim(made.text)
+    else:
+        _write(out, made.text)
+    for line in made.report:
+        output.note(line)
+
+
+@app.command()
 def init(
-    tokenizer: Annotated[
-        Path, typer.Option(help="Directory of the tokenizer, as `srl data tokenizer` makes.")
-    ],
-    out: Annotated[Path, typer.Option(help="Where to, a new directory.")],
+    tokenizer: Annotated[Path, typer.Option(help="Tokenizer directory, as from `srl data tokenizer`.")],
+    out: Annotated[Path, typer.Option(help="Output directory; must not exist.")],
     kind: Annotated[Literal["qwen2", "llama"], typer.Option(help="Architecture.")] = "qwen2",
-    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 4,
-    width: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 128,
-    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
-    ffn: Annotated[int, typer.Option(min=1, help="Width of the feed-forward blocks.")] = 256,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of a prompt and all that follows.")] = 4096,
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
+    width: Annotated[int, typer.Option(min=1, help="Hidden size.")] = 128,
+    heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 4,
+    ffn: Annotated[int, typer.Option(min=1, help="Size of the feed-forward layers.")] = 256,
+    max_length: Annotated[int, typer.Option(min=1, help="Maximum sequence length, in tokens.")] = 4096,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the weights.")] = 0,
 ) -> None:
-    """Make a small model of random weights for a tokenizer; `--model` trains it.
+    """Create a small model with random weights for a tokenizer; train it with `--model`.
 
     \b
     Example:
@@ -105,7 +170,8 @@ def init(
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """A resumed run keeps its own configuration but for its length: all else would be without effect."""
+    """Refuse options that have no effect on a resumed run, which keeps its configuration except its
+    length."""
     fitting = {"resume", "run", "steps", "json"}
     given = [
         name for name in context.params
@@ -114,8 +180,8 @@ def _refuse_beside_resume(context: typer.Context) -> None:
     if given:
         options = ", ".join(f"--{name.removesuffix('s') if name == 'sets' else name}" for name in given)
         raise UserError(
-            f"{options.replace('_', '-')}: a resumed run goes on with the configuration it started with; "
-            "leave it out, or start another run"
+            f"{options.replace('_', '-')}: a resumed run keeps the configuration it started with; "
+            "leave it out, or start a new run"
         )
 
 
@@ -123,7 +189,7 @@ def _configured(
     algo: str | None, preset: str, config: Path | None, model: Path | None, seed: int | None,
     steps: int | None, sets: list[str],
 ) -> Any:  # fmt: skip
-    """The resolved configuration; `--steps` counts the steps of whatever is trained."""
+    """The resolved configuration; with `--algo sft`, `--steps` is the number of fine-tuning steps."""
     from srl.config import load_config
 
     steps_key = "sft.steps" if algo == SFT else "trainer.total_training_steps"
@@ -219,8 +285,7 @@ def _terminal() -> Any:
 
 
 def _tell(summary: Any, json: bool, workspace: Workspace) -> None:
-    """The summary: one line of JSON, or a few for a person."""
-
+    """Print the summary: one line of JSON, or a few lines of text."""
     if json:
         output.print_rows([asdict(summary)])
         return
@@ -231,3 +296,22 @@ def _tell(summary: Any, json: bool, workspace: Workspace) -> None:
         output.line(f"checkpoint {summary.checkpoint}")
     commands = (workspace.command("inspect", *what) for what in (["trajectories"], ["curve"], ["show", "ID"]))
     output.note(f"look inside: {', '.join(commands)}")
+
+
+def _defined(given: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.replace("_", "").isalnum():
+            raise UserError(f"--define {text}: expected NAME=VALUE, as in --define DATA_DIR=data/nq")
+        found[name] = value
+    return found
+
+
+def _write(out: Path, text: str) -> None:
+    from srl.files import atomic_file
+
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another name, or remove it first")
+    with atomic_file(out) as file:
+        file.write(text)

@@ -1,4 +1,4 @@
-"""`srl index`: build, import or download an index, look into one, search one, measure and compare."""
+"""`srl index`: build, import, download, inspect, search, measure and compare indexes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from srl.cli.index import eval as eval_
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Build an index from a corpus, search it, measure it, compare it."
-)
+app = typer.Typer(no_args_is_help=True, help="Build, import, search, measure and compare indexes.")
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "build": build.build,

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from srl.cli.index.shared import AsJson, IndexDirectory, Settings, show_index, stages
+from srl.cli.index.shared import IndexDirectory, Settings, show_index, stages
+from srl.cli.options import Json, read_settings
 from srl.cli.output import progress
-from srl.cli.settings import read_settings
 
 if TYPE_CHECKING:
     from srl.index import Manifest
 
-Out = Annotated[Path, typer.Option(help="The directory to build; it appears whole or not at all.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an index that is there.")]
+Out = Annotated[Path, typer.Option(help="Output directory; written atomically.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing index.")]
 
 
 def build(
     out: Out,
     corpus: Annotated[
         Path | None,
-        typer.Option(help="The corpus: JSON lines of passages or TREC documents, .gz too; none for web."),
+        typer.Option(help="Corpus: JSON lines of passages or TREC documents, also .gz; none for web."),
     ] = None,
     retriever: Annotated[str, typer.Option(help="What will search it; also module:Class.")] = "bm25",
     settings: Settings = None,
     force: Force = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Build the index of a corpus.
 
@@ -46,17 +46,17 @@ def build(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="An index file or directory.")],
-    retriever: Annotated[str, typer.Option(help="The retriever that reads it: lucene or e5.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Index file or directory.")],
+    retriever: Annotated[str, typer.Option(help="Retriever that reads it: lucene or e5.")],
     out: Out,
     corpus: Annotated[
-        Path | None, typer.Option(help="The corpus that it was built from, if it has no passages itself.")
+        Path | None, typer.Option(help="Corpus it was built from, if it contains no passages.")
     ] = None,
     settings: Settings = None,
     force: Force = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
-    """Make an index of what another program built: its files are linked, or copied where they cannot be.
+    """Import an index that another program built; its files are linked, or copied if that is not possible.
 
     \b
     Example:
@@ -78,11 +78,11 @@ def info(
         Path | None, typer.Option(help="Also check that the index was built from this corpus.")
     ] = None,
     whole: Annotated[
-        bool, typer.Option("--verify", help="Read all files whole and compare their checksums.")
+        bool, typer.Option("--verify", help="Read all files and compare their checksums.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
-    """Say what an index is, and check its files: sizes and ends, or, with --verify, every byte.
+    """Show the facts about an index and check its files: sizes and ends, or every byte with --verify.
 
     \b
     Example:
@@ -99,7 +99,7 @@ def info(
 
 
 def _verify(directory: Path, manifest: Manifest) -> None:
-    """Read the index whole, with a bar."""
+    """Read the whole index, with a progress bar."""
     from threading import Lock
 
     from srl.index import verify

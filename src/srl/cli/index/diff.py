@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.index.shared import LABELS, Answers, AsJson, Qrels, Questions, figure_cells, notes
+from srl.cli.index.shared import LABELS, Answers, Qrels, Questions, figure_cells, notes
 from srl.cli.layout import cell_len, cut
+from srl.cli.options import Json
 
 if TYPE_CHECKING:
     from srl.data.relevance import LabelledQuestions
@@ -21,24 +22,26 @@ if TYPE_CHECKING:
 
 _ID = 24
 _COLUMN = 72
-"""Cells of an id, and of a hit with its title and text where no terminal says how many fit."""
+"""Widths of an id and of a hit without a terminal, in cells."""
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The directory of one index.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The directory of the other.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="Directory of one index.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Directory of the other index.")],
     questions: Questions,
     qrels: Qrels = None,
     answers: Answers = False,
-    k: Annotated[int, typer.Option("-k", "--k", min=1, max=10_000, help="Hits that are compared.")] = 10,
-    show: Annotated[int, typer.Option(min=0, help="Questions to show, those that differ most.")] = 3,
-    as_json: AsJson = False,
+    k: Annotated[int, typer.Option("-k", "--k", min=1, max=10_000, help="Number of hits to compare.")] = 10,
+    show: Annotated[
+        int, typer.Option(min=0, help="Number of questions to show, the most different first.")
+    ] = 3,
+    as_json: Json = False,
 ) -> None:
-    """Compare two indexes: what both find, the questions on which they differ most, and which is better.
+    """Compare two indexes: overlap, the questions on which they differ most, and which is better.
 
-    Passages are the same when their ids are. Overlap@k takes passages of one score at the cut for each
-    other; rank-biased overlap (p = .9) counts the top most. Where it is known what is relevant, each
-    measure is compared on the same questions, with the p of a paired randomisation test.
+    Passages with the same id are the same. Overlap@k treats passages with equal scores at the cut as
+    interchangeable; rank-biased overlap (p = .9) weights the top ranks most. If relevance is known, each
+    measure is compared on the same questions, with the p-value of a paired randomisation test.
 
     \b
     Example:

@@ -12,7 +12,6 @@ from srl.cli import output
 from srl.cli.index.shared import (
     LABELS,
     Answers,
-    AsJson,
     Qrels,
     Questions,
     Settings,
@@ -21,6 +20,7 @@ from srl.cli.index.shared import (
     open_with,
     read_depths,
 )
+from srl.cli.options import Json
 from srl.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
@@ -30,31 +30,31 @@ if TYPE_CHECKING:
     from srl.index import Index
 
 _BEARABLE = 0.01
-"""The share of searches that may fail before the figures say more of the failures than of the index."""
+"""Largest share of failed searches; above it the exit code is 1."""
 
 
 def evaluate(
     questions: Questions,
     directory: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="The directory of the index.", show_default=False)
+        Path | None, typer.Argument(metavar="DIR", help="Index directory.", show_default=False)
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="Of a search server to measure, instead of an index.")
+        str | None, typer.Option(help="URL of a search server, instead of an index directory.")
     ] = None,
     qrels: Qrels = None,
     answers: Answers = False,
-    k: Annotated[str, typer.Option("-k", "--k", help="The depths of recall@k.")] = "1,3,5,10,100",
+    k: Annotated[str, typer.Option("-k", "--k", help="Depths of recall@k.")] = "1,3,5,10,100",
     settings: Settings = None,
     per_question: Annotated[
-        Path | None, typer.Option(help="Also write each question's figures here, as JSON lines.")
+        Path | None, typer.Option(help="Also write the results per question to this file, as JSON lines.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Measure an index: recall@k, nDCG@10, MRR and MAP over questions, with 95% intervals.
 
-    What is relevant is what --qrels says, else what the questions name as supporting_ids (SQuAD: the
-    paragraph a question was asked about). Where neither is known, a passage that contains an accepted
-    answer counts, and the figures are called answer recall.
+    Relevant are the passages in --qrels, else the supporting_ids of the questions (SQuAD: the paragraph of a
+    question). Without either, passages that contain an accepted answer count as relevant, and the metric is
+    called answer recall.
 
     \b
     Example:
@@ -77,27 +77,31 @@ def evaluate(
         _print(index, found)
     if found.failed > _BEARABLE * found.measured:
         raise CheckFailed(
-            f"{found.failed:,} of {found.measured:,} searches failed; the figures count them as nothing found"
+            f"{found.failed:,} of {found.measured:,} searches failed; they count as finding nothing"
         )
 
 
 def _open(directory: Path | None, url: str | None, settings: list[str]) -> Index | ServedIndex:
-    """What is to be measured."""
+    """The index or server to measure."""
     if (directory is None) == (url is None):
-        raise UserError("expected one thing to measure: srl index eval DIR …, or srl index eval --url URL …")
+        raise UserError(
+            "expected either a directory or a server: srl index eval DIR …, or srl index eval --url URL …"
+        )
     if directory is None:
         from srl.evaluate.served_index import ServedIndex
         from srl.safe_text import refuse_credentials
 
         if settings:
-            raise UserError("--set is for an index that is opened here; give it to srl serve retriever")
+            raise UserError(
+                "--set applies to an index directory, not to a server; give it to srl serve retriever"
+            )
         refuse_credentials("--url", str(url))
         return ServedIndex(str(url))
     return open_with(directory, settings)
 
 
 def _named(index: Any) -> tuple[str, dict[str, Any]]:
-    """What was measured, in words and as facts."""
+    """What was measured, as text and as facts."""
     if hasattr(index, "url"):
         return index.url, {"url": index.url, "digest": index.digest or None}
     of = index.manifest
@@ -130,7 +134,7 @@ def _print(index: Any, found: IndexEvaluation) -> None:
 
 
 def _write(path: Path, labelled: LabelledQuestions, found: IndexEvaluation) -> None:
-    """One JSON object for each question that was measured."""
+    """Write one JSON object per measured question."""
     from srl.files import atomic_file
 
     rankings = found.searched.rankings()

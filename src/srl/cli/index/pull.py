@@ -9,23 +9,23 @@ from typing import Annotated
 import typer
 
 from srl.cli import output
-from srl.cli.index.shared import AsJson
+from srl.cli.options import Json
 
 
 def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="wiki18-bm25, wiki18-e5 or wiki18-corpus.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where to; a directory of that name in the workspace by default.")
+        Path | None, typer.Option(help="Output directory; default: one of that name in the workspace.")
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="The commit, branch or tag of the data set; else its newest.")
+        str | None, typer.Option(help="Commit, branch or tag of the data set; default: the newest.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
-    """Download what Search-R1 publishes: the BM25 index, the E5 index or the passages of wiki-18.
+    """Download files published by Search-R1: the BM25 index, the E5 index or the passages of wiki-18.
 
-    It says beforehand what disk and memory it takes. Stopped at any moment, it goes on when typed again;
-    every file's digest is checked.
+    Prints the disk space and memory needed first. An interrupted download is resumed by the same command; the
+    digest of every file is checked.
 
     \b
     Example:
@@ -36,10 +36,10 @@ def pull(
 
     place = out or Workspace.resolve().indexes / "published" / name
     plan = plan_pull(name, place, revision, os.environ.get("HF_ENDPOINT"))
-    to_come = f"{in_gb(plan.missing)} of it is still to come, which is the room it needs on the disk"
+    to_come = f"{in_gb(plan.missing)} left to download, which is the disk space needed"
     output.note(
         f"{plan.dataset.repository} at {plan.commit[:12]}: {in_gb(plan.size)} to {place}; "
-        f"{to_come if plan.missing else 'all of it is there and is checked again'}"
+        f"{to_come if plan.missing else 'everything is downloaded and is checked again'}"
     )
     output.note(f"{name}: {plan.memory}")
     with output.progress("bytes", plan.size) as progress:

@@ -1,4 +1,4 @@
-"""`srl index search`: what an index finds."""
+"""`srl index search`: search an index."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.index.shared import AsJson, IndexDirectory, Settings, open_with
+from srl.cli.index.shared import IndexDirectory, Settings, open_with
 from srl.cli.layout import snippet
+from srl.cli.options import Json
 from srl.errors import UserError
 from srl.safe_text import one_line
 
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
 
 def search(
     directory: IndexDirectory,
-    queries: Annotated[list[str], typer.Argument(metavar="QUERY…", help="What to look for; - reads lines.")],
-    topk: Annotated[int, typer.Option("-k", "--topk", min=1, help="Hits for each query.")] = 3,
+    queries: Annotated[
+        list[str], typer.Argument(metavar="QUERY…", help="Queries; - reads one per line from stdin.")
+    ],
+    topk: Annotated[int, typer.Option("-k", "--topk", min=1, help="Hits per query.")] = 3,
     settings: Settings = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole passages on a terminal too.")] = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Search an index.
 
-    On a terminal a hit has three lines at most; in a pipe it has one, with the whole passage.
+    On a terminal a hit takes at most three lines; in a pipe it is one line with the whole passage.
 
     \b
     Example:
@@ -35,7 +38,7 @@ def search(
     """
     wanted = _lines() if queries == ["-"] else queries
     if any(not query.strip() for query in wanted):
-        raise UserError('a query is empty; type what to look for: srl index search DIR "who wrote …"')
+        raise UserError('empty query; type: srl index search DIR "who wrote …"')
     found = _hits(open_with(directory, settings).outcomes(wanted, topk), wanted)
     if as_json:
         output.print_json([_as_json(*pair) for pair in zip(wanted, found, strict=True)])
@@ -45,7 +48,7 @@ def search(
 
 
 def _hits(outcomes: list[Any], queries: list[str]) -> list[list[Hit]]:
-    """The hits of every query. Raises UserError for the first that the retriever could not answer."""
+    """The hits of every query. Raises UserError for the first query that failed."""
     for query, outcome in zip(queries, outcomes, strict=True):
         if isinstance(outcome, Exception):
             raise UserError(f"no answer to {query!r}: {outcome}") from outcome
@@ -55,7 +58,7 @@ def _hits(outcomes: list[Any], queries: list[str]) -> list[list[Hit]]:
 def _lines() -> list[str]:
     lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not lines:
-        raise UserError("no query on standard input; expected one on each line")
+        raise UserError("no query on standard input; expected one per line")
     return lines
 
 

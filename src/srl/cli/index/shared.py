@@ -1,4 +1,4 @@
-"""What the commands of `srl index` share: arguments, settings, progress, an index in words."""
+"""Arguments and output that the commands of `srl index` share."""
 
 from __future__ import annotations
 
@@ -17,44 +17,47 @@ if TYPE_CHECKING:
     from srl.evaluate.intervals import Estimate
     from srl.index import Index, Manifest
 
-IndexDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the index.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+IndexDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="Index directory.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of the retriever; may come again."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Option of the retriever (repeatable)."),
 ]
 Questions = Annotated[
     Path,
     typer.Option(help="Parquet, JSON lines, SQuAD, TREC topics, or `ID <tab> QUESTION` lines."),
 ]
 Qrels = Annotated[
-    Path | None, typer.Option(help="Judgements, `question 0 passage grade` on each line, as TREC has them.")
+    Path | None,
+    typer.Option(help="Relevance judgements in TREC format: `question 0 passage grade` per line."),
 ]
 Answers = Annotated[
-    bool, typer.Option("--answers", help="Look for the answers in the passages, whatever is judged.")
+    bool,
+    typer.Option(
+        "--answers", help="Count passages that contain an answer as relevant, and ignore judgements."
+    ),
 ]
 
 
 LABELS = {"judgements": "the passages judged relevant", "answers": "the passages that contain an answer"}
-"""By what an index is measured, in words."""
+"""What counts as relevant, in words."""
 
 
 def open_with(directory: Path, settings: list[str] | None) -> Index:
-    """The index at `directory`, with options of this machine as `--set` gives them."""
-    from srl.cli.settings import read_settings
+    """The index at `directory`, with the options of `--set`."""
+    from srl.cli.options import read_settings
     from srl.index import open_index, read_index_manifest
 
     return open_index(directory, read_settings(read_index_manifest(directory).retriever, settings or []))
 
 
 def stages(what: str = "passages") -> AbstractContextManager[Callable[[str, int, int | None], None]]:
-    """One bar for each stage of a work, one after the other."""
+    """A progress bar for each stage of the work, one after the other."""
     show_with(output.progress)
     return counted_stages(what)
 
 
 def show_index(directory: Path, manifest: Manifest, as_json: bool) -> None:
-    """What an index says about itself, and whether its files were read whole since they last changed."""
+    """Print the facts about an index, and whether its files were verified since they last changed."""
     from srl.index import is_verified
 
     facts = {
@@ -78,11 +81,11 @@ def show_index(directory: Path, manifest: Manifest, as_json: bool) -> None:
     facts |= {name: _pairs(facts[name]) for name in ("options", "identity")}
     facts |= {name: f"{facts[name]:,}" for name in ("passages", "bytes")}
     if not facts["verified"]:
-        facts["verified"] = f"no, sizes and ends only; type: srl index info {directory} --verify"
+        facts["verified"] = f"no, only sizes and file ends; type: srl index info {directory} --verify"
     else:
         facts["verified"] = "yes, every byte"
     if not manifest.corpus_digest:
-        facts |= {"passages": "none: it searches outside", "corpus": "none"}
+        facts |= {"passages": "none: it searches an external service", "corpus": "none"}
         del facts["corpus_digest"], facts["bytes"], facts["verified"]
     if not manifest.identity:
         del facts["identity"]
@@ -95,7 +98,7 @@ def _pairs(values: Any) -> str:
 
 
 def figure_cells(figure: Estimate) -> tuple[str, str]:
-    """A mean and its interval, as a table shows them."""
+    """A mean and its interval as table cells."""
     from math import isnan
 
     if isnan(figure.low):
@@ -104,19 +107,19 @@ def figure_cells(figure: Estimate) -> tuple[str, str]:
 
 
 def read_depths(text: str) -> tuple[int, ...]:
-    """`1,3,5` as numbers, the smallest first. Raises UserError for what is none of 1 to 10,000."""
+    """The depths in `1,3,5`, sorted. Raises UserError for numbers outside 1 to 10,000."""
     try:
         depths = sorted({int(part) for part in text.split(",")})
     except ValueError:
         depths = []
     if not depths or depths[0] < 1 or depths[-1] > 10_000:
         raise UserError(
-            f"--k {text}: expected numbers from 1 to 10,000 with commas between, as in --k 1,3,10"
+            f"--k {text}: expected numbers from 1 to 10,000 separated by commas, as in --k 1,3,10"
         )
     return tuple(depths)
 
 
 def notes(lines: Sequence[str]) -> None:
-    """What a person should hear, each on a line of stderr."""
+    """Print each note as a line on stderr."""
     for line in lines:
         output.note(f"note: {line}")

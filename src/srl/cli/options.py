@@ -1,16 +1,24 @@
-"""`--set KEY=VALUE`: the options of one plugin."""
+"""Options that several commands share, and how `--set KEY=VALUE` is read."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from srl.errors import UserError
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key (repeatable)."),
+]
+
 
 def read_settings(plugin: str, settings: list[str], kind: str = "retriever") -> dict[str, Any]:
-    """`k1=.9` or `retriever.bm25.k1=.9` as options of a plugin; values are read as YAML. Raises UserError.
+    """The options of a plugin from `k1=.9` or `retriever.bm25.k1=.9`; values are YAML. Raises UserError.
 
-    `retrievers.e5.model=DIR` goes into the options inside: `{"retrievers": {"e5": {"model": "DIR"}}}`.
+    A dotted key sets a nested option: `retrievers.e5.model=DIR` is `{"retrievers": {"e5": {"model": …}}}`.
     """
     from srl.config.yaml12 import parse
 
@@ -24,6 +32,6 @@ def read_settings(plugin: str, settings: list[str], kind: str = "retriever") -> 
         for name in outer:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise UserError(f"--set {setting}: {name} has a value already and holds no keys")
+                raise UserError(f"--set {setting}: {name} already has a value, so it cannot have keys")
         place[last] = parse(value, f"--set {setting}")
     return options
