@@ -255,8 +255,8 @@ def test_an_index_of_another_corpus_fails_the_check_and_starts_nothing(shell: Sh
     "command", [("runs",), ("trajectories",), ("show", "x"), ("curve",), ("sql", "SELECT 1")]
 )
 def test_without_a_run_one_line_says_how_to_start_one(shell: Shell, command) -> None:
-    assert "`srl train` starts one" in shell.refused("inspect", *command)
-    assert "`srl train` starts one" in shell.refused("train", "--resume")
+    assert "with `srl train`" in shell.refused("inspect", *command)
+    assert "with `srl train`" in shell.refused("train", "--resume")
 
 
 def test_a_workspace_that_cannot_be_one_is_one_line(shell: Shell, place: Path, monkeypatch) -> None:

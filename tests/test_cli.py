@@ -1,4 +1,4 @@
-"""The frame of the command: what it imports, how it ends, and where it writes."""
+"""The command `srl`: what it imports, how it ends, and where it writes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_help_names_every_command_and_leaves_the_modules_alone(capsys, monkeypat
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_command_loads_and_describes_itself_as_the_frame_does(name, capsys):
+def test_command_loads_and_describes_itself_as_the_help_does(name, capsys):
     assert main([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: srl {name} ")
@@ -94,7 +94,7 @@ def test_command_loads_and_describes_itself_as_the_frame_does(name, capsys):
 def test_line_of_a_command_in_a_help_is_not_cut(capsys):
     assert main(["plugins", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "new Write a new plugin package, small, working and tested." in text
+    assert "new Create a plugin package: small, working and tested." in text
     assert "..." not in text.partition("Commands:")[2]
 
 

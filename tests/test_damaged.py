@@ -188,7 +188,7 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
         (lambda run: (run / "run.json").write_text("{"), "run.json: not JSON in UTF-8"),
         (
             lambda run: (run / "run.json").write_text('{"format": 1}'),
-            "run.json: expected what srl writes there",
+            "run.json: unexpected fields",
         ),
         (lambda run: (run / "config.yaml").write_text("a: ["), "config.yaml:1: not YAML"),
         (lambda run: (run / "config.yaml").unlink(), "config.yaml: the configuration cannot be read"),
@@ -203,7 +203,7 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
         ),
         (
             older(lambda run: edit(run / CHECKPOINT / "trainer" / "state.json", odd=9)),
-            "state.json: expected what srl writes",
+            "state.json: unexpected fields",
         ),
         (
             older(lambda run: cut(run / CHECKPOINT / "trainer" / "actor.pt")),

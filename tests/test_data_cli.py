@@ -74,7 +74,7 @@ def test_prepare_without_out_goes_to_the_workspace(srl, tmp_path):
     [
         (("squat",), "no source 'squat': there are nq"),
         (("squad", "--file", "no.json"), "no.json: no such file"),
-        (("squad", "nq", "--file", "a.json"), "--file goes with one SOURCE that names no files"),
+        (("squad", "nq", "--file", "a.json"), "--file needs exactly one SOURCE without files"),
         (("questions",), "questions is not on the hub; give the file instead"),
         (("squad=a.json", "--split", "trian"), "no split 'trian'"),
         (("squad=a.json", "--template", "tinny"), "no template 'tinny'"),
@@ -93,7 +93,7 @@ def test_current_directory_is_no_place_to_prepare_into(srl, tmp_path, extra):
     code, out, err = srl("data", "prepare", f"nq={FIXTURES / 'nq-open.train.jsonl'}", "--out", ".", *extra)
     assert (code, out) == (2, "")
     assert (
-        err == "srl: .: this is the current directory, or holds it; give a new directory, such as ./result\n"
+        err == "srl: .: this is or contains the current directory; give a new directory, such as ./result\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -158,7 +158,7 @@ def test_overwrite_leaves_alone_a_file_that_somebody_put_into_prepared_data(tmp_
     prepare(inputs, out)
     (out / foreign).parent.mkdir(exist_ok=True)
     (out / foreign).write_text("years of work")
-    with pytest.raises(UserError, match=f"{foreign} in it is not srl's; move that file away"):
+    with pytest.raises(UserError, match=f"srl did not write {foreign} in it; move that file"):
         prepare(inputs, out, overwrite=True)
     assert (out / foreign).read_text() == "years of work"
 
@@ -167,7 +167,7 @@ def test_overwrite_leaves_alone_a_link_in_prepared_data(tmp_path):
     inputs, out = [given_file("nq", "nq-open.train.jsonl")], tmp_path / "out"
     prepare(inputs, out)
     (out / "link").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="link in it is not srl's"):
+    with pytest.raises(UserError, match="srl did not write link in it"):
         prepare(inputs, out, overwrite=True)
 
 
@@ -178,7 +178,7 @@ def test_overwrite_replaces_data_of_a_version_whose_manifest_named_no_files(tmp_
     del manifest["files"]
     (out / "manifest.json").write_text(json.dumps(manifest))
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"notes\.txt in it is not srl's"):
+    with pytest.raises(UserError, match=r"srl did not write notes\.txt in it"):
         prepare(inputs, out, overwrite=True)
     (out / "notes.txt").unlink()
     assert prepare(inputs, out, limit=1, overwrite=True).questions == {"train": 1}

@@ -90,7 +90,7 @@ def test_overwrite_replaces_only_a_tokenizer_that_was_trained_here(tmp_path):
         train_tokenizer(["a b"], tmp_path / "out", 258)
     train_tokenizer(["a b"], tmp_path / "out", 258, overwrite=True)
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"thesis\.tex in it is not srl's"):
+    with pytest.raises(UserError, match=r"srl did not write thesis\.tex in it"):
         train_tokenizer(["a b"], tmp_path / "out", 258, overwrite=True)
     for name in ("thesis.tex", "manifest.json"):
         (tmp_path / "out" / name).unlink()

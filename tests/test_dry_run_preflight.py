@@ -96,7 +96,7 @@ def test_a_pipe_is_refused_that_a_resumed_run_could_not_read_again(place, tmp_pa
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     chosen = config(place, **{key.replace(".", "__"): str(pipe)})
-    message = f"{pipe} can be read only once, and is needed more often; write it to a file first"
+    message = f"{pipe} can be read only once, but is needed several times; write it to a file first"
     assert list(startup_errors(chosen)) == [message]
     with pytest.raises(UserError, match="can be read only once"):
         train(chosen, tmp_path)

@@ -91,7 +91,7 @@ def test_a_limit_of_file_sizes_ends_a_build_in_one_line(shell: Shell, size: int)
     corpus = lines(shell.folder / "c.jsonl", rows)
     with limited(size):
         said = shell.refused("-q", "index", "build", "--corpus", corpus, "--out", "in/out")
-    why = "a file would be larger than the limit here; raise it (ulimit -f) and try again"
+    why = "a file exceeds the file-size limit; raise it (ulimit -f) and try again"
     assert said == f"in/out was not written: {why}"
 
 
@@ -100,7 +100,7 @@ def test_a_limit_of_file_sizes_ends_a_run_in_one_line(shell: Shell, place: Path,
     with limited(size):
         code, _, err = shell.typed(*train(place, "--steps", "1"))
     assert (code, err.count("\n")) in [(2, 1), (0, 0)], err
-    assert code == 0 or "was not written: a file would be larger than the limit here" in err
+    assert code == 0 or "was not written: a file exceeds the file-size limit" in err
     assert code == 0 or err.count("train --resume") == any(shell.folder.glob("*/runs/*/log"))
 
 

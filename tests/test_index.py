@@ -123,7 +123,7 @@ def test_what_is_no_index_is_never_replaced(tmp_path, corpus):
 
 def test_a_file_that_somebody_put_into_an_index_is_not_dropped(tmp_path, corpus, built):
     (built / "bm25" / "notes.txt").write_text("years of work")
-    with pytest.raises(UserError, match=r"built is not replaced: bm25/notes\.txt in it is not srl's"):
+    with pytest.raises(UserError, match=r"built is not replaced: srl did not write bm25/notes\.txt in it"):
         build_index(corpus, built, overwrite=True)
     assert (built / "bm25" / "notes.txt").exists()
 

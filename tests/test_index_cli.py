@@ -169,7 +169,7 @@ def test_an_empty_query_is_refused_and_not_answered_with_no_hits(built, capsys):
         assert main(["index", "search", "i", "genoa", query]) == 2
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.startswith("srl: a query is empty; type what to look for")
+        assert err.startswith("srl: empty query; type: srl index search DIR")
 
 
 def test_only_what_searches_outside_is_built_without_a_corpus(corpus, site, capsys):  # noqa: F811
@@ -182,7 +182,7 @@ def test_only_what_searches_outside_is_built_without_a_corpus(corpus, site, caps
     assert main(command) == 0
     assert main(["index", "info", "o"]) == 0
     out = capsys.readouterr().out
-    assert "passages          none: it searches outside" in out
+    assert "passages          none: it searches an external service" in out
     assert "corpus digest" not in out
 
 
@@ -241,7 +241,7 @@ def test_settings_go_as_deep_as_their_keys():
     given = ["retrievers.bm25.k1=1.2", "retriever.hybrid.retrievers.bm25.b=.75", "depth=50"]
     expected = {"retrievers": {"bm25": {"k1": 1.2, "b": 0.75}}, "depth": 50}
     assert read_settings("hybrid", given) == expected
-    with pytest.raises(UserError, match="depth has a value already"):
+    with pytest.raises(UserError, match="depth already has a value"):
         read_settings("hybrid", ["depth=50", "depth.x=1"])
 
 

@@ -243,7 +243,7 @@ def test_a_server_is_measured_as_its_index_is(here, capsys):
     assert found[0]["index"] == {"url": url, "digest": found[1]["index"]["digest"]}
     assert main(["index", "eval", "--url", url, *asked]) == 2
     assert main(["index", "eval", *asked]) == 2
-    assert "expected one thing to measure" in capsys.readouterr().err
+    assert "expected either a directory or a server" in capsys.readouterr().err
 
 
 def test_a_server_with_other_ids_is_not_taken_for_a_bad_one():

@@ -20,7 +20,7 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.episode import fit_information
 from srl.store import Record
-from srl.store.rows import part_tables
+from srl.store.records import part_tables
 from srl.trajectory import Hit, Passage, Question, Score, Trajectory
 
 for _plugin in ("srl_em", "srl_f1", "srl_format"):

@@ -178,7 +178,7 @@ def test_what_is_needed_more_than_once_says_so_in_one_line(typed) -> None:
     line = "srl -q train --set data.train_files=q.jsonl --set data.corpus=<(cat corpus.jsonl)"
     code, out, err = typed(line)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "can be read only once, and is needed more often; write it to a file first" in err
+    assert "can be read only once, but is needed several times; write it to a file first" in err
 
 
 def test_the_beginning_of_a_pipe_is_still_there_when_it_is_read(fifo) -> None:

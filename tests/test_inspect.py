@@ -69,14 +69,14 @@ def test_without_a_run_one_line_says_what_to_type(srl, arguments):
     code, out, err = srl(*arguments)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert "`srl train` starts one" in err
+    assert "with `srl train`" in err
 
 
 def test_run_that_has_no_log_yet_is_said_in_one_line(srl, workspace):
     (workspace / "runs" / GRPO).mkdir(parents=True)
     code, _, err = srl("trajectories")
     assert (code, err.count("\n")) == (2, 1)
-    assert "expected a run that has begun" in err
+    assert "expected a run or a folder of runs" in err
 
 
 def test_runs_are_listed_with_how_they_stand(srl, logs):
@@ -116,7 +116,7 @@ def test_trajectories_by_conditions_of_a_run_by_its_end(srl, logs):
     _, out, _ = srl("trajectories", "01ab", "--steps", "2", "--em", "<1", "--sort", "-hops", "--json")
     assert [json.loads(line)["id"] for line in out.splitlines()] == [logs[1], logs[2], logs[3]]
     code, out, err = srl("trajectories", GRPO, "--phase", "test")
-    assert (code, out, err) == (0, "", "no such trajectory; fewer conditions find more\n")
+    assert (code, out, err) == (0, "", "no matching trajectory; try fewer filters\n")
 
 
 GOLDEN = {

@@ -88,9 +88,9 @@ def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scrip
     out, err = capsys.readouterr()
     trained = IndexDigests.read(json.loads((model / "srl.json").read_text(encoding="utf-8")))
     pages, papers = trained.index_digest, trained.retriever_digests["papers"]
-    assert f"warning: trained with the index {pages[:12]}, measured with {papers[:12]}" in err
+    assert f"warning: trained with the index {pages[:12]}, evaluated with {papers[:12]}" in err
     assert (
-        f"trained with the index of the retriever 'papers' {papers[:12]}, measured with {pages[:12]}" in err
+        f"trained with the index of the retriever 'papers' {papers[:12]}, evaluated with {pages[:12]}" in err
     )
     found = json.loads(out)
     assert found["retriever_digests"] == {"papers": pages}

@@ -119,7 +119,7 @@ def test_a_digest_that_is_none_is_a_fault_of_the_server_in_one_line(evil, capsys
     assert "the server sent the index digest '" in out
     assert "expected up to 128 hexadecimal digits" in out
     assert "d" * 100 not in out
-    assert "index digest: not named" in out
+    assert "index digest: unknown" in out
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,11 @@ def test_it_serves_until_a_signal_and_ends_with_its_code(directory, sent, code):
 def test_listening_to_the_network_is_said_aloud(directory, capsys, monkeypatch):
     monkeypatch.setattr(server, "run_server", lambda app, listener, ready: ready(server.url_of(listener)))
     assert main(["serve", "retriever", "--index", str(directory), "--port", "0"]) == 0
-    assert "without a password" not in capsys.readouterr().err
+    assert "without a token" not in capsys.readouterr().err
     assert main(["serve", "retriever", "--index", str(directory), "--port", "0", "--host", "0.0.0.0"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("http://0.0.0.0:")
-    assert "listening on 0.0.0.0: whoever can reach this machine can search, without a password" in err
+    assert "listening on 0.0.0.0: anyone who can reach this machine can search without a token" in err
 
 
 def served(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[int, list]:
@@ -81,14 +81,14 @@ def names(app: object) -> list[str]:
 def test_an_open_door_is_said_whatever_q_says_and_a_token_closes_it(directory, capsys, monkeypatch):
     wide = ("--index", directory, "--host", "0.0.0.0")
     served(monkeypatch, *wide)
-    assert "without a password; to ask for one, type: export SRL_SEARCH_TOKEN=" in capsys.readouterr().err
+    assert "without a token; to require one, type: export SRL_SEARCH_TOKEN=" in capsys.readouterr().err
     monkeypatch.setattr(server, "run_server", lambda app, listener, ready: None)
     assert main(["-q", "serve", "retriever", "--port", "0", *map(str, wide)]) == 0
-    assert "without a password" in capsys.readouterr().err
+    assert "without a token" in capsys.readouterr().err
     monkeypatch.setenv("SRL_SEARCH_TOKEN", "s3cret")
     _, (app,) = served(monkeypatch, *wide)
     err = capsys.readouterr().err
-    assert "without a password" not in err
+    assert "without a token" not in err
     assert "s3cret" not in err
     assert app.guard.token == b"s3cret"
 
@@ -104,7 +104,8 @@ def test_a_token_in_another_variable_is_kept_secret_too(directory, capsys, monke
 
 
 @pytest.mark.parametrize(
-    ("token", "message"), [("", "$MINE holds no token"), ("två ord", "holds what no header can carry")]
+    ("token", "message"),
+    [("", "$MINE holds no token"), ("två ord", "contains characters that a header cannot carry")],
 )
 def test_a_token_that_cannot_be_is_one_line(directory, capsys, monkeypatch, token, message):
     monkeypatch.setenv("MINE", token)
@@ -122,7 +123,7 @@ def test_indexes_have_their_directory_s_name_or_the_one_given(directory, tmp_pat
     assert names(app) == ["wiki", "i", "my-index-1"]
     assert "serving 5 passages by bm25 as wiki" in capsys.readouterr().err
     assert served(monkeypatch, "--index", directory, "--index", directory)[0] == 2
-    assert "there is another 'i'; give it a name: --index NAME=" in capsys.readouterr().err
+    assert "duplicate name 'i'; give another: --index NAME=" in capsys.readouterr().err
     assert served(monkeypatch, "--index", f"a/b={directory}")[0] == 2
     assert "is not a valid index name" in capsys.readouterr().err
 

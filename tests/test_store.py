@@ -124,7 +124,7 @@ def test_path_with_pattern_letters_and_quotes_is_a_path(tmp_path):
 
 
 def test_directory_without_a_log_says_what_to_type(tmp_path):
-    with pytest.raises(srl.errors.UserError, match=r"no log in .*`srl train` starts one"):
+    with pytest.raises(srl.errors.UserError, match=r"no log in .*start one with `srl train`"):
         srl.store.open(tmp_path)
 
 
@@ -204,7 +204,7 @@ def test_run_row_holds_what_the_run_is(tmp_path):
     log = LogWriter(tmp_path / "log", run_info("r"))
     write_step(log, 7)
     with srl.store.open(tmp_path) as connection:
-        (row,) = srl.store.rows(connection, "FROM runs")
+        (row,) = srl.store.records(connection, "FROM runs")
     described = {"preset": "tiny", "algo": "grpo", "seed": 1, "model": "tiny-model", "index_digest": "d1ce"}
     assert {name: row[name] for name in described} == described
     assert (row["steps"], row["status"], row["config"]) == (7, "running", '{"trainer": {"steps": 3}}')

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,11 +18,8 @@ from tests.store_builder import episode, new_log, record, write_step
 import srl.store
 from srl.errors import UserError
 from srl.renamed import COLUMNS
-from srl.store import writer
+from srl.store import records, writer
 from srl.store.schema import PARTS
-
-rows = import_module("srl.store.rows")
-"""The module, which a function of the package hides."""
 
 Version = Callable[[], AbstractContextManager[None]]
 
@@ -31,7 +27,7 @@ Version = Callable[[], AbstractContextManager[None]]
 @contextmanager
 def written_with(columns: dict[str, str]) -> Iterator[None]:
     """The log is written as by a version with these names of the columns, "" for one that it lacked."""
-    today, table = PARTS["searches"], rows._table
+    today, table = PARTS["searches"], records._table
     fields = [(columns.get(field.name, field.name), field) for field in today]
     older = [field.with_name(name) for name, field in fields if name]
 
@@ -40,7 +36,7 @@ def written_with(columns: dict[str, str]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PARTS, "searches", pa.schema(older))
-        patch.setattr(rows, "_table", table_of)
+        patch.setattr(records, "_table", table_of)
         patch.delitem(COLUMNS, "searches")
         patch.setattr(writer, "create_views", lambda connection: None)
         yield

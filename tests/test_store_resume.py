@@ -20,7 +20,7 @@ import srl.store
 from srl.errors import UserError
 from srl.store import LogWriter, parts, writer
 from srl.store import run_info as manifests
-from srl.store.rows import part_tables
+from srl.store.records import part_tables
 from srl.store.schema import PARTS
 
 

@@ -377,7 +377,7 @@ def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Ca
     command = (
         f"srl --workspace {run.parent.parent} eval run '{out}' --config {run / 'config.yaml'} --data FILE"
     )
-    assert said.err == f"measure it: {command}\n"
+    assert said.err == f"evaluate it: {command}\n"
     assert main(["train", "export", "00ff", "--out", str(out), "--overwrite", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"directory": str(out), "run": NAME, "backend": "local", "step": 20, "dtype": "float32"}
@@ -400,7 +400,7 @@ def test_existing_directory_is_replaced_only_when_it_is_a_model_and_that_is_aske
 def test_file_that_somebody_put_into_an_exported_model_is_not_dropped(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "out", step=10)
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"thesis\.tex in it is not srl's"):
+    with pytest.raises(UserError, match=r"srl did not write thesis\.tex in it"):
         export(run, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "thesis.tex").is_file()
 

@@ -74,7 +74,7 @@ def test_beginning_or_end_of_a_name_finds_its_run(workspace):
 def test_ambiguous_name_lists_the_candidates(workspace):
     add_run(workspace, "20260101T000000Z-tiny-grpo-s0-0a0a")
     add_run(workspace, "20260102T000000Z-tiny-grpo-s0-0b0b")
-    with pytest.raises(UserError, match=r"fits 2 runs: .*0a0a, .*0b0b") as caught:
+    with pytest.raises(UserError, match=r"matches 2 runs: .*0a0a, .*0b0b") as caught:
         workspace.find_run("2026")
     assert "\n" not in str(caught.value)
 

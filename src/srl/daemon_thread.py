@@ -1,4 +1,4 @@
-"""Blocking work in a thread of its own, which does not keep Python from ending."""
+"""Runs blocking work in a daemon thread, which does not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises, done in a thread of its own.
+    """Run `work` in a daemon thread; returns or raises what it does.
 
-    A thread that still works does not keep Python from ending, as those of a pool do.
+    Unlike a pool's thread, one that is still running does not delay the end of the process.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
@@ -29,7 +29,7 @@ async def in_thread(work: Callable[[], T]) -> T:
             found = work()
         except BaseException as raised:
             error = raised
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, found, error)
 
     Thread(target=run, daemon=True).start()

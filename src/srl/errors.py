@@ -1,4 +1,4 @@
-"""Errors that reach a person, and the exit codes they end with."""
+"""Errors shown to the user, and the exit codes of commands."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ EXIT_CHECK_FAILED = 1
 EXIT_USER = 2
 EXIT_BUG = 70
 EXIT_SIGNAL = 128
-"""Plus the number of the signal: 130 for ctrl-C, 143 for SIGTERM, 129 for a closed terminal."""
+"""Added to the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for a closed terminal."""
 
 
 class SrlError(Exception):
-    """An error whose message is the whole story: what was tried, what was expected, what to type."""
+    """An error whose message is complete: what was tried, what was expected, what to type."""
 
     exit_code = EXIT_USER
 
 
 class UserError(SrlError):
-    """A mistake in what the user gave, or in the environment; exit code 2."""
+    """An error in the input or the environment; exit code 2."""
 
 
 class CheckFailed(SrlError):  # noqa: N818 - named in the public interface
-    """A check that the user asked for did not hold; exit code 1."""
+    """A requested check failed; exit code 1."""
 
     exit_code = EXIT_CHECK_FAILED
 

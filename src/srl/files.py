@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, digests, and JSON lines.
+"""Atomic files and directories, digests, and JSON.
 
-Something half-written lives beside its target under a hidden name that holds host and process,
-so it is never mistaken for the real thing; what a dead process left is removed by the next writer.
+Unfinished output is written next to its target, under a hidden name with host and process id. The next writer
+removes what dead processes left behind.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from srl.validation import no_constant
 
 T = TypeVar("T")
 FORMAT = 1
-"""The format number that every file and directory of ours carries."""
+"""The format number in every file and directory that srl writes."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
-"""What numpy says of a write that did not fit."""
+"""numpy's message for a short write."""
 _BLOCK = 4096
 _ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 Replace = Callable[[Path], None]
-"""Told what is at a path before it is replaced; raises UserError where it must stay."""
+"""Called with a path before it is replaced; raises UserError if it must not be."""
 
 
 class NotWritten(UserError):  # noqa: N818 - what happened, as in CheckFailed
-    """A full disk, or a limit of file sizes, kept a file from being written."""
+    """A file was not written because the disk is full or the file-size limit was reached."""
 
 
 @contextmanager
 def atomic_directory(path: Path | str, *, replace: Replace | None = None) -> Iterator[Path]:
-    """A temporary directory beside `path` that becomes `path` when the block ends without an error.
+    """A temporary directory that is renamed to `path` when the block ends without an error.
 
-    On any error, ctrl-C included, it is removed. What is at `path` is replaced in one step if `replace`
+    On any error, Ctrl-C included, it is removed. An existing `path` is replaced in one step if `replace`
     allows it, else refused before anything is written; an empty directory is always replaced. Raises
-    UserError, also on a full disk.
+    UserError, also if the disk is full.
     """
     path = _target(path, replace)
     with _aside(path) as temporary:
@@ -69,10 +69,10 @@ def atomic_directory(path: Path | str, *, replace: Replace | None = None) -> Ite
 
 @contextmanager
 def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> Iterator[Path]:
-    """`<path>.building`, which becomes `path` when the block ends without an error, and stays if not.
+    """`<path>.building`, renamed to `path` when the block ends without an error, and kept otherwise.
 
-    What an earlier attempt left there is there again, so work goes on where it was killed. One process
-    at a time may be in it. Raises UserError where `path` is taken, another process builds, the disk is full.
+    It still holds the files of an earlier attempt, so killed work can be resumed. Only one process at a time
+    may use it. Raises UserError if `path` exists, if another process is building, or if the disk is full.
     """
     path = _target(path, replace)
     building = path.with_name(path.name + ".building")
@@ -87,7 +87,7 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
         except Exception as error:
             if why := why_not_written(error, building):
                 raise NotWritten(
-                    f"{path} is not finished: {why} and type the same again, what is done stays in {building}"
+                    f"{path} is not finished: {why} and repeat the command; {building} keeps what is done"
                 ) from error
             raise
         if replace and _is_taken(path):
@@ -100,30 +100,30 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
 
 
 def _target(path: Path | str, replace: Replace | None) -> Path:
-    """`path`, or what it links to, if a directory may be written there. Raises UserError where it may not."""
+    """`path`, or the target of a link. Raises UserError if no directory may be written there."""
     path = Path(path)
     if path.is_symlink() or path.name == "..":
         path = Path(os.path.realpath(path))
     with suppress(OSError):
         if Path.cwd().is_relative_to(path.resolve(strict=True)):
             raise UserError(
-                f"{path}: this is the current directory, or holds it; give a new directory, such as ./result"
+                f"{path}: this is or contains the current directory; give a new directory, such as ./result"
             )
     if _is_taken(path):
         if replace is None:
-            raise UserError(f"{path} exists already; choose another name, or remove it first")
+            raise UserError(f"{path} already exists; choose another name, or remove it first")
         replace(path)
     return path
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether something is at `path` other than an empty directory."""
+    """Whether `path` exists and is not an empty directory."""
     return path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir())))
 
 
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, which the system gives up when the process dies."""
+    """Hold a lock on the directory; the system releases it when the process dies."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,8 +135,11 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def link_or_copy(source: Path | str, target: Path | str) -> None:
-    """Make `target` (a new path) hold what `source` holds: a hard link where the file system allows one,
-    else a copy; a directory file by file. Whoever changes a linked file changes both."""
+    """Link `source` to the new path `target`, or copy it where hard links are not possible; directories file
+    by file.
+
+    A change to a linked file changes both.
+    """
     source, target = Path(source), Path(target)
     if source.is_dir():
         shutil.copytree(source, target, copy_function=link_or_copy)
@@ -150,15 +153,15 @@ def link_or_copy(source: Path | str, target: Path | str) -> None:
 
 @contextmanager
 def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file opened beside `path` that replaces it when the block ends without an error.
+    """A temporary file that replaces `path` when the block ends without an error.
 
-    `mode` is "w" (UTF-8, line ends as written) or "wb". Raises UserError on a full disk.
+    `mode` is "w" (UTF-8, line ends unchanged) or "wb". Raises UserError if the disk is full.
     """
     if mode not in ("w", "wb"):
         raise ValueError(f"atomic_file writes whole files: mode 'w' or 'wb', not {mode!r}")
     path = Path(path)
     if path.is_dir():
-        raise UserError(f"{path} is a directory; a file was to be written there")
+        raise UserError(f"{path} is a directory, expected a file")
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     with _aside(path) as temporary:
         with open(temporary, mode, **text) as file:  # type: ignore[call-overload]
@@ -171,7 +174,7 @@ def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def _aside(path: Path) -> Iterator[Path]:
-    """A hidden name beside `path`, for this process; whatever lies there afterwards is removed."""
+    """A hidden path next to `path` for this process; it is removed afterwards."""
     made = _missing_parents(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,27 +197,27 @@ def _aside(path: Path) -> Iterator[Path]:
 
 
 def _missing_parents(path: Path) -> list[Path]:
-    """The directories above `path` that are not there yet, the lowest first."""
+    """The missing parent directories of `path`, the lowest first."""
     return [parent for parent in path.parents if not parent.exists()]
 
 
 def _remove_empty(directories: Iterable[Path]) -> None:
-    """Remove directories in which nothing is, as far as the first in which something is."""
+    """Remove directories in this order, up to the first that is not empty."""
     with suppress(OSError):
         for directory in directories:
             directory.rmdir()
 
 
 def why_not_written(error: BaseException, place: Path | None = None) -> str | None:
-    """Which limit of the machine ended a write at `place`, and what to do; None where it was none."""
+    """The limit of the machine that ended a write at `place`, and what to do; None for other errors."""
     if _is_too_large(error, place):
-        return "a file would be larger than the limit here; raise it (ulimit -f)"
+        return "a file exceeds the file-size limit; raise it (ulimit -f)"
     full = is_disk_full(error) or is_disk_full(error.__cause__)
     return "the disk is full; free some space" if full or (place and not _has_room(place.parent)) else None
 
 
 def _is_too_large(error: BaseException, place: Path | None) -> bool:
-    """Whether a file reached the limit of sizes; libraries do not always say why a write failed."""
+    """Whether a file reached the size limit; libraries do not always report why a write failed."""
     too_large = os.strerror(errno.EFBIG)
     if any(too_large in str(each) for each in (error, error.__cause__)):
         return True
@@ -226,14 +229,14 @@ def _is_too_large(error: BaseException, place: Path | None) -> bool:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """True for ENOSPC and a used-up quota, also when a library wrapped them in an error of its own."""
+    """True for ENOSPC and an exhausted quota, also if a library wrapped them in its own error."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return os.strerror(errno.ENOSPC) in str(error) or bool(_SHORT_WRITE.search(str(error)))
 
 
 def _has_room(directory: Path) -> bool:
-    """Whether a block can still be written; libraries do not always say why a write failed."""
+    """Whether another block can be written; libraries do not always report why a write failed."""
     with suppress(OSError):
         return shutil.disk_usage(directory).free >= _BLOCK
     return True
@@ -244,7 +247,7 @@ def _host() -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove what writers of `path` on this host left behind when they were killed."""
+    """Remove the temporary files of killed writers of `path` on this host."""
     for entry in path.parent.glob(f".{escape(path.name)}.tmp-*"):
         match = _ASIDE.match(entry.name)
         ours = match and (match["name"], match["host"]) == (path.name, _host())
@@ -271,7 +274,7 @@ def _remove(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap two paths, in one step where the system can (Linux's renameat2), else in three."""
+    """Swap two paths, in one step if the system can (Linux's renameat2), else in three."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = os.fsencode(one), os.fsencode(other)
     if rename and rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
@@ -300,7 +303,8 @@ def _sync(path: Path) -> None:
 
 
 def digest_file(path: Path | str, report: Callable[[int], object] | None = None) -> str:
-    """32 hex digits (blake2b-128) of the file's bytes; `report` hears how many more were read."""
+    """32 hex digits (blake2b-128) of the file's bytes; `report` is called with the number of bytes of each
+    read."""
     digest = blake2b(digest_size=16)
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -320,10 +324,10 @@ def digest_text(*parts: str) -> str:
 
 
 def read_jsonl(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`(line number from 1, object)` for each line of a JSON-lines file, `.gz` too; blank lines are skipped.
+    """`(line number from 1, object)` for each line of a JSON-lines file, also `.gz`; blank lines are skipped.
 
-    The file may be a pipe, or lie in a tar archive. Raises UserError naming file and line where a line is not
-    a JSON object, or holds a NaN.
+    The file may be a pipe or a tar archive. Raises UserError that names file and line if a line is not a JSON
+    object, or contains NaN.
     """
     path = Path(path)
     for number, line in enumerate(lines_of(path), start=1):
@@ -346,27 +350,27 @@ def _reason(error: Exception) -> str:
 
 
 def write_json(path: Path | str, obj: object) -> None:
-    """Write `obj` as indented JSON with a final newline; whole or not at all."""
+    """Write `obj` as indented JSON with a final newline, atomically."""
     text = json.dumps(obj, indent=2, ensure_ascii=False) + "\n"
     with atomic_file(path) as file:
         file.write(text)
 
 
 def read_json(path: Path | str, make: Callable[..., T]) -> T:
-    """`make(**fields)` of a JSON object that carries its format number.
+    """`make(**fields)` for a JSON object with a format number.
 
-    Raises UserError for a file that is no such object, is newer, or has other fields than `make` takes.
+    Raises UserError if the file is no such object, is newer, or has unexpected fields.
     """
     found = json_object(Path(path).read_bytes(), str(path))
     check_format(path, found.pop("format", None))
     try:
         return make(**found)
     except TypeError as error:
-        raise UserError(f"{path}: expected what srl writes there, found other fields ({error})") from error
+        raise UserError(f"{path}: unexpected fields ({error})") from error
 
 
 def check_format(path: Path | str, found: object) -> None:
-    """Refuse, in one line, a file whose `format` number is newer than this `srl` or is none at all."""
+    """Raise UserError if `found` is newer than this version of srl, or not a format number."""
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise UserError(f"{path}: expected a format number from 1 to {FORMAT}, found {found!r}")
     if found > FORMAT:

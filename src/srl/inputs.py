@@ -1,6 +1,6 @@
-"""Opening what a command reads: a file, `.gz` too, or a pipe such as `<(zcat x.gz)` or /dev/stdin.
+"""Opens the inputs of commands: files, also `.gz`, and pipes such as `<(zcat x.gz)` or /dev/stdin.
 
-A pipe can be read once. Its beginning may be looked at before, as often as one likes.
+A pipe can be read only once; its beginning can be peeked at before, any number of times.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from srl.errors import UserError
 
 _HEAD = 1 << 20
 _TAR = slice(257, 262)
-"""Where a tar archive says what it is."""
+"""Position of the magic number of a tar archive."""
 _begun: dict[str, tuple[bytes, IO[bytes]]] = {}
-"""Pipes whose beginning was looked at: that, and what gives it again and then the rest."""
+"""Peeked pipes: their beginning, and a file that yields it again and then the rest."""
 _read: set[tuple[int, int]] = set()
 """Pipes that were opened, by device and inode."""
 
 
 def check_input(path: Path, *, regular: bool = False) -> None:
-    """Raise UserError unless `path` can be read; with `regular` also where it can be read only once."""
+    """Raise UserError unless `path` can be read; with `regular` also if it can be read only once."""
     if path.is_dir():
         raise UserError(f"{path} is a directory, not a file")
     if not path.exists():
         hint = "; standard input is /dev/stdin" if str(path) == "-" else ""
         raise UserError(f"{path}: no such file{hint}")
     if regular and not path.is_file():
-        raise UserError(f"{path} can be read only once, and is needed more often; write it to a file first")
+        raise UserError(
+            f"{path} can be read only once, but is needed several times; write it to a file first"
+        )
 
 
 def input_name(path: Path) -> str:
-    """The name of a file; `pipe` for one that has only the shell's number, as `<(…)` has in /dev/fd."""
+    """The name of a file; `pipe` for a numbered one in /dev/fd, as from `<(…)`."""
     return "pipe" if path.parent.name == "fd" and path.name.isdecimal() else path.name
 
 
 @contextmanager
 def open_input(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of `path`, unpacked where its name ends in `.gz`.
+    """The bytes of `path`, decompressed if its name ends in `.gz`.
 
-    Raises UserError where there is no file, on a broken gzip file, and on a pipe that was read before.
+    Raises UserError if there is no file, if the gzip data is broken, and for a pipe that was read before.
     """
     check_input(path)
     with _broken_gzip(path), _begun.pop(str(path), (b"", None))[1] or _open(path) as file:
@@ -54,7 +56,7 @@ def open_input(path: Path) -> Iterator[IO[bytes]]:
 
 
 def beginning(path: Path) -> bytes:
-    """The first MiB of what `open_input` gives, which gives it still. Raises UserError."""
+    """The first MiB of the input; `open_input` still yields it. Raises UserError."""
     if str(path) in _begun:
         return _begun[str(path)][0]
     check_input(path)
@@ -69,9 +71,9 @@ def beginning(path: Path) -> bytes:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, or of the files in it where it is a tar archive, which its name may not say.
+    """The lines of a file, or of the files in a tar archive, whatever its name.
 
-    Search-R1's `wiki-18.jsonl.gz` is one. Raises UserError.
+    Search-R1's `wiki-18.jsonl.gz` is such an archive. Raises UserError.
     """
     is_archive = beginning(path)[_TAR] == b"ustar"
     with open_input(path) as file:
@@ -80,9 +82,9 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[Path]:
-    """`path`, or for a pipe a copy of what it gives, so that it can be read more than once.
+    """`path`, or a temporary copy of a pipe, which can be read several times.
 
-    A UserError of the block that names the copy names `path` instead.
+    A UserError of the block names `path` instead of the copy.
     """
     check_input(path)
     if path.is_file():
@@ -118,7 +120,7 @@ def _broken_gzip(path: Path) -> Iterator[None]:
 
 
 class _Again(io.RawIOBase):
-    """The bytes `head`, then those that are left in `rest`."""
+    """The bytes `head`, then the remaining bytes of `rest`."""
 
     def __init__(self, head: bytes, rest: IO[bytes]) -> None:
         self._head, self._rest = memoryview(head), rest

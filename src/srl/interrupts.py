@@ -1,7 +1,8 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first one unwinds the command, so nothing half-written stays.
+"""Handles Ctrl-C, SIGTERM and a closed terminal: the first signal unwinds the command, so that it can clean
+up.
 
-All three arrive as KeyboardInterrupt, which libraries know how to take. Code that an event loop runs
-never sees it: there the task is cancelled, and KeyboardInterrupt is raised when it has ended.
+All three raise KeyboardInterrupt, which libraries can handle. In an event loop the task is cancelled instead,
+and KeyboardInterrupt is raised when it has ended.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ SIGNALS = {
     signal.SIGTERM: "terminated",
     signal.SIGHUP: "the terminal was closed",
 }
-"""What ends a command, and how that is said."""
+"""The signals that end a command, and the word for each."""
 _ONCE_MORE = b"srl: stopping; one more signal ends it at once\n"
 _SHOW_CURSOR = b"\x1b[?25h"
 _AGAIN_S = 0.01
 
 _received: list[int] = []
 _running: asyncio.Task[Any] | None = None
-"""What `run` waits for in the main thread."""
+"""The task that `run` waits for in the main thread."""
 
 
 def received() -> signal.Signals | None:
-    """The signal that ends this command; None where there was none."""
+    """The signal that ends this command, or None."""
     return signal.Signals(_received[0]) if _received else None
 
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Inside, the first of `SIGNALS` raises KeyboardInterrupt, the second is answered, the third kills.
+    """Inside, the first of `SIGNALS` raises KeyboardInterrupt, the second prints a note, the third kills.
 
-    One that is ignored, as in a background job or under nohup, stays so. Only the main thread has handlers.
+    Ignored signals, as in a background job or under nohup, stay ignored. Only the main thread has handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -64,9 +65,9 @@ def handled() -> Iterator[None]:
 
 
 def run(coroutine: Coroutine[Any, Any, T], runner: asyncio.Runner | None = None) -> T:
-    """What `coroutine` returns, as `asyncio.run` or `runner.run` do.
+    """Run `coroutine` with `asyncio.run` or `runner.run`, and return its result.
 
-    A signal cancels it and lets it end. Then KeyboardInterrupt is raised.
+    A signal cancels it; when it has ended, KeyboardInterrupt is raised.
     """
     import asyncio
 
@@ -104,7 +105,7 @@ def _on_signal(number: int, frame: object) -> None:
             os.write(2, _ONCE_MORE)
     else:
         if os.isatty(2):
-            os.write(2, _SHOW_CURSOR)  # which a bar hides
+            os.write(2, _SHOW_CURSOR)  # hidden by a progress bar
         os._exit(128 + _received[0])
 
 
@@ -112,11 +113,11 @@ def _unwind() -> None:
     if _running is None:
         raise KeyboardInterrupt
     _running.cancel()
-    _running.get_loop().call_soon_threadsafe(lambda: None)  # a loop that waits wakes up
+    _running.get_loop().call_soon_threadsafe(lambda: None)  # wakes up a waiting loop
 
 
 def _unraisable(found: Any) -> None:
-    """Python drops what is raised in a destructor: a signal that fell into one is sent again."""
+    """Python ignores exceptions in destructors; resend a signal that was raised in one."""
     if not issubclass(found.exc_type, KeyboardInterrupt) or len(_received) != 1:
         sys.__unraisablehook__(found)
         return

@@ -1,6 +1,6 @@
-"""What a directory of ours holds, by its manifest: its kind, its files and their checksums.
+"""Manifests: `manifest.json` in a directory says its kind, its files and their checksums.
 
-So nothing of anybody else's is replaced, and no file that is damaged is taken for a whole one.
+They prevent replacing other people's files, and using damaged ones.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Report = Callable[[int], None]
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
 ABOUT = "srl.json"
-"""What is said of a checkpoint or a model, beside its weights."""
+"""The description of a checkpoint or model, next to its weights."""
 HAS_MANIFEST = {"manifest": True}
-"""Noted in a checkpoint's `srl.json`: a manifest belongs to it. Older versions wrote neither."""
+"""Entry in a checkpoint's `srl.json`: the checkpoint has a manifest. Older versions wrote neither."""
 
 
 def write_manifest(directory: Path | str, kind: str, payload: Mapping[str, Any]) -> None:
@@ -31,7 +31,8 @@ def write_manifest(directory: Path | str, kind: str, payload: Mapping[str, Any])
 
 
 def read_manifest(path: Path | str, kind: str) -> dict[str, Any]:
-    """The manifest of the directory `path`, which must be of `kind` and no newer than this `srl`."""
+    """The manifest of the directory `path`. Raises UserError if it is not of `kind` or is newer than this
+    srl."""
     file = Path(path) / MANIFEST
     if not file.is_file():
         there = "is a file" if Path(path).exists() else "does not exist"
@@ -45,7 +46,7 @@ def read_manifest(path: Path | str, kind: str) -> dict[str, Any]:
 
 
 def files_in(directory: Path) -> list[str]:
-    """The files below `directory` but its manifest, as relative paths, sorted; links are not followed."""
+    """The files in `directory` except its manifest, as sorted relative paths; links are not followed."""
     found = []
     for folder, folders, names in os.walk(directory):
         links = [name for name in folders if Path(folder, name).is_symlink()]
@@ -56,23 +57,23 @@ def files_in(directory: Path) -> list[str]:
 def replaceable(
     kind: str, called: str, older: Collection[str] = (), besides: Collection[str] = ()
 ) -> Replace:
-    """Lets a directory be replaced if its manifest is of `kind` and it holds only the files named there.
+    """A `Replace` for directories with a manifest of `kind` and no other files than those listed there.
 
-    `called` says in words what it must be, such as "an index". `older` names what may be in a directory
-    whose manifest is of a version that named no files, and `besides` what may be in any.
+    `called` is the kind in words, such as "an index". `older` are the files allowed if the manifest of an
+    older version lists none; `besides` are allowed always.
     """
 
     def check(path: Path) -> None:
         if not (path / MANIFEST).is_file():
             raise UserError(
-                f"{path} is not {called} (it has no {MANIFEST} of srl's) and is not replaced; "
+                f"{path} is not {called} (it has no {MANIFEST} of srl) and is not replaced; "
                 "choose another directory, or remove it first"
             )
         ours = read_manifest(path, kind).get("files", older)
         foreign = next((name for name in files_in(path) if name not in (*ours, *besides)), None)
         if foreign is not None:
             raise UserError(
-                f"{path} is not replaced: {foreign} in it is not srl's; move that file away, "
+                f"{path} is not replaced: srl did not write {foreign} in it; move that file, "
                 "or choose another directory"
             )
 
@@ -80,18 +81,18 @@ def replaceable(
 
 
 class DamagedError(UserError):
-    """A file is missing, or holds other bytes than were written."""
+    """A file is missing, or its content has changed."""
 
 
 def checksums(directory: Path, names: Collection[str] | None = None) -> dict[str, str]:
-    """The checksums of the files `names` below `directory`; of all of them, but its manifest, by default."""
+    """The checksums of the files `names` in `directory`; default: all files except its manifest."""
     names = files_in(directory) if names is None else names
     with ThreadPoolExecutor() as pool:
         return dict(zip(names, pool.map(lambda name: digest_file(directory / name), names), strict=True))
 
 
 def check_files(directory: Path, expected: Mapping[str, str], report: Report | None = None) -> None:
-    """Read every file of `expected` whole. Raises DamagedError for one that is missing or has other bytes."""
+    """Read every file in `expected`. Raises DamagedError if one is missing or has another checksum."""
 
     def check(name: str) -> None:
         path = directory / name
@@ -105,10 +106,10 @@ def check_files(directory: Path, expected: Mapping[str, str], report: Report | N
 
 
 def check_checkpoint(path: Path, leave_out: str = "") -> None:
-    """Read the files of a checkpoint whole, but those whose names begin with `leave_out`.
+    """Verify the checksums of a checkpoint, except files whose names begin with `leave_out`.
 
-    Raises DamagedError, which names the checkpoint before. Other directories pass, and so do checkpoints of
-    a version that kept no checksums (`is_checked` is False of both).
+    Raises DamagedError that names the previous checkpoint. Other directories pass, and so do checkpoints of
+    versions without checksums (`is_checked` is False for both).
     """
     try:
         if not is_checked(path):
@@ -128,12 +129,12 @@ def check_checkpoint(path: Path, leave_out: str = "") -> None:
 
 
 def is_checked(path: Path) -> bool:
-    """Whether a directory has a manifest to be checked by."""
+    """Whether a directory has a manifest."""
     return (path / MANIFEST).is_file()
 
 
 def _is_resumable(path: Path) -> bool:
-    """Whether a directory holds the state of a training, ours or verl's."""
+    """Whether a directory holds trainer state, of the local backend or verl."""
     return (path / "trainer").is_dir() or (path / "actor").is_dir()
 
 
@@ -145,11 +146,11 @@ def _refuse_lost_manifest(path: Path) -> None:
     except ValueError as error:
         raise DamagedError(f"{path / ABOUT} is damaged: {error}") from error
     if isinstance(known, dict) and HAS_MANIFEST.items() <= known.items():
-        raise DamagedError(f"{path / MANIFEST} is missing, so damage to the checkpoint would not be noticed")
+        raise DamagedError(f"{path / MANIFEST} is missing, so the checkpoint cannot be checked for damage")
 
 
 def before(path: Path) -> str:
-    """Words that name the newest checkpoint beside `path` of an earlier step, or say that there is none."""
+    """The end of a message that names the newest checkpoint before `path`, or says that there is none."""
     name = re.compile(r"(\D+)(\d+)")
     own = name.fullmatch(path.name)
     if own is None:

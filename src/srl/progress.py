@@ -1,4 +1,4 @@
-"""How far long work is, told to whoever shows it: the command has a bar for that, a library call nothing."""
+"""Progress of long work. Commands show it as a bar; in library calls it is not shown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 Count = Callable[[int], None]
-"""Called with how many are done so far."""
+"""Called with the number done so far."""
 Show = Callable[[str, int | None], AbstractContextManager[Count]]
-"""Shows a work (its name, how many there are to do, None where nobody knows) for as long as it lasts."""
+"""Shows a task while it runs, given its name and total (None if unknown)."""
 
 
 def _unseen(what: str, total: int | None) -> AbstractContextManager[Count]:
@@ -19,19 +19,19 @@ _show: Show = _unseen
 
 
 def show_with(show: Show | None) -> None:
-    """Let `show` show all that is counted from here on; None: nobody does."""
+    """Show progress with `show` from now on; None: do not show it."""
     global _show
     _show = show or _unseen
 
 
 def counted(what: str, total: int | None = None) -> AbstractContextManager[Count]:
-    """The work inside is shown; what this gives is called with how many are done so far."""
+    """Shows the task inside the block; yields a function to call with the number done so far."""
     return _show(what, total)
 
 
 @contextmanager
 def counted_stages(what: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """The stages of one work, `reading passages` and then `indexing passages`, one after the other."""
+    """Shows the stages of a task one after the other, such as `reading passages` and `indexing passages`."""
     with ExitStack() as stack:
         running: dict[str, Count] = {}
 

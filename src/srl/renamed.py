@@ -1,4 +1,4 @@
-"""Names that changed: what older files, command lines and queries say, and what it is called now."""
+"""Renamed keys, options, columns and fields: old names, which are still read, and current ones."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ METRICS: Names = {"/engine=": "/retriever="}
 
 
 def current_fields(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """`found`, a JSON object of `kind`, with today's names."""
+    """`found`, a JSON object of `kind`, with current names."""
     return {FIELDS[kind].get(name, name): value for name, value in found.items()}
 
 
 def renamed(old: str, new: str) -> str:
-    """The warning for an old name that is still read."""
+    """The warning for an old name."""
     return f"{old} is now {new}; write {new}"

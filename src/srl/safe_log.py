@@ -1,4 +1,4 @@
-"""Logs on stderr, in which nothing acts on a terminal and no secret is shown."""
+"""Logging to stderr, without control characters and secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from srl.safe_text import safe_message
 
 
 class Stderr(io.TextIOBase):
-    """Whatever stderr is when it is written to: while a bar is shown, what stands above the bar."""
+    """The current `sys.stderr` at each write; a progress bar replaces it while it is shown."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -23,14 +23,14 @@ class Stderr(io.TextIOBase):
 
 
 class SafeFormatter(logging.Formatter):
-    """Formats a record, its traceback too, as text that is safe to show."""
+    """Formats a record and its traceback as safe text."""
 
     def format(self, record: logging.LogRecord) -> str:
         return safe_message(super().format(record))
 
 
 def handle_logs() -> None:
-    """Write this process's logs to stderr. Handlers that the root logger has already stay as they are."""
+    """Write the logs of this process to stderr, unless the root logger already has handlers."""
     if not logging.getLogger().handlers:
         handler = logging.StreamHandler(Stderr())
         handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
@@ -38,7 +38,7 @@ def handle_logs() -> None:
 
 
 def log_to_stderr(everything: int, ours: int) -> None:
-    """Log what is at least of level `everything`, and from `srl` of level `ours`, to stderr."""
+    """Log to stderr: from level `everything`, and for `srl` from level `ours`."""
     handle_logs()
     logging.getLogger().setLevel(everything)
     logging.getLogger("srl").setLevel(ours)

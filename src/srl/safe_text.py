@@ -1,11 +1,11 @@
-"""Text that other people wrote, made safe to show: no secret is in it, and nothing that acts on a terminal.
+"""Makes untrusted text safe to show: without secrets, and without control characters.
 
-Everything that prints, logs or raises uses these functions, so there is one rule for what is shown.
+Everything that is printed, logged or raised goes through these functions.
 
-Secret is the value of an environment variable whose name ends in TOKEN, KEY, SECRET, PASSWORD, PASSWD or
-PASSPHRASE, and of those that `keep_secret` names. Values of fewer than eight characters are hidden only where
-`keep_secret` names their variable, and then only as whole words; those of fewer than four are not hidden,
-nor are paths of files.
+A secret is the value of an environment variable whose name ends in TOKEN, KEY, SECRET, PASSWORD, PASSWD or
+PASSPHRASE, or that was passed to `keep_secret`. Values shorter than eight characters are hidden only if
+passed to `keep_secret`, and only as whole words. Values shorter than four characters and file paths are not
+hidden.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import lru_cache
 from srl.errors import UserError
 
 HIDDEN = "[hidden]"
-"""What stands where a secret was."""
+"""Replaces a secret."""
 
 _ACTS = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 """Unicode categories of control, format, surrogate and private characters, and of line separators."""
@@ -33,18 +33,18 @@ _SECRET_NAMES = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE"}
 _PATHS = ("/", "~", "./", "../")
 _named = {"SRL_SEARCH_TOKEN"}
 
-# Strings, which `re` compiles when they are first used: not every start of a command needs them.
+# Plain strings: `re` compiles them on first use, which most commands never reach.
 _USER = r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/?#'\"<>]*@"
 _QUERY = r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?#'\"<>]*)\?[\w.%~-][^\s'\"<>)]*"
 _HEADER = r"(?i)(authorization\W{1,4}(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
 
 
 def safe(text: str, found: tuple[str, ...] | None = None) -> str:
-    """`text` without secrets; what acts on a terminal is written out: `\\x1b[31m`, `\\u202e`.
+    """`text` without secrets, and with control characters as escapes: `\\x1b[31m`, `\\u202e`.
 
-    Control and format characters (colours, cursor, titles, right-to-left overrides) show as escapes;
-    line ends, tabs and the joiners of scripts and emoji stay. `found` is what `secrets()` gave, for those
-    who have many texts.
+    Control and format characters (colours, cursor, titles, right-to-left overrides) are escaped; line ends,
+    tabs and the joiners of scripts and emoji are kept. `found` is the result of `secrets()`, to be reused for
+    many texts.
     """
     text = hidden(text, found)
     if text.isascii() and text.isprintable():
@@ -53,31 +53,32 @@ def safe(text: str, found: tuple[str, ...] | None = None) -> str:
 
 
 def one_line(text: str, width: int | None = None, found: tuple[str, ...] | None = None) -> str:
-    """`text` safe, on one line, and cut to `width` letters with an ellipsis."""
+    """`text` made safe, on one line, truncated to `width` characters with an ellipsis."""
     line = re.sub(r"\s+", " ", safe(text, found)).strip()
     return line if width is None or len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
 def safe_message(text: str) -> str:
-    """An error or a line of a log, safe: `text` without credentials in URLs and headers too."""
+    """An error or log line made safe, also without credentials in URLs and headers."""
     return safe(redacted(text))
 
 
 def quoted(said: str | bytes, width: int | None = None) -> str:
-    """What another program said, for a message: safe, on one line, cut to `width` letters after that."""
+    """Output of another program for a message: made safe, on one line, then truncated to `width`
+    characters."""
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
     return one_line(redacted(text), width)
 
 
 def redacted(text: str) -> str:
-    """`text` without secrets, the users and queries of URLs, and what an Authorization header holds."""
+    """`text` without secrets, user names and queries in URLs, and values of Authorization headers."""
     if "://" in text:
         text = re.sub(_QUERY, rf"\1?{HIDDEN}", re.sub(_USER, rf"\1{HIDDEN}@", text))
     return re.sub(_HEADER, rf"\1{HIDDEN}", hidden(text))
 
 
 def hidden(text: str, found: tuple[str, ...] | None = None) -> str:
-    """`text` with each secret in it replaced, also where it is percent-encoded, escaped or in base64."""
+    """`text` with each secret replaced, also if percent-encoded, escaped or in base64."""
     found = secrets() if found is None else found
     if not found or len(text) < _SHORT:
         return text
@@ -97,21 +98,20 @@ def secrets() -> tuple[str, ...]:
 
 
 def keep_secret(variables: Iterable[str]) -> None:
-    """Hide the values of these environment variables, whatever they are called, from here on."""
+    """Hide the values of these environment variables from now on, whatever their names."""
     _named.update(variables)
 
 
 def safe_json(text: str) -> str:
-    """JSON `text` with what would act on a terminal as JSON's own escapes; its line ends stay."""
+    """JSON `text` with control characters as JSON escapes; line ends are kept."""
     return text if text.isprintable() else "".join(map(_json_visible, text))
 
 
 def refuse_credentials(what: str, url: str) -> None:
-    """Raise UserError where `url`, the URL of a search server, holds more than scheme, host, port and path.
+    """Raise UserError if the URL of a search server contains more than scheme, host, port and path.
 
-    A user name, a password, a path parameter (`;…`), a query or a fragment may be a secret. A URL is saved
-    with the run, logged and shown in reports, and no search server needs any of them. The message repeats
-    none of it.
+    A user name, password, path parameter (`;…`), query or fragment may be a secret, and URLs are saved,
+    logged and shown. Search servers need none of them. The message does not repeat it.
     """
     from urllib.parse import urlsplit
 
@@ -128,7 +128,7 @@ def refuse_credentials(what: str, url: str) -> None:
     if found:
         named = f"{what} for {host}" if host else what
         raise UserError(
-            f"{named} holds a {found}, which would be shown and saved; give http://HOST:PORT/PATH alone, and "
+            f"{named} holds a {found}, which would be saved and shown; give only http://HOST:PORT/PATH, and "
             "the server's key in the environment: export SRL_SEARCH_TOKEN=…"
         )
 
@@ -158,7 +158,7 @@ def _names_a_secret(name: str) -> bool:
 
 @lru_cache(16)
 def _patterns(found: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Secrets as they are and in base64, and in any form that quotes and escapes."""
+    """Patterns for secrets in plain text and base64, and for quoted and escaped forms."""
     plain = [form for secret in found for form in (_whole(secret, re.escape(secret)), *_base64(secret))]
     escaped = [_whole(secret, "".join(map(_in_any_form, secret))) for secret in found]
     return re.compile("|".join(plain)), re.compile("|".join(escaped))
@@ -169,7 +169,7 @@ def _whole(secret: str, pattern: str) -> str:
 
 
 def _in_any_form(letter: str) -> str:
-    """A pattern for `letter`: as it is, after a backslash, percent-encoded, or escaped as in JSON or HTML."""
+    """A pattern for `letter`: plain, after a backslash, percent-encoded, or escaped as in JSON or HTML."""
     code = ord(letter)
     encoded = "".join(f"%(?i:{byte:02x})" for byte in letter.encode("utf-8", "surrogatepass"))
     slashed = "" if letter.isalnum() else r"\\?"
@@ -177,7 +177,7 @@ def _in_any_form(letter: str) -> str:
 
 
 def _base64(secret: str) -> list[str]:
-    """What base64 makes of `secret` wherever it begins in what is encoded, in both alphabets."""
+    """The base64 forms of `secret` at each offset in the encoded text, in both alphabets."""
     forms: list[str] = []
     for before in range(3 if len(secret) >= _LONG else 0):
         raw = b"\0" * before + secret.encode("utf-8", "surrogatepass")

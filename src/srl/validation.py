@@ -1,4 +1,4 @@
-"""Values that do not fit: what pydantic found wrong, in our own words, and what is no JSON."""
+"""Messages for invalid values: pydantic's errors in our words, and NaN in JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TYPES = {
     "none": "null",
     "missing": "a value",
 }
-"""What is expected where an error's type begins with the name."""
+"""The expected value, for errors whose type begins with the name."""
 _BOUNDS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "less_than_equal": "≤"}
 
 
 def expected(error: Mapping[str, Any]) -> str:
-    """`expected an integer` for one of the errors that a ValidationError lists.
+    """`expected an integer` for one error of a ValidationError.
 
-    What a validator of a plugin's own says is left as it is.
+    The message of a plugin's own validator is returned unchanged.
     """
     kind, known = error["type"], error.get("ctx", {})
     if kind in _BOUNDS:
@@ -41,5 +41,5 @@ def expected(error: Mapping[str, Any]) -> str:
 
 
 def no_constant(name: str) -> object:
-    """Refuses NaN, Infinity and -Infinity, which Python's `json` reads and JSON does not have."""
-    raise ValueError(f"{name} is not a number of JSON")
+    """Reject NaN, Infinity and -Infinity, which Python's `json` accepts although JSON does not have them."""
+    raise ValueError(f"{name} is not a JSON number")

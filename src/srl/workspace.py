@@ -1,4 +1,4 @@
-"""Where things live: worlds, indexes, models and runs of one workspace."""
+"""The workspace: the directory of worlds, indexes, models and runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT = Path("srl-workspace")
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A directory with `worlds/ indexes/ models/ runs/`; nothing is created before it is written."""
+    """A directory with `worlds/ indexes/ models/ runs/`; they are created when first written."""
 
     root: Path
 
@@ -35,7 +35,7 @@ class Workspace:
 
     @classmethod
     def around(cls, path: Path) -> Workspace | None:
-        """The workspace that `path`, a run or something in it, lies in; None where it is in none."""
+        """The workspace that contains `path`, a run or a file in it; None if there is none."""
         absolute = path.absolute()
         for folder in (absolute, *absolute.parents):
             if folder.parent.name == "runs" and _RUN.match(folder.name):
@@ -43,7 +43,7 @@ class Workspace:
         return None
 
     def command(self, *arguments: str) -> str:
-        """`srl` with these arguments, quoted for a shell; it names the workspace unless it is the default."""
+        """A shell command: `srl` with these arguments, and with `--workspace` unless it is the default."""
         named = [] if self.root == _DEFAULT else ["--workspace", str(self.root)]
         return shlex.join(["srl", *named, *arguments])
 
@@ -82,12 +82,12 @@ class Workspace:
             return run
 
     def _next_tail(self, stamp: str) -> int:
-        """Random, but counting up within one second, so that names sort in the order of starting."""
+        """Random, but increasing within one second, so that names sort by start."""
         taken = [int(run.name[-4:], 16) for run in self.all_runs() if run.name.startswith(stamp)]
         return max(taken) + 1 if taken else randbelow(0x8000)
 
     def all_runs(self) -> list[Path]:
-        """Every run of the workspace, the first started first."""
+        """Every run of the workspace, in the order of their starts."""
         if not self.runs.is_dir():
             return []
         return sorted(
@@ -95,16 +95,16 @@ class Workspace:
         )
 
     def find_run(self, name: str = "last") -> Path:
-        """The run called `name`: `last`, a name, the beginning or end of one, or a path to a run.
+        """The run called `name`: `last`, a name, its beginning or end, or the path of a run.
 
-        Raises UserError when there is none, and when several match (they are listed).
+        Raises UserError if no run matches, or several do (the message lists them).
         """
         runs = self.all_runs()
         if os.sep in name and Path(name).is_dir():
             return Path(name)
         if not runs:
             raise UserError(
-                f"there are no runs in {self.runs}; `srl train` starts one, --workspace looks elsewhere"
+                f"no runs in {self.runs}; start one with `srl train`, or choose another --workspace"
             )
         if name == "last":
             return runs[-1]
@@ -116,7 +116,7 @@ def _start(run: Path) -> tuple[str, str]:
 
 
 def _only_match(name: str, runs: list[Path]) -> Path:
-    """The one run that `name` is, begins or ends."""
+    """The only run whose name is, begins with or ends with `name`."""
     exact = [run for run in runs if run.name == name]
     matches = exact or [
         run for run in runs if name and (run.name.startswith(name) or run.name.endswith(name))
@@ -126,7 +126,7 @@ def _only_match(name: str, runs: list[Path]) -> Path:
         raise UserError(f"no run {name!r} in {runs[0].parent}; the latest are {_listing(runs)}{hint}")
     if len(matches) > 1:
         raise UserError(
-            f"{name!r} fits {len(matches)} runs: {_listing(matches)}; type more of the name, or `last`"
+            f"{name!r} matches {len(matches)} runs: {_listing(matches)}; give more of the name, or `last`"
         )
     return matches[0]
 

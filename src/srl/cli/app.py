@@ -14,7 +14,7 @@ from srl.errors import UserError
 from srl.renamed import OPTIONS, renamed
 
 COMMANDS = {
-    "data": "Get questions and corpora: generate a world, read published formats.",
+    "data": "Get questions and corpora: make a world, read published formats.",
     "index": "Build, import, search, measure and compare indexes.",
     "serve": "Serve searches over HTTP, and check search servers.",
     "train": "Train a model to search.",

@@ -12,7 +12,7 @@ from srl.cli import output
 from srl.cli.options import Json
 
 app = typer.Typer(
-    no_args_is_help=True, help="Get questions and corpora: generate a world, read published formats."
+    no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
 )
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output of this command.")]

@@ -33,71 +33,73 @@ def retriever(
         list[str],
         typer.Option(
             metavar="[NAME=]DIR",
-            help="The directory of an index; may come again. The first is the default, the others have "
-            "their directory's name unless one is given.",
+            help="Index directory (repeatable). The first is the default; the others are named after "
+            "their directories unless NAME is given.",
         ),
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; 0.0.0.0 opens it to the network.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0: reachable from the network.")
     ] = "127.0.0.1",
-    topk: Annotated[int, typer.Option(min=1, help="Hits where a request does not say how many.")] = 3,
+    topk: Annotated[int, typer.Option(min=1, help="Hits per query if a request does not say.")] = 3,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="[NAME.]KEY=VALUE",
-            help="An option of the retriever, such as n_threads=4; of one index where its name is given.",
+            help="Option of the retriever, such as n_threads=4, for one index or all (repeatable).",
         ),
     ] = None,
-    replicas: Annotated[
-        int, typer.Option(min=1, max=64, help="Server processes that answer at this port.")
-    ] = 1,
+    replicas: Annotated[int, typer.Option(min=1, max=64, help="Server processes on this port.")] = 1,
     threads: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Batches searched at a time for each index; else as many as its retriever is good for.",
+            help="Concurrent batches per index; default: as many as its retriever can use.",
         ),
     ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Queries searched together, at most.")] = 256,
+    max_batch: Annotated[int, typer.Option(min=1, help="Maximum queries per batch.")] = 256,
     batch_wait_ms: Annotated[
-        float, typer.Option(min=0, max=1000, help="How long a query waits for company at an idle index.")
+        float,
+        typer.Option(
+            min=0, max=1000, help="Batching delay: how long a query at an idle index waits for others."
+        ),
     ] = 0.0,
     cache_mb: Annotated[
-        int, typer.Option(min=0, help="Memory, in each process, for the answers asked for last; 0 none.")
+        int, typer.Option(min=0, help="Cache of recent answers per process, in MB; 0: none.")
     ] = 128,
-    max_queries: Annotated[int, typer.Option(min=1, help="Queries in one request, at most.")] = 1024,
-    max_body_mb: Annotated[int, typer.Option(min=1, help="Size of one request, at most.")] = 4,
+    max_queries: Annotated[int, typer.Option(min=1, help="Maximum queries per request.")] = 1024,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Maximum size of a request, in MB.")] = 4,
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Queries in line for each index; beyond them requests get a 503.")
+        int, typer.Option(min=1, help="Maximum queued queries per index; further requests get 503.")
     ] = 8192,
     timeout: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="For one search; then it gets a 504.")
+        float, typer.Option(min=0.001, metavar="SECONDS", help="Time-out of a search; then it gets 504.")
     ] = 25.0,
     token_env: Annotated[
-        str, typer.Option(metavar="NAME", help="The environment variable that holds the token to ask for.")
+        str,
+        typer.Option(metavar="NAME", help="Environment variable with the token that requests must carry."),
     ] = TOKEN_VARIABLE,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another name that requests may ask this server by, such as a proxy's; may come again.",
+            help="Further host name that requests may use, such as a proxy's (repeatable).",
         ),
     ] = None,
     log_json: Annotated[
-        bool, typer.Option("--log-json", help="Write a line of JSON to stderr for each request.")
+        bool, typer.Option("--log-json", help="Log each request to stderr as a line of JSON.")
     ] = False,
     log_queries: Annotated[
-        bool, typer.Option("--log-queries", help="The same, with the texts of the queries.")
+        bool, typer.Option("--log-queries", help="The same, including the queries.")
     ] = False,
 ) -> None:
     """Serve indexes at POST /retrieve, until interrupted.
 
-    The URL is printed once requests are taken. /docs describes the rest, /health and /metrics tell how
-    it is. Where $SRL_SEARCH_TOKEN is set, requests must carry it: Authorization: Bearer …. Without it a
-    server on loopback answers no requests that ask it by the name of another machine, and none from pages of
-    other sites.
+    The URL is printed when the server is ready. /docs describes the API, /health and /metrics the state. If
+    $SRL_SEARCH_TOKEN is set, requests must carry it: Authorization: Bearer …. Without a token, a server on
+    loopback refuses requests with the host name of another machine, and requests from web pages of other
+    sites.
 
     \b
     Example:
@@ -137,7 +139,7 @@ def retriever(
 
 
 def _run(serving: ServerSettings, replicas: int, listener: socket.socket) -> None:
-    """Serve from this process, or from as many others as are wanted."""
+    """Serve from this process, or from several replicas."""
     from srl.serve.server import run_replicas, run_server
     from srl.serve.server.app import facts_of
 
@@ -156,23 +158,25 @@ def _run(serving: ServerSettings, replicas: int, listener: socket.socket) -> Non
 
     cores = len(os.sched_getaffinity(0))
     if replicas > cores:
-        output.note(f"{replicas} replicas share {cores} cores: more of them than cores answer no faster")
+        output.note(f"{replicas} replicas on {cores} cores: more replicas than cores are not faster")
     run_replicas(serving, replicas, listener, ready, output.note)
 
 
 def _token(variable: str) -> str:
-    """The token in the environment. Raises UserError for one that cannot be sent, or is asked for in vain."""
+    """The token from the environment. Raises UserError if it is missing or cannot be sent in a header."""
     keep_secret([variable])
     token = os.environ.get(variable, "").strip()
     if not token and variable != TOKEN_VARIABLE:
         raise UserError(f"${variable} holds no token; type: export {variable}=…")
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise UserError(f"${variable} holds what no header can carry; expected letters, digits and signs")
+        raise UserError(
+            f"${variable} contains characters that a header cannot carry; expected ASCII without spaces"
+        )
     return token
 
 
 def _hosts(host: str, address: str, token: str, allowed: list[str]) -> tuple[str, ...] | None:
-    """The names that requests may ask the server by besides loopback's; None for any."""
+    """The host names that requests may use besides those of loopback; None: any."""
     from srl.serve.server.auth import host_name
     from srl.serve.wire import is_loopback
 
@@ -182,20 +186,20 @@ def _hosts(host: str, address: str, token: str, allowed: list[str]) -> tuple[str
 
 
 def _named(given: list[str]) -> dict[str, Path]:
-    """Directories by name: what stands before the `=`, else the directory's own as far as it may be one."""
+    """Directories by name: the NAME before `=`, else the directory's name without other characters."""
     named: dict[str, Path] = {}
     for one in given:
         name, sign, rest = one.partition("=")
         if not sign or Path(one).is_dir():
             name, rest = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(one).absolute().name).strip("-._"), one
         if name in named:
-            raise UserError(f"--index {one}: there is another {name!r}; give it a name: --index NAME={rest}")
+            raise UserError(f"--index {one}: duplicate name {name!r}; give another: --index NAME={rest}")
         named[name or "index"] = Path(rest)
     return named
 
 
 def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> IndexSource:
-    """An index with the settings that are for all or for it. Raises UserError where there is none."""
+    """An index with the settings for all indexes and for this one. Raises UserError if there is no index."""
     from srl.cli.options import read_settings
     from srl.index import check_index, verify_once
     from srl.serve.server.app import IndexSource
@@ -215,28 +219,26 @@ def _say(serving: ServerSettings, name: str, index: Mapping[str, Any], replicas:
 
 
 def _warn(host: str, address: str, token: str) -> None:
-    """Whatever -q says: an open door is not to be overlooked."""
+    """Warn about an open server, even with -q."""
     from srl.serve.wire import is_loopback
 
     if not token and not is_loopback(address):
         output.warn(
-            f"listening on {host}: whoever can reach this machine can search, without a password; "
-            f"to ask for one, type: export {TOKEN_VARIABLE}=…"
+            f"listening on {host}: anyone who can reach this machine can search without a token; "
+            f"to require one, type: export {TOKEN_VARIABLE}=…"
         )
 
 
 @app.command()
 def check(
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="Of a search server, such as http://127.0.0.1:8000.")
+        str, typer.Argument(metavar="URL", help="URL of a search server, such as http://127.0.0.1:8000.")
     ],
-    queries: Annotated[
-        list[str] | None, typer.Option("--query", help="What to search for; may come again.")
-    ] = None,
-    topk: Annotated[int, typer.Option("-k", "--topk", min=1, help="Hits to ask for.")] = 3,
+    queries: Annotated[list[str] | None, typer.Option("--query", help="Query to send (repeatable).")] = None,
+    topk: Annotated[int, typer.Option("-k", "--topk", min=1, help="Hits per query.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Say which dialects a search server speaks; exit code 1 when it cannot answer episodes.
+    """Check which protocol dialects a search server supports; exit code 1 if it cannot serve episodes.
 
     \b
     Example:
@@ -269,7 +271,7 @@ def _print(report: ServerCheck) -> None:
         for finding in report.findings
     ]
     output.table(("holds", "what", "detail"), rows)
-    output.line(f"index digest: {report.index_digest or 'not named'}")
+    output.line(f"index digest: {report.index_digest or 'unknown'}")
     if report.latency_s:
         milliseconds = report.median_latency_s * 1e3
         output.line(f"latency: median {milliseconds:.1f} ms, {len(report.latency_s)} requests")

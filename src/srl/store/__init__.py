@@ -1,4 +1,4 @@
-"""The trajectory log: written a finished step at a time, readable at any moment.
+"""The trajectory log: written one finished step at a time, readable at any time.
 
 with LogWriter(run / "log", RunInfo(run_id)) as log:
     log.write(step, "train", records, metrics)
@@ -10,8 +10,7 @@ connection.sql("SELECT step, em FROM steps WHERE phase = 'val'")
 from srl.store.database import in_one_line
 from srl.store.reader import find_logs, reading
 from srl.store.reader import open_logs as open
-from srl.store.records import read_records, rows
-from srl.store.rows import Record
+from srl.store.records import Record, read_records, rows
 from srl.store.run_info import RunInfo
 from srl.store.schema import TABLES, Column, Table
 from srl.store.writer import LogWriter

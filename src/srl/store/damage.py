@@ -1,8 +1,8 @@
-"""What of a log cannot be read, and why.
+"""Finds damaged files in a log.
 
-Nothing looks for damage in a log that reads well, so a healthy one opens as fast as it can. Readers look
-once a read has failed, and go on without what they find; the writer looks when a run is resumed and when
-a merge fails, and moves what it finds into `damaged/`, beside the parts.
+A healthy log is not checked, so that it opens fast. Readers check after a failed read, and continue without
+the damaged files. The writer checks when a run is resumed and when a merge fails, and moves damaged files to
+`damaged/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from srl.store.schema import PARTS
 DAMAGED = "damaged"
 
 _MAY_BE_WHOLE = re.compile(r"set lock|version|permission denied|too many open", re.IGNORECASE)
-"""What DuckDB says of a file that another program holds, or that a newer DuckDB wrote."""
+"""DuckDB's messages for a file that another program holds open, or that a newer DuckDB wrote."""
 
 _FAULTS = (
     DamagedError, OSError, duckdb.IOException, duckdb.InvalidInputException, duckdb.InternalException,
@@ -38,10 +38,10 @@ _FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that cannot be read: `place` is a part, a manifest or a database; `why` names the file.
+    """A damaged part, manifest or database at `place`; `why` names the file.
 
-    `steps` says which steps it holds: `train step 30`. What `may_be_whole` is only out of reach: it is not
-    set aside.
+    `steps` are the steps it holds, such as `train step 30`. If it `may_be_whole`, it is only not accessible
+    now, and is not set aside.
     """
 
     log: Path
@@ -55,26 +55,28 @@ class Damage:
 
 
 def may_be_damage(error: BaseException) -> bool:
-    """Whether an error in reading a log may come from a damaged file."""
-    if isinstance(error, OSError) and error.errno is not None:  # Arrow's for a damaged file have no number
+    """Whether an error in reading a log may be caused by a damaged file."""
+    if (
+        isinstance(error, OSError) and error.errno is not None
+    ):  # Arrow's errors for damaged files have no errno
         return error.errno in (errno.ENOENT, errno.EIO)
     if isinstance(error, MemoryError):
         return False
-    return isinstance(error, _FAULTS) or type(error) is duckdb.Error  # which DuckDB raises for bad pages
+    return isinstance(error, _FAULTS) or type(error) is duckdb.Error  # raised for corrupt pages
 
 
 def find_damage(log: Path, *, thorough: bool = True) -> list[Damage]:
-    """What of `log` cannot be read: of every value if `thorough`, else of what each file says it holds."""
+    """The damage in `log`: reads every value if `thorough`, else only the metadata of each file."""
     found = [*_manifest_damage(log)]
     if (log / FINISHED).exists():
         found += _database_damage(log, thorough)
     else:
         found += _part_damage(log, thorough)
-    return [damage for damage in found if damage.place.exists()]  # parts go when they are compacted
+    return [damage for damage in found if damage.place.exists()]  # compaction removes parts
 
 
 def lost_log(run: Path) -> Damage | None:
-    """The log of `run` where there is nothing to read, and parts of it or checkpoints show that it had one.
+    """The missing log of `run`, if remaining parts or checkpoints show that it had one; else None.
 
     A run that is being set up has neither yet.
     """
@@ -92,7 +94,7 @@ def lost_log(run: Path) -> Damage | None:
 
 
 def set_aside(damage: Damage) -> Path:
-    """Move what is damaged into the log's `damaged/`; its new place."""
+    """Move a damaged file to the log's `damaged/`; returns its new path."""
     folder = damage.log / DAMAGED
     folder.mkdir(exist_ok=True)
     taken = sum(1 for _ in folder.glob(f"{damage.place.name}*"))
@@ -124,14 +126,14 @@ def _part_damage(log: Path, thorough: bool) -> Iterator[Damage]:
     connection = _connect() if thorough else None
     for part in live_parts(log / PARTS_DIRECTORY, strict=False):
         if why := _part_fault(part, connection):
-            connection = connection and _connect()  # some faults end a connection
+            connection = connection and _connect()  # some errors invalidate a connection
             yield Damage(log, part.path, why, part.steps_in_words())
 
 
 def _part_fault(part: Part, connection: duckdb.DuckDBPyConnection | None) -> str:
-    """Why a part cannot be read, or nothing; with a connection all that is in it, by Arrow and by DuckDB.
+    """Why a part cannot be read, or an empty string; with a connection, Arrow and DuckDB read all of it.
 
-    Raises what is no fault of the file, such as a lack of memory or of permission.
+    Re-raises errors that are not caused by the file, such as out of memory or permission denied.
     """
     try:
         part.replaced()

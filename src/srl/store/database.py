@@ -1,4 +1,4 @@
-"""The log's tables in DuckDB: `raw.*` over parts and finished logs, and the views that people query."""
+"""The log in DuckDB: tables `raw.*` over parts and finished logs, and the public views."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from srl.renamed import COLUMNS, renamed
 from srl.store.schema import PARTS, RUN_SCHEMA, TABLES, sql_type
 
 _NO_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
-"""What DuckDB says of a column that there is not."""
+"""DuckDB's messages for an unknown column."""
 
 
 def create_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -34,21 +34,21 @@ def _create_table(connection: duckdb.DuckDBPyConnection, name: str, content: pa.
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create the views of `TABLES`; each has its columns in the order in which they are described."""
+    """Create the views of `TABLES`, with columns in documented order."""
     for table in TABLES:
         columns = ", ".join(f'"{column.name}"' for column in table.columns)
         connection.execute(f"CREATE VIEW {table.name} AS SELECT {columns} FROM ({table.sql})")
 
 
 def scan(files: Sequence[Path]) -> str:
-    """SQL that reads Parquet files in this order; a column that only some have is NULL in the others."""
+    """SQL that reads Parquet files in this order; a column that is missing in some is NULL there."""
     return f"SELECT * FROM read_parquet({_list(map(_pattern, files))}, union_by_name = true)"
 
 
 def union(table: str, sources: Sequence[str]) -> str:
-    """SQL for the rows of all `sources` with today's columns.
+    """SQL for the rows of all `sources` with current columns.
 
-    A column that an older log lacks is NULL; one that it has by an old name is found there.
+    A column that an older log lacks is NULL; one with an old name is renamed.
     """
     names = COLUMNS.get(table, {})
     fields = [(field.name, field) for field in PARTS[table]]
@@ -62,7 +62,7 @@ def union(table: str, sources: Sequence[str]) -> str:
 
 
 def _pattern(path: Path) -> str:
-    """A path for `read_parquet`, where `*`, `?` and `[` would be patterns."""
+    """A path for `read_parquet`, with the wildcards `*`, `?` and `[` escaped."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
 
 
@@ -76,16 +76,16 @@ def quoted(text: object) -> str:
 
 
 def attach(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
-    """Attach a finished log, which nobody ever writes to, as database `name`."""
+    """Attach a finished log, which is never written again, as database `name`."""
     connection.execute(f"ATTACH {quoted(path)} AS {name} (READ_ONLY)")
 
 
 def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path], spill: Path) -> None:
-    """Let queries open only what is under `directories` and the attached databases, for good.
+    """Restrict queries permanently to files in `directories` and the attached databases.
 
-    What does not fit into memory goes to `spill`, a directory of this connection alone: queries may open what
-    is in DuckDB's temporary directory, which would be `.tmp` in the current one.
-    DuckDB would still write there where a query says so: what may be asked, the caller decides.
+    Data that exceeds memory goes to `spill`, a directory of this connection only: queries may open files in
+    DuckDB's temporary directory, which would otherwise be `.tmp` in the current one. DuckDB can still write
+    there if a query says so, so the caller must check the query.
     """
     allowed = [f"{path}/" for directory in directories for path in (directory, _pattern(directory))]
     connection.execute(f"SET temp_directory = {quoted(spill)}")
@@ -94,9 +94,9 @@ def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path], spi
 
 
 def in_one_line(error: Exception) -> str:
-    """A message of DuckDB's up to the excerpt of the query that it draws below; of Arrow's, all of it.
+    """The message of an error on one line, without DuckDB's excerpt of the query.
 
-    Where it names a column by an old name, today's is added.
+    For a column with an old name, the current name is added.
     """
     message = " ".join(str(error).split("\n\nLINE ")[0].split())
     unknown = _NO_COLUMN.search(message)

@@ -1,10 +1,10 @@
-"""Parts: directories with one Parquet file a table, which appear whole, by one rename, or not at all.
+"""Parts: directories with one Parquet file per table, which appear atomically by a rename.
 
     log/parts/step-000030-train-main-000031/            one write of one step
     log/parts/steps-000001-000032-main-000040/          compacted; part.json names what it replaces
 
-A part that another one replaces is garbage from the moment the other appears, so a reader that lists
-the directory sees each step once, at whatever moment the writer was killed.
+A part is garbage as soon as a part that replaces it appears. So a reader that lists the directory sees each
+step exactly once, whenever the writer is killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Keep = Callable[[pa.Table], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part by what its name says; `phase` is empty for a compacted one."""
+    """One part, described by its name; `phase` is empty for a compacted part."""
 
     path: Path
     first: int
@@ -58,18 +58,18 @@ class Part:
         return not self.phase
 
     def file(self, table: str) -> Path:
-        """Where the part keeps `table`."""
+        """The part's file of `table`."""
         return self.path / f"{table}.parquet"
 
     def replaced(self) -> set[str]:
-        """The names of the parts whose rows this one took over. Raises DamagedError."""
+        """The names of the parts that this one replaces. Raises DamagedError."""
         if not self.is_compacted:
             return set()
         file = self.path / _REPLACES
         try:
             return set(json.loads(file.read_text(encoding="utf-8"))["replaces"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"{file}: expected what srl writes there ({error})") from error
+            raise DamagedError(f"{file}: unexpected content ({error})") from error
 
     def steps(self) -> set[tuple[int, str]]:
         """The (step, phase) pairs it holds."""
@@ -79,14 +79,14 @@ class Part:
         return set(zip(table["step"].to_pylist(), table["phase"].to_pylist(), strict=True))
 
     def steps_in_words(self) -> str:
-        """The steps it holds by its name alone: `val step 30`, `steps 1 to 32`."""
+        """The steps in the part according to its name: `val step 30`, `steps 1 to 32`."""
         return (
             f"steps {self.first} to {self.last}" if self.is_compacted else f"{self.phase} step {self.first}"
         )
 
 
 def all_parts(directory: Path) -> list[Part]:
-    """Every whole part under `directory`, garbage too, in the order of the steps they hold."""
+    """Every complete part in `directory`, including garbage, in the order of their steps."""
     if not directory.is_dir():
         return []
     found = [_parse(entry) for entry in directory.iterdir() if not entry.name.startswith(".")]
@@ -94,9 +94,10 @@ def all_parts(directory: Path) -> list[Part]:
 
 
 def live_parts(directory: Path, without: Set[Path] = frozenset(), *, strict: bool = True) -> list[Part]:
-    """The parts that count: whole, replaced by no other, and not among `without`.
+    """The valid parts: complete, not replaced by another, and not in `without`.
 
-    Raises DamagedError for one that does not say what it replaces; if not `strict`, it replaces nothing.
+    Raises DamagedError for a part that does not say what it replaces; if not `strict`, such a part replaces
+    nothing.
     """
     parts = [part for part in all_parts(directory) if part.path not in without]
     garbage: set[str] = set()
@@ -125,7 +126,7 @@ def _parse(path: Path) -> Part | None:
 def write_part(
     directory: Path, step: int, phase: str, worker: str, number: int, tables: Mapping[str, pa.Table]
 ) -> None:
-    """Write the tables of one step as a part; it appears whole."""
+    """Write the tables of one step as a part, atomically."""
     name = f"step-{step:06d}-{phase}-{worker}-{number:06d}"
     with atomic_directory(directory / name) as path:
         for table, content in tables.items():
@@ -139,9 +140,9 @@ def next_number(directory: Path, worker: str) -> int:
 
 
 def merge_parts(directory: Path, parts: list[Part], worker: str, keep: Keep | None = None) -> None:
-    """One compacted part in the place of `parts`, with the rows that `keep` leaves of each table.
+    """Write one compacted part that replaces `parts`, with the rows that `keep` returns for each table.
 
-    The old ones stay on disk, as garbage, for readers that are looking at them.
+    The old parts stay on disk as garbage, for current readers.
     """
 
     def batches(table: str) -> Iterable[pa.Table]:
@@ -155,12 +156,12 @@ def merge_parts(directory: Path, parts: list[Part], worker: str, keep: Keep | No
 
 
 def compacted_path(directory: Path, first: int, last: int, worker: str, number: int) -> Path:
-    """Where a compacted part of these steps goes."""
+    """The path of a compacted part of these steps."""
     return directory / f"steps-{first:06d}-{last:06d}-{worker}-{number:06d}"
 
 
 def drop_steps(directory: Path, drop: Callable[[int, str], bool], worker: str | None = None) -> None:
-    """Drop every (step, phase) for which `drop` holds, the last first; of one worker, or of all."""
+    """Drop every (step, phase) for which `drop` is true, the last first; of one worker, or of all."""
     sweep(directory)
     for part in reversed(live_parts(directory)):
         if worker not in (None, part.worker):
@@ -181,7 +182,7 @@ def _without(table: pa.Table, dropped: set[tuple[int, str]]) -> pa.Table:
 def write_compacted(
     path: Path, batches: Callable[[str], Iterable[pa.Table]], replaces: set[str], keep: Keep | None = None
 ) -> None:
-    """Write a compacted part from `batches(table)`, some batches at a time in memory."""
+    """Write a compacted part from `batches(table)`, with only some batches in memory at a time."""
     with atomic_directory(path) as aside:
         for table in PARTS:
             with _parquet(aside, table) as file:
@@ -192,7 +193,7 @@ def write_compacted(
 
 
 def _with_columns(batch: pa.Table, table: str) -> pa.Table:
-    """`batch` with today's columns of `table`: one that an older log lacks is empty."""
+    """`batch` with the current columns of `table`; those that an older log lacks are NULL."""
     schema, names = PARTS[table], COLUMNS.get(table, {})
     batch = batch.rename_columns([names.get(name, name) for name in batch.column_names])
     for field in schema:
@@ -202,7 +203,7 @@ def _with_columns(batch: pa.Table, table: str) -> pa.Table:
 
 
 def _together(batches: Iterable[pa.Table], keep: Keep | None) -> Iterator[pa.Table]:
-    """What `keep` leaves of the batches, put together until they are worth a row group."""
+    """The rows that `keep` returns for the batches, concatenated to row groups."""
     group: list[pa.Table] = []
     size = 0
     for batch in batches:
@@ -227,21 +228,21 @@ def _parquet(directory: Path, table: str) -> pq.ParquetWriter:
         PARTS[table],
         compression="zstd",
         compression_level=1,
-        use_dictionary=_DICTIONARY,  # numbers do not repeat: their dictionaries only cost time and space
+        use_dictionary=_DICTIONARY,  # numbers rarely repeat, so dictionaries do not pay
         use_byte_stream_split=_SPLIT,
         write_page_checksum=True,
     )
 
 
 def remove_part(part: Part) -> None:
-    """Take a part out of sight in one rename, then delete it."""
+    """Hide a part by a rename, then delete it."""
     hidden = part.path.with_name(f".gone-{part.path.name}")
     os.rename(part.path, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
 def sweep(directory: Path) -> None:
-    """Delete what other parts replace and what a killed writer was deleting."""
+    """Delete replaced parts, and those that a killed writer was deleting."""
     live = {part.path for part in live_parts(directory)}
     for part in all_parts(directory):
         if part.path not in live:

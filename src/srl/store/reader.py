@@ -1,7 +1,7 @@
-"""The reading side of the log: one connection with the same tables, whatever the log looks like now.
+"""Reads logs: one connection with the same tables for running and finished logs.
 
-DuckDB refuses readers while a writer has its file open, so nothing here opens a file that anybody
-writes: a running log is Parquet parts that never change, a finished one a database opened read-only.
+DuckDB refuses readers while a writer has its file open. So readers never open a file that is written: a
+running log consists of immutable Parquet parts, and a finished one is a database opened read-only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from srl.store.schema import PARTS
 T = TypeVar("T")
 Warn = Callable[[str], None]
 Damages = Mapping[Path, Damage]
-"""What is left out, by its place."""
+"""The damage that is left out, by path."""
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _TRIES = 3
 
 
 def find_logs(path: Path | str) -> list[Path]:
-    """The logs at `path`: of a run's directory, of its `log/`, or of a folder of runs or a workspace."""
+    """The logs at `path`: a run's directory, its `log/`, a folder of runs, or a workspace."""
     path = Path(path)
     for log in (path, path / "log"):
         if run_info.has_log(log):
@@ -54,13 +54,13 @@ def find_logs(path: Path | str) -> list[Path]:
 
 
 def _children(path: Path) -> list[Path]:
-    """What may be runs in a folder of runs or a workspace."""
+    """The subdirectories that may be runs, in a folder of runs or a workspace."""
     folders = [folder for folder in (path, path / "runs") if folder.is_dir()]
     return [child for folder in folders for child in folder.iterdir()]
 
 
 def _lost(path: Path | str) -> list[Damage]:
-    """The runs at `path` that have lost their log, where `find_logs` looks."""
+    """The runs at `path` whose log is missing."""
     path = Path(path)
     found = map(lost_log, [path, *sorted(_children(path))])
     return [damage for damage in found if damage]
@@ -69,9 +69,9 @@ def _lost(path: Path | str) -> list[Damage]:
 def open_logs(*paths: Path | str, warn: Warn = _logger.warning) -> duckdb.DuckDBPyConnection:
     """A connection with the tables of `srl.store.schema.TABLES` over the logs at `paths`.
 
-    It shows the logs as they are now; open another one to see later steps. It locks nothing, and it is the
-    caller's own: it can also read other files, and write. A part or a run that cannot be read is left out,
-    and `warn` is told. Raises UserError where there is no log, or none that can be read.
+    It is a snapshot: open another connection to see later steps. It holds no locks, and can also read other
+    files and write. Damaged parts and runs are left out, with a call of `warn`. Raises UserError if there is
+    no readable log.
     """
     return _patiently(paths, lambda without: _connect(paths, without), warn)
 
@@ -83,10 +83,10 @@ def reading(
     warn: Warn = _logger.warning,
     sealed: bool = True,
 ) -> T:
-    """`read(connection)`, again with a new connection where the writer compacted the log under it.
+    """Return `read(connection)`; retried with a new connection if the writer compacted the log meanwhile.
 
-    What turns out to be damaged is left out, and `warn` is told. A `sealed` connection opens no other files
-    than the logs'. Raises UserError where nothing can be read.
+    Damaged parts and runs are left out, with a call of `warn`. A `sealed` connection can open only files of
+    the logs. Raises UserError if nothing can be read.
     """
 
     def once(without: Damages) -> T:
@@ -103,7 +103,7 @@ def reading(
 
 
 def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn: Warn) -> T:
-    """`action(without)`: again where the writer moved files meanwhile, and then without what is damaged."""
+    """Return `action(without)`; retried if the writer moved files meanwhile, then without damaged files."""
     without: dict[Path, Damage] = {}
     tries = _TRIES
     while True:
@@ -125,7 +125,7 @@ def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn
 
 
 def _damage(paths: Sequence[Path | str], known: Damages) -> Damages:
-    """What else is damaged: what a look at each file shows, or where that is nothing, all that is in them."""
+    """Further damage: from the metadata of each file, or if that finds none, from all values."""
     logs = [log for path in paths for log in find_logs(path)]
     for thorough in (False, True):
         found = [damage for log in logs for damage in find_damage(log, thorough=thorough)]
@@ -145,7 +145,8 @@ def _left_out(damage: Damage) -> str:
 def _interruptible(
     connection: duckdb.DuckDBPyConnection, read: Callable[[duckdb.DuckDBPyConnection], T]
 ) -> T:
-    """`read(connection)` in a thread, so that Ctrl-C ends a long query: DuckDB may not look for signals."""
+    """Run `read(connection)` in a thread, so that Ctrl-C ends a long query: DuckDB may not check for
+    signals."""
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -169,7 +170,7 @@ def _interruptible(
 def _connect(
     paths: Sequence[Path | str], without: Damages, spill: Path | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """A connection over the logs at `paths`; with a directory to `spill` to, a sealed one."""
+    """A connection over the logs at `paths`; sealed if there is a directory to `spill` to."""
     logs = list(dict.fromkeys(log for path in paths for log in _existing(path)))
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:
@@ -187,15 +188,12 @@ def _existing(path: Path | str) -> list[Path]:
     if not logs and (lost := _lost(path)):
         raise UserError("; ".join(map(str, lost)))
     if not logs:
-        raise UserError(
-            f"no log in {path}: expected a run that has begun, or a folder of such runs; "
-            "`srl train` starts one"
-        )
+        raise UserError(f"no log in {path}: expected a run or a folder of runs; start one with `srl train`")
     return logs
 
 
 def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], without: Damages) -> None:
-    """Create the log's tables over what can be read. Raises UserError where nothing can."""
+    """Create the log's tables over all readable files. Raises UserError if there are none."""
     connection.execute("SET enable_progress_bar = false; CREATE SCHEMA raw")
     parts: list[Part] = []
     finished: list[str] = []

@@ -1,4 +1,4 @@
-"""What a log says of its run, and whether its writer still lives."""
+"""The description of the run in a log, and whether its writer is still alive."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 class DamagedError(UserError):
-    """A file of a log does not hold what srl writes there."""
+    """A file of a log has unexpected content."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Which run a log is of. `started` is UTC in ISO format; `parent` the run it came from."""
+    """The run of a log. `started` is UTC in ISO format; `parent` is the run it came from."""
 
     run_id: str
     preset: str = ""
@@ -43,7 +43,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A process; `since` tells it from a later one with the same number."""
+    """A process; `since` (its start) distinguishes it from a later one with the same id."""
 
     host: str
     pid: int
@@ -56,7 +56,7 @@ class Writer:
 
     @property
     def alive(self) -> bool | None:
-        """Whether it still runs; None on another machine, where nobody can tell."""
+        """Whether it is still running; None if it is on another machine."""
         if self.host != socket.gethostname():
             return None
         try:
@@ -69,7 +69,7 @@ class Writer:
 
 
 def _since(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty where there is no /proc."""
+    """When a process started, in kernel ticks; empty without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -78,10 +78,10 @@ def _since(pid: int) -> str:
 
 
 def begin(log: Path, run: RunInfo, written: datetime | None) -> None:
-    """Write the manifest of a log that this process starts, or takes up again.
+    """Write the manifest of a log that this process starts or resumes.
 
-    A run taken up again keeps its start, and the seconds that it worked until it ended or, where it was
-    killed, until its last step was `written` (UTC).
+    A resumed run keeps its start, and the seconds that it ran until it ended, or until its last step was
+    `written` (UTC) if it was killed.
     """
     started, earlier_s = run.started or now(), 0.0
     if has_log(log):
@@ -92,7 +92,7 @@ def begin(log: Path, run: RunInfo, written: datetime | None) -> None:
 
 
 def end(log: Path, run: RunInfo, status: str) -> None:
-    """Note how the run ended, now."""
+    """Record the end of the run."""
     before = load(log)
     times = {name: before[name] for name in ("resumed", "earlier_s")}
     _write(log, run, before["run"]["started"], status, {"ended": now(), **times})
@@ -107,14 +107,14 @@ def _write(log: Path, run: RunInfo, started: str, status: str, times: Mapping[st
 
 
 def _worked_s(manifest: Mapping[str, Any], written: datetime | None) -> float:
-    """Seconds that a run worked in all its sessions, the last of which ended, or wrote last at `written`."""
+    """Seconds that a run ran in all its sessions; `written` is the end of a session that was killed."""
     resumed = _resumed(manifest)
     until = _utc(manifest["ended"]) or written or resumed
     return _earlier_s(manifest) + max((until - resumed).total_seconds(), 0.0)
 
 
 def _resumed(manifest: Mapping[str, Any]) -> datetime:
-    """When the last session began; a log of an older version only says when the first one did."""
+    """When the last session began; older logs only have the start of the first."""
     return _utc(manifest.get("resumed")) or _utc(manifest["run"]["started"]) or _EPOCH
 
 
@@ -128,19 +128,19 @@ def has_log(log: Path) -> bool:
 
 
 def load(log: Path) -> dict[str, Any]:
-    """The manifest of a log. Raises DamagedError where there is none, or it is not whole, or newer."""
+    """The manifest of a log. Raises DamagedError if it is missing, damaged, or newer."""
     try:
         manifest = read_manifest(log, KIND)
         _check(manifest)
     except UserError as error:
         raise DamagedError(str(error)) from error
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{log / MANIFEST}: expected what srl writes there ({error!r})") from error
+        raise DamagedError(f"{log / MANIFEST}: unexpected content ({error!r})") from error
     return manifest
 
 
 def _check(manifest: Mapping[str, Any]) -> None:
-    """Raise KeyError, TypeError or ValueError where the fields are not those that `_write` writes."""
+    """Raise KeyError, TypeError or ValueError for unexpected fields."""
     Writer(**manifest["writer"])
     _worked_s(manifest, None)
     if not isinstance(manifest["run"]["run_id"], str) or not isinstance(manifest["status"], str):
@@ -148,14 +148,14 @@ def _check(manifest: Mapping[str, Any]) -> None:
 
 
 def status(manifest: Mapping[str, Any]) -> str:
-    """What has become of the run: `interrupted` where it says that it runs and its writer is gone."""
+    """The status of the run: `interrupted` if it is marked as running, but its writer is gone."""
     if manifest["status"] != RUNNING:
         return str(manifest["status"])
     return {True: RUNNING, False: "interrupted", None: "unknown"}[Writer(**manifest["writer"]).alive]
 
 
 def claim(log: Path) -> None:
-    """Raise UserError when another living process writes this log, or a newer srl wrote it."""
+    """Raise UserError if another live process writes this log, or a newer srl wrote it."""
     if not has_log(log):
         return
     try:
@@ -197,7 +197,7 @@ def run_row(log: Path) -> dict[str, Any]:
 
 
 def now() -> str:
-    """The present in UTC, as the manifest writes it."""
+    """The current time in UTC, as in the manifest."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

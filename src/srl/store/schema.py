@@ -82,30 +82,30 @@ def _columns(*rows: tuple[str, pa.DataType, str]) -> tuple[Column, ...]:
     return tuple(Column(*row) for row in rows)
 
 
-_RUN_ID = ("run_id", pa.string(), "The run, by the name of its directory.")
-_STEP = ("step", pa.int32(), "The training step, counted from 1; 0 is before the first update.")
+_RUN_ID = ("run_id", pa.string(), "The run: the name of its directory.")
+_STEP = ("step", pa.int32(), "The training step, from 1; 0 is before the first update.")
 _PHASE = ("phase", pa.string(), "`train`, `val`, `test`, `sft` or `eval`.")
 _TRAJECTORY = ("trajectory_id", pa.string(), "The trajectory, `trajectories.id`.")
 
 RUNS = _columns(
     _RUN_ID,
-    ("status", pa.string(), "`running`, `finished`, `interrupted` (its writer is gone), `unknown` (its "
-     "writer is on another machine), or what it ended with."),
-    ("preset", pa.string(), "The preset it was started from."),
+    ("status", pa.string(), "`running`, `finished`, `failed`, `interrupted`, or `unknown` (the writer is on "
+     "another machine)."),
+    ("preset", pa.string(), "The preset."),
     ("algo", pa.string(), "The algorithm, such as `grpo`."),
     ("seed", pa.int64(), "The seed."),
-    ("model", pa.string(), "The model it started from."),
-    ("index_digest", pa.string(), "The digest of the index it was to search."),
-    ("srl_version", pa.string(), "The version of srl that wrote it."),
-    ("started", pa.timestamp("us"), "When it started (UTC)."),
-    ("ended", pa.timestamp("us"), "When it ended (UTC); empty while it has not."),
-    ("resumed", pa.timestamp("us"), "When it was last resumed (UTC), or started."),
-    ("earlier_s", pa.float64(), "Seconds that it worked before that."),
-    ("parent", pa.string(), "The run it came from, or an empty text."),
+    ("model", pa.string(), "The model that training started from."),
+    ("index_digest", pa.string(), "The digest of the index at the start."),
+    ("srl_version", pa.string(), "The version of srl that wrote the log."),
+    ("started", pa.timestamp("us"), "Start (UTC)."),
+    ("ended", pa.timestamp("us"), "End (UTC); NULL while the run is not finished."),
+    ("resumed", pa.timestamp("us"), "Start of the last session (UTC)."),
+    ("earlier_s", pa.float64(), "Seconds of running time before the last session."),
+    ("parent", pa.string(), "The run it was derived from, or an empty text."),
     ("config", pa.string(), "The resolved configuration as JSON."),
-    ("host", pa.string(), "The machine that wrote it."),
-    ("pid", pa.int64(), "The process that wrote it."),
-    ("path", pa.string(), "The directory of its log."),
+    ("host", pa.string(), "The machine of the writer."),
+    ("pid", pa.int64(), "The process id of the writer."),
+    ("path", pa.string(), "The directory of the log."),
 )  # fmt: skip
 
 _STEPS = _columns(
@@ -113,50 +113,50 @@ _STEPS = _columns(
     _STEP,
     _PHASE,
     ("written", pa.timestamp("us"), "When the step was written (UTC)."),
-    ("trajectories", pa.int32(), "How many trajectories it holds."),
-    ("metrics", _NUMBERS, "Every metric of the step by name."),
+    ("trajectories", pa.int32(), "Number of trajectories."),
+    ("metrics", _NUMBERS, "Every metric of the step, by name."),
 )
 
 _TRAJECTORIES = _columns(
     _RUN_ID,
-    ("id", pa.string(), "Twelve hex digits, in every run the same for a phase, step, question and sample."),
+    ("id", pa.string(), "Twelve hex digits, the same in every run for a phase, step, question and sample."),
     _STEP,
     _PHASE,
-    ("position", pa.int32(), "The place in its step's batch, from 0."),
-    ("question_id", pa.string(), "The question's id, unique across data sets: it names the group."),
-    ("question", pa.string(), "The question's text."),
+    ("position", pa.int32(), "Position in the batch of the step, from 0."),
+    ("question_id", pa.string(), "The question's id, unique across data sets; it identifies the group."),
+    ("question", pa.string(), "The text of the question."),
     ("prompt", pa.string(), "The chat messages as JSON."),
     ("data_source", pa.string(), "The data set, such as `hotpotqa`."),
     ("split", pa.string(), "The data set's split."),
-    ("hops", pa.int32(), "How many hops the question needs, where its metadata says so."),
+    ("hops", pa.int32(), "Hops that the question needs, if its metadata says so."),
     ("metadata", pa.string(), "The question's metadata as JSON."),
     ("golden_answers", _TEXTS, "The accepted answers."),
-    ("sample", pa.int32(), "Which of the question's samples this is, from 0."),
-    ("attempt", pa.int32(), "How many times the episode was sampled again after a failed search."),
+    ("sample", pa.int32(), "Index among the samples of the question, from 0."),
+    ("attempt", pa.int32(), "How many times the episode was resampled after a failed search."),
     ("end", pa.string(), "`answered`, `unanswered`, `truncated` or `failed`."),
-    ("answer", pa.string(), "The final answer; empty (NULL) where there is none."),
-    ("em", pa.float64(), "Exact match: the reward part `em`, else computed; NULL without golds."),
-    ("f1", pa.float64(), "Overlap in words: the reward part `f1`, else computed; NULL without golds."),
-    ("reward", pa.float64(), "The reward, all parts weighed; NULL where it was not scored."),
-    ("parts", _NUMBERS, "The parts of the reward, before weights."),
-    ("per_turn", pa.list_(pa.float64()), "Rewards of single turns, where the reward gives them."),
-    ("valid", pa.bool_(), "False when infrastructure failed: logged, and kept out of the loss."),
-    ("turns", pa.int32(), "How many times the policy was asked to generate."),
-    ("searches", pa.int32(), "How many searches it made, whatever came of them."),
-    ("valid_actions", pa.int32(), "How many turns held an action."),
-    ("valid_searches", pa.int32(), "How many searches were executed."),
-    ("tokens", pa.int32(), "Tokens that the policy wrote."),
-    ("total_tokens", pa.int32(), "All tokens: prompt, policy and what it read."),
-    ("gold_in_passages", pa.bool_(), "Whether a golden answer is in a passage that a search returned."),
-    ("think_is_open", pa.bool_(), "The rendered prompt ends inside `<think>`."),
-    ("index_digest", pa.string(), "The digest of the index that answered, of several the first; or empty."),
+    ("answer", pa.string(), "The final answer; NULL if there is none."),
+    ("em", pa.float64(), "Exact match: the reward part `em`, else computed; NULL without golden answers."),
+    ("f1", pa.float64(), "F1 over words: the reward part `f1`, else computed; NULL without golden answers."),
+    ("reward", pa.float64(), "The reward, the weighted sum of its parts; NULL if not scored."),
+    ("parts", _NUMBERS, "The parts of the reward, unweighted."),
+    ("per_turn", pa.list_(pa.float64()), "Rewards per turn, if the reward gives them."),
+    ("valid", pa.bool_(), "False if a search failed: logged, but excluded from the loss."),
+    ("turns", pa.int32(), "Number of generations."),
+    ("searches", pa.int32(), "Number of searches, with any outcome."),
+    ("valid_actions", pa.int32(), "Number of turns with a valid action."),
+    ("valid_searches", pa.int32(), "Number of executed searches."),
+    ("tokens", pa.int32(), "Policy tokens."),
+    ("total_tokens", pa.int32(), "All tokens: prompt, policy and observations."),
+    ("gold_in_passages", pa.bool_(), "Whether a retrieved passage contains a golden answer."),
+    ("think_is_open", pa.bool_(), "Whether the rendered prompt ends inside `<think>`."),
+    ("index_digest", pa.string(), "The digest of the first index that answered, or an empty text."),
 )  # fmt: skip
 
 _VERDICT = Column(
     "verdict",
     pa.string(),
-    "`correct`, or why not: `failed search`, `unanswered`, `no search`, `reader` (a golden answer was in the "
-    "passages) or `retriever` (it was in none); NULL without golden answers.",
+    "`correct`, or the cause of the error: `failed search`, `unanswered`, `no search`, `reader` (a passage "
+    "contained a golden answer) or `retriever` (none did); NULL without golden answers.",
 )
 
 _SEGMENTS = _columns(
@@ -164,19 +164,19 @@ _SEGMENTS = _columns(
     _TRAJECTORY,
     _STEP,
     _PHASE,
-    ("position", pa.int32(), "The place in the trajectory, from 0."),
-    ("kind", pa.string(), "Who wrote it: `prompt`, `policy`, `observation` or `feedback`."),
-    ("turn", pa.int32(), "The turn it belongs to."),
+    ("position", pa.int32(), "Position in the trajectory, from 0."),
+    ("kind", pa.string(), "`prompt`, `policy`, `observation` or `feedback`."),
+    ("turn", pa.int32(), "The turn."),
     ("text", pa.string(), "The text."),
-    ("token_ids", pa.list_(pa.int32()), "The tokens, as sampled or as encoded."),
-    ("mask", pa.int32(), "The response mask of all its tokens: 1 where the policy wrote it, else 0."),
+    ("token_ids", pa.list_(pa.int32()), "The token ids, as sampled or as encoded."),
+    ("mask", pa.int32(), "The response mask of its tokens: 1 for policy segments, else 0."),
     (
         "logprobs",
         _FLOATS,
-        "The sampler's log-probability of each token; NULL where it is not the policy's.",
+        "The sampler's log-probability of each token; NULL except for policy segments.",
     ),
-    ("advantages", _FLOATS, "The advantage of each token; NULL where there is none."),
-    ("returns", _FLOATS, "The return of each token; NULL where there is none."),
+    ("advantages", _FLOATS, "The advantage of each token; NULL if there is none."),
+    ("returns", _FLOATS, "The return of each token; NULL if there is none."),
 )
 
 _SEARCHES = _columns(
@@ -184,49 +184,49 @@ _SEARCHES = _columns(
     _TRAJECTORY,
     _STEP,
     _PHASE,
-    ("position", pa.int32(), "The place among the trajectory's searches, from 0."),
-    ("turn", pa.int32(), "The turn that asked."),
-    ("retriever", pa.string(), "The name of the retriever that it asked; an empty text for the default one."),
+    ("position", pa.int32(), "Position among the searches of the trajectory, from 0."),
+    ("turn", pa.int32(), "The turn of the search."),
+    ("retriever", pa.string(), "The named retriever that was called; an empty text for the default one."),
     ("query", pa.string(), "The query."),
     ("status", pa.string(), "`ok`, `empty`, `rejected` (a bad query), `timed_out`, `refused` or `failed`."),
-    ("latency_s", pa.float64(), "Seconds it took, retries included."),
-    ("attempts", pa.int32(), "How many times it was tried."),
-    ("error", pa.string(), "What went wrong, or an empty text."),
+    ("latency_s", pa.float64(), "Seconds, including retries."),
+    ("attempts", pa.int32(), "Number of attempts."),
+    ("error", pa.string(), "The error, or an empty text."),
     ("index_digest", pa.string(), "The digest of the index that answered."),
 )
-_NESTED_HITS = Column("hits", _HITS, "The passages that came back, best first.")
+_NESTED_HITS = Column("hits", _HITS, "The returned passages, best first.")
 
 _METRICS = _columns(
     _RUN_ID, _STEP, _PHASE,
     ("name", pa.string(), "The metric, such as `critic/score/mean`."),
-    ("value", pa.float64(), "Its value."),
+    ("value", pa.float64(), "The value."),
 )  # fmt: skip
 
 _HIT_ROWS = _columns(
     _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
     ("search", pa.int32(), "The search, `searches.position`."),
-    ("turn", pa.int32(), "The turn that asked."),
-    ("rank", pa.int32(), "The place among the search's hits, from 1."),
+    ("turn", pa.int32(), "The turn of the search."),
+    ("rank", pa.int32(), "Rank among the hits of the search, from 1."),
     ("passage_id", pa.string(), "The passage's id in the corpus."),
-    ("title", pa.string(), "Its title."),
-    ("contents", pa.string(), "The passage: the title on the first line, then the text."),
-    ("score", pa.float64(), "The retriever's own score."),
-    ("has_answer", pa.bool_(), "Whether it holds a golden answer as whole words, both normalised."),
+    ("title", pa.string(), "The title."),
+    ("contents", pa.string(), "The passage: title on the first line, then the text."),
+    ("score", pa.float64(), "The score of the retriever."),
+    ("has_answer", pa.bool_(), "Whether it contains a golden answer as whole words, both normalised."),
 )  # fmt: skip
 
 _REWARDS = _columns(
     _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
-    ("part", pa.string(), "The part's name, such as `em`."),
-    ("value", pa.float64(), "Its value, before its weight."),
+    ("part", pa.string(), "The part, such as `em`."),
+    ("value", pa.float64(), "Its unweighted value."),
 )  # fmt: skip
 
 _RUN_SPAN = _columns(
     ("steps", pa.int32(), "The last step in the log; NULL before the first."),
-    ("written", pa.timestamp("us"), "When a step was last written (UTC)."),
+    ("written", pa.timestamp("us"), "When the last step was written (UTC)."),
     (
         "seconds",
         pa.float64(),
-        "Seconds that it worked: the time between an end and a resumption is left out.",
+        "Seconds of running time, without the time between sessions.",
     ),
 )
 
@@ -235,17 +235,17 @@ _PIVOT = (
     ("em", ("val/em", "test/em", "train/em"), "`val/em`, `test/em` or `train/em`, by phase."),
     ("f1", ("val/f1", "test/f1", "train/f1"), "`val/f1`, `test/f1` or `train/f1`, by phase."),
     ("response_length", ("response_length/mean",), "`response_length/mean`, in tokens."),
-    ("searches", ("env/number_of_valid_search",), "`env/number_of_valid_search`, a trajectory."),
-    ("finish_ratio", ("env/finish_ratio",), "`env/finish_ratio`, the share that answered."),
+    ("searches", ("env/number_of_valid_search",), "`env/number_of_valid_search`, per trajectory."),
+    ("finish_ratio", ("env/finish_ratio",), "`env/finish_ratio`, the share of trajectories that answered."),
     (
         "excluded_share",
         ("env/excluded_share",),
-        "`env/excluded_share`, the share that failed searches took out.",
+        "`env/excluded_share`, the share of trajectories lost to failed searches.",
     ),
     ("entropy", ("actor/entropy",), "`actor/entropy`."),
     ("ppo_kl", ("actor/ppo_kl",), "`actor/ppo_kl`."),
     ("grad_norm", ("actor/grad_norm",), "`actor/grad_norm`."),
-    ("seconds", ("timing_s/step",), "`timing_s/step`, the seconds the step took."),
+    ("seconds", ("timing_s/step",), "`timing_s/step`, the seconds of the step."),
 )
 
 
@@ -289,27 +289,28 @@ FROM (
 
 TABLES: tuple[Table, ...] = (
     Table(
-        "runs", "One row a run.", RUNS + _RUN_SPAN,
+        "runs", "One row per run.", RUNS + _RUN_SPAN,
         _RUN_SQL,
     ),
-    Table("steps", "One row a step and phase, with the metrics that are asked for most.", _STEP_ROWS,
+    Table("steps", "One row per step and phase, with the most common metrics.", _STEP_ROWS,
           _pivot_sql()),
     Table(
-        "metrics", "One row a metric of a step.", _METRICS,
+        "metrics", "One row per metric of a step.", _METRICS,
         f"SELECT run_id, step, phase, {_metric_name()} AS name, entry.value AS value FROM "
         "(SELECT run_id, step, phase, unnest(map_entries(metrics)) AS entry FROM raw.steps)",
     ),
-    Table("trajectories", "One row an episode.", (*_TRAJECTORIES, _VERDICT), VERDICT_SQL),
-    Table("segments", "One row a run of tokens with one author.", _SEGMENTS, "SELECT * FROM raw.segments"),
+    Table("trajectories", "One row per episode.", (*_TRAJECTORIES, _VERDICT), VERDICT_SQL),
+    Table("segments", "One row per segment: consecutive tokens with one author.", _SEGMENTS,
+          "SELECT * FROM raw.segments"),
     Table(
-        "searches", "One row a search.",
-        (*_SEARCHES, Column("hits", pa.int32(), "How many passages came back.")),
+        "searches", "One row per search.",
+        (*_SEARCHES, Column("hits", pa.int32(), "Number of returned passages.")),
         "SELECT * REPLACE (len(hits)::INTEGER AS hits, coalesce(retriever, '') AS retriever) "
         "FROM raw.searches",
     ),
-    Table("hits", "One row a passage that a search returned.", _HIT_ROWS, _HIT_SQL),
+    Table("hits", "One row per returned passage.", _HIT_ROWS, _HIT_SQL),
     Table(
-        "rewards", "One row a part of a trajectory's reward.", _REWARDS,
+        "rewards", "One row per part of a trajectory's reward.", _REWARDS,
         "SELECT run_id, trajectory_id, step, phase, entry.key AS part, entry.value AS value FROM "
         "(SELECT run_id, id AS trajectory_id, step, phase, unnest(map_entries(parts)) AS entry "
         "FROM raw.trajectories)",

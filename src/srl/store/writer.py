@@ -1,4 +1,4 @@
-"""The writing side of the log: one part a finished step, compaction, and one file when the run is over."""
+"""Writes a log: one part per finished step, compaction, and one file at the end of the run."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from srl.store.parts import (
     write_compacted,
     write_part,
 )
-from srl.store.rows import Record, part_tables
+from srl.store.records import Record, part_tables
 from srl.store.run_info import RunInfo
 from srl.store.schema import PARTS
 from srl.trajectory import Phase
 
 COMPACT_AT = 32
-"""So many single parts of one writer become one."""
+"""Number of single parts of one writer that are compacted to one."""
 
 _logger = logging.getLogger(__name__)
 _MAIN = "main"
@@ -50,13 +50,12 @@ _ASIDE = ".aside-"
 
 
 class LogWriter:
-    """Writes a run's log into `directory`, which readers may open at any moment.
+    """Writes a run's log to `directory`, which readers may open at any time.
 
-    One writer is `main`: it says how the run stands and finishes the log. Others (verl's workers) give
-    a name of their own as `worker`, letters and digits, and only write. As a context manager it finishes
-    the log, or on an error leaves the parts and notes how the run ended. A log that was finished opens
-    up again with the first write. What cannot be read is moved into `damaged/`, and `warn` is told which
-    steps it held.
+    One writer is `main`: it records the status of the run and finishes the log. Others (verl's workers) only
+    write, under their own name `worker` of letters and digits. As a context manager it finishes the log; on
+    an error it keeps the parts and records how the run ended. The first write to a finished log turns it into
+    parts again. Damaged files are moved to `damaged/`, with a call of `warn` that names their steps.
     """
 
     def __init__(
@@ -80,10 +79,10 @@ class LogWriter:
         self._count()
 
     def write(self, step: int, phase: Phase, records: Sequence[Record], metrics: Mapping[str, float]) -> None:
-        """Add a finished step; readers see all of it or nothing.
+        """Add a finished step, atomically.
 
-        What an earlier writer of the same name wrote for this step and phase is replaced; two writes by
-        the same writer add up. Raises ValueError for records of another step or phase.
+        It replaces what an earlier writer of the same name wrote for this step and phase; two writes by the
+        same writer add up. Raises ValueError for records of another step or phase.
         """
         tables = part_tables(self._run.run_id, step, phase, records, metrics)
         self._reopen()
@@ -100,14 +99,14 @@ class LogWriter:
             self._merging(self._compact)
 
     def supersede(self, after_step: int) -> None:
-        """Drop every step after `after_step`, of all writers: a resumed run writes them anew."""
+        """Drop every step after `after_step`, of all writers; a resumed run writes them again."""
         self._reopen(after_step)
         self._merging(lambda: drop_steps(self._parts, lambda step, phase: step > after_step))
         self._earlier = {(step, phase) for step, phase in self._earlier if step <= after_step}
         self._count()
 
     def finish(self, status: str = "finished") -> None:
-        """End the run: all parts become one `log.duckdb`, which appears whole, and are removed."""
+        """End the run: write one `log.duckdb`, atomically, and remove the parts."""
         self._require_main()
         run_info.end(self.directory, self._run, status)
         self._open = False
@@ -128,7 +127,7 @@ class LogWriter:
             raise
 
     def close(self, status: str) -> None:
-        """Note how the run ended and leave the parts, which a resumed run goes on with."""
+        """Record how the run ended, and keep the parts for a resumed run."""
         self._require_main()
         run_info.end(self.directory, self._run, status)
         self._open = False
@@ -148,10 +147,10 @@ class LogWriter:
 
     def _require_main(self) -> None:
         if self._worker != _MAIN:
-            raise UserError(f"only the main writer ends a log, not the worker {self._worker!r}")
+            raise UserError(f"only the main writer can end a log, not the worker {self._worker!r}")
 
     def _find_earlier(self) -> set[tuple[int, str]]:
-        """The steps that writers of this name left, in the parts or in the finished log."""
+        """The steps of earlier writers of this name, in the parts or the finished log."""
         if (finished := self.directory / FINISHED).exists():
             with duckdb.connect() as connection:
                 attach(connection, finished, "log")
@@ -160,7 +159,7 @@ class LogWriter:
         return set().union(*(part.steps() for part in mine))
 
     def _merging(self, merge: Callable[[], None]) -> None:
-        """`merge()`, again without the parts that turn out to be damaged, if any."""
+        """Run `merge()`; on an error set damaged parts aside, if there are any, and retry."""
         try:
             merge()
         except Exception as error:
@@ -169,9 +168,9 @@ class LogWriter:
             merge()
 
     def _set_damage_aside(self) -> bool:
-        """Move what cannot be read out of the way; whether there was anything.
+        """Move damaged files aside; returns whether there were any.
 
-        Raises UserError for what may be whole, such as a database that another program holds.
+        Raises UserError for a file that may be whole, such as a database that another program holds open.
         """
         found = find_damage(self.directory)
         for damage in found:
@@ -183,7 +182,7 @@ class LogWriter:
         return bool(found)
 
     def _last_written(self) -> datetime | None:
-        """When the newest step of the parts was written (UTC)."""
+        """When the newest step in the parts was written (UTC)."""
         files = [part.file("steps") for part in live_parts(self._parts)]
         times = [pc.max(pq.read_table(file, columns=["written"])["written"]).as_py() for file in files]
         return max(filter(None, times), default=None)
@@ -202,7 +201,7 @@ class LogWriter:
         self._count()
 
     def _reopen(self, until: int = _LAST) -> None:
-        """Turn a finished log into parts again; readers keep the file they have open."""
+        """Turn a finished log into parts again; current readers keep the file open."""
         finished = self.directory / FINISHED
         if self._worker != _MAIN or not finished.exists():
             return
@@ -212,7 +211,7 @@ class LogWriter:
         self._count()
 
     def _clear_parts(self) -> None:
-        """Remove all parts, out of sight in one rename, and what killed writers left aside."""
+        """Remove all parts, hidden first by a rename, and leftovers of killed writers."""
         if self._parts.exists():
             os.rename(self._parts, tempfile.mkdtemp(prefix=_ASIDE, dir=self.directory))
         for aside in self.directory.glob(f"{_ASIDE}*"):
@@ -234,7 +233,7 @@ def _write_database(path: Path, run: Mapping[str, object], parts: Sequence[Part]
 
 
 def _write_reopened(finished: Path, parts: Path, until: int) -> None:
-    """One part with the steps of a finished log as far as `until`; none where no step is left."""
+    """Write one part with the steps of a finished log up to `until`, if there are any."""
     with duckdb.connect() as connection:
         attach(connection, finished, "log")
         query = "SELECT DISTINCT step FROM log.raw.steps WHERE step <= ? ORDER BY step"
