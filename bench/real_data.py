@@ -206,7 +206,7 @@ def run_figures(run: Path, phase: str) -> dict[str, Any]:
 
 def episode_figures(log: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     """Episodes, exact match and searches, by phase, step of evaluations, and data set."""
-    found = srl.store.records(
+    found = srl.store.rows(
         log,
         """
         SELECT phase, CASE WHEN phase = 'train' THEN NULL ELSE step END AS step, data_source,

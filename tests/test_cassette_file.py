@@ -81,7 +81,7 @@ def test_a_torn_last_line_is_left_out(tmp_path, cut):
 def test_a_cassette_is_not_overwritten(tmp_path):
     ask(Recorder(Scripted(a=[ok("a")]), tmp_path / "t"), "a")
     before = (tmp_path / "t").read_bytes()
-    with pytest.raises(UserError, match="already exists; choose another name, or remove it first"):
+    with pytest.raises(UserError, match="exists already; choose another name, or remove it first"):
         Recorder(Scripted(), tmp_path / "t")
     assert (tmp_path / "t").read_bytes() == before
 

@@ -167,7 +167,7 @@ class Trained:
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         with srl.store.open(self.run) as log:
-            return srl.store.records(log, query)
+            return srl.store.rows(log, query)
 
 
 @pytest.fixture(scope="module")

@@ -183,7 +183,7 @@ def test_without_golden_answers_nothing_is_right_or_wrong(tmp_path):
 
 def test_record_of_another_step_is_refused(tmp_path):
     log = new_log(tmp_path)
-    with pytest.raises(ValueError, match="is of train step 1, and was given to be written as train step 2"):
+    with pytest.raises(ValueError, match="is of train step 1, but was passed as train step 2"):
         log.write(2, "train", [record(episode(step=1))], {})
     with pytest.raises(ValueError, match="tokens and 1 advantages"):
         log.write(1, "train", [Record(episode(), advantages=[1.0])], {})
@@ -204,7 +204,7 @@ def test_run_row_holds_what_the_run_is(tmp_path):
     log = LogWriter(tmp_path / "log", run_info("r"))
     write_step(log, 7)
     with srl.store.open(tmp_path) as connection:
-        (row,) = srl.store.records(connection, "FROM runs")
+        (row,) = srl.store.rows(connection, "FROM runs")
     described = {"preset": "tiny", "algo": "grpo", "seed": 1, "model": "tiny-model", "index_digest": "d1ce"}
     assert {name: row[name] for name in described} == described
     assert (row["steps"], row["status"], row["config"]) == (7, "running", '{"trainer": {"steps": 3}}')

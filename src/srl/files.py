@@ -111,7 +111,7 @@ def _target(path: Path | str, replace: Replace | None) -> Path:
             )
     if _is_taken(path):
         if replace is None:
-            raise UserError(f"{path} already exists; choose another name, or remove it first")
+            raise UserError(f"{path} exists already; choose another name, or remove it first")
         replace(path)
     return path
 

@@ -312,6 +312,6 @@ def _write(out: Path, text: str) -> None:
     from srl.files import atomic_file
 
     if out.exists():
-        raise UserError(f"{out} already exists; choose another name, or remove it first")
+        raise UserError(f"{out} exists already; choose another name, or remove it first")
     with atomic_file(out) as file:
         file.write(text)

@@ -187,7 +187,7 @@ class CassetteWriter:
     def _refuse_if(self, exists: bool) -> None:
         if exists:
             raise UserError(
-                f"the cassette {self._path} already exists; choose another name, or remove it first"
+                f"the cassette {self._path} exists already; choose another name, or remove it first"
             )
 
     def write(self, search: Search, episode: str) -> None:

@@ -70,7 +70,7 @@ def export(
     chosen, checkpoint = _chosen(run, step)
     check_checkpoint(checkpoint, leave_out=f"{_TRAINER}/")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise UserError(f"{out} already exists; choose another --out, or replace it with --overwrite")
+        raise UserError(f"{out} exists already; choose another --out, or replace it with --overwrite")
     with atomic_directory(out, replace=_REPLACEABLE if overwrite else None) as folder:
         if backend == "verl":
             _export_verl(run, chosen, checkpoint, folder, dtype)
