@@ -1,4 +1,4 @@
-"""GRPO: the group's mean is the baseline, its spread the scale."""
+"""GRPO: the score relative to the group's mean, in standard deviations."""
 
 from srl.plugins import hookimpl
 
@@ -8,6 +8,6 @@ def srl_algorithms(register):
     register(
         "grpo",
         "srl_grpo.estimator:algorithm",
-        "GRPO: the group's mean is the baseline, its spread the scale",
+        "GRPO: the score relative to the group's mean, in standard deviations",
         options="srl_grpo.estimator:Options",
     )

@@ -23,7 +23,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     norm_adv_by_std_in_grpo: bool = True
-    """Divide by the group's standard deviation; false is Dr. GRPO."""
+    """Divide by the group's standard deviation. false: Dr. GRPO."""
 
     epsilon: float = Field(default=1e-6, gt=0)
     """Added to the standard deviation before dividing."""

@@ -1,4 +1,4 @@
-"""REINFORCE: the return itself, with no baseline unless asked for."""
+"""REINFORCE: the return, without a baseline by default."""
 
 from srl.plugins import hookimpl
 
@@ -8,6 +8,6 @@ def srl_algorithms(register):
     register(
         "reinforce",
         "srl_reinforce.estimator:algorithm",
-        "REINFORCE: the return itself, with no baseline unless asked for",
+        "REINFORCE: the return, without a baseline by default",
         options="srl_reinforce.estimator:Options",
     )

@@ -23,8 +23,8 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     normalise: Literal["none", "centre", "whiten"] = "none"
-    """What is done to the returns over all policy tokens of the batch: nothing, minus the mean, or
-    minus the mean and divided by the standard deviation."""
+    """Normalisation of the returns over all policy tokens of the batch: none, centre (subtract the mean)
+    or whiten (also divide by the standard deviation)."""
 
 
 @torch.no_grad()

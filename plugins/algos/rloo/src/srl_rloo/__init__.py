@@ -1,9 +1,9 @@
-"""RLOO: the other samples of the question are the baseline."""
+"""RLOO: the mean of the question's other samples is the baseline."""
 
 from srl.plugins import hookimpl
 
 
 @hookimpl
 def srl_algorithms(register):
-    summary = "RLOO: the other samples of the question are the baseline"
+    summary = "RLOO: the mean of the question's other samples is the baseline"
     register("rloo", "srl_rloo.estimator:algorithm", summary)

@@ -10,6 +10,6 @@ def srl_retrievers(register):
     register(
         "bm25",
         "srl_bm25.retriever:BM25Retriever",
-        "BM25 over words (numba): exact, on the CPU, no model needed.",
+        "BM25 on the CPU (numba): exact, needs no model.",
         options="srl_bm25.options:Options",
     )

@@ -1,4 +1,4 @@
-"""What can be chosen about BM25."""
+"""Options of the retriever `bm25`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     k1: float = Field(default=0.9, ge=0, le=100)
-    """How soon more occurrences of a term stop to matter; Anserini's default."""
+    """Term-frequency saturation of BM25. The default is Anserini's."""
     b: float = Field(default=0.4, ge=0, le=1)
-    """How much long passages are marked down: 0 not at all, 1 in proportion to their length."""
+    """Length normalisation of BM25: 0 is none, 1 is full."""
     stopwords: StopWords = "english"
-    """Words left out: Lucene's 33 English ones, NLTK's of another language, or none."""
+    """Stop words: Lucene's 33 English ones, NLTK's of another language, or none."""
     stemmer: Stemmer = "english"
-    """What makes "died" and "dies" one term: a stemmer of Snowball, by language, `porter`, or none."""
+    """Snowball stemmer of a language (it makes "died" and "dies" one term), `porter`, or none."""
     n_threads: int = Field(default=1, ge=1, le=256, json_schema_extra={"runtime": True})
-    """Threads that share the queries of one call; one leaves the other cores to training."""
+    """Threads per search call. 1 leaves the other cores to training."""
     build_processes: int = Field(default=0, ge=0, le=64, json_schema_extra={"runtime": True})
-    """Processes that analyse the passages when an index is built; 0: one for each core, at most 8."""
+    """Processes that tokenise passages during a build. 0: one per core, at most 8."""

@@ -10,6 +10,6 @@ def srl_retrievers(register):
     register(
         "e5",
         "srl_e5.retriever:DenseRetriever",
-        "Dense vectors of any Hugging Face encoder (e5, bge, contriever, MiniLM) with faiss.",
+        "Dense retrieval with any Hugging Face encoder (e5, bge, contriever, MiniLM) and faiss.",
         options="srl_e5.options:Options",
     )

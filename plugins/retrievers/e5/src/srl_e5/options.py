@@ -23,38 +23,38 @@ class Options(BaseModel):
     model: str = Field(
         default="intfloat/e5-base-v2", min_length=1, json_schema_extra={**_RUNTIME, "path": True}
     )
-    """The encoder: a Hugging Face directory with safetensors, or a name on the hub. An index remembers it."""
+    """The encoder: a Hugging Face directory with safetensors, or a name on the hub. The index stores it."""
     query_prefix: str | None = Field(default=None, json_schema_extra=_RUNTIME)
-    """Put before every query; by default what the model's family was trained with (e5: `query: `)."""
+    """Prefix of every query. null: the one that the model's family was trained with (e5: `query: `)."""
     passage_prefix: str | None = Field(default=None, json_schema_extra=_RUNTIME)
-    """Put before every passage; by default what the model's family was trained with (e5: `passage: `)."""
+    """Prefix of every passage. null: the one that the model's family was trained with (e5: `passage: `)."""
     pooling: Pooling | None = Field(default=None, json_schema_extra=_RUNTIME)
-    """How token vectors become one: mean, cls or pooler; by default what the model says, else its family."""
+    """How token vectors are pooled. null: as the model's configuration says, else as usual for its family."""
     normalize: bool | None = Field(default=None, json_schema_extra=_RUNTIME)
-    """Scale vectors to length 1, so that a score is a cosine; by default yes, but not for contriever."""
+    """Scale vectors to length 1, so that a score is a cosine. null: yes, except for contriever."""
     query_max_length: int = Field(default=256, ge=8, le=8192)
-    """Tokens of a query, prefix included; the rest is cut."""
+    """Maximum length of a query in tokens, including the prefix; the rest is truncated."""
     passage_max_length: int = Field(default=256, ge=8, le=8192)
-    """Tokens of a passage, prefix included; the rest is cut."""
+    """Maximum length of a passage in tokens, including the prefix; the rest is truncated."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Precision of the encoder; on a CPU queries are encoded in float32 whatever it is."""
+    """Precision of the encoder. On a CPU, queries are always encoded in float32."""
     index: str = Field(default="Flat", min_length=1)
-    """faiss's factory string: Flat (exact), SQfp16, HNSW64, "IVF4096,PQ64", …"""
+    """Factory string of faiss: Flat (exact), SQfp16, HNSW64, "IVF4096,PQ64", …"""
     ef_search: int = Field(default=128, ge=1)
-    """HNSW: how many candidates a search keeps; more finds more and takes longer."""
+    """HNSW: candidates kept during a search. More candidates: better recall, slower search."""
     nprobe: int = Field(default=32, ge=1)
-    """IVF: how many of the lists a search reads."""
+    """IVF: lists read per search."""
     train_size: int = Field(default=0, ge=0)
-    """IVF, PQ: passages that the index is trained on; 0: 64 for each list, at least 65,536."""
+    """IVF, PQ: passages that the index is trained on. 0: 64 per list, at least 65,536."""
     search_on: Literal["auto", "cpu", "gpu"] = Field(default="auto", json_schema_extra=_RUNTIME)
-    """Where vectors are compared; auto: the encoder's GPU where the index is Flat and fits, else the CPU."""
+    """Where vectors are compared. auto: the encoder's GPU if the index is Flat and fits, else the CPU."""
     device: str = Field(default="auto", json_schema_extra=_RUNTIME)
-    """Where the encoder runs: auto, cpu, cuda or cuda:N."""
+    """Device of the encoder: auto, cpu, cuda or cuda:N."""
     batch_size: int = Field(default=64, ge=1, json_schema_extra=_RUNTIME)
-    """Texts that go through the encoder together."""
+    """Texts encoded per forward pass."""
     n_threads: int = Field(default=0, ge=0, le=1024, json_schema_extra=_RUNTIME)
-    """Threads of one faiss call; 0: what OMP_NUM_THREADS says, else all cores."""
+    """Threads of a faiss call. 0: OMP_NUM_THREADS if set, else all cores."""
     shard_size: int = Field(default=4096, ge=1, json_schema_extra=_RUNTIME)
-    """Passages embedded and saved at a time; a build that is killed loses at most that many."""
+    """Passages embedded and saved at a time. A killed build loses at most one such shard."""
     trust_remote_code: bool = Field(default=False, json_schema_extra=_RUNTIME)
-    """Run Python code that comes with the model."""
+    """Run Python code from the model's directory. Only for models whose authors you trust."""

@@ -10,12 +10,12 @@ def srl_retrievers(register):
     register(
         "hybrid",
         "srl_hybrid.hybrid:HybridRetriever",
-        "Several retrievers over one corpus, their rankings fused by reciprocal ranks.",
+        "Reciprocal-rank fusion of several retrievers over one corpus.",
         options="srl_hybrid.options:HybridOptions",
     )
     register(
         "rerank",
         "srl_hybrid.rerank:RerankRetriever",
-        "What any retriever finds, put in order by a cross-encoder.",
+        "The hits of another retriever, reranked by a cross-encoder.",
         options="srl_hybrid.options:RerankOptions",
     )

@@ -20,15 +20,15 @@ class HybridOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     retrievers: dict[str, dict[str, Any]]
-    """The retrievers and their options, as in {bm25: {k1: 0.9}, e5: {model: DIR}}, or names: [bm25, e5]."""
+    """Retrievers to fuse, with options, as in {bm25: {k1: 0.9}, e5: {model: DIR}}, or a list: [bm25, e5]."""
     weights: dict[str, float] = Field(default={}, validate_default=True)
-    """How much a ranking counts, as in {e5: 2}; one that is not named counts 1."""
+    """Weights of the rankings, as in {e5: 2}. The default weight is 1."""
     rank_constant: int = Field(default=60, ge=0)
-    """k in 1 / (k + rank): the larger, the less the first ranks stand out."""
+    """k in 1 / (k + rank). A larger k gives the top ranks less weight."""
     depth: int = Field(default=100, ge=1)
-    """How many passages of each ranking are fused; a search for more takes as many."""
+    """Passages fused from each ranking; more if a search requests more."""
     runtime: dict[str, dict[str, Any]] = Field(default={}, json_schema_extra=_RUNTIME)
-    """What belongs to the machine, by retriever, as in {bm25: {n_threads: 2}}."""
+    """Machine-dependent options of each retriever, as in {bm25: {n_threads: 2}}."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,26 +80,26 @@ class RerankOptions(BaseModel):
     )
 
     model: str | None = Field(default=None, min_length=1, json_schema_extra={**_RUNTIME, "path": True})
-    """The cross-encoder: a Hugging Face directory of a sequence classifier, or a name on the hub. An index
-    remembers it, and the digest of its weights is part of what the index is."""
+    """The cross-encoder: a Hugging Face directory of a sequence classifier, or a name on the hub. The index
+    stores it; the digest of its weights is part of the index's digest."""
     retriever: str = "bm25"
-    """What finds the candidates: any retriever, `hybrid` too."""
+    """Retriever of the candidates; `hybrid` works too."""
     options: dict[str, Any] = Field(default={}, validate_default=True)
-    """The options that retriever is built with."""
+    """Options of that retriever."""
     depth: int = Field(default=50, ge=1)
-    """How many candidates are put in order; a search for more takes as many."""
+    """Candidates reranked per query; more if a search requests more."""
     max_length: int = Field(default=512, ge=8)
-    """Tokens of query and passage together; what is longer is cut."""
+    """Maximum length of query plus passage in tokens; the rest is truncated."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Precision of the cross-encoder on a GPU; on a CPU it is float32 whatever this says."""
+    """Precision of the cross-encoder on a GPU. On a CPU it is always float32."""
     trust_remote_code: bool = Field(default=False, json_schema_extra=_RUNTIME)
-    """Run Python code that comes with the model."""
+    """Run Python code from the model's directory. Only for models whose authors you trust."""
     runtime: dict[str, Any] = Field(default={}, json_schema_extra=_RUNTIME)
-    """What belongs to the machine, of the retriever that finds the candidates."""
+    """Machine-dependent options of the retriever of the candidates."""
     device: str = Field(default="auto", json_schema_extra=_RUNTIME)
-    """Where the cross-encoder runs: auto, cpu, cuda or cuda:N."""
+    """Device of the cross-encoder: auto, cpu, cuda or cuda:N."""
     batch_size: int = Field(default=32, ge=1, json_schema_extra=_RUNTIME)
-    """Pairs of query and passage that go through the cross-encoder together."""
+    """Pairs of query and passage scored per forward pass."""
 
     @model_validator(mode="before")
     @classmethod

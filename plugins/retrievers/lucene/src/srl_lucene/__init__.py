@@ -10,6 +10,6 @@ def srl_retrievers(register):
     register(
         "lucene",
         "srl_lucene.retriever:LuceneRetriever",
-        "BM25 with Lucene (pyserini, needs Java 21): corpora past memory, pyserini's own indexes.",
+        "BM25 with Lucene (pyserini, needs Java 21): corpora larger than memory, indexes built by pyserini.",
         options="srl_lucene.options:Options",
     )

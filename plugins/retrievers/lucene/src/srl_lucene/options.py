@@ -18,19 +18,19 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     k1: float = Field(default=0.9, ge=0, le=100)
-    """How soon more occurrences of a term stop to matter; pyserini's default."""
+    """Term-frequency saturation of BM25. The default is pyserini's."""
     b: float = Field(default=0.4, ge=0, le=1)
-    """How much long passages are marked down: 0 not at all, 1 in proportion to their length."""
+    """Length normalisation of BM25: 0 is none, 1 is full."""
     language: Language = "en"
-    """The language whose Lucene analyzer makes the terms: an ISO 639 code, as pyserini's `--language`."""
+    """Language of the Lucene analyzer: an ISO 639 code, as in pyserini's `--language`."""
     stemmer: Literal["porter", "krovetz", "none"] = "porter"
-    """What makes "running" and "runs" one term, in English; other languages have their own."""
+    """English stemmer. The analyzers of other languages have their own."""
     stopwords: Literal["english", "none"] = "english"
-    """Words left out, in English: Lucene's 33, or none; other languages have their own."""
+    """English stop words: Lucene's 33, or none. The analyzers of other languages have their own."""
     n_threads: int = Field(default=1, ge=1, le=256, json_schema_extra={"runtime": True})
-    """Threads that build, and that share the queries of one call."""
+    """Threads of a build, and of a search call."""
     heap: str = Field(default="2g", pattern=r"^[1-9]\d*[mg]$", json_schema_extra={"runtime": True})
-    """The most memory that Java takes for itself; the index is mapped, not read, and comes on top."""
+    """Maximum Java heap. The memory-mapped index is not part of it."""
 
     @model_validator(mode="after")
     def _english_only(self) -> Options:

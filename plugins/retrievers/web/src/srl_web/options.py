@@ -21,52 +21,52 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     provider: str | None = None
-    """Whose API is asked: an installed provider (`srl plugins list`), or `module:NAME`."""
+    """Provider of the search API: an installed one (`srl plugins list`), or `module:NAME`."""
     api: Api | None = Field(default=None, json_schema_extra={"path": True})
-    """Any other JSON API instead of a provider: a mapping, or the path of a YAML file that holds one."""
+    """Description of another JSON API, instead of a provider: a mapping, or the path of a YAML file."""
     language: str | None = None
-    """The language wanted, as the API writes it (`en`)."""
+    """Language of the results, in the API's notation (`en`)."""
     country: str | None = None
-    """The country searched from, as the API writes it (`us`; Tavily: `united states`)."""
+    """Country to search from, in the API's notation (`us`; Tavily: `united states`)."""
     answers: bool = False
     """Put the API's direct answer (answer box, knowledge graph) before the results."""
     pages: bool = False
-    """Fetch each result's page and give the part of it that the snippet is from."""
+    """Fetch each result's page, and return the text around the snippet instead of the snippet."""
     page_chars: int = Field(default=1500, ge=100, le=100_000)
-    """The most characters of a page that are given."""
+    """Maximum number of characters returned per page."""
     key_env: str | None = Field(default=None, json_schema_extra=RUNTIME)
-    """The environment variable with the key, where it is not the usual one."""
+    """Environment variable with the API key. null: the provider's usual one."""
     max_requests: int | None = Field(default=1000, ge=0, json_schema_extra=RUNTIME)
-    """The spending cap: requests sent to the API, retries too; `null` for none."""
+    """Spending cap: maximum number of requests to the API, including retries. null: none."""
     cost_per_request: float | None = Field(default=None, gt=0, json_schema_extra=RUNTIME)
-    """What one request costs, in the currency of `max_cost`."""
+    """Price of a request, in the currency of `max_cost`."""
     max_cost: float | None = Field(default=None, ge=0, json_schema_extra=RUNTIME)
-    """The spending cap in money."""
+    """Spending cap in money."""
     ledger: Path | None = Field(default=None, json_schema_extra=RUNTIME)
-    """A file that counts the requests of all processes and restarts that name it; without, each its own."""
+    """File that counts requests across processes and restarts. null: each process counts its own."""
     cache: Literal["user"] | Path | None = Field(default="user", json_schema_extra=RUNTIME)
-    """The file of answers already paid for: `user` is `$XDG_CACHE_HOME/srl/web.sqlite`, `null` is none."""
+    """Cache file of the API's responses. user: `$XDG_CACHE_HOME/srl/web.sqlite`. null: no cache."""
     cache_days: float | None = Field(default=30.0, gt=0, json_schema_extra=RUNTIME)
-    """How long an answer is good; `null` for ever."""
+    """Days after which a cached response expires. null: never."""
     concurrency: int = Field(default=8, ge=1, le=1000, json_schema_extra=RUNTIME)
-    """Requests on their way at once."""
+    """Concurrent requests."""
     rate: float | None = Field(default=10.0, gt=0, json_schema_extra=RUNTIME)
-    """Requests begun per second, in each process; `null` for no limit."""
+    """Maximum requests per second, per process. null: no limit."""
     timeout_s: float = Field(default=10.0, gt=0, json_schema_extra=RUNTIME)
-    """Seconds for one request, from the first byte sent to the last received."""
+    """Time-out of a request in seconds, until the last byte of the response."""
     attempts: int = Field(default=3, ge=1, le=20, json_schema_extra=RUNTIME)
-    """Requests for one query before it is given up."""
+    """Maximum number of requests per query."""
     backoff_s: float = Field(default=0.5, ge=0, json_schema_extra=RUNTIME)
-    """Seconds before the second attempt; doubled before each further one."""
+    """Delay before the second attempt, in seconds; doubles with each further attempt."""
     retry_s: float = Field(default=20.0, ge=0, json_schema_extra=RUNTIME)
-    """Seconds after the first request in which another may begin; with an API that asks for a longer wait
-    the query is given up at once."""
+    """Seconds after the first attempt during which another may start. A query fails at once if the API
+    requests a longer delay."""
     page_timeout_s: float = Field(default=5.0, gt=0, json_schema_extra=RUNTIME)
-    """Seconds for all pages of one query together."""
+    """Time-out for fetching all pages of a query, in seconds."""
     page_bytes: int = Field(default=2_000_000, ge=1000, json_schema_extra=RUNTIME)
-    """How much of a page is read."""
+    """Maximum number of bytes read per page."""
     allow_private: bool = Field(default=False, json_schema_extra=RUNTIME)
-    """Also fetch pages from addresses that are not public (this machine, the local network)."""
+    """Also fetch pages from private addresses (this machine, the local network)."""
 
     @field_validator("api", mode="before")
     @classmethod

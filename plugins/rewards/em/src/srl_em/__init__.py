@@ -5,4 +5,4 @@ from srl.plugins import hookimpl
 
 @hookimpl
 def srl_rewards(register):
-    register("em", "srl_em.reward:ExactMatch", "1 if the answer equals a gold answer, normalised; else 0")
+    register("em", "srl_em.reward:ExactMatch", "1 if the normalised answer equals a golden answer, else 0")

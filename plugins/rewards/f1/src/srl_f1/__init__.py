@@ -5,4 +5,4 @@ from srl.plugins import hookimpl
 
 @hookimpl
 def srl_rewards(register):
-    register("f1", "srl_f1.reward:WordF1", "word F1 of the answer with the nearest gold answer, from 0 to 1")
+    register("f1", "srl_f1.reward:WordF1", "word F1 of the answer against the closest golden answer")

@@ -15,11 +15,11 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     structure_score: float = Field(default=0.2, ge=0, le=1)
-    """Given for a well-formed episode with a wrong answer, taken from a right answer that is malformed."""
+    """Score of a well-formed episode with a wrong answer; also the deduction if a right one is malformed."""
     final_format_score: float = Field(default=0.1, ge=0, le=1)
-    """Given for a wrong answer in a malformed episode: at least it is between the answer tags."""
+    """Score of a malformed episode with a wrong answer, which at least is between the answer tags."""
     retrieval_score: float = Field(default=0.0, ge=0, le=1)
-    """Added to `structure_score` when a retrieved passage holds a gold answer and the answer is wrong."""
+    """Added to `structure_score` if the answer is wrong but a retrieved passage contains a golden answer."""
 
 
 class FormatReward:
