@@ -1,441 +1,250 @@
-"""The training command of a shell script: its words, read as a shell would; nothing is run."""
+"""The training command of a shell script: its words, with variables expanded; nothing is run."""
 
 from __future__ import annotations
 
 import ast
+import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from srl.errors import UserError, nearest
 
-Kind = Literal["text", "variable", "sum", "array", "dynamic"]
-"""Plain text; a variable; arithmetic; `(a b)` after `NAME=`; what only running the script would tell."""
-
-_OPERATOR = re.compile(r"\d*(?:&>>?|>>|>&|>\||<<<|<<-?|<&|<>|<|>)|&&|\|\||\|&|;;|[;|&()\n]")
-_ENDS_WORD = " \t\n;|&()<>"
-_RUN = re.compile(r"[^ \t\n;|&()<>'\"\\$`]+")
-_QUOTED_RUN = re.compile(r"[^\"\\$`]+")
-_PARAMETER = re.compile(r"(\w+|[@*#?$!-])(?:\[[@*]\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
-_PLAIN = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
-_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
-_CLOSING = {"(": ")", "{": "}"}
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a word. `text` is the text, the variable's name, the sum, or the source of what is dynamic.
-
-    `otherwise` is what follows the operator (such as `:-`) in `${NAME:-otherwise}`.
-    """
-
-    kind: Kind
-    text: str
-    quoted: bool = False
-    operator: str = ""
-    otherwise: tuple[Piece, ...] = ()
-    words: tuple[Word, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """What is between two spaces, in line `line`."""
-
-    pieces: tuple[Piece, ...]
-    line: int
-
-    @property
-    def literal(self) -> str:
-        """Its plain text; everything else is left out."""
-        return "".join(piece.text for piece in self.pieces if piece.kind == "text")
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """A sign that separates commands or begins a redirection."""
-
-    sign: str
-    line: int
-
-    @property
-    def redirects(self) -> bool:
-        return "<" in self.sign or ">" in self.sign
-
-
-class Lexer:
-    """Splits `text` into words and operators; errors begin with `name` and the line."""
-
-    def __init__(self, text: str, name: str, line: int = 1) -> None:
-        self._text, self._name, self._line, self._at = text, name, line, 0
-        self._documents: list[str] = []
-
-    def tokens(self) -> Iterator[Word | Operator]:
-        while self._at < len(self._text):
-            if self._skip_blank():
-                continue
-            if not (found := _OPERATOR.match(self._text, self._at)):
-                yield self._word()
-                continue
-            yield Operator(found[0], self._line)
-            self._take(found[0])
-            if found[0].endswith(("<<", "<<-")):
-                yield self._delimiter()
-            elif found[0] == "\n" and self._documents:
-                self._skip_documents()
-
-    def pieces(self) -> tuple[Piece, ...]:
-        """All of the text as one word, in which spaces and operators are text too."""
-        found: list[Piece] = []
-        while self._at < len(self._text):
-            found += self._next_piece()
-        return tuple(found)
-
-    def _skip_blank(self) -> bool:
-        rest = self._text[self._at : self._at + 2]
-        if rest == "\\\n" or rest[0] in " \t\r":
-            self._take(rest if rest == "\\\n" else rest[0])
-            return True
-        if rest[0] == "#":
-            end = self._text.find("\n", self._at)
-            self._at = len(self._text) if end < 0 else end
-            return True
-        return False
-
-    def _take(self, text: str) -> str:
-        self._at += len(text)
-        self._line += text.count("\n")
-        return text
-
-    def _word(self) -> Word:
-        line, found = self._line, list[Piece]()
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            if char == "(" and _is_array(found):
-                found.append(self._array())
-                break
-            if char in _ENDS_WORD:
-                break
-            found += self._next_piece()
-        return Word(tuple(found), line)
-
-    def _array(self) -> Piece:
-        """`(a b c)` after `NAME=`, without its comments and line ends."""
-        line = self._line
-        self._take("(")
-        words: list[Word] = []
-        while self._at < len(self._text):
-            if self._skip_blank():
-                continue
-            if self._text[self._at] == ")":
-                self._take(")")
-                return Piece("array", "", words=tuple(words))
-            if found := _OPERATOR.match(self._text, self._at):
-                self._take(found[0])
-            else:
-                words.append(self._word())
-        raise UserError(f"{self._name}:{line}: the bracket ( opened here is never closed")
-
-    def _next_piece(self) -> list[Piece]:
-        char = self._text[self._at]
-        if char == "'":
-            return [Piece("text", self._until("'"), quoted=True)]
-        if char == '"':
-            return self._double()
-        if char == "\\":
-            escaped = self._take(self._text[self._at : self._at + 2])[1:]
-            return [Piece("text", escaped.replace("\n", ""), quoted=True)]
-        if char in "$`":
-            return [self._expansion(quoted=False)]
-        run = _RUN.match(self._text, self._at)
-        return [Piece("text", self._take(run[0] if run else char))]
-
-    def _until(self, quote: str) -> str:
-        """The text up to the next `quote`, without the quotes."""
-        end = self._text.find(quote, self._at + 1)
-        if end < 0:
-            raise UserError(f"{self._name}:{self._line}: the quote {quote} opened here is never closed")
-        return self._take(self._text[self._at : end + 1])[1:-1]
-
-    def _double(self) -> list[Piece]:
-        line = self._line
-        self._take('"')
-        found: list[Piece] = []
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            if char == '"':
-                self._take(char)
-                return found or [Piece("text", "", quoted=True)]
-            if char == "\\":
-                pair = self._take(self._text[self._at : self._at + 2])
-                kept = pair[1:] if pair[1:] in ('"', "\\", "$", "`") else pair.replace("\\\n", "")
-                found.append(Piece("text", kept, quoted=True))
-            elif char in "$`":
-                found.append(self._expansion(quoted=True))
-            elif run := _QUOTED_RUN.match(self._text, self._at):
-                found.append(Piece("text", self._take(run[0]), quoted=True))
-        raise UserError(f'{self._name}:{line}: the quote " opened here is never closed')
-
-    def _expansion(self, quoted: bool) -> Piece:
-        """What begins with `$`, or is between backquotes."""
-        if self._text[self._at] == "`":
-            return Piece("dynamic", f"`{self._until('`')}`", quoted)
-        follows = self._text[self._at + 1 : self._at + 2]
-        if follows in ("(", "{"):
-            source = self._balanced(follows)
-            if source.startswith("$((") and source.endswith("))"):
-                return Piece("sum", source[3:-2], quoted)
-            return self._braced(source, quoted) if follows == "{" else Piece("dynamic", source, quoted)
-        if not (named := _PLAIN.match(self._text, self._at + 1)):
-            return Piece("text", self._take("$"), quoted)
-        self._take("$" + named[0])
-        return Piece("variable", named[0], quoted)
-
-    def _balanced(self, opening: str) -> str:
-        """The source of `$(…)` or `${…}`, with what is nested in it."""
-        line, depth, end = self._line, 0, self._at + 1
-        while end < len(self._text):
-            depth += (self._text[end] == opening) - (self._text[end] == _CLOSING[opening])
-            end += 1
-            if depth == 0:
-                return self._take(self._text[self._at : end])
-        raise UserError(f"{self._name}:{line}: the bracket ${opening} opened here is never closed")
-
-    def _braced(self, source: str, quoted: bool) -> Piece:
-        """`${NAME}` or `${NAME:-otherwise}`; other operators are dynamic."""
-        found = _PARAMETER.fullmatch(source[2:-1])
-        if not found:
-            return Piece("dynamic", source, quoted)
-        name, operator, otherwise = found[1], found[2] or "", found[3] or ""
-        pieces = Lexer(otherwise, self._name, self._line).pieces()
-        return Piece("variable", name, quoted, operator, pieces)
-
-    def _delimiter(self) -> Word:
-        """The word after `<<`, which ends the here-document."""
-        while self._text[self._at : self._at + 1] in (" ", "\t"):
-            self._at += 1
-        word = self._word()
-        self._documents.append(word.literal)
-        return word
-
-    def _skip_documents(self) -> None:
-        for delimiter in self._documents:
-            while self._at < len(self._text):
-                end = self._text.find("\n", self._at)
-                line = self._text[self._at : end + 1 if end >= 0 else len(self._text)]
-                if self._take(line).strip() == delimiter:
-                    break
-        self._documents.clear()
-
-
-def _is_array(found: list[Piece]) -> bool:
-    text = "".join(piece.text for piece in found)
-    return all(piece.kind == "text" for piece in found) and bool(_ARRAY.fullmatch(text))
-
-
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.DOTALL)
-_NAME_IN_SUM = re.compile(r"\$\{?(\w+)\}?")
-_MAX_SUM = 200
+_EXPANSION = r"""
+    \$\( (?: [^()] | \( (?: [^()] | \( [^()]*+ \) )*+ \) )*+ \)      # $(command) and $((sum))
+  | \$\{ (?: [^{}] | \{ (?: [^{}] | \{ [^{}]*+ \} )*+ \} )*+ \}      # ${NAME} and ${NAME:-otherwise}
+  | ` [^`]*+ `
+  | \$ (?: [A-Za-z_]\w* | [0-9@*#?$!-] )
+"""
+_QUOTED = rf"""
+    (?P<expansion> {_EXPANSION})
+  | ' (?P<single> [^']*+ ) '
+  | " (?P<double> (?: {_EXPANSION} | \\. | \$ (?![({{]) | [^"\\$`] )*+ ) "
+  | \\ (?P<escaped> . | \Z )
+"""
+_UNNAMED = re.sub(r"\?P<\w+>", "?:", _QUOTED)
+_FLAGS = re.VERBOSE | re.DOTALL
+_TOKEN = re.compile(
+    rf"""
+    (?P<blank> [ \t\r]+ | \\\n | \#[^\n]* )
+  | (?P<array> [A-Za-z_]\w*\+?= (?=\() )
+  | (?P<operator> \d*(?: &>>? | >> | >& | >\| | <<< | <<-? | <& | <> | [<>] ) | && | \|\| | [;|&()\n] )
+  | (?P<word> (?: {_UNNAMED} | \$ (?![({{]) | [^\s;|&()<>'"\\$`] )++ )
+    """,
+    _FLAGS,
+)
+_IN_WORD = re.compile(rf"{_QUOTED} | (?P<text> [^'\"\\$`]+ | . )", _FLAGS)
+_IN_QUOTES = re.compile(
+    rf"(?P<expansion> {_EXPANSION}) | \\ (?P<escaped> [\"\\$`\n] ) | (?P<text> [^\\$`]+ | . )", _FLAGS
+)
+_NOT_LITERAL = re.compile(rf"{_EXPANSION} | ['\"\\]", _FLAGS)
+_PARAMETER = re.compile(r"\$ (?: (\w+|[@*#?$!-]) | \{ (\w+|[@*]) (?:\[[@*]\])? (?: :- (.*) )? \} )", _FLAGS)
+_HERE_DOCUMENT = re.compile(r"[^#]*?(?<!<)<<-?[ \t]*['\"]?([A-Za-z_]\w*)")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_NAME = re.compile(r"\w+")
+_SUM = re.compile(r"[\w\s${}()+*/%-]{1,200}")
+_SUM_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda left, right: int(left / right),
+    ast.Mod: math.fmod,
+}
 _MAX_EXPANDED = 2**21
 """Characters that all variables together may expand to; one that contains itself twice grows without end."""
 
 
-class NoValueError(Exception):
-    """A word needs variables that have no known value: `causes` maps each to the reason."""
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What is between two spaces, as written, in line `line`; of `NAME=(a b)` also the words in brackets."""
 
-    def __init__(self, causes: Mapping[str, str]) -> None:
-        super().__init__(", ".join(causes))
-        self.causes = dict(causes)
+    source: str
+    line: int
+    items: tuple[Word, ...] | None = None
+
+    @property
+    def literal(self) -> str:
+        """Its text without quotes; variables and the like are left out."""
+        return _NOT_LITERAL.sub("", self.source)
+
+
+def tokens(text: str, name: str) -> Iterator[Word | str]:
+    """The words and operators of a script. Raises UserError naming the line of what is not closed."""
+    text = _without_here_documents(text)
+    at, line = 0, 1
+    array: tuple[Word, list[Word]] | None = None
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if not found:
+            raise _not_closed(text[at : at + 2], name, line)
+        if found["array"]:
+            array = Word(found[0], line), []
+        elif array and found[0] == ")":
+            yield Word(array[0].source, array[0].line, tuple(array[1]))
+            array = None
+        elif array and found["word"]:
+            array[1].append(Word(found[0], line))
+        elif not array and not found["blank"]:
+            yield Word(found[0], line) if found["word"] else found[0]
+        at = found.end()
+        line += found[0].count("\n")
+    if array:
+        raise _not_closed("(", name, array[0].line)
+
+
+def _without_here_documents(text: str) -> str:
+    """The text with the lines after `<<END`, up to and with the line `END`, made empty."""
+    lines, end = text.split("\n"), ""
+    for place, line in enumerate(lines):
+        if end:
+            lines[place] = ""
+            end = end if line.strip() != end else ""
+        elif found := _HERE_DOCUMENT.match(line):
+            end = found[1]
+    return "\n".join(lines)
+
+
+def _not_closed(opening: str, name: str, line: int) -> UserError:
+    kind, sign = ("bracket", opening) if opening[0] in "$(" else ("quote", opening[0])
+    return UserError(f"{name}:{line}: the {kind} {sign} opened here is never closed, or nested too deeply")
 
 
 class Variables:
     """Values by name in the script called `script`; those of `given` win over what it assigns."""
 
     def __init__(self, given: Mapping[str, str], script: str) -> None:
-        self._script = script
-        self._given = {name: [value] for name, value in given.items()}
-        self._values: dict[str, list[str] | NoValueError] = {"HOME": [str(Path.home())]}
+        self._given, self._script = given, script
+        self._values = {name: [value] for name, value in {"HOME": str(Path.home()), **given}.items()}
+        self._unknown: dict[str, dict[str, str]] = {}
         self._put_in = 0
         self.seen: set[str] = set()
         """Names that the script assigns or uses."""
 
     def assign(self, word: Word, doubt: str = "") -> None:
         """Carry out `NAME=value`; `doubt` says why the script may not get there."""
-        name, adds = assigned(word) or ("", False)
+        name, plus, value = _ASSIGNMENT.split(word.source, maxsplit=1)[1:]
         self.seen.add(name)
-        try:
-            value = self._assigned_value(word)
-        except NoValueError as error:
-            where = f"used in line {word.line}"
-            self._values[name] = NoValueError({cause: why or where for cause, why in error.causes.items()})
+        if name in self._given:
             return
-        if doubt:
-            self._values[name] = NoValueError({name: doubt})
+        missing: dict[str, str] = {}
+        if word.items is None:
+            new = ["".join(" ".join(part) for part in self._parts(value, missing, _IN_WORD, splits=False))]
         else:
-            self._values[name] = _added(self.value(name), value, word) if adds else value
+            new = [text for item in word.items for text in self.expand(item, missing)]
+        if missing or doubt:
+            self._unknown[name] = _of_assignment(name, missing, word.line) or {name: doubt}
+        elif not plus:
+            self._unknown.pop(name, None)
+            self._values[name] = new
+        else:
+            old = self._values.get(name, [""] if word.items is None else [])
+            self._values[name] = [old[0] + new[0], *old[1:]] if word.items is None else old + new
 
     def forget(self, name: str, reason: str) -> None:
         """Only running the script would tell the value of `name`."""
         self.seen.add(name)
-        self._values[name] = NoValueError({name: reason})
+        if name not in self._given:
+            self._unknown[name] = {name: reason}
 
-    def value(self, name: str) -> list[str]:
-        """The values of a variable: several for an array, none for `$@`. Raises NoValueError."""
-        if name in "@*":
-            return []
-        self.seen.add(name)
-        found = self._given.get(name) or self._values.get(name)
-        if found is None:
-            raise NoValueError({name: ""})
-        if isinstance(found, NoValueError):
-            raise found
-        self._put_in += sum(map(len, found))
-        if self._put_in > _MAX_EXPANDED:
-            raise UserError(f"{self._script}: its variables expand to more than {_MAX_EXPANDED:,} characters")
-        return found
+    def expand(self, word: Word, missing: dict[str, str]) -> list[str]:
+        """The words that a shell makes of `word`: an unquoted value with spaces becomes several.
 
-    def expand(self, word: Word) -> list[str]:
-        """The words that a shell makes of `word`: an unquoted value with spaces becomes several."""
-        return self._fields(word.pieces, f"line {word.line}")
-
-    def _assigned_value(self, word: Word) -> list[str]:
-        name = (assigned(word) or ("", False))[0]
-        value = _without_name(word.pieces)
-        if value and value[0].kind == "array":
-            return [text for item in value[0].words for text in self.expand(item)]
-        found = self._all(
-            value, lambda source: NoValueError({name: f"line {word.line} takes it from {source}"})
-        )
-        return ["".join(" ".join(values) for values in found)]
-
-    def _fields(self, pieces: tuple[Piece, ...], where: str) -> list[str]:
+        What has no value is added to `missing`, with the reason if it is known.
+        """
         fields: list[str] = []
-        found = self._all(pieces, lambda source: NoValueError({source: f"in {where}"}))
-        for piece, values in zip(pieces, found, strict=True):
-            if piece.kind != "text" and not piece.quoted:
-                values = " ".join(values).split()
+        for values in self._parts(word.source, missing, _IN_WORD, splits=True):
             if fields and values:
                 fields[-1] += values[0]
-                fields += values[1:]
-            else:
-                fields += values
+                values = values[1:]
+            fields += values
         return fields
 
-    def _all(self, pieces: tuple[Piece, ...], closed: Callable[[str], NoValueError]) -> list[list[str]]:
-        """What each piece becomes. Raises one NoValueError for all that have no value."""
-        found: list[list[str]] = []
-        causes: dict[str, str] = {}
-        for piece in pieces:
-            try:
-                found.append(self._of(piece))
-            except _DynamicError as source:
-                causes |= closed(source.source).causes
-            except NoValueError as error:
-                causes |= error.causes
-        if causes:
-            raise NoValueError(causes)
-        return found
+    def _parts(
+        self, source: str, missing: dict[str, str], pattern: re.Pattern[str], *, splits: bool
+    ) -> Iterator[list[str]]:
+        """What each part of a word becomes; with `splits` a value is split at its spaces."""
+        for part in pattern.finditer(source):
+            kind = part.lastgroup or ""
+            if kind == "expansion":
+                values = self._expansion(part[kind], missing)
+                yield " ".join(values).split() if splits else values
+            elif kind == "double" and part[kind]:
+                yield from self._parts(part[kind], missing, _IN_QUOTES, splits=False)
+            else:
+                yield [part[kind].replace("\n", "") if kind == "escaped" else part[kind]]
 
-    def _of(self, piece: Piece) -> list[str]:
-        if piece.kind == "text":
-            return [piece.text]
-        if piece.kind == "sum":
-            return [self._sum(piece.text)]
-        if piece.kind != "variable":
-            raise _DynamicError(piece.text)
-        if not piece.operator:
-            return self.value(piece.text)
-        return self._or_otherwise(piece)
+    def _expansion(self, source: str, missing: dict[str, str]) -> list[str]:
+        """The values of `$NAME`, `${NAME:-otherwise}` and the like; `$@` has none."""
+        if source.startswith("$((") and source.endswith("))"):
+            return [self._sum(source, missing)]
+        if not (found := _PARAMETER.fullmatch(source)):
+            missing[source] = ""
+            return [""]
+        name, otherwise = found[1] or found[2], found[3]
+        if name in "@*":
+            return []
+        if otherwise is None or name in self._unknown or any(self._values.get(name, ())):
+            return self._value(name, missing)
+        self.seen.add(name)
+        parts = self._parts(otherwise, missing, _IN_WORD, splits=False)
+        return ["".join(text for part in parts for text in part)]
 
-    def _or_otherwise(self, piece: Piece) -> list[str]:
-        """`${NAME-x}`, `${NAME=x}`: x if unset; `${NAME+x}`: x if set. After a colon, empty is unset."""
-        operator, is_set = piece.operator[-1], True
-        value: list[str] = []
-        try:
-            value = self.value(piece.text)
-        except NoValueError as error:
-            if error.causes.get(piece.text) != "" or operator == "?":
-                raise
-            is_set = False
-        has_value = any(value) if piece.operator.startswith(":") else is_set
-        if operator == "?":
-            return value
-        if has_value != (operator == "+"):
-            return [""] if operator == "+" else value
-        return ["".join("".join(self._of(part)) for part in piece.otherwise)]
+    def _value(self, name: str, missing: dict[str, str]) -> list[str]:
+        self.seen.add(name)
+        if name in self._unknown or name not in self._values:
+            missing |= self._unknown.get(name, {name: ""})
+            return [""]
+        self._put_in += sum(map(len, self._values[name]))
+        if self._put_in > _MAX_EXPANDED:
+            raise UserError(f"{self._script}: its variables expand to more than {_MAX_EXPANDED:,} characters")
+        return self._values[name]
 
-    def _sum(self, text: str) -> str:
+    def _sum(self, source: str, missing: dict[str, str]) -> str:
         """Whole-number arithmetic with + - * / and %, and names of variables."""
-        if len(text) > _MAX_SUM:
-            raise _DynamicError(f"$(({text}))")
         try:
-            tree = ast.parse(_NAME_IN_SUM.sub(r"\1", text).strip(), mode="eval")
-            return str(self._number(tree.body))
-        except (SyntaxError, ValueError, ZeroDivisionError) as error:
-            raise _DynamicError(f"$(({text}))") from error
-
-    def _number(self, node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(value)):
-                return value
-            case ast.Name(id=name):
-                return int("".join(self.value(name)))
-            case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return -self._number(inner)
-            case ast.BinOp(left=left, op=op, right=right):
-                return _applied(op, self._number(left), self._number(right))
-        raise ValueError("not whole-number arithmetic")
+            if not _SUM.fullmatch(source):
+                raise ValueError("not whole-number arithmetic")
+            tree = ast.parse(re.sub(r"\$\{?(\w+)\}?", r"\1", source[3:-2]).strip(), mode="eval")
+            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            unknown: dict[str, str] = {}
+            values = {name: "".join(self._value(name, unknown)) for name in sorted(names)}
+            missing |= unknown
+            return "" if unknown else str(_number(tree.body, values))
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            missing[source] = ""
+            return ""
 
 
-class _DynamicError(Exception):
-    """Only running the script would tell; `source` is the part of the script."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
-        self.source = source
-
-
-def assigned(word: Word) -> tuple[str, bool] | None:
-    """The name that `NAME=value` assigns to, and whether it is `NAME+=value`."""
-    first = word.pieces[0] if word.pieces else None
-    if first is None or first.kind != "text" or first.quoted:
-        return None
-    found = _ASSIGNMENT.match(first.text)
-    return (found[1], found[2] == "+") if found else None
-
-
-def _without_name(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    rest = pieces[0].text.partition("=")[2]
-    return (Piece("text", rest), *pieces[1:]) if rest else pieces[1:]
-
-
-def _added(old: list[str], new: list[str], word: Word) -> list[str]:
-    """What `NAME+=new` makes of `old`: more words of an array, or a longer text."""
-    if any(piece.kind == "array" for piece in word.pieces):
-        return old + new
-    return [old[0] + "".join(new), *old[1:]] if old else new
-
-
-def _applied(op: ast.operator, left: int, right: int) -> int:
-    match op:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.Div():
-            return int(left / right)
-        case ast.Mod():
-            return left - right * int(left / right)
+def _number(node: ast.expr, values: Mapping[str, str]) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id=name):
+            return int(values[name])
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_number(inner, values)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SUM_OPERATORS:
+            return int(_SUM_OPERATORS[type(op)](_number(left, values), _number(right, values)))
     raise ValueError("not whole-number arithmetic")
 
 
-TRAINING = re.compile(r"(?:.*[./])?(main_ppo(?:_\w+)?)(?:\.py)?")
+def _of_assignment(name: str, missing: Mapping[str, str], line: int) -> dict[str, str]:
+    """What an assignment to `name` lacks: other variables, or what only a shell would tell about `name`."""
+    found: dict[str, str] = {}
+    for cause, why in missing.items():
+        if _NAME.fullmatch(cause):
+            found[cause] = why or f"used in line {line}"
+        else:
+            found[name] = f"line {line} takes it from {cause}"
+    return found
+
+
+_TRAINING = re.compile(r"(?:.*[./])?(main_ppo(?:_\w+)?)(?:\.py)?")
 """The training programs of verl and Search-R1, as a module or as a file."""
 _OTHER_MODULE = re.compile(r"(?:verl|recipe)\.[\w.]+")
-_SETTING = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:[./@:][\w./@:]+)=", re.DOTALL)
+_SETTING = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:[./@:][\w./@:]+)=")
 """`a.b=…`: a setting on the command line."""
 _EXPORTS = {"export", "declare", "local", "readonly", "typeset"}
 _OPENS = {"if", "for", "while", "until", "case", "select", "function", "{"}
@@ -447,12 +256,25 @@ _JOINTS = {"then", "else", "elif", "do", "if", "while", "until", "{", "!", "time
 class Command:
     """The words of one command; `around` is the line of the `if` or loop around it, or 0."""
 
-    words: tuple[Word, ...]
+    words: list[Word]
     around: int
 
     @property
     def line(self) -> int:
         return self.words[0].line
+
+    @property
+    def training_at(self) -> int:
+        """The place of its training program among the words, 0 without one."""
+        texts = [word.literal for word in self.words]
+        return next(
+            (
+                place
+                for place, text in enumerate(texts)
+                if place and _TRAINING.fullmatch(text) and (texts[place - 1] == "-m" or text.endswith(".py"))
+            ),
+            0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,8 +285,7 @@ class TrainingCommand:
     """
 
     program: str
-    words: tuple[tuple[str, int], ...]
-    line: int
+    words: list[tuple[str, int]]
     left_behind: tuple[str, ...] = ()
 
 
@@ -474,9 +295,9 @@ def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[
     `given` are the values of `--define`, `bare` the keys without a dot that are settings, not variables.
     Raises UserError with `name` and the line.
     """
-    commands = list(_commands(Lexer(text, name).tokens()))
+    commands = list(_commands(tokens(text, name)))
     variables = Variables(given, name)
-    training = [command for command in commands if _program(command)]
+    training = [command for command in commands if command.training_at]
     if len(training) > 1:
         lines = ", ".join(str(command.line) for command in training)
         raise UserError(
@@ -487,71 +308,56 @@ def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[
         found = _of_command(commands, training[0], variables, name)
     else:
         found = _of_list(commands, variables, name, bare)
-    _check_given(given, variables, name)
+    for variable in given.keys() - variables.seen:
+        hint = nearest(variable, sorted(variables.seen))
+        raise UserError(f"--define {variable}: {name} has no such variable{hint}")
     return found
 
 
-def _commands(tokens: Iterable[Word | Operator]) -> Iterator[Command]:
+def _commands(found: Iterable[Word | str]) -> Iterator[Command]:
     """The simple commands in order, without their redirections."""
     words: list[Word] = []
     around: list[int] = []
     skips, doubt = False, 0
-    for token in tokens:
-        if isinstance(token, Operator):
-            skips = token.redirects
-            if not skips and words:
-                yield from _command(words, around, doubt)
-                doubt = token.line if _decides(token.sign, words) else 0
-                words = []
-        elif not skips:
-            words.append(token)
-        else:
+    for token in [*found, "\n"]:
+        if isinstance(token, Word):
+            words += [] if skips else [token]
             skips = False
-    if words:
-        yield from _command(words, around, doubt)
+            continue
+        skips = "<" in token or ">" in token
+        if words and not skips:
+            line = words[0].line
+            tests = words[0].literal in ("[", "[[", "test")
+            if kept := _without_keywords(words, around):
+                yield Command(kept, around[-1] if around else doubt)
+            doubt = line if token == "||" or (token == "&&" and tests) else 0
+            words = []
 
 
-def _decides(sign: str, words: list[Word]) -> bool:
-    """Whether the command before decides if the next one runs: `[ … ] &&`, and any `||`."""
-    return sign == "||" or (sign == "&&" and words[0].literal in ("[", "[[", "test"))
-
-
-def _command(words: list[Word], around: list[int], doubt: int) -> Iterator[Command]:
-    """The command without `then`, `do` and the like; updates `around`, the lines of the open blocks."""
+def _without_keywords(words: list[Word], around: list[int]) -> list[Word]:
+    """The words without `then`, `do` and the like; updates `around`, the lines of the open blocks."""
     while words and (first := words[0].literal) in _OPENS | _CLOSES | _JOINTS:
         if first in _OPENS:
             around.append(words[0].line)
         elif first in _CLOSES and around:
             around.pop()
         if first in ("for", "select", "case", "function"):
-            yield Command(tuple(words), around[-1])
-            return
+            break
         words = words[1:]
-    if words:
-        yield Command(tuple(words), around[-1] if around else doubt)
-
-
-def _program(command: Command) -> str:
-    """The training program that the command runs, or nothing."""
-    texts = [word.literal for word in command.words]
-    for before, text in zip(["", *texts], texts, strict=False):
-        found = TRAINING.fullmatch(text)
-        if found and (before == "-m" or text.endswith(".py")):
-            return found[1]
-    return ""
+    return words
 
 
 def _of_command(
     commands: list[Command], command: Command, variables: Variables, name: str
 ) -> TrainingCommand:  # fmt: skip
-    position = commands.index(command)
+    position, start = commands.index(command), command.training_at
     for earlier in commands[:position]:
         _remember(earlier, variables)
-    start = next(i for i, word in enumerate(command.words) if TRAINING.fullmatch(word.literal)) + 1
-    words = _expanded(command.words[start:], variables, name)
-    behind = [word for later in commands[position + 1 :] for word in later.words[:1]]
+    words = _expanded(command.words[start + 1 :], variables, name)
+    behind = [later.words[0] for later in commands[position + 1 :]]
     left = tuple(f"line {word.line}: {word.literal}" for word in behind if _SETTING.match(word.literal))
-    return TrainingCommand(_program(command), words, command.line, left)
+    program = _TRAINING.sub(r"\1", command.words[start].literal)
+    return TrainingCommand(program, words, left)
 
 
 def _of_list(
@@ -561,19 +367,18 @@ def _of_list(
     words: list[Word] = []
     for command in commands:
         first = command.words[0]
-        if all(_is_setting(word, bare) for word in command.words):
+        if all(_is_setting(word.literal, bare) for word in command.words):
             words += command.words
-        elif assigned(first) or first.literal in _EXPORTS | {"set"}:
+        elif _ASSIGNMENT.match(first.source) or first.literal in _EXPORTS | {"set"}:
             _remember(command, variables)
         else:
             raise UserError(f"{name}:{command.line}: {_no_command(commands)}")
     if not words:
         raise UserError(f"{name}: {_no_command(commands)}")
-    return TrainingCommand("", _expanded(words, variables, name), words[0].line)
+    return TrainingCommand("", _expanded(words, variables, name))
 
 
-def _is_setting(word: Word, bare: frozenset[str]) -> bool:
-    literal = word.literal
+def _is_setting(literal: str, bare: frozenset[str]) -> bool:
     return bool(_SETTING.match(literal)) or literal.lstrip("+~").partition("=")[0] in bare
 
 
@@ -586,49 +391,39 @@ def _no_command(commands: list[Command]) -> str:
 
 def _remember(command: Command, variables: Variables) -> None:
     """Carry out the assignments of a command, and nothing else."""
-    words = list(command.words)
-    doubt = f"line {command.line} sets it only inside the block that begins in line {command.around}"
+    words = command.words
     if words[0].literal in ("for", "select") and len(words) > 1:
         variables.forget(words[1].literal, f"line {command.line} loops over it")
         return
-    if words[0].literal in _EXPORTS:
-        words = [word for word in words[1:] if assigned(word)]
-    elif not all(assigned(word) for word in words):
-        return
-    for word in words:
-        variables.assign(word, doubt if command.around else "")
+    assignments = [word for word in words if _ASSIGNMENT.match(word.source)]
+    doubt = f"line {command.line} sets it only inside the block that begins in line {command.around}"
+    if words[0].literal in _EXPORTS or assignments == words:
+        for word in assignments:
+            variables.assign(word, doubt if command.around else "")
 
 
-def _expanded(words: Iterable[Word], variables: Variables, name: str) -> tuple[tuple[str, int], ...]:
+def _expanded(words: Iterable[Word], variables: Variables, name: str) -> list[tuple[str, int]]:
     """The words with their variables expanded. Raises UserError naming all that have no value."""
     found: list[tuple[str, int]] = []
     causes: dict[str, str] = {}
     for word in words:
-        try:
-            found += [(text, word.line) for text in variables.expand(word)]
-        except NoValueError as error:
-            if word.literal.startswith("-"):
-                found.append((word.literal, word.line))
-                continue
-            where = f"used in line {word.line}"
-            for cause, why in error.causes.items():
-                causes.setdefault(cause, why or where)
+        missing: dict[str, str] = {}
+        texts = variables.expand(word, missing)
+        if missing and word.literal.startswith("-"):
+            texts = [word.literal]
+        else:
+            for cause, why in missing.items():
+                causes.setdefault(cause, why or f"used in line {word.line}")
+        found += [(text, word.line) for text in texts]
     if causes:
         raise UserError(_undefined(causes, name))
-    return tuple(found)
+    return found
 
 
 def _undefined(causes: Mapping[str, str], name: str) -> str:
-    names = [cause for cause in causes if re.fullmatch(r"\w+", cause)]
+    names = [cause for cause in causes if _NAME.fullmatch(cause)]
     said = ", ".join(f"{cause} ({why})" for cause, why in causes.items())
     if not names:
         return f"{name}: nothing is run, so the value of {said} is unknown; write the value there"
     define = " ".join(f"--define {cause}=VALUE" for cause in names)
     return f"{name}: no value for {said}; type: {define}"
-
-
-def _check_given(given: Mapping[str, str], variables: Variables, name: str) -> None:
-    for variable in given:
-        if variable not in variables.seen:
-            known = sorted(variables.seen)
-            raise UserError(f"--define {variable}: {name} has no such variable{nearest(variable, known)}")
