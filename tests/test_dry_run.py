@@ -22,11 +22,10 @@ from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
-from srl.train.dry_run.facts import gib
-from srl.train.dry_run.memory import Layout, cache_bytes, footprint
+from srl.train.dry_run.memory import Layout, cache_bytes, footprint, gib
 from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.plan import Device, _available_memory, memory_warnings, plan_local
-from srl.train.dry_run.remedy import with_settings
+from srl.train.dry_run.plan import _available_memory, plan_local
+from srl.train.dry_run.remedy import Device, memory_warnings, with_settings
 from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, half_of_the_budgets, measure, step_times
 from srl.train.dry_run.text import plan_lines
 from srl.train.loading import model_options

@@ -32,15 +32,14 @@ from srl.train.dry_run.memory import (
     checkpoint_bytes,
     footprint,
     generation,
-    host_memory,
     logits_bytes,
+    machine_memory,
     pass_tokens,
 )
 from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.plan import RunPlan
+from srl.train.dry_run.plan import RunPlan, plan_verl, planned_job
 from srl.train.dry_run.remedy import with_settings
 from srl.train.dry_run.text import plan_lines
-from srl.train.dry_run.verl_plan import plan_verl, planned_job
 from srl.train.verl import launch
 from srl.workspace import Workspace
 
@@ -82,7 +81,7 @@ def test_offload_frees_the_gpu_while_the_policy_generates_and_only_then():
     kept = footprint(shape, seven_b()[0], EIGHT)
     assert freed.rollout == 0
     assert freed.update == kept.update
-    machine = {part.name: part.update for part in host_memory(shape, config, EIGHT)}
+    machine = {part.name: part.update for part in machine_memory(shape, config, EIGHT)}
     assert machine["offloaded weights"] == (QWEN_7B + shape.critic) * 4
     assert machine["offloaded optimiser"] == (QWEN_7B + shape.critic) * 8
 
@@ -100,7 +99,7 @@ def test_reference_lies_in_the_machines_memory_not_on_the_gpus():
     assert shape.reference == QWEN_7B
     assert not [part for part in footprint(shape, config, EIGHT).parts if "reference" in part.name]
     on_two = {
-        part.name: part.update for part in host_memory(shape, config, Layout("fsdp", workers=16, nodes=2))
+        part.name: part.update for part in machine_memory(shape, config, Layout("fsdp", workers=16, nodes=2))
     }
     assert on_two["reference weights"] == QWEN_7B * 4 // 2
 
@@ -109,9 +108,11 @@ def test_all_workers_read_a_model_whose_head_is_its_embedding():
     tied = made("model.path=Qwen/Qwen2.5-3B", "model.dtype=bfloat16", "model.device=cpu")
     small = shape_of(tied, "Qwen/Qwen2.5-3B", needs_critic=False)
     config, large = seven_b(critic=False)
-    read = {part.name: part.rollout for part in host_memory(small, tied, EIGHT)}["loading"]
+    read = {part.name: part.rollout for part in machine_memory(small, tied, EIGHT)}["loading"]
     assert read == 8 * small.parameters * 4
-    assert {part.name: part.rollout for part in host_memory(large, config, EIGHT)}["loading"] == QWEN_7B * 4
+    assert {part.name: part.rollout for part in machine_memory(large, config, EIGHT)}[
+        "loading"
+    ] == QWEN_7B * 4
 
 
 def test_checkpoint_has_weights_and_moments_of_both_networks():
@@ -293,11 +294,7 @@ def test_plan_names_our_key_beside_each_of_verls(published):
     assert found["algorithm.adv_estimator"] == ("srl_ppo", "algorithm.name")
     assert "actor_rollout_ref.actor.ppo_mini_batch_size" not in found, "verl's own default is 256 too"
     text = "\n".join(plan_lines(published))
-    assert any(
-        line.split()[0] == "data.train_batch_size" and line.split()[-1] == "data.train_batch_size"
-        for line in text.splitlines()
-        if line
-    )
+    assert any(line.split() == ["data.train_batch_size"] * 2 + ["512"] for line in text.splitlines())
 
 
 @pytest.mark.slow
@@ -340,7 +337,7 @@ def test_plan_imports_neither_verl_nor_ray():
     pytest.importorskip("hydra")
     code = (
         "import sys; from srl.config import load_config; "
-        "from srl.train.dry_run.verl_plan import plan_verl, planned_job; "
+        "from srl.train.dry_run.plan import plan_verl, planned_job; "
         "config = load_config('tiny').config; "
         "plan_verl(config, planned_job(config)); sys.exit('verl' in sys.modules or 'ray' in sys.modules)"
     )
@@ -349,15 +346,15 @@ def test_plan_imports_neither_verl_nor_ray():
 
 def test_every_process_that_opens_the_index_for_itself_is_said_on_one_machine_too(tmp_path):
     said = Said()
-    launch._checked(small(tmp_path, "grpo"), Workspace(tmp_path / "ws"), said)
-    assert "each of the processes in which episodes run opens the index for itself" in said.text
+    launch.prepare(small(tmp_path, "grpo"), "grpo", Workspace(tmp_path / "ws"), said)
+    assert "each process that runs episodes opens the index for itself" in said.text
 
 
 def test_without_verl_one_line_says_what_to_install(monkeypatch):
     from srl.train.verl import translate
 
     monkeypatch.setattr(translate, "find_spec", lambda name: None)
-    translate._as_it_comes.cache_clear()
+    translate._read_defaults.cache_clear()
     with pytest.raises(UserError, match=r"pip install 'srl-search\[verl\]'"):
         plan_verl(load_config("tiny").config, job())
 

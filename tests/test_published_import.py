@@ -115,7 +115,7 @@ ONLY_GRPO = {"actor.ppo_mini_batch_size": "64 questions, not 256 episodes", "rol
 def test_verl_accepts_the_preset_and_it_fits_the_gpus_it_was_published_for(preset, algo):
     """Eight H100 of 80 GB, or four times eight; a tenth of them is for the libraries."""
     pytest.importorskip("verl")
-    from srl.train.dry_run.verl_plan import plan_verl, planned_job
+    from srl.train.dry_run.plan import plan_verl, planned_job
     from srl.train.verl.config_check import validated
 
     config = load_config(preset, algo=algo).config

@@ -228,13 +228,9 @@ def _dry_run(resolved: Any, backend: str, json: bool) -> None:
 
 def _planned(config: Any, backend: str) -> Any:
     """The plan of a run on this backend."""
-    if backend == "verl":
-        from srl.train.dry_run.verl_plan import plan_verl, planned_job
+    from srl.train.dry_run.plan import plan_local, plan_verl, planned_job
 
-        return plan_verl(config, planned_job(config))
-    from srl.train.dry_run.plan import plan_local
-
-    return plan_local(config)
+    return plan_verl(config, planned_job(config)) if backend == "verl" else plan_local(config)
 
 
 def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:

@@ -10,7 +10,7 @@ feed-forward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from srl.config import Config
@@ -74,17 +74,13 @@ class Layout:
         """Pieces that weights and gradients are cut into."""
         return self.workers if self.kind == "fsdp" else self.model_parts
 
-    def weight_bytes(self, shape: Shape) -> int:
-        """Bytes of a stored weight."""
-        return FLOAT32 if self.kind == "fsdp" else shape.itemsize
-
-    def gradient_bytes(self, shape: Shape) -> int:
-        return shape.itemsize if self.kind == "local" else FLOAT32
-
-    def optimiser_bytes(self, shape: Shape) -> int:
-        """Bytes of AdamW's state per trained number: the moments, and a float32 copy of other weights."""
-        copied = self.kind == "megatron" or self.weight_bytes(shape) < FLOAT32
-        return MOMENTS + (FLOAT32 if copied else 0)
+    def state_bytes(self, itemsize: int) -> tuple[int, int, int]:
+        """Bytes per number of weights, of gradients and of AdamW's state: the moments, and a float32 copy of
+        other weights. `itemsize` is that of the passes."""
+        weight = FLOAT32 if self.kind == "fsdp" else itemsize
+        gradient = itemsize if self.kind == "local" else FLOAT32
+        copied = self.kind == "megatron" or weight < FLOAT32
+        return weight, gradient, MOMENTS + (FLOAT32 if copied else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +113,22 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
 
     On verl's GPUs the engine comes on top (`generation`): it takes a fixed share of each GPU.
     """
-    states, update = _states(shape, config, layout), _update(shape, config, layout)
+    parts = [*_states(shape, config, layout), *_update(shape, config, layout)]
     if layout.kind == "local":
-        parts = [*states, *_rollout(shape, config, layout), *update]
+        parts += _rollout(shape, config, layout)
     elif layout.cpu:
-        parts = [_of_all_workers(part, layout.workers) for part in (*states, *update)]
-        parts += _beside_workers(shape, config, layout)
-    else:
-        parts = [*states, *update]
+        parts = [_times(part, layout.workers) for part in parts] + machine_memory(shape, config, layout)
     return Footprint(tuple(part for part in parts if part.rollout or part.update))
+
+
+def _times(part: Part, workers: int) -> Part:
+    """The part of every worker of a machine."""
+    how = f"{workers} workers × ({part.how})"
+    return Part(part.name, part.rollout * workers, part.update * workers, how)
+
+
+def gib(count: float) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**27 else f"{count / 2**20:,.1f} MiB"
 
 
 def millions(count: int) -> str:
@@ -133,31 +136,28 @@ def millions(count: int) -> str:
 
 
 def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """Weights, optimiser states and gradients. Offloaded ones are on the device in an update only."""
-    local = layout.kind == "local"
-    held = {"policy": shape.parameters, "adapter": shape.adapter, "critic": shape.critic}
-    if layout.kind != "fsdp":  # FSDP keeps the reference in the machine's memory
-        held["reference"] = shape.reference
-    size, offloaded = layout.weight_bytes(shape), not local and config.cluster.param_offload
-    parts = [_state(f"{name} weights", held[name], size, layout.shards, offloaded) for name in held]
-    trained = {"policy": shape.trainable, "critic": shape.critic}
-    size, offloaded = layout.optimiser_bytes(shape), not local and config.cluster.optimizer_offload
-    for name, count in trained.items():
-        note = ", AdamW in float32"
-        parts.append(_state(f"{name} optimiser", count, size, layout.workers, offloaded, note))
-    count = sum(trained.values()) if local else max(trained.values())
-    note = "" if local or not shape.critic else "; of one network at a time"
-    gradients = _state("gradients", count, layout.gradient_bytes(shape), layout.shards, note=note)
-    return [*parts, replace(gradients, rollout=0)]
-
-
-def _state(name: str, count: int, size: int, shards: int, offloaded: bool = False, note: str = "") -> Part:
-    """`count` numbers of `size` bytes, cut into `shards`."""
-    share = -(-count * size // shards)
-    how = f"{millions(count)} × {size} bytes" + (f" / {shards}" if shards > 1 else "") + note
-    if offloaded:
-        return Part(name, 0, share, f"{how}; offloaded during the rollout")
-    return Part(name, share, share, how)
+    """Weights, optimiser states and gradients; the offloaded ones only in an update. FSDP keeps the reference
+    in the machine's memory. verl has the gradients of one network at a time."""
+    local, trained = layout.kind == "local", (shape.trainable, shape.critic)
+    weight, gradient, optimiser = layout.state_bytes(shape.itemsize)
+    weights_away = not local and config.cluster.param_offload
+    states_away = not local and config.cluster.optimizer_offload
+    reference = 0 if layout.kind == "fsdp" else shape.reference
+    rows = (
+        ("policy weights", shape.parameters, weight, layout.shards, weights_away),
+        ("adapter weights", shape.adapter, weight, layout.shards, weights_away),
+        ("critic weights", shape.critic, weight, layout.shards, weights_away),
+        ("reference weights", reference, weight, layout.shards, weights_away),
+        ("policy optimiser", shape.trainable, optimiser, layout.workers, states_away),
+        ("critic optimiser", shape.critic, optimiser, layout.workers, states_away),
+        ("gradients", sum(trained) if local else max(trained), gradient, layout.shards, True),
+    )
+    parts = []
+    for name, count, size, shards, update_only in rows:
+        share = -(-count * size // shards)
+        how = f"{millions(count)} × {size} bytes" + (f" / {shards}" if shards > 1 else "")
+        parts.append(Part(name, 0 if update_only else share, share, how))
+    return parts
 
 
 def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
@@ -189,14 +189,14 @@ def _rollout_buffers(shape: Shape, config: Config) -> int:
 
 def _update(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """Temporaries of the largest pass, or of the optimiser's step if that is larger."""
-    passes = [_pass(shape, config, layout, "policy")]
-    if shape.critic:
-        passes.append(_pass(shape, config, layout, "critic"))
-    largest = max(passes, key=lambda parts: sum(part.update for part in parts))
     step = -(-STEP * max(shape.trainable, shape.critic) // layout.workers)
-    if step > sum(part.update for part in largest):
-        return [Part("optimiser step", 0, step, "gradients and a square root of moments in float32")]
-    return largest
+    candidates = [
+        _pass(shape, config, layout, "policy"),
+        [Part("optimiser step", 0, step, "gradients and a square root of moments in float32")],
+    ]
+    if shape.critic:
+        candidates.append(_pass(shape, config, layout, "critic"))
+    return max(candidates, key=lambda parts: sum(part.update for part in parts))
 
 
 def _pass(shape: Shape, config: Config, layout: Layout, who: Literal["policy", "critic"]) -> list[Part]:
@@ -284,26 +284,6 @@ def _gathered_bytes(shape: Shape) -> int:
     return (root + 2 * layer) * shape.itemsize + gradients
 
 
-def _of_all_workers(part: Part, workers: int) -> Part:
-    """The part of every worker of a machine."""
-    how = f"{workers} workers × ({part.how})"
-    return Part(part.name, part.rollout * workers, part.update * workers, how)
-
-
-def _beside_workers(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """What a machine without a GPU holds beside the workers' parts, throughout the run."""
-    copies, longest = layout.copies, config.data.max_episode_tokens
-    weights = copies * shape.parameters * shape.itemsize
-    cache = copies * cache_bytes(shape, config.rollout.max_num_seqs, longest)
-    reference, processes = shape.reference * FLOAT32, layout.processes * PROCESS
-    return [
-        Part("engine weights", weights, weights, f"{copies} × all weights"),
-        Part("KV cache", cache, cache, f"{copies} × the cache"),
-        Part("reference weights", reference, reference, "float32"),
-        Part("processes", processes, processes, f"{layout.processes} × {PROCESS / GIB:.1f} GiB"),
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationMemory:
     """Bytes of generation on one GPU: weights, the KV cache of one token, and the server's own."""
@@ -329,23 +309,37 @@ def generation(shape: Shape, config: Config, layout: Layout) -> GenerationMemory
     )
 
 
-def host_memory(shape: Shape, config: Config, layout: Layout) -> tuple[Part, ...]:
-    """Bytes in the memory of one machine with GPUs, while weights load (`rollout`) and after (`update`)."""
+def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """What one of verl's machines holds in its memory beside the workers' parts: with GPUs, while weights
+    load (`rollout`) and after (`update`); without, throughout the run."""
     cluster, nodes, processes = config.cluster, layout.nodes, layout.processes * PROCESS
-    held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic
-    weights = held * FLOAT32 // nodes if cluster.param_offload else 0
-    moments = trained * MOMENTS // nodes if cluster.optimizer_offload else 0
     reference = 0 if layout.kind == "megatron" else shape.reference * FLOAT32 // nodes
+    parts = [
+        _always("reference weights", reference, "float32"),
+        _always("processes", processes, f"{layout.processes} × {PROCESS / GIB:.1f} GiB"),
+    ]
+    if layout.cpu:
+        weights = layout.copies * shape.parameters * shape.itemsize
+        cache = layout.copies * cache_bytes(
+            shape, config.rollout.max_num_seqs, config.data.max_episode_tokens
+        )
+        parts.append(_always("engine weights", weights, f"{layout.copies} × all weights"))
+        parts.append(_always("KV cache", cache, f"{layout.copies} × the cache"))
+        return parts
     readers = layout.workers // nodes if shape.tied else 1  # verl reads a tied model in every worker
     loading = shape.parameters * FLOAT32 * readers
-    parts = (
-        Part("offloaded weights", weights, weights, "cluster.param_offload, float32"),
-        Part("offloaded optimiser", moments, moments, "cluster.optimizer_offload, float32"),
-        Part("reference weights", reference, reference, "float32; FSDP keeps them off the GPUs"),
-        Part("loading", loading, 0, f"at the start: {readers} × all weights in float32"),
-        Part("processes", processes, processes, f"{layout.processes} × {PROCESS / GIB:.1f} GiB"),
-    )
-    return tuple(part for part in parts if part.rollout or part.update)
+    parts.append(Part("loading", loading, 0, f"at the start: {readers} × all weights in float32"))
+    if cluster.param_offload:
+        weights = (shape.parameters + shape.adapter + shape.critic) * FLOAT32 // nodes
+        parts.append(_always("offloaded weights", weights, "cluster.param_offload, float32"))
+    if cluster.optimizer_offload:
+        moments = (shape.trainable + shape.critic) * MOMENTS // nodes
+        parts.append(_always("offloaded optimiser", moments, "cluster.optimizer_offload, float32"))
+    return parts
+
+
+def _always(name: str, size: int, how: str) -> Part:
+    return Part(name, size, size, how)
 
 
 def checkpoint_bytes(shape: Shape, layout: Layout) -> int:
@@ -353,5 +347,7 @@ def checkpoint_bytes(shape: Shape, layout: Layout) -> int:
     verl's weights and moments of policy and critic in float32."""
     trained = shape.trainable + shape.critic
     if layout.kind == "local":
-        return shape.parameters * shape.itemsize + trained * (shape.itemsize + layout.optimiser_bytes(shape))
+        return shape.parameters * shape.itemsize + trained * (
+            shape.itemsize + layout.state_bytes(shape.itemsize)[2]
+        )
     return (shape.parameters + shape.adapter + shape.critic) * FLOAT32 + trained * MOMENTS

@@ -1,32 +1,35 @@
 """The plan of a run: what it would do, the memory and the time it takes, and what would stop it.
 
-No weights are loaded and nothing is written. Memory is counted from the model's shape, time from a short
-measurement. `plan_local` plans the local backend; `verl_plan.py` plans verl.
+No weights are loaded, no process is started and nothing is written. Memory is counted from the model's shape,
+time from a short measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from srl.config import Config
 from srl.config.checks import algorithm_plugin, context_errors
 from srl.model import pick_device, pick_dtype
-from srl.train.dry_run.facts import gib, run_facts
+from srl.train.dry_run.facts import machine_facts, run_facts
 from srl.train.dry_run.memory import (
     Footprint,
     GenerationMemory,
     Layout,
     Part,
     footprint,
+    generation,
+    machine_memory,
 )
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.preflight import startup_errors
-from srl.train.dry_run.remedy import Phase, remedy
+from srl.train.dry_run.remedy import USABLE, Device, Phase, memory_warnings, with_settings
 from srl.train.dry_run.step_time import (
     DeviceSpeed,
     EpisodeTokens,
@@ -37,18 +40,17 @@ from srl.train.dry_run.step_time import (
 )
 from srl.train.prepare import BASE_MODEL, check_data
 from srl.train.threads import fastest_threads
+from srl.train.verl.config_check import compose, notes, problems
+from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
+from srl.train.verl.overrides import given
+from srl.train.verl.translate import defaults, settings
+from srl.workspace import Workspace
 
-USABLE = 0.9
-"""Share of a device's memory that a run can plan with; libraries and fragmentation take the rest."""
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device, and its memory in bytes where that is known."""
-
-    kind: str
-    name: str
-    memory: int | None
+GPUS = {"24 GB": 24.0, "48 GB": 45.0, "80 GB": 79.6, "141 GB": 139.0}
+"""GiB of the usual GPUs, for a plan made on a machine without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +103,57 @@ class RunPlan:
 def plan_local(config: Config) -> RunPlan:
     """The plan of a run on the local backend. Raises UserError where the configuration cannot be planned."""
     check_data(config)
-    target = pick_device(config.model.device)
-    path = config.model.path or BASE_MODEL
-    shape = shape_of(config, path, needs_critic=algorithm_plugin(config.algorithm.name).needs_critic)
-    device, layout = device_of(target), Layout("local", cpu=target.type == "cpu")
-    memory, speed = footprint(shape, config, layout), _measured(config, shape, target)
-    assumed = half_of_the_budgets(config)
-    warnings = [
-        *model_warnings(config, shape, path),
-        *startup_errors(config),
-        *memory_warnings(config, shape, path, device, layout),
-    ]
-    return RunPlan(
-        run_facts(config, shape, path, layout), shape, device, memory, memory.rollout, memory.update,
-        tuple(dict.fromkeys(warnings)), speed, assumed, step_times(shape, config, speed, assumed),
+    target, shape = pick_device(config.model.device), _shape(config)
+    layout = Layout("local", cpu=target.type == "cpu")
+    speed, assumed = _measured(config, shape, target), half_of_the_budgets(config)
+    return replace(
+        _plan(config, config, shape, device_of(target), layout), speed=speed, assumed=assumed,
+        time=step_times(shape, config, speed, assumed),
     )  # fmt: skip
+
+
+def plan_verl(config: Config, job: Job) -> RunPlan:
+    """The plan of a run on verl. Raises UserError if it cannot be translated, or verl is not installed."""
+    check_data(config)
+    named = with_settings(config, {"model.path": str(config.model.path or BASE_MODEL)})
+    composed = compose(named, job)
+    layout = layout_of(composed, named, job)
+    # The shape in the precision of verl's passes; the GPUs may be on another machine.
+    counted = with_settings(named, {"model.device": "cpu", "model.dtype": precision(named, job)})
+    shape, device = _shape(counted), _verl_device(job)
+    engine = generation(shape, counted, layout)
+    fits = () if job.cpu else tuple(_fits(counted, footprint(shape, counted, layout), engine, device))
+    phases: tuple[Phase, ...] = ("rollout", "update") if job.cpu else ("update",)
+    warnings = (*problems(composed, named), *_verl_warnings(named, job, device, fits))
+    return replace(
+        _plan(config, counted, shape, device, layout, phases, warnings),
+        machines=machine_facts(named, job, layout, shape), settings=tuple(_changed_settings(named, job)),
+        host=() if job.cpu else tuple(machine_memory(shape, counted, layout)), generation=engine, fits=fits,
+        notes=tuple(notes(named, job)),
+    )  # fmt: skip
+
+
+def _plan(
+    config: Config, counted: Config, shape: Shape, device: Device, layout: Layout,
+    phases: Sequence[Phase] = ("rollout", "update"), warnings: Iterable[str] = (),
+) -> RunPlan:  # fmt: skip
+    """What both backends plan. `counted` is `config` in the precision of the passes."""
+    path, memory = config.model.path or BASE_MODEL, footprint(shape, counted, layout)
+    missing = f"there are no weights at {path}; give --model DIRECTORY to train"
+    said = [
+        *([] if Path(path).is_dir() else [missing]),
+        *context_errors(config, shape.context),
+        *startup_errors(config),
+        *warnings,
+        *memory_warnings(counted, shape, path, device, layout, phases),
+    ]
+    facts = run_facts(config, shape, path, layout)
+    return RunPlan(facts, shape, device, memory, memory.rollout, memory.update, tuple(dict.fromkeys(said)))
+
+
+def _shape(config: Config) -> Shape:
+    critic = algorithm_plugin(config.algorithm.name).needs_critic
+    return shape_of(config, config.model.path or BASE_MODEL, needs_critic=critic)
 
 
 def _measured(config: Config, shape: Shape, device: torch.device) -> DeviceSpeed:
@@ -145,32 +183,78 @@ def _available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
     return int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else None
 
 
-def model_warnings(config: Config, shape: Shape, path: str | Path) -> Iterator[str]:
-    """Missing weights, and episodes longer than the model's context."""
-    if not Path(path).is_dir():
-        yield f"there are no weights at {path}; give --model DIRECTORY to train"
-    yield from context_errors(config, shape.context)
+# What verl's plan has in addition
 
 
-def memory_warnings(
-    config: Config, shape: Shape, path: str | Path, device: Device, layout: Layout,
-    phases: Sequence[Phase] = ("rollout", "update"),
-) -> Iterator[str]:  # fmt: skip
-    """A line for each phase that does not fit the device, with the settings that make it fit."""
-    if device.memory is None:
-        return
-    room = USABLE * device.memory
+def planned_job(config: Config) -> Job:
+    """The job to plan: on GPUs where the configuration counts or names some, or this machine has them."""
+    cluster, here = config.cluster, torch.cuda.device_count()
+    asked = cluster.n_gpus_per_node is not None or cluster.address is not None
+    cpu = config.model.device == "cpu" or cluster.rollout == "torch" or not (asked or here)
+    workers = cluster.n_gpus_per_node or (WORKERS_WITHOUT_GPU if cpu else here or 1)
+    return Job(Workspace.resolve().runs / "RUN", cpu=cpu, gpus_per_node=workers)
 
-    def footprint_of(changed: Config) -> Footprint:
-        other = shape
-        if changed.model.lora_rank != config.model.lora_rank:
-            other = shape_of(changed, path, needs_critic=shape.critic > 0)
-        return footprint(other, changed, layout)
 
-    for phase in phases:
-        size = getattr(footprint(shape, config, layout), phase)
-        if size > room:
-            yield (
-                f"the {phase} needs {gib(size)}, and {device.name} has {gib(device.memory)}: "
-                f"{remedy(config, phase, room, footprint_of)}"
-            )
+def layout_of(composed: DictConfig, config: Config, job: Job) -> Layout:
+    """How the composed configuration spreads the run. Beside the workers there are processes that generate
+    and that run episodes; on one machine also this command, the trainer, the log and the queue."""
+    nodes, gpus = composed.trainer.nnodes, composed.trainer.n_gpus_per_node
+    rollout, megatron = composed.actor_rollout_ref.rollout, composed.actor_rollout_ref.actor.get("megatron")
+    copy_gpus, parts = rollout.tensor_model_parallel_size, 1
+    if megatron:
+        parts = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
+    spread = (nodes * gpus, nodes * gpus // copy_gpus, rollout.agent.num_workers)
+    once = 4 + composed.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    return Layout(
+        kind="megatron" if is_megatron(config) else "fsdp", cpu=job.cpu, workers=nodes * gpus, nodes=nodes,
+        model_parts=parts, copy_gpus=copy_gpus, processes=sum(-(-count // nodes) for count in spread) + once,
+    )  # fmt: skip
+
+
+def _verl_device(job: Job) -> Device:
+    """This machine's CPU where the run uses no GPU, else its GPU, or one that is not here."""
+    if job.cpu or torch.cuda.is_available():
+        return device_of(torch.device("cpu" if job.cpu else "cuda"))
+    return Device("cuda", "a GPU that is not here", None)
+
+
+def _fits(config: Config, memory: Footprint, engine: GenerationMemory, device: Device) -> Iterator[GpuFit]:
+    """The GPU that is here, or the usual sizes where none is."""
+    sizes = {device.name: float(device.memory)} if device.memory else {k: v * 2**30 for k, v in GPUS.items()}
+    for name, size in sizes.items():
+        share = config.cluster.gpu_memory_utilization * size
+        episodes = engine.episodes(share, config.data.max_episode_tokens)
+        beside = share + memory.rollout <= size
+        yield GpuFit(name, size, share, episodes, memory.update <= USABLE * size, beside and episodes > 0)
+
+
+def _verl_warnings(config: Config, job: Job, device: Device, fits: Sequence[GpuFit]) -> Iterator[str]:
+    """What is not installed, what is not counted, and generation that does not fit the GPU that is here."""
+    name, attention = rollout_name(config, job), config.model.attn_implementation
+    if name in ("vllm", "sglang") and find_spec(name) is None:
+        yield f"{name} is not installed here; every machine of the run needs it"
+    if "flash" not in attention and not job.cpu and not is_megatron(config):
+        yield (
+            f"model.attn_implementation = {attention} pads the episodes of a pass to the longest, which is "
+            "not counted here; flash_attention_2 does not pad, and takes less memory for logits"
+        )
+    if device.memory is not None and any(not fit.generation_fits for fit in fits):
+        yield (
+            f"generation does not fit {device.name} at cluster.gpu_memory_utilization = "
+            f"{config.cluster.gpu_memory_utilization:g}: change it, set cluster.param_offload=true and "
+            "cluster.optimizer_offload=true, or spread each copy over more GPUs "
+            "(cluster.tensor_model_parallel_size)"
+        )
+
+
+def _changed_settings(config: Config, job: Job) -> Iterator[VerlSetting]:
+    """Every key that is not at verl's default, the section `verl` last."""
+    from omegaconf import OmegaConf
+
+    pristine, direct = defaults(config), dict(given(config))
+    for key, setting in sorted(settings(config, job).items()):
+        default = OmegaConf.select(pristine, key, throw_on_missing=False)
+        if key not in direct and default != setting.value:
+            yield VerlSetting(key, setting.value, setting.ours)
+    for key, value in direct.items():
+        yield VerlSetting(key.removeprefix("+"), value, f"verl.{key}")

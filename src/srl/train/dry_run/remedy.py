@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from srl.config import Config
-from srl.train.dry_run.memory import Footprint
+from srl.train.dry_run.memory import Layout, footprint, gib
+from srl.train.dry_run.model_size import Shape, shape_of
+
+USABLE = 0.9
+"""Share of a device's memory that a run can plan with; libraries and fragmentation take the rest."""
 
 Phase = Literal["rollout", "update"]
 
@@ -17,12 +23,40 @@ KEYS: dict[Phase, str] = {
 """What decides the memory of each phase, for a given model."""
 
 
-def remedy(config: Config, phase: Phase, room: float, footprint_of: Callable[[Config], Footprint]) -> str:
-    """The first settings with which `phase` fits `room` bytes, as options to type; else the keys to try."""
-    for settings in _candidates(config, phase):
-        if getattr(footprint_of(with_settings(config, settings)), phase) <= room:
-            return " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items())
-    return f"no setting of {KEYS[phase]} is enough; use a smaller model or shorter episodes"
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device, and its memory in bytes where that is known."""
+
+    kind: str
+    name: str
+    memory: int | None
+
+
+def memory_warnings(
+    config: Config, shape: Shape, path: str | Path, device: Device, layout: Layout,
+    phases: Sequence[Phase] = ("rollout", "update"),
+) -> Iterator[str]:  # fmt: skip
+    """A line for each phase that does not fit the device, with the settings that make it fit, as options to
+    type; else with the keys to try."""
+    if device.memory is None:
+        return
+    room = USABLE * device.memory
+
+    def fits(phase: Phase, settings: dict[str, Any]) -> bool:
+        changed, other = with_settings(config, settings), shape
+        if "model.lora_rank" in settings:
+            other = shape_of(changed, path, needs_critic=shape.critic > 0)
+        return getattr(footprint(other, changed, layout), phase) <= room
+
+    for phase in phases:
+        if fits(phase, {}):
+            continue
+        advice = f"no setting of {KEYS[phase]} is enough; use a smaller model or shorter episodes"
+        settings = next((each for each in _candidates(config, phase) if fits(phase, each)), None)
+        if settings is not None:
+            advice = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items())
+        size = getattr(footprint(shape, config, layout), phase)
+        yield f"the {phase} needs {gib(size)}, and {device.name} has {gib(device.memory)}: {advice}"
 
 
 def _candidates(config: Config, phase: Phase) -> Iterator[dict[str, Any]]:

@@ -12,14 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from srl.config import Config
 from srl.model import add_lora, new_model
-from srl.rollout.engine import Sampling
-from srl.rollout.forward import CachedForward
-from srl.rollout.slots import SlotTable
 from srl.train.dry_run.model_size import Shape
 
 PRODUCT = 500_000_000
@@ -82,7 +78,7 @@ def measure(shape: Shape, device: torch.device, dtype: torch.dtype, seconds: flo
     with torch.no_grad():
         product = _seconds(lambda: left @ right, device, seconds)
         copy = _seconds(lambda: target.copy_(source), device, seconds)
-        forward = _seconds(_one_token_forward(shape, device, dtype), device, seconds)
+        forward = _seconds(_small_forward(shape, device, dtype), device, seconds)
     return DeviceSpeed(2 * rows * shape.width * shape.ffn / product, 2 * len(source) / copy, forward)
 
 
@@ -102,87 +98,62 @@ def _seconds(work: Callable[[], object], device: torch.device, seconds: float) -
     return elapsed / count
 
 
-def _one_token_forward(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """Decoding of one token by a model as deep as the run's and only 16 wide: it takes launches alone."""
+def _small_forward(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    """One token through a model as deep as the run's and only 16 wide, which takes launches alone."""
     model: Any = new_model("qwen2", vocab_size=64, layers=shape.layers, width=16, heads=2, ffn=16)
     if shape.adapter:
         add_lora(model, 1)
-    forward, table = CachedForward(model.to(device, dtype), 1, 64), SlotTable(1)
-    row = np.zeros(1, dtype=np.int64)
-
-    def step() -> None:
-        if table.known[0] % 64 == 0:
-            table.clear(0)
-            table.begin(0, [1], Sampling(max_tokens=63), 0)
-        forward.feed(table, row)
-        table.append(row, row, np.zeros(1, dtype=np.float32))
-
-    return step
+    model, token = model.to(device, dtype), torch.ones(1, 1, dtype=torch.long, device=device)
+    return lambda: model(input_ids=token, use_cache=False)
 
 
 def step_times(shape: Shape, config: Config, speed: DeviceSpeed, tokens: EpisodeTokens) -> StepTimes:
-    """Seconds of a step with mean episodes of `tokens`. Searches take no time here."""
-    rollout = _rollout_s(shape, config, speed, tokens)
-    logprobs = _logprobs_operations(shape, config, tokens) / speed.operations
-    update = _update_operations(shape, config, tokens) / speed.operations
+    """Seconds of a step with mean episodes of `tokens`. Searches take no time here.
+
+    `forward` are the operations of one forward pass of one episode, `head` those of the logits of the tokens
+    that the policy wrote. Attention is over the whole width of its rows: the causal mask saves nothing.
+    """
+    attention = 4 * shape.layers * shape.heads * shape.head_dim * tokens.episode
+    forward = tokens.episode * (2 * (shape.body + shape.adapter) + attention)
+    head = 2 * shape.width * shape.vocabulary * tokens.written
+    with_reference = 1 + (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss)
+    values = forward if shape.critic else 0
+    one = (with_reference * (forward + head) + values) / speed.operations
+    episodes = config.data.train_batch_size * config.rollout.n
+    logprobs, update = episodes * one, episodes * _update_s(shape, config, speed, tokens, forward, head)
+    rollout = _rollout_s(shape, config, speed, tokens, forward)
     total = config.trainer.total_training_steps * (rollout + logprobs + update)
     return StepTimes(rollout, logprobs, update, total)
 
 
-def _episodes(config: Config) -> int:
-    return config.data.train_batch_size * config.rollout.n
-
-
-def _forward_operations(shape: Shape, tokens: EpisodeTokens) -> float:
-    """One forward pass of one episode without its logits. Attention is over the whole width of its rows:
-    the causal mask hides half of that and saves nothing."""
-    attention = 4 * shape.layers * shape.heads * shape.head_dim * tokens.episode
-    return tokens.episode * (2 * (shape.body + shape.adapter) + attention)
-
-
-def _head_operations(shape: Shape, tokens: EpisodeTokens) -> float:
-    """The logits of the tokens that the policy wrote."""
-    return 2 * shape.width * shape.vocabulary * tokens.written
-
-
-def _logprobs_operations(shape: Shape, config: Config, tokens: EpisodeTokens) -> float:
-    """Log-probs of the policy, and of the reference where there is a KL; the critic's values."""
-    forward, head = _forward_operations(shape, tokens), _head_operations(shape, tokens)
-    passes = 1 + (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss)
-    values = forward if shape.critic else 0
-    return _episodes(config) * (passes * (forward + head) + values)
-
-
-def _update_operations(shape: Shape, config: Config, tokens: EpisodeTokens) -> float:
-    """Forward and backward passes of actor and critic; with gradient checkpointing, two forward passes."""
-    forward, head = _forward_operations(shape, tokens), _head_operations(shape, tokens)
-    forwards = 1 + int(config.model.gradient_checkpointing)
+def _update_s(
+    shape: Shape, config: Config, speed: DeviceSpeed, tokens: EpisodeTokens, forward: int, head: int
+) -> float:
+    """Seconds of an episode's passes of actor and critic; gradient checkpointing repeats the forward pass."""
+    forwards = 2 if config.model.gradient_checkpointing else 1
     trained = shape.trainable if shape.adapter else shape.body
-    actor = (forwards + 1) * forward + 2 * trained * tokens.episode + 3 * head
-    actor += 0 if shape.adapter else head  # the gradient of the head's own weights
+    actor = (forwards + 1) * forward + 2 * trained * tokens.episode
+    actor += (3 if shape.adapter else 4) * head  # four where the head's own weights have a gradient
     critic = (forwards + 2) * forward if shape.critic else 0
-    return _episodes(config) * (config.actor.ppo_epochs * actor + config.critic.ppo_epochs * critic)
+    return (config.actor.ppo_epochs * actor + config.critic.ppo_epochs * critic) / speed.operations
 
 
-def _rollout_s(shape: Shape, config: Config, speed: DeviceSpeed, tokens: EpisodeTokens) -> float:
+def _rollout_s(
+    shape: Shape, config: Config, speed: DeviceSpeed, tokens: EpisodeTokens, forward: int
+) -> float:
     """Seconds to read the prompts (once per question) and search results, and to decode token by token.
 
-    A decoding step takes its launch, and the longer of two: moving all weights and the KV cache of every
-    episode in flight, or its operations. The longest episode writes twice as much as the mean.
+    A decoding step takes its launch, and the longer of two: moving all weights, and for every episode in
+    flight its logits and mean KV cache (written and read once more where keys and values are repeated for
+    each query head); or its operations. The longest episode writes twice as much as the mean.
     """
-    episodes = _episodes(config)
+    episodes = config.data.train_batch_size * config.rollout.n
     read = config.data.train_batch_size * tokens.prompt + episodes * tokens.read
     reading = 2 * (shape.body + shape.adapter) * read / speed.operations
     steps = max(2 * tokens.written, math.ceil(episodes * tokens.written / config.rollout.max_num_seqs))
     in_flight = episodes * tokens.written / steps
-    moved = (shape.parameters + shape.adapter) * shape.itemsize + in_flight * _moved_bytes(shape, tokens)
-    one_token = _forward_operations(shape, tokens) / tokens.episode + 2 * shape.width * shape.vocabulary
-    step = speed.forward_s + max(moved / speed.bandwidth, in_flight * one_token / speed.operations)
-    return reading + steps * step
-
-
-def _moved_bytes(shape: Shape, tokens: EpisodeTokens) -> float:
-    """Bytes moved to decode a token of one episode: its mean KV cache, written and read once more where
-    keys and values are repeated for each query head; and its logits."""
     copies = 1 + (2 * shape.repeats if shape.repeats > 1 else 0)
-    return shape.kv_bytes * tokens.episode / 2 * copies + 40 * shape.vocabulary
+    per_episode = shape.kv_bytes * tokens.episode / 2 * copies + 40 * shape.vocabulary
+    moved = (shape.parameters + shape.adapter) * shape.itemsize + in_flight * per_episode
+    operations = in_flight * (forward / tokens.episode + 2 * shape.width * shape.vocabulary)
+    return reading + steps * (speed.forward_s + max(moved / speed.bandwidth, operations / speed.operations))

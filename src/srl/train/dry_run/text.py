@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from srl.train.dry_run.facts import gib
-from srl.train.dry_run.memory import Part
+from srl.train.dry_run.memory import Part, gib
 from srl.train.dry_run.plan import RunPlan
 
 
 def plan_lines(plan: RunPlan) -> list[str]:
     """The plan in blocks with an empty line between them; what a backend does not have is left out."""
     blocks = (
-        _columns(plan.facts), _columns(plan.machines), _memory(plan), _host(plan), _fits(plan), _time(plan),
-        _settings(plan), (f"note: {text}" for text in plan.notes),
-        (f"warning: {text}" for text in plan.warnings),
+        _columns(plan.facts.items()), _columns(plan.machines.items()), _memory(plan), _host(plan),
+        _generation(plan), _time(plan), _settings(plan),
+        [f"note: {text}" for text in plan.notes],
+        [f"warning: {text}" for text in plan.warnings],
     )  # fmt: skip
     filled = [lines for lines in map(list, blocks) if lines]
     return [line for lines in filled for line in ("", *lines)][1:]
 
 
-def _columns(facts: dict[str, str]) -> Iterator[str]:
-    width = max(map(len, facts), default=0)
-    return (f"{name:<{width}}  {text}" for name, text in facts.items())
+def _columns(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
+    """Rows as lines with aligned columns; the columns whose numbers are in `right` are right-aligned."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
 
 
 def _memory(plan: RunPlan) -> Iterator[str]:
@@ -32,38 +39,43 @@ def _memory(plan: RunPlan) -> Iterator[str]:
     if plan.device.memory is not None:
         available = " available" if plan.device.kind == "cpu" else ""
         has = f"{plan.device.name} has {gib(plan.device.memory)}{available}"
-    return _table(f"memory{where}, estimated", plan.memory.parts, ("rollout", "update"), has)
+    return _table((f"memory{where}, estimated", "rollout", "update", ""), plan.memory.parts, has)
 
 
 def _host(plan: RunPlan) -> Iterator[str]:
     if plan.host:
-        yield from _table("memory of each machine, estimated", plan.host, ("at the start", "after it"), "")
+        yield from _table(("memory of each machine, estimated", "at the start", "after it", ""), plan.host)
 
 
-def _table(title: str, parts: tuple[Part, ...], columns: tuple[str, str], has: str) -> Iterator[str]:
+def _table(title: Sequence[str], parts: Sequence[Part], has: str = "") -> Iterator[str]:
     """The bytes of each part in two columns, how they are counted, and their sums."""
     total = Part("total", sum(part.rollout for part in parts), sum(part.update for part in parts), has)
-    width = max(len(title), *(len(part.name) for part in parts))
-    yield f"{title:<{width}}  {columns[0]:>12}  {columns[1]:>12}"
-    for part in (*parts, total):
-        sizes = "  ".join(f"{gib(size) if size else '–':>12}" for size in (part.rollout, part.update))
-        yield f"{part.name:<{width}}  {sizes}  {part.how}".rstrip()
+    rows = [
+        (part.name, *(gib(size) if size else "–" for size in (part.rollout, part.update)), part.how)
+        for part in (*parts, total)
+    ]
+    return _columns([title, *rows], right=(1, 2))
 
 
-def _fits(plan: RunPlan) -> Iterator[str]:
+def _generation(plan: RunPlan) -> Iterator[str]:
     """A row for each GPU: whether an update fits, and how many whole episodes generation holds at once."""
-    engine, width = plan.generation, max((len(fit.name) for fit in plan.fits), default=0)
+    engine = plan.generation
     if engine is None or not plan.fits:
         return
     yield (
         f"generation on each GPU: {gib(engine.weights)} of weights, {gib(engine.own)} allowed for the "
         f"server, {engine.token:,} bytes of KV cache per token"
     )
+    rows = []
     for fit in plan.fits:
         update = "fits" if fit.update_fits else "does not fit"
-        whole = f"{fit.episodes:,} whole episodes at once"
-        held = whole if fit.generation_fits else "does not fit beside training"
-        yield f"{fit.name:<{width}}  the update {update}; {gib(fit.share)} for generation: {held}"
+        held = (
+            f"{fit.episodes:,} whole episodes at once"
+            if fit.generation_fits
+            else "does not fit beside training"
+        )
+        rows.append((fit.name, f"the update {update}; {gib(fit.share)} for generation: {held}"))
+    yield from _columns(rows)
 
 
 def _time(plan: RunPlan) -> Iterator[str]:
@@ -76,14 +88,9 @@ def _time(plan: RunPlan) -> Iterator[str]:
         f"model's matrix products, {speed.bandwidth / 1e9:,.3g} GB/s, {1000 * speed.forward_s:,.3g} ms to "
         "launch a forward pass"
     )
-    rows = {
-        "rollout": time.rollout_s,
-        "log-probs": time.logprobs_s,
-        "update": time.update_s,
-        "a step": time.step_s,
-        "all steps": time.total_s,
-    }
-    yield from (f"{name:<9}  {duration(seconds):>9}" for name, seconds in rows.items())
+    names = ("rollout", "log-probs", "update", "a step", "all steps")
+    seconds = (time.rollout_s, time.logprobs_s, time.update_s, time.step_s, time.total_s)
+    yield from _columns(zip(names, map(duration, seconds), strict=True), right=(1,))
     yield (
         f"assumes a mean episode of {assumed.prompt:,} tokens of prompt, {assumed.written:,} written and "
         f"{assumed.read:,} read (half of each budget); searches, validation and checkpoints are not included"
@@ -100,11 +107,9 @@ def duration(seconds: float) -> str:
 
 def _settings(plan: RunPlan) -> Iterator[str]:
     """verl's keys that are not at its defaults, each with the key of ours that it comes from."""
-    if not plan.settings:
-        return
-    yield f"verl's configuration, {len(plan.settings)} keys that are not at its defaults"
-    values = [json.dumps(setting.value, ensure_ascii=False) for setting in plan.settings]
-    width = max(len(setting.key) for setting in plan.settings)
-    wide = min(40, max(map(len, values)))
-    for setting, value in zip(plan.settings, values, strict=True):
-        yield f"{setting.key:<{width}}  {value:<{wide}}  {setting.ours or '(fixed)'}"
+    if plan.settings:
+        yield f"verl's configuration, {len(plan.settings)} keys that are not at its defaults"
+        yield from _columns(
+            (each.key, each.ours or "(fixed)", json.dumps(each.value, ensure_ascii=False))
+            for each in plan.settings
+        )
