@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from tests.import_inputs import GRPO, imported, said, search_r1, verl
 
 from srl.config.schema import flat, plain
 from srl.config.yaml12 import parse
+from srl.errors import UserError
+from srl.train.importing import import_file
 from srl.train.importing.hydra import read_override, read_value, resolved
 from srl.train.importing.key_table import KEY_TABLE, NO_DEFAULT, VERL
 
@@ -18,8 +21,8 @@ VALUES: dict[str, Any] = {
     "1": 1, "-7": -7, "1e-6": 1e-6, ".5": 0.5, "2.": 2.0, "1_000": 1000, "true": True, "False": False,
     "null": None, "words": "words", "a/b-c.d:80": "a/b-c.d:80", "'1'": "1", '"a, b"': "a, b", "[]": [],
     "[1,two,3.0]": [1, "two", 3.0], "[ 'a' , b ]": ["a", "b"], "[[1],[2,[3]]]": [[1], [2, [3]]],
-    "{a:1,b:[2,3]}": {"a": 1, "b": [2, 3]}, "{a:{b:null}}": {"a": {"b": None}}, "${a.b}": "${a.b}",
-    "${oc.select:a,1}": "${oc.select:a,1}", "x${a}y": "x${a}y", "[${a},2]": ["${a}", 2], "a=b": "a=b",
+    "${a.b}": "${a.b}", "${oc.select:a,1}": "${oc.select:a,1}", "x${a}y": "x${a}y", "a=b": "a=b",
+    "['${a}',2]": ["${a}", 2], "[http://127.0.0.1:8000/x]": ["http://127.0.0.1:8000/x"],
     "http://127.0.0.1:8000/retrieve": "http://127.0.0.1:8000/retrieve", "~/data/a.b": "~/data/a.b", "{}": {},
 }  # fmt: skip
 
@@ -30,9 +33,21 @@ def test_value_is_read_as_it_is_meant(text):
     assert type(read_value(text)) is type(VALUES[text])
 
 
-@pytest.mark.parametrize("text", ["[1", "{a:1", "'open", "[1]]", "{a:1}b", "[" * 99])
-def test_value_that_ends_wrongly_stays_the_text_it_is(text):
-    assert read_value(text) == text
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "expected a list such as") for text in ("[1", "[1]]", "[${a},2]", "[" * 99, "[a]b")),
+        *((text, "set each of its keys: NAME.KEY=VALUE") for text in ("{a:1}", "{a:1", "{a:{b:[1]}}")),
+        ("[{a: 1}]", "a mapping in a list is not read"),
+        *((text, "expected one closing quote") for text in ("'open", "'a'b", "'")),
+    ],
+)
+def test_value_that_is_malformed_or_a_mapping_is_refused_with_its_line(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_value(text)
+    (tmp_path / "overrides.txt").write_text(f"data.seed=1\ntrainer.logger={shlex.quote(text)}\n")
+    with pytest.raises(UserError, match=rf"overrides.txt:2: trainer.logger=.*{message}"):
+        import_file(tmp_path / "overrides.txt")
 
 
 def test_overrides_have_their_marks():

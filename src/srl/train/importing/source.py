@@ -12,7 +12,7 @@ from srl.config.yaml12 import parse
 from srl.errors import UserError
 from srl.train.importing.hydra import read_override, resolved
 from srl.train.importing.key_table import SEARCH_R1, SEARCH_R1_ONLY, VERL, defaults_of
-from srl.train.importing.shell import TrainingCommand, read_script
+from srl.train.importing.shell import read_script
 
 MAX_BYTES = 2**18
 """The largest file that is read."""
@@ -24,38 +24,28 @@ _KEY_AND_COLON = re.compile(r"^[A-Za-z_][\w.]*\s*:(?:\s|$)", re.MULTILINE)
 _HYDRA = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Source:
-    """The settings of a file by their dotted names, all references resolved.
+    """The settings of the file `name` by their dotted names; `read_source` resolves their references.
 
-    `dialect` is `verl` or `Search-R1`, `program` the one that the file's command runs (`""` without a
-    command). `added` are keys that a `+` adds to verl's own. `notes` are sentences about what was not read,
-    `undefined` the keys left out because they refer to something undefined.
+    `program` is the one that the file's command runs (`""` without a command), `bases` the configurations
+    below the file, which are not read. `added` are keys that a `+` adds to verl's own. `notes` are sentences
+    about what was not read, `undefined` the keys left out because they refer to something undefined.
     """
 
     name: str
-    dialect: str
-    settings: Mapping[str, Any]
-    added: frozenset[str] = frozenset()
-    program: str = ""
-    notes: tuple[str, ...] = ()
-    undefined: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class _Parsed:
-    """The settings of a file before references are resolved, and what else it says."""
-
     settings: dict[str, Any] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
     bases: list[str] = field(default_factory=list)
     program: str = ""
     notes: list[str] = field(default_factory=list)
+    undefined: dict[str, str] = field(default_factory=dict)
 
     @property
     def dialect(self) -> str:
-        is_search_r1 = self.program == "main_ppo_format" or self.settings.keys() & SEARCH_R1_ONLY
-        return SEARCH_R1 if is_search_r1 else VERL
+        """`verl` or `Search-R1`."""
+        keys = self.settings.keys() | self.undefined.keys()
+        return SEARCH_R1 if self.program == "main_ppo_format" or keys & SEARCH_R1_ONLY else VERL
 
     def guess_megatron(self) -> None:
         """Keys of Megatron, or a base of that name, imply the strategy `megatron` where none is set."""
@@ -68,21 +58,14 @@ def read_source(path: Path, given: Mapping[str, str]) -> Source:
     """Read the file at `path`; `given` are the values of `--define`. Raises UserError in one line."""
     text = _text(path)
     try:
-        found = _found(path, text, given)
+        source = _parsed(path, text, given)
     except RecursionError as error:
         raise UserError(f"{path}: brackets are nested too deeply") from error
-    found.guess_megatron()
-    known = {**defaults_of(found.dialect), **found.settings}
-    settings, undefined = resolved(found.settings, known, given)
-    return Source(
-        path.name,
-        found.dialect,
-        settings,
-        frozenset(found.added),
-        found.program,
-        tuple(found.notes),
-        undefined,
-    )
+    source.guess_megatron()
+    known = {**defaults_of(source.dialect), **source.settings}
+    source.settings, source.undefined = resolved(source.settings, known, given)
+    source.name = path.name
+    return source
 
 
 def _text(path: Path) -> str:
@@ -104,25 +87,41 @@ def _text(path: Path) -> str:
     return text
 
 
-def _found(path: Path, text: str, given: Mapping[str, str]) -> _Parsed:
+def _parsed(path: Path, text: str, given: Mapping[str, str]) -> Source:
     if path.suffix.lower() in _YAML or _looks_like_yaml(text):
-        tree = parse(text, str(path))
-        if isinstance(tree, list):
-            return _of_words([(str(item), 0) for item in tree], str(path), _not_a_list(path))
-        if not isinstance(tree, Mapping):
-            kind = type(tree).__name__
-            raise UserError(f"{path}: expected sections with keys under them, found {kind}")
-        for name in given:
-            if f"oc.env:{name}" not in text:
-                raise UserError(f"--define {name}: {path} has no ${{oc.env:{name}}}")
-        return _of_tree(tree, path)
+        return _of_yaml(path, text, given)
     training = read_script(text, str(path), given, _BARE)
     words, options = _options_apart(training.words)
-    found = _of_words(words, str(path))
-    found.program = training.program
-    found.bases = [option for option in options if option.startswith(_HYDRA)]
-    found.notes = _notes_of_command(training, found.bases)
-    return found
+    source = _of_overrides(words, str(path))
+    source.program = training.program
+    source.bases = [option for option in options if option.startswith(_HYDRA)]
+    if source.bases:
+        source.notes.append(
+            f"the base configuration of the command is not read ({' '.join(source.bases)}): "
+            "what only it sets has verl's default here"
+        )
+    if training.left_behind:
+        source.notes.append(
+            f"settings below the training command are not part of it; a shell does not pass them on: "
+            f"{'; '.join(training.left_behind)}"
+        )
+    return source
+
+
+def _of_yaml(path: Path, text: str, given: Mapping[str, str]) -> Source:
+    tree = parse(text, str(path))
+    if isinstance(tree, list):
+        if not all(isinstance(item, str) for item in tree):
+            raise UserError(
+                f"{path}: expected sections with keys under them, or a list of overrides such as a.b=c"
+            )
+        return _of_overrides([(item, 0) for item in tree], str(path))
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{path}: expected sections with keys under them, found {type(tree).__name__}")
+    for name in given:
+        if f"oc.env:{name}" not in text:
+            raise UserError(f"--define {name}: {path} has no ${{oc.env:{name}}}")
+    return _of_tree(tree, path)
 
 
 def _options_apart(words: Iterable[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[str]]:
@@ -147,24 +146,24 @@ def _looks_like_yaml(text: str) -> bool:
     return bool(_KEY_AND_COLON.match(lines[0] if lines else "")) and "main_ppo" not in text
 
 
-def _not_a_list(path: Path) -> str:
-    return f"{path}: expected sections with keys under them, or a list of overrides such as a.b=c"
-
-
-def _of_words(words: list[tuple[str, int]], name: str, wrong: str = "") -> _Parsed:
-    found = _Parsed()
+def _of_overrides(words: list[tuple[str, int]], name: str) -> Source:
+    """The settings of these overrides, each with its line, 0 where that is unknown."""
+    source = Source(name)
     for word, line in words:
-        override = read_override(word)
+        where = f"{name}:{line}" if line else name
+        try:
+            override = read_override(word)
+        except ValueError as error:
+            raise UserError(f"{where}: {word[:60]}: {error}") from error
         if override is None:
-            raise UserError(wrong or f"{name}:{line}: expected KEY=VALUE, found {word[:60]!r}")
+            raise UserError(f"{where}: expected KEY=VALUE, found {word[:60]!r}")
         key, value, adds = override
-        flat = _flat({key: value}, name)
-        found.settings.update(flat)
-        found.added.update(flat if adds else ())
-    return found
+        source.settings[key] = value
+        source.added.update([key] if adds else [])
+    return source
 
 
-def _of_tree(tree: Mapping[str, Any], path: Path) -> _Parsed:
+def _of_tree(tree: Mapping[str, Any], path: Path) -> Source:
     kept = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
     settings = _flat(kept, str(path))
     if not settings:
@@ -173,7 +172,7 @@ def _of_tree(tree: Mapping[str, Any], path: Path) -> _Parsed:
     bases = [str(item) for item in named if item != "_self_"] if isinstance(named, list) else []
     unread = ", ".join(base for base in bases if "trainer" not in base)
     notes = [f"the bases of the file are not read: {unread}"] if unread else []
-    return _Parsed(settings, bases=bases, notes=notes)
+    return Source(path.name, settings, bases=bases, notes=notes)
 
 
 def _flat(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -191,18 +190,3 @@ def _flat(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
                 f"{name}: more than {_MAX_SETTINGS:,} settings; expected the configuration of one run"
             )
     return found
-
-
-def _notes_of_command(training: TrainingCommand, bases: list[str]) -> list[str]:
-    notes = []
-    if bases:
-        notes.append(
-            f"the base configuration of the command is not read ({' '.join(bases)}): "
-            "what only it sets has verl's default here"
-        )
-    if training.left_behind:
-        notes.append(
-            f"settings below the training command are not part of it; a shell does not pass them on: "
-            f"{'; '.join(training.left_behind)}"
-        )
-    return notes
