@@ -109,6 +109,11 @@ def _unreadable(path: Path) -> Iterator[str]:
         yield str(error)
 
 
+def check_corpus(corpus: Path) -> None:
+    if not corpus.exists():
+        raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
+
+
 def find_or_build_index(config: Config, workspace: Workspace, note: Note) -> Path:
     """The index directory to search: the one configured, or that of the corpus, built first if missing."""
     if config.search.index is not None:
@@ -116,8 +121,7 @@ def find_or_build_index(config: Config, workspace: Workspace, note: Note) -> Pat
     if config.data.corpus is None:
         raise UserError(NOTHING_TO_SEARCH)
     corpus, name = Path(config.data.corpus), config.retriever.name
-    if not corpus.exists():
-        raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
+    check_corpus(corpus)
     check_input(corpus, regular=True)
     options = config.retriever.options(name)
     identity = dict(load_retriever(name, options).identity())

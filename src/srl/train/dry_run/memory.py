@@ -65,11 +65,6 @@ class Layout:
         return self.workers // self.copy_gpus
 
     @property
-    def data_ranks(self) -> int:
-        """Workers that get different rows."""
-        return self.workers // self.model_parts
-
-    @property
     def shards(self) -> int:
         """Pieces that weights and gradients are cut into."""
         return self.workers if self.kind == "fsdp" else self.model_parts
@@ -113,18 +108,19 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
 
     On verl's GPUs the engine comes on top (`generation`): it takes a fixed share of each GPU.
     """
+    workers = layout.workers
     parts = [*_states(shape, config, layout), *_update(shape, config, layout)]
     if layout.kind == "local":
         parts += _rollout(shape, config, layout)
     elif layout.cpu:
-        parts = [_times(part, layout.workers) for part in parts] + machine_memory(shape, config, layout)
+        parts = [
+            Part(
+                part.name, part.rollout * workers, part.update * workers, f"{workers} workers × ({part.how})"
+            )
+            for part in parts
+        ]
+        parts += machine_memory(shape, config, layout)
     return Footprint(tuple(part for part in parts if part.rollout or part.update))
-
-
-def _times(part: Part, workers: int) -> Part:
-    """The part of every worker of a machine."""
-    how = f"{workers} workers × ({part.how})"
-    return Part(part.name, part.rollout * workers, part.update * workers, how)
 
 
 def gib(count: float) -> str:
@@ -202,20 +198,21 @@ def _update(shape: Shape, config: Config, layout: Layout) -> list[Part]:
 def _pass(shape: Shape, config: Config, layout: Layout, who: Literal["policy", "critic"]) -> list[Part]:
     """What one forward and backward pass of a network holds until it ends."""
     tokens = pass_tokens(config, layout, config.actor if who == "policy" else config.critic)
-    kept, how = activation_bytes(shape, config)
-    layer, logits = tokens * backward_bytes(shape, config), 0
-    if who == "policy":
-        logits = logits_bytes(shape, config, layout, tokens)
+    kept, layer = activation_bytes(shape, config), tokens * backward_bytes(shape, config)
+    logits = logits_bytes(shape, config, layout, tokens) if who == "policy" else 0
     if layout.kind == "local" and not shape.adapter:  # a weight's gradient, before it is accumulated
         layer += shape.width * shape.itemsize * shape.ffn
         logits += shape.width * shape.itemsize * shape.vocabulary if logits else 0
-    chunk = f"up to {CHUNK:,} tokens at once" if layout.kind == "local" else "all tokens"
-    largest = f"logits, {chunk}" if logits > layer else "one layer and its gradients"
     gathered = _gathered_bytes(shape) if layout.kind == "fsdp" else 0
-    how = f"{who}: {tokens:,} tokens × {kept:,} bytes: {how}"
+    largest = "logits" if logits > layer else "one layer and its gradients"
     return [
         Part("gathered weights", 0, gathered, "embedding, head, two whole layers and one layer's gradients"),
-        Part("activations", 0, tokens * kept // layout.model_parts, how),
+        Part(
+            "activations",
+            0,
+            tokens * kept // layout.model_parts,
+            f"{who}: {tokens:,} tokens × {kept:,} bytes",
+        ),
         Part("backward buffers", 0, max(logits, layer) // layout.model_parts, largest),
     ]
 
@@ -224,16 +221,18 @@ def pass_tokens(config: Config, layout: Layout, section: Actor | Critic) -> int:
     """The most tokens, padding included, of one forward and backward pass of a worker."""
     longest = config.data.max_episode_tokens
     rows = min(section.ppo_mini_batch_size, config.data.train_batch_size) * config.rollout.n
-    return min(max(section.ppo_max_token_len, longest), max(1, rows // layout.data_ranks) * longest)
+    return min(
+        max(section.ppo_max_token_len, longest), max(1, rows * layout.model_parts // layout.workers) * longest
+    )
 
 
-def activation_bytes(shape: Shape, config: Config) -> tuple[int, str]:
-    """Bytes per token kept until the backward pass (layers, last norm, mask), and of which layers."""
+def activation_bytes(shape: Shape, config: Config) -> int:
+    """Bytes per token kept until the backward pass: layers (their input alone with gradient checkpointing),
+    last norm, mask."""
     size, longest = shape.itemsize, config.data.max_episode_tokens
-    around = shape.width * (4 + 2 * size) + longest * (1 + size)
-    if config.model.gradient_checkpointing:
-        return shape.layers * shape.width * size + around, f"the input of each of {shape.layers} layers"
-    return shape.layers * layer_bytes(shape, config) + around, f"all of {shape.layers} layers"
+    checkpointed = config.model.gradient_checkpointing
+    layer = shape.width * size if checkpointed else layer_bytes(shape, config)
+    return shape.layers * layer + shape.width * (4 + 2 * size) + longest * (1 + size)
 
 
 def layer_bytes(shape: Shape, config: Config) -> int:
@@ -312,42 +311,32 @@ def generation(shape: Shape, config: Config, layout: Layout) -> GenerationMemory
 def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """What one of verl's machines holds in its memory beside the workers' parts: with GPUs, while weights
     load (`rollout`) and after (`update`); without, throughout the run."""
-    cluster, nodes, processes = config.cluster, layout.nodes, layout.processes * PROCESS
+    cluster, nodes, copies = config.cluster, layout.nodes, layout.copies
+    held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic
     reference = 0 if layout.kind == "megatron" else shape.reference * FLOAT32 // nodes
-    parts = [
-        _always("reference weights", reference, "float32"),
-        _always("processes", processes, f"{layout.processes} × {PROCESS / GIB:.1f} GiB"),
-    ]
+    processes = f"{layout.processes} × {PROCESS / GIB:.1f} GiB"
+    rows = [("reference weights", reference, "float32"), ("processes", layout.processes * PROCESS, processes)]
+    loading = []
     if layout.cpu:
-        weights = layout.copies * shape.parameters * shape.itemsize
-        cache = layout.copies * cache_bytes(
-            shape, config.rollout.max_num_seqs, config.data.max_episode_tokens
-        )
-        parts.append(_always("engine weights", weights, f"{layout.copies} × all weights"))
-        parts.append(_always("KV cache", cache, f"{layout.copies} × the cache"))
-        return parts
-    readers = layout.workers // nodes if shape.tied else 1  # verl reads a tied model in every worker
-    loading = shape.parameters * FLOAT32 * readers
-    parts.append(Part("loading", loading, 0, f"at the start: {readers} × all weights in float32"))
-    if cluster.param_offload:
-        weights = (shape.parameters + shape.adapter + shape.critic) * FLOAT32 // nodes
-        parts.append(_always("offloaded weights", weights, "cluster.param_offload, float32"))
-    if cluster.optimizer_offload:
-        moments = (shape.trainable + shape.critic) * MOMENTS // nodes
-        parts.append(_always("offloaded optimiser", moments, "cluster.optimizer_offload, float32"))
-    return parts
-
-
-def _always(name: str, size: int, how: str) -> Part:
-    return Part(name, size, size, how)
+        cache = cache_bytes(shape, config.rollout.max_num_seqs, config.data.max_episode_tokens)
+        weights = shape.parameters * shape.itemsize
+        rows.append(("engine weights", copies * weights, f"{copies} × all weights"))
+        rows.append(("KV cache", copies * cache, f"{copies} × the cache"))
+    else:
+        readers = layout.workers // nodes if shape.tied else 1  # verl reads a tied model in every worker
+        size = readers * shape.parameters * FLOAT32
+        loading.append(Part("loading", size, 0, f"{readers} × all weights in float32"))
+        if cluster.param_offload:
+            rows.append(("offloaded weights", held * FLOAT32 // nodes, "cluster.param_offload, float32"))
+        if cluster.optimizer_offload:
+            rows.append(("offloaded optimiser", trained * MOMENTS // nodes, "cluster.optimizer_offload"))
+    return [*(Part(name, size, size, how) for name, size, how in rows if size), *loading]
 
 
 def checkpoint_bytes(shape: Shape, layout: Layout) -> int:
     """Bytes on disk of one checkpoint: the local backend's merged model and the state to resume from;
     verl's weights and moments of policy and critic in float32."""
-    trained = shape.trainable + shape.critic
+    trained, size = shape.trainable + shape.critic, shape.itemsize
     if layout.kind == "local":
-        return shape.parameters * shape.itemsize + trained * (
-            shape.itemsize + layout.state_bytes(shape.itemsize)[2]
-        )
+        return shape.parameters * size + trained * (size + layout.state_bytes(size)[2])
     return (shape.parameters + shape.adapter + shape.critic) * FLOAT32 + trained * MOMENTS

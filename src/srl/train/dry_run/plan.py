@@ -6,6 +6,7 @@ time from a short measurement.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -177,10 +178,8 @@ def device_of(device: torch.device) -> Device:
 
 def _available_memory(path: Path = Path("/proc/meminfo")) -> int | None:
     """Bytes of memory that Linux reports as available; None elsewhere."""
-    if not path.is_file():
-        return None
-    lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else None
+    found = re.search(r"MemAvailable: +(\d+) kB", path.read_text()) if path.is_file() else None
+    return int(found[1]) * 1024 if found else None
 
 
 # What verl's plan has in addition

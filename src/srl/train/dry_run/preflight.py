@@ -18,7 +18,7 @@ from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
 from srl.train.loading import load_codec
-from srl.train.prepare import BASE_MODEL, unusable_files
+from srl.train.prepare import BASE_MODEL, check_corpus, unusable_files
 from srl.train.questions import SPLITS, choose_template, load_split, load_template
 from srl.train.report import check_loggers
 
@@ -47,8 +47,6 @@ def _checks(config: Config) -> Iterator[Callable[[], object]]:
         yield partial(read_demonstrations, Path(config.sft.train_files))
     yield partial(load_template, config)
     if config.rollout.search:
-        yield partial(_check_cassette, config)
-    if config.rollout.search and not config.search.replays:
         yield from _search_checks(config)
 
 
@@ -60,7 +58,7 @@ def _question_checks(config: Config) -> Iterator[Callable[[], object]]:
     for phase in SPLITS:
         files = getattr(config.data, f"{phase}_files") or ()
         if codec is not None and all(Path(file).is_file() for file in files):
-            yield partial(load_split, phase, config, codec, _ignore)
+            yield partial(load_split, phase, config, codec, lambda note: None)
         else:
             yield from (partial(read_questions, file) for file in files if Path(file).is_file())
 
@@ -69,18 +67,17 @@ def _load_codec(model: Model) -> Codec | None:
     """The model's codec; None if its tokenizer is missing or damaged, which another check reports."""
     section = model if model.path is not None else model.model_copy(update={"path": str(BASE_MODEL)})
     with suppress(UserError):
-        return load_codec(section, None, _ignore)
+        return load_codec(section, None, lambda note: None)
     return None
-
-
-def _ignore(note: str) -> None:
-    """The run itself prints these notes."""
 
 
 def _search_checks(config: Config) -> Iterator[Callable[[], object]]:
     search, corpus = config.search, config.data.corpus
+    yield partial(_check_cassette, config)
+    if search.replays:
+        return
     if corpus is not None:
-        yield partial(_check_corpus, Path(corpus))
+        yield partial(check_corpus, Path(corpus))
     sources: list[Search | NamedRetriever] = [search, *search.retrievers.values()]
     for source in sources:
         yield from (partial(retrieve_url, url) for url in source.url or ())
@@ -90,11 +87,6 @@ def _search_checks(config: Config) -> Iterator[Callable[[], object]]:
 
 def _check_index(index: Path) -> None:
     verify_once(index, check_index(index))
-
-
-def _check_corpus(corpus: Path) -> None:
-    if not corpus.exists():
-        raise UserError(f"no corpus at {corpus}; set data.corpus to a JSONL file of {{id, contents}}")
 
 
 def _check_cassette(config: Config) -> None:

@@ -116,26 +116,20 @@ def step_times(shape: Shape, config: Config, speed: DeviceSpeed, tokens: Episode
     attention = 4 * shape.layers * shape.heads * shape.head_dim * tokens.episode
     forward = tokens.episode * (2 * (shape.body + shape.adapter) + attention)
     head = 2 * shape.width * shape.vocabulary * tokens.written
-    with_reference = 1 + (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss)
-    values = forward if shape.critic else 0
-    one = (with_reference * (forward + head) + values) / speed.operations
-    episodes = config.data.train_batch_size * config.rollout.n
-    logprobs, update = episodes * one, episodes * _update_s(shape, config, speed, tokens, forward, head)
-    rollout = _rollout_s(shape, config, speed, tokens, forward)
-    total = config.trainer.total_training_steps * (rollout + logprobs + update)
-    return StepTimes(rollout, logprobs, update, total)
-
-
-def _update_s(
-    shape: Shape, config: Config, speed: DeviceSpeed, tokens: EpisodeTokens, forward: int, head: int
-) -> float:
-    """Seconds of an episode's passes of actor and critic; gradient checkpointing repeats the forward pass."""
+    # Log-probs: the policy, the reference where there is a KL, and the critic's values.
+    passes = 1 + (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss)
+    logprobs = passes * (forward + head) + (forward if shape.critic else 0)
+    # Update: gradient checkpointing repeats the forward pass; a trained head has a gradient too.
     forwards = 2 if config.model.gradient_checkpointing else 1
     trained = shape.trainable if shape.adapter else shape.body
-    actor = (forwards + 1) * forward + 2 * trained * tokens.episode
-    actor += (3 if shape.adapter else 4) * head  # four where the head's own weights have a gradient
+    actor = (forwards + 1) * forward + 2 * trained * tokens.episode + (3 if shape.adapter else 4) * head
     critic = (forwards + 2) * forward if shape.critic else 0
-    return (config.actor.ppo_epochs * actor + config.critic.ppo_epochs * critic) / speed.operations
+    update = config.actor.ppo_epochs * actor + config.critic.ppo_epochs * critic
+    rollout = _rollout_s(shape, config, speed, tokens, forward)
+    episodes = config.data.train_batch_size * config.rollout.n
+    logprobs_s, update_s = (episodes * operations / speed.operations for operations in (logprobs, update))
+    total = config.trainer.total_training_steps * (rollout + logprobs_s + update_s)
+    return StepTimes(rollout, logprobs_s, update_s, total)
 
 
 def _rollout_s(
