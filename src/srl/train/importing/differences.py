@@ -62,58 +62,49 @@ _DECAYS = "{key} has no equivalent: the learning rate decays to 0"
 _MASK = "{key} has no equivalent: the mask follows who wrote a token, not tags"
 _REWARD_MODEL = "a reward model has no equivalent: rewards are plugins"
 _ALL_QUESTIONS = "{key} has no equivalent: all questions of data.train_files are used"
+_LAST_BATCH = "validation in Search-R1 drops an incomplete last batch; srl asks all questions"
+_VALIDATES = "{key}: the command only validates, as srl eval does; the imported file trains"
+_PADDING = "use_remove_padding: in srl, model.attn_implementation=flash_attention_2 removes padding"
+_CHARACTERS = (
+    "max_tool_response_length={value} counts characters; set rollout.max_obs_length, in tokens (500)"
+)
+_GROUPS = "algorithm.filter_groups has no equivalent: groups of equal scores stay, with advantage 0"
+_LONG_PROMPT = (
+    "{key}={value}: srl truncates no prompt; one that is too long is an error, or left out with "
+    "data.filter_overlong_prompts=true"
+)
 _REMARKS: tuple[tuple[str | None, str, tuple[Any, ...], str], ...] = (
     (None, f"{ROLLOUT}.top_k", (None, -1, 0), "{key}={value} has no equivalent: it is not applied"),
     (None, f"{ACTOR}.optim.min_lr_ratio", (None, 0), _DECAYS),
     (None, "critic.optim.min_lr_ratio", (None, 0), _DECAYS),
-    (
-        None, "trainer.val_only", (None, False),
-        "{key}: the command only validates, as srl eval does; the imported file trains",
-    ),
-    (
-        None, "actor_rollout_ref.model.use_remove_padding", (None, False),
-        "use_remove_padding: in srl, model.attn_implementation=flash_attention_2 removes padding",
-    ),
-    (
-        SEARCH_R1, "data.val_batch_size", (None, 0, False),
-        "validation in Search-R1 drops an incomplete last batch; srl asks all questions",
-    ),
-    (
-        SEARCH_R1, "data.train_data_num", (None,),
-        _ALL_QUESTIONS,
-    ),
+    (None, "trainer.val_only", (None, False), _VALIDATES),
+    (None, "actor_rollout_ref.model.use_remove_padding", (None, False), _PADDING),
+    (SEARCH_R1, "data.val_batch_size", (None, 0, False), _LAST_BATCH),
+    (SEARCH_R1, "data.train_data_num", (None,), _ALL_QUESTIONS),
     (SEARCH_R1, "algorithm.no_think_rl", (None, False), "{key} has no equivalent (Search-R1 ends the run)"),
+    (SEARCH_R1, "algorithm.state_masking.start_state_marker", (None, "<information>"), _MASK),
+    (SEARCH_R1, "algorithm.state_masking.end_state_marker", (None, "</information>"), _MASK),
     (
-        SEARCH_R1, "algorithm.state_masking.start_state_marker", (None, "<information>"), _MASK,
+        SEARCH_R1,
+        "trainer.total_training_steps",
+        (None,),
+        "{key}={value}: srl trains all, Search-R1 one fewer",
     ),
-    (
-        SEARCH_R1, "algorithm.state_masking.end_state_marker", (None, "</information>"), _MASK,
-    ),
-    (
-        VERL, f"{_VALIDATION}.n", (None, 1),
-        "{key}={value} has no equivalent: each validation question is asked once",
-    ),
-    (
-        VERL, f"{_MULTI_TURN}.max_tool_response_length", (None,),
-        "max_tool_response_length={value} counts characters; set rollout.max_obs_length, in tokens (500)",
-    ),
-    (
-        VERL, "algorithm.filter_groups.enable", (None, False),
-        "algorithm.filter_groups has no equivalent: groups of equal scores stay, with advantage 0",
-    ),
-    (
-        VERL, "data.truncation", (None, "error"),
-        "{key}={value}: srl truncates no prompt; one that is too long is an error, or left out with "
-        "data.filter_overlong_prompts=true",
-    ),
-    (VERL, "data.prompt_key", (None, "prompt"), "{key}={value}: srl reads the prompt from the column prompt"),
-    (
-        VERL, "data.train_max_samples", (None, -1),
-        _ALL_QUESTIONS,
-    ),
+    (VERL, f"{_VALIDATION}.n", (None, 1), "{key}={value} has no equivalent: a question is asked once"),
+    (VERL, f"{_MULTI_TURN}.max_tool_response_length", (None,), _CHARACTERS),
+    (VERL, "algorithm.filter_groups.enable", (None, False), _GROUPS),
+    (VERL, "data.truncation", (None, "error"), _LONG_PROMPT),
+    (VERL, "data.prompt_key", (None, "prompt"), "{key}={value}: srl reads the column prompt"),
+    (VERL, "data.train_max_samples", (None, -1), _ALL_QUESTIONS),
     (VERL, "reward_model.enable", (None, False), _REWARD_MODEL),
     (VERL, "reward.reward_model.enable", (None, False), _REWARD_MODEL),
-)  # fmt: skip
+    (
+        VERL,
+        "actor_rollout_ref.model.trust_remote_code",
+        (None, False),
+        "{key} is kept: the model's code will run",
+    ),
+)
 """Keys that are only remarked on: dialect (None: both), key, the values that need no remark, the sentence."""
 
 
@@ -210,8 +201,6 @@ def _missing(conversion: Conversion) -> None:
     for key in ("model.path", "data.train_files", "data.val_files"):
         if not conversion.ours.get(key):
             conversion.note(f"the file sets no {key}: the default is that of the made-up world")
-    if conversion.ours.get("model.trust_remote_code") is True:
-        conversion.note("trust_remote_code is kept: code that comes with the model will run")
 
 
 _RULES: tuple[Callable[[Conversion], None], ...] = (
@@ -293,29 +282,25 @@ def _mask(conversion: Conversion) -> None:
         )
 
 
-def _token_limits(conversion: Conversion) -> None:
+def _lengths(conversion: Conversion) -> None:
+    """The turns of an episode, and how long a prompt, a turn, a search result and an episode may be."""
+    turns, seen = conversion.value("max_turns"), conversion.value("data.max_obs_length")
     start, room = conversion.value("data.max_start_length"), conversion.value("data.max_prompt_length")
     turn = conversion.value("data.max_response_length")
+    conversion.note(
+        f"max_turns={turns} means the same: {turns} turns may search and one more may only answer"
+    )
     conversion.note(
         f"data.max_start_length={start} is data.max_prompt_length in srl (a longer prompt is cut at its ",
         f"beginning in Search-R1 and an error in srl), data.max_response_length={turn} is ",
         f"rollout.max_turn_tokens, data.max_prompt_length={room} is data.max_response_length",
     )
-    if isinstance(room, int) and isinstance(turn, int) and turn > room:
-        conversion.ours["rollout.max_turn_tokens"] = room
-        conversion.note(f"rollout.max_turn_tokens={room}: a turn cannot be longer than an episode")
-
-
-def _turns(conversion: Conversion) -> None:
-    turns, seen = conversion.value("max_turns"), conversion.value("data.max_obs_length")
-    turn, room = conversion.value("data.max_response_length"), conversion.value("data.max_prompt_length")
-    conversion.note(
-        f"max_turns={turns} means the same: {turns} turns may search and one more may only answer"
-    )
     if not all(isinstance(value, int) for value in (turns, seen, turn, room)):
         return
-    longest = (turns + 1) * turn + turns * seen
-    if longest > room:
+    if turn > room:
+        conversion.ours["rollout.max_turn_tokens"] = room
+        conversion.note(f"rollout.max_turn_tokens={room}: a turn cannot be longer than an episode")
+    if (longest := (turns + 1) * turn + turns * seen) > room:
         conversion.note(
             f"{turns} turns of {turn} + {seen} tokens and an answer of {turn} are {longest} tokens, more ",
             f"than {room}: in Search-R1 the policy then no longer sees the question and is not trained on ",
@@ -348,22 +333,9 @@ def _reward_of_search_r1(conversion: Conversion) -> None:
     )
 
 
-def _reranker(conversion: Conversion) -> None:
-    if conversion.given("reranker.do_rerank") is True:
-        url = conversion.given("reranker.url")
-        conversion.note(f"reranker.url={url} has no equivalent: let the server at search.url rerank")
-    conversion.used |= {"reranker.url", "reranker.topk"}
-
-
-def _last_step(conversion: Conversion) -> None:
-    steps = conversion.ours.get("trainer.total_training_steps")
-    if steps is not None:
-        conversion.note(f"trainer.total_training_steps={steps}: srl trains all of them, Search-R1 one fewer")
-
-
 _SEARCH_R1_RULES: tuple[Callable[[Conversion], None], ...] = (
-    _mini_batch_of_episodes, _greedy_validation, _top_p_and_groups, _mask, _turns, _token_limits,
-    _loss_of_search_r1, _reward_of_search_r1, _reranker, _last_step,
+    _mini_batch_of_episodes, _greedy_validation, _top_p_and_groups, _mask, _lengths,
+    _loss_of_search_r1, _reward_of_search_r1,
 )  # fmt: skip
 
 # verl
