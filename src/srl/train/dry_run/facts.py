@@ -18,6 +18,11 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
     source = "" if Path(path).is_dir() else " (published sizes; no weights here)"
     name = path if config.model.path is not None else "the small base model that comes with srl"
     files = ", ".join(data.train_files or ()) or "those of the made-up world (data.train_files is not set)"
+    share = shape.trainable / (shape.parameters + shape.adapter)
+    what = f"a LoRA adapter of rank {config.model.lora_rank}" if shape.adapter else "all weights"
+    critic = f", and a critic of {millions(shape.critic)}" if shape.critic else ""
+    first = f"; first {config.sft.steps} steps of fine-tuning, unless the workspace has their result"
+    before = "" if config.model.path is not None else first
     save, test = (
         f"every {n} steps" if n else "after the last" for n in (trainer.save_freq, trainer.test_freq)
     )
@@ -26,7 +31,7 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
     return {
         "model": f"{name}{source}: {shape.kind}, {millions(shape.parameters)} parameters, {shape.layers} "
         f"layers, width {shape.width}",
-        "trained": _trained(config, shape),
+        "trained": f"{what}, {millions(shape.trainable)} ({share:.1%}){critic}{before}",
         "algorithm": f"{config.algorithm.name}: {data.train_batch_size} questions × {rollout.n} episodes a "
         f"step, {updates_in_words(config, actor)}, learning rate {actor.optim.lr:g}",
         "episodes": f"up to {data.max_prompt_length:,} tokens of prompt and {data.max_response_length:,} of "
@@ -38,14 +43,6 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
         "checkpoints": f"{Workspace.resolve().runs}/…/checkpoints, {gib(checkpoint_bytes(shape, layout))} "
         f"each, {kept} kept{export}",
     }
-
-
-def _trained(config: Config, shape: Shape) -> str:
-    share = shape.trainable / (shape.parameters + shape.adapter)
-    what = f"a LoRA adapter of rank {config.model.lora_rank}" if shape.adapter else "all weights"
-    critic = f", and a critic of {millions(shape.critic)}" if shape.critic else ""
-    first = f"; first {config.sft.steps} steps of fine-tuning, unless the workspace has their result"
-    return f"{what}, {millions(shape.trainable)} ({share:.1%}){critic}{'' if config.model.path else first}"
 
 
 def _search(config: Config) -> str:

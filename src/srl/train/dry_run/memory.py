@@ -113,12 +113,8 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
     if layout.kind == "local":
         parts += _rollout(shape, config, layout)
     elif layout.cpu:
-        parts = [
-            Part(
-                part.name, part.rollout * workers, part.update * workers, f"{workers} workers × ({part.how})"
-            )
-            for part in parts
-        ]
+        each = f"{workers} workers × "
+        parts = [Part(p.name, p.rollout * workers, p.update * workers, f"{each}({p.how})") for p in parts]
         parts += machine_memory(shape, config, layout)
     return Footprint(tuple(part for part in parts if part.rollout or part.update))
 
@@ -157,13 +153,18 @@ def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
 
 
 def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """The local engine's KV cache, which a GPU gives back before the update, and its temporaries."""
-    slots, longest = config.rollout.max_num_seqs, config.data.max_episode_tokens
+    """The local engine's KV cache, which a GPU gives back before the update, and the temporaries of one
+    forward pass. The largest of three: sampling a token for every episode, repeating keys and values for each
+    query head, and the forward pass of the prompts."""
+    slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
+    sampling = SAMPLED_LOGIT * slots * shape.vocabulary
+    repeated = 2 * slots * shape.heads * shape.head_dim * longest * size if shape.repeats > 1 else 0
+    prompts = PADDED_TOKENS * (3 * shape.ffn * size + shape.width * (8 + 4 * size) + longest * size)
     cache = cache_bytes(shape, slots, longest)
     how = f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
     return [
         Part("KV cache", cache, cache if layout.cpu else 0, how),
-        Part("rollout buffers", _rollout_buffers(shape, config), 0, "logits, repeated keys, prompts"),
+        Part("rollout buffers", max(sampling, repeated, prompts), 0, "logits, repeated keys, prompts"),
     ]
 
 
@@ -173,46 +174,35 @@ def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
     return (slots + 1) * -(-longest // BLOCK) * BLOCK * shape.kv_bytes
 
 
-def _rollout_buffers(shape: Shape, config: Config) -> int:
-    """Temporary bytes of one forward of the rollout. The largest of three: sampling a token for every
-    episode, repeating keys and values for each query head, and the forward pass of the prompts."""
-    slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
-    sampling = SAMPLED_LOGIT * slots * shape.vocabulary
-    repeated = 2 * slots * shape.heads * shape.head_dim * longest * size if shape.repeats > 1 else 0
-    prompts = PADDED_TOKENS * (3 * shape.ffn * size + shape.width * (8 + 4 * size) + longest * size)
-    return max(sampling, repeated, prompts)
-
-
 def _update(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """Temporaries of the largest pass, or of the optimiser's step if that is larger."""
     step = -(-STEP * max(shape.trainable, shape.critic) // layout.workers)
     candidates = [
-        _pass(shape, config, layout, "policy"),
+        _pass(shape, config, layout, config.actor),
         [Part("optimiser step", 0, step, "gradients and a square root of moments in float32")],
     ]
     if shape.critic:
-        candidates.append(_pass(shape, config, layout, "critic"))
+        candidates.append(_pass(shape, config, layout, config.critic))
     return max(candidates, key=lambda parts: sum(part.update for part in parts))
 
 
-def _pass(shape: Shape, config: Config, layout: Layout, who: Literal["policy", "critic"]) -> list[Part]:
-    """What one forward and backward pass of a network holds until it ends."""
-    tokens = pass_tokens(config, layout, config.actor if who == "policy" else config.critic)
-    kept, layer = activation_bytes(shape, config), tokens * backward_bytes(shape, config)
-    logits = logits_bytes(shape, config, layout, tokens) if who == "policy" else 0
+def _pass(shape: Shape, config: Config, layout: Layout, section: Actor | Critic) -> list[Part]:
+    """What one forward and backward pass of a network holds until it ends. During one layer's backward pass,
+    its forward pass is repeated first where activations are not kept."""
+    size, tokens = shape.itemsize, pass_tokens(config, layout, section)
+    again = layer_bytes(shape, config) if config.model.gradient_checkpointing else 0
+    layer = tokens * (again + 2 * (shape.ffn + shape.width) * size + 8 * shape.width)
+    logits = logits_bytes(shape, config, layout, tokens) if section is config.actor else 0
     if layout.kind == "local" and not shape.adapter:  # a weight's gradient, before it is accumulated
-        layer += shape.width * shape.itemsize * shape.ffn
-        logits += shape.width * shape.itemsize * shape.vocabulary if logits else 0
-    gathered = _gathered_bytes(shape) if layout.kind == "fsdp" else 0
+        layer += shape.width * size * shape.ffn
+        logits += shape.width * size * shape.vocabulary if logits else 0
+    gathered, kept = _gathered_bytes(shape) if layout.kind == "fsdp" else 0, activation_bytes(shape, config)
     largest = "logits" if logits > layer else "one layer and its gradients"
+    who = "policy" if section is config.actor else "critic"
+    how = f"{who}: {tokens:,} tokens × {kept:,} bytes"
     return [
-        Part("gathered weights", 0, gathered, "embedding, head, two whole layers and one layer's gradients"),
-        Part(
-            "activations",
-            0,
-            tokens * kept // layout.model_parts,
-            f"{who}: {tokens:,} tokens × {kept:,} bytes",
-        ),
+        Part("gathered weights", 0, gathered, "embedding, head, two layers and one layer's gradients"),
+        Part("activations", 0, tokens * kept // layout.model_parts, how),
         Part("backward buffers", 0, max(logits, layer) // layout.model_parts, largest),
     ]
 
@@ -249,13 +239,6 @@ def layer_bytes(shape: Shape, config: Config) -> int:
     if config.model.attn_implementation == "eager":
         attention += shape.heads * config.data.max_episode_tokens * (4 + size)
     return norms + attention + (4 * shape.ffn + 7 * config.model.lora_rank) * size
-
-
-def backward_bytes(shape: Shape, config: Config) -> int:
-    """Bytes per token during one layer's backward pass, which repeats its forward pass first where
-    activations are not kept."""
-    again = layer_bytes(shape, config) if config.model.gradient_checkpointing else 0
-    return again + 2 * (shape.ffn + shape.width) * shape.itemsize + 8 * shape.width
 
 
 def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> int:
@@ -323,7 +306,8 @@ def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         rows.append(("engine weights", copies * weights, f"{copies} × all weights"))
         rows.append(("KV cache", copies * cache, f"{copies} × the cache"))
     else:
-        readers = layout.workers // nodes if shape.tied else 1  # verl reads a tied model in every worker
+        tied = shape.parameters - shape.body <= shape.vocabulary * shape.width
+        readers = layout.workers // nodes if tied else 1  # verl reads a tied model in every worker
         size = readers * shape.parameters * FLOAT32
         loading.append(Part("loading", size, 0, f"{readers} × all weights in float32"))
         if cluster.param_offload:

@@ -20,36 +20,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-def _qwen(width: int, layers: int, heads: int, kv_heads: int, ffn: int, **changes: Any) -> dict[str, Any]:
-    """`config.json` of a Qwen2.5; `changes` are those of the small ones."""
-    return {
-        "model_type": "qwen2", "hidden_size": width, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": ffn,
-        "vocab_size": 152064, "max_position_embeddings": 131072, "tie_word_embeddings": False, **changes,
-    }  # fmt: skip
-
-
-_SMALL = {"vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True}
-
-_BASE: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": _qwen(896, 24, 14, 2, 4864, **_SMALL),
-    "Qwen/Qwen2.5-1.5B": _qwen(1536, 28, 12, 2, 8960, **_SMALL),
-    "Qwen/Qwen2.5-3B": _qwen(2048, 36, 16, 2, 11008, **_SMALL),
-    "Qwen/Qwen2.5-7B": _qwen(3584, 28, 28, 4, 18944),
-    "Qwen/Qwen2.5-14B": _qwen(5120, 48, 40, 8, 13824),
-    "Qwen/Qwen2.5-32B": _qwen(5120, 64, 40, 8, 27648),
-    "meta-llama/Llama-3.2-3B": {
-        "model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24,
-        "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256,
-        "max_position_embeddings": 131072, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-
-PUBLISHED: dict[str, dict[str, Any]] = _BASE | {
-    f"{name}-Instruct": shape | ({"max_position_embeddings": 32768} if name.startswith("Qwen/") else {})
-    for name, shape in _BASE.items()
+_COLUMNS = (
+    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "intermediate_size", "vocab_size", "max_position_embeddings", "tie_word_embeddings",
+)  # fmt: skip
+_BASE = {
+    "Qwen/Qwen2.5-0.5B": ("qwen2", 896, 24, 14, 2, 4864, 151936, 32768, True),
+    "Qwen/Qwen2.5-1.5B": ("qwen2", 1536, 28, 12, 2, 8960, 151936, 32768, True),
+    "Qwen/Qwen2.5-3B": ("qwen2", 2048, 36, 16, 2, 11008, 151936, 32768, True),
+    "Qwen/Qwen2.5-7B": ("qwen2", 3584, 28, 28, 4, 18944, 152064, 131072, False),
+    "Qwen/Qwen2.5-14B": ("qwen2", 5120, 48, 40, 8, 13824, 152064, 131072, False),
+    "Qwen/Qwen2.5-32B": ("qwen2", 5120, 64, 40, 8, 27648, 152064, 131072, False),
+    "meta-llama/Llama-3.2-3B": ("llama", 3072, 28, 24, 8, 8192, 128256, 131072, True),
 }
-"""Published `config.json` of the models that presets name. Base and instruct models have the same shape."""
+_INSTRUCT = {"qwen2": {"max_position_embeddings": 32768}, "llama": {}}
+"""Base and instruct models differ in their context alone."""
+
+PUBLISHED: dict[str, dict[str, Any]] = {}
+"""Published `config.json` of the models that presets name."""
+for _name, _row in _BASE.items():
+    PUBLISHED[_name] = dict(zip(_COLUMNS, _row, strict=True))
+    PUBLISHED[f"{_name}-Instruct"] = PUBLISHED[_name] | _INSTRUCT[str(_row[0])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +78,6 @@ class Shape:
     def repeats(self) -> int:
         """How many query heads share a key head."""
         return self.heads // self.kv_heads
-
-    @property
-    def tied(self) -> bool:
-        """Whether embedding and head are one table."""
-        return self.parameters - self.body <= self.vocabulary * self.width
 
 
 def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:

@@ -42,21 +42,21 @@ def memory_warnings(
         return
     room = USABLE * device.memory
 
-    def fits(phase: Phase, settings: dict[str, Any]) -> bool:
+    def size(phase: Phase, settings: dict[str, Any]) -> int:
         changed, other = with_settings(config, settings), shape
         if "model.lora_rank" in settings:
             other = shape_of(changed, path, needs_critic=shape.critic > 0)
-        return getattr(footprint(other, changed, layout), phase) <= room
+        return getattr(footprint(other, changed, layout), phase)
 
     for phase in phases:
-        if fits(phase, {}):
+        if (needed := size(phase, {})) <= room:
             continue
         advice = f"no setting of {KEYS[phase]} is enough; use a smaller model or shorter episodes"
-        settings = next((each for each in _candidates(config, phase) if fits(phase, each)), None)
-        if settings is not None:
-            advice = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items())
-        size = getattr(footprint(shape, config, layout), phase)
-        yield f"the {phase} needs {gib(size)}, and {device.name} has {gib(device.memory)}: {advice}"
+        for settings in _candidates(config, phase):
+            if size(phase, settings) <= room:
+                advice = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items())
+                break
+        yield f"the {phase} needs {gib(needed)}, and {device.name} has {gib(device.memory)}: {advice}"
 
 
 def _candidates(config: Config, phase: Phase) -> Iterator[dict[str, Any]]:

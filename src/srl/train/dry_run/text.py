@@ -12,7 +12,8 @@ from srl.train.dry_run.plan import RunPlan
 def plan_lines(plan: RunPlan) -> list[str]:
     """The plan in blocks with an empty line between them; what a backend does not have is left out."""
     blocks = (
-        _columns(plan.facts.items()), _columns(plan.machines.items()), _memory(plan), _host(plan),
+        _columns(plan.facts.items()), _columns(plan.machines.items()), _memory(plan),
+        _table(("memory of each machine, estimated", "at the start", "after it", ""), plan.host),
         _generation(plan), _time(plan), _settings(plan),
         [f"note: {text}" for text in plan.notes],
         [f"warning: {text}" for text in plan.warnings],
@@ -42,19 +43,16 @@ def _memory(plan: RunPlan) -> Iterator[str]:
     return _table((f"memory{where}, estimated", "rollout", "update", ""), plan.memory.parts, has)
 
 
-def _host(plan: RunPlan) -> Iterator[str]:
-    if plan.host:
-        yield from _table(("memory of each machine, estimated", "at the start", "after it", ""), plan.host)
-
-
 def _table(title: Sequence[str], parts: Sequence[Part], has: str = "") -> Iterator[str]:
-    """The bytes of each part in two columns, how they are counted, and their sums."""
+    """The bytes of each part in two columns, how they are counted, and their sums; nothing without parts."""
+    if not parts:
+        return
     total = Part("total", sum(part.rollout for part in parts), sum(part.update for part in parts), has)
     rows = [
         (part.name, *(gib(size) if size else "–" for size in (part.rollout, part.update)), part.how)
         for part in (*parts, total)
     ]
-    return _columns([title, *rows], right=(1, 2))
+    yield from _columns([title, *rows], right=(1, 2))
 
 
 def _generation(plan: RunPlan) -> Iterator[str]:
