@@ -41,8 +41,8 @@ from srl.model import count_parameters, new_model, save_model
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
-from srl.serve.local import LocalSearch
-from srl.train.prepare import BASE_MODEL
+from srl.serve.in_process import LocalSearch
+from srl.train.make_missing import BASE_MODEL
 from srl.train.sft import demonstrate, fine_tune
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.optimiser import Optimiser, Schedule, schedule

@@ -34,6 +34,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
+from srl.config.keys import Config  # noqa: E402
 from srl.config.load import (  # noqa: E402
     build,
     defaults,
@@ -41,13 +42,12 @@ from srl.config.load import (  # noqa: E402
     put,
     read_layers,
 )
-from srl.config.schema import Config  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
 from srl.model import add_lora, new_model  # noqa: E402
 from srl.protocol import template  # noqa: E402
 from srl.rollout.codec import Codec  # noqa: E402
-from srl.rollout.driver import rollout  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
+from srl.rollout.many_episodes import rollout  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.train.dry_run.memory import Layout, footprint  # noqa: E402
 from srl.train.dry_run.model_size import PUBLISHED, Shape, shape_of  # noqa: E402

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import srl.store
-from srl.train.prepare import BASE_MODEL
+from srl.train.make_missing import BASE_MODEL
 from srl.workspace import Workspace
 
 ROOT = Path(__file__).parent

@@ -56,13 +56,15 @@ def way() -> list[str]:
 
 def local(y: float) -> list[str]:
     """One process does it all."""
-    loop = "train/local.py loops over the steps; train/episodes.py runs episodes, scores and logs them"
+    loop = (
+        "train/local_backend.py loops over the steps; train/episodes.py runs episodes, scores and logs them"
+    )
     return [
         *lane(y, 150, "--backend local", ["one process"], loop),
         *cell(0, y + 44, 90, "box", "Questions", "train/question_order.py:", "which ones a step asks"),
         *cell(1, y + 44, 90, "gpu", "Torch engine", "rollout/torch_engine.py:", "all episodes at once,",
               "on the policy itself"),
-        *cell(2, y + 44, 90, "search", "Search", "serve/local.py, or", "serve/client/ to a server"),
+        *cell(2, y + 44, 90, "search", "Search", "serve/in_process.py, or", "serve/client/ to a server"),
         *cell(3, y + 44, 90, "box", "Experience", "train/experience.py:", "log-probs, values of",
               "policy, reference, critic"),
         *cell(4, y + 44, 90, "gpu", "Update", "update/actor.py,", "update/critic.py;", "train/checkpoint.py"),

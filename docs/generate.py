@@ -90,7 +90,7 @@ Places are paths in the package `verl`.
 
 def config_page() -> str:
     """Every key of the configuration, by section, and the presets."""
-    from srl.config.schema import Config, keys, section_of
+    from srl.config.keys import Config, keys, section_of
 
     parts = ["# Configuration", CONFIG_INTRO, "## Presets", _presets()]
     for name, field in Config.model_fields.items():
@@ -119,7 +119,7 @@ def _presets() -> str:
 
 def _plugin_tables(kind: str) -> Iterator[str]:
     """The options of the plugins of `kind` that come with `srl-search[default]`."""
-    from srl.config.schema import takes
+    from srl.config.keys import takes
     from srl.plugins import manager
 
     for entry in manager.installed(kind) if kind in manager.KINDS else []:

@@ -12,7 +12,7 @@ from tests.training import config, write_setting
 from torch import Tensor, nn
 
 from srl.model import new_model
-from srl.train.local import LocalTrainer
+from srl.train.local_backend import LocalTrainer
 from srl.update import logits
 from srl.update.actor import (
     ActorLoss,
@@ -22,7 +22,7 @@ from srl.update.actor import (
     mini_batches,
     update_actor,
 )
-from srl.update.forward import batched_stats
+from srl.update.logprobs import batched_stats
 from srl.update.losses import count_for
 from srl.update.optimiser import Optimiser
 
@@ -269,7 +269,7 @@ def test_the_critic_learns_first_where_that_is_asked_for(tmp_path):
 
 
 def test_an_update_moves_log_probs_the_way_of_the_advantages():
-    from srl.update.forward import batched_stats
+    from srl.update.logprobs import batched_stats
 
     model, part = (
         policy(dtype=torch.float32),

@@ -33,17 +33,17 @@ NOUNS |= {
     "progress",
     "renamed",
     "manifests",
-    "inputs",
+    "input_files",
     "interrupts",
     "safe_log",
     "safe_text",
-    "validation",
+    "pydantic_errors",
 }
 """Modules at the root that everybody may import; they import each other and no stage."""
 
 BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}
 """What runs on a machine that has torch and transformers and nothing else."""
-BARE_HELPERS = {"errors", "files", "manifests", "inputs", "answers", "safe_text", "validation"}
+BARE_HELPERS = {"errors", "files", "manifests", "input_files", "answers", "safe_text", "pydantic_errors"}
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
 WITHOUT_GPU = "without_gpu"

@@ -10,7 +10,7 @@ from bench.base import clean_episodes, new_base, stages, world_tokenizer
 from srl.data.world import CLEAN, demonstrations, make_world, questions
 from srl.model import count_parameters, load_model, load_tokenizer
 from srl.rollout.codec import Codec
-from srl.train.prepare import BASE_MODEL
+from srl.train.make_missing import BASE_MODEL
 
 
 def test_the_packaged_tokenizer_is_the_one_that_the_command_makes():

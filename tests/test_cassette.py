@@ -13,9 +13,9 @@ from srl.errors import EXIT_USER
 from srl.index.retriever import Fault
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.many_episodes import rollout
 from srl.serve import LocalSearch
 from srl.serve.cassette import MissingFromCassette, Recorder, Replay
 from srl.serve.named_retrievers import NamedRetrievers

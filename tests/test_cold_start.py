@@ -12,13 +12,13 @@ import torch
 from tests.training import config, write_setting
 
 from srl.config import Config
-from srl.config.schema import flat, keys
+from srl.config.keys import flat, keys
 from srl.data.corpus import write_corpus
 from srl.index import RetrieverBase
 from srl.model import model_digest
-from srl.train import cold_start, prepare
+from srl.train import cold_start, make_missing
 from srl.train.cold_start import cold_started
-from srl.train.prepare import find_or_build_index
+from srl.train.make_missing import find_or_build_index
 from srl.trajectory import Passage
 from srl.workspace import Workspace
 from srl_bm25.options import Options
@@ -119,7 +119,7 @@ def place(tmp_path_factory):
     passages = [Passage(word, f'"{word}"\nthe city of {word} .') for word in WORDS]
     write_corpus(folder / "corpus.jsonl", passages)
     write_corpus(folder / "other.jsonl", passages[:3])
-    shutil.copytree(prepare.BASE_MODEL, folder / "tokenizer", ignore=lambda *_: ["model.safetensors"])
+    shutil.copytree(make_missing.BASE_MODEL, folder / "tokenizer", ignore=lambda *_: ["model.safetensors"])
     made = find_or_build_index(
         configured(folder, {"data.corpus": Path("other.jsonl")}), Workspace(folder / "ws"), lambda text: None
     )

@@ -20,7 +20,7 @@ from srl.config import (
     save_config,
     to_yaml,
 )
-from srl.config.schema import keys, place
+from srl.config.keys import keys, place
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
 from srl.plugins import manager

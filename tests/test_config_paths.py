@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from srl.config import Config, load_config, load_saved, located, save_config
+from srl.config.keys import keys, place
 from srl.config.paths import _is_path
-from srl.config.schema import keys, place
 from srl.workspace import Workspace
 
 RUN = "20261122T000000Z-tiny-ppo-s0-0001"

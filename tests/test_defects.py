@@ -172,7 +172,7 @@ def test_only_the_episode_reads_actions_and_writes_observations():
                 used.setdefault(name, set()).add(file.relative_to(ROOT).as_posix())
     both = {"src/srl/protocol.py", "src/srl/rollout/episode.py"}
     assert all(used[name] == both for name in ("parse_action", "render_information", "render_passage"))
-    assert used["<information>"] & {"src/srl/rollout/episode.py", "src/srl/rollout/driver.py"} == set()
+    assert used["<information>"] & {"src/srl/rollout/episode.py", "src/srl/rollout/many_episodes.py"} == set()
 
 
 def test_no_file_names_a_place_on_one_machine():

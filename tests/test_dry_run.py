@@ -28,7 +28,7 @@ from srl.train.dry_run.plan import _available_memory, plan_local
 from srl.train.dry_run.remedy import Device, memory_warnings, with_settings
 from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, half_of_the_budgets, measure, step_times
 from srl.train.dry_run.text import plan_lines
-from srl.train.loading import model_options
+from srl.train.load_components import model_options
 from srl.trajectory import Question, Segment, Trajectory
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.batch import collate
@@ -152,7 +152,7 @@ def test_cache_bytes_are_those_that_the_engine_allocates(saved):
 def test_rollout_takes_about_what_is_estimated_and_not_more(tmp_path, monkeypatch, vocabulary, prompt):
     """Eight episodes at once: drawing from a large vocabulary, or attending to many keys."""
     monkeypatch.setattr("srl.train.dry_run.memory.PADDED_TOKENS", 1)
-    monkeypatch.setattr("srl.rollout.forward.PADDED_TOKENS", 1)
+    monkeypatch.setattr("srl.rollout.cached_forward.PADDED_TOKENS", 1)
     path, slots, longest = tmp_path / "model", 8, 256
     save_model(tiny_model(vocab_size=vocabulary, width=64, ffn=96), byte_level_tokenizer(), path)
     config = configured(
@@ -199,7 +199,7 @@ def test_update_takes_about_what_is_estimated_and_not_more(
     tmp_path, monkeypatch, dtype, rank, checkpointing, vocabulary, entropy_coeff
 ):
     for module in (
-        "srl.update.forward",
+        "srl.update.logprobs",
         "srl.train.dry_run.memory",
     ):  # small, so that a large vocabulary need not be
         monkeypatch.setattr(f"{module}.CHUNK", 256)

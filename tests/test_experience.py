@@ -17,8 +17,8 @@ from srl.train.verl.batch import step_batch
 from srl.trajectory import Score
 from srl.update.batch import collate
 from srl.update.critic import Critic, batched_values
-from srl.update.forward import batched_stats
 from srl.update.kl import AdaptiveKL, FixedKL, kl_penalty
+from srl.update.logprobs import batched_stats
 
 SPECS = ("ppaaooaa", "paafa", "paaa", "ppaoaaa")
 NAMES = ("x", "y", "x", "z")

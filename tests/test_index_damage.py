@@ -25,7 +25,7 @@ from srl.index.manifest import RECORD, mark_files
 from srl.protocol import TEMPLATES, parse_action
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.serve.local import LocalSearch
+from srl.serve.in_process import LocalSearch
 from srl.trajectory import Passage, Trajectory
 
 __all__ = ["place", "shell"]
@@ -368,5 +368,5 @@ def test_an_index_that_is_not_the_runs_ends_the_run_before_it_starts(shell: Shel
         evaluate(place, "--data", place / "test.parquet", "--set", f"search.digest={expected}"),
     ):
         said = shell.refused(*command)
-        assert f"search.digest={expected}" in said
+        assert f"search.digest: expected digest {expected}" in said
         assert open_index(place / "index").digest[:12] in said

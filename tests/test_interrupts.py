@@ -21,7 +21,7 @@ from srl.browse import sql
 from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.store import LogWriter, reading
-from srl.train.prepare import make_if_missing
+from srl.train.make_missing import make_if_missing
 from srl.train.resume import resume_command
 from srl.train.run_directory import checkpoints
 
@@ -73,14 +73,14 @@ def steps_of(run: Path) -> list[tuple[int, int]]:
 
 
 MOMENTS = {
-    "loading the model": "srl.train.loading:load_model:1",
+    "loading the model": "srl.train.load_components:load_model:1",
     "reading questions": "srl.train.questions:read_questions:2",
-    "loading the reference": "srl.train.loading:load_model:2",
-    "opening the log": "srl.train.local:LogWriter:1",
+    "loading the reference": "srl.train.load_components:load_model:2",
+    "opening the log": "srl.train.local_backend:LogWriter:1",
     "the first validation": "srl.train.episodes:summarise:1",
     "sampling": "srl.rollout.torch_engine:draw:40",
     "scoring": "srl.train.episodes/EpisodeRunner:score:4",
-    "the update": "srl.train.local:update_actor:2",
+    "the update": "srl.train.local_backend:update_actor:2",
     "a step's part of the log": "srl.store.writer:write_part:5",
     "a validation": "srl.train.episodes:summarise:3",
     "saving weights": "srl.train.checkpoint:save_model:2",

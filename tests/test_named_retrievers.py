@@ -23,8 +23,8 @@ from srl.protocol import (
     template,
 )
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of
 from srl.trajectory import Hit, Passage, Search, current_episode
 

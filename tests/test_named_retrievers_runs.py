@@ -25,7 +25,7 @@ from srl.serve.server import bind, create_app, url_of
 from srl.train import search as searching
 from srl.train.dry_run.plan import plan_local
 from srl.train.evaluate_model import evaluate_model, settings_of
-from srl.train.loading import load_policy
+from srl.train.load_components import load_policy
 from srl.train.questions import choose_template, load_questions, warn_about_unlisted_retrievers
 from srl.train.run import resume
 from srl.train.run_directory import RunRecord

@@ -24,7 +24,7 @@ from srl.model import load_tokenizer, model_digest, new_model, save_model
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.store import read_records
-from srl.train.prepare import with_data
+from srl.train.make_missing import with_data
 from srl.train.questions import load_questions
 from srl.train.run import resume, start
 from srl.trajectory import Passage

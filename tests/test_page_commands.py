@@ -259,7 +259,7 @@ def test_program_runs(path, program, place, port, monkeypatch):
     program = program.replace("runs/…", f"runs/{run}").replace(":8000", f":{port}")
     names: dict[str, Any] = {}
     if "Recorder(search" in program:
-        from srl.serve.local import LocalSearch
+        from srl.serve.in_process import LocalSearch
 
         names["search"] = LocalSearch(open_index(place / "my-index"), topk=3)
     exec(compile(program, str(path), "exec"), names)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import srl.store
-from srl.train.prepare import BASE_MODEL
+from srl.train.make_missing import BASE_MODEL
 
 SRL = str(Path(sys.executable).with_name("srl"))
 PLUGINS = {"retriever": "overlap", "reward": "brevity", "algorithm": "baseline"}

@@ -130,14 +130,14 @@ def test_steps_quote_a_folder_with_spaces():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_last_of_the_next_steps_names_a_key_that_there_is(kind):
-    from srl.config import schema
+    from srl.config.keys import Config
 
     key = KINDS[kind].use.partition("--set ")[2].partition("=")[0]
     if kind == "provider":
         assert key in manager.options_model("retriever", "web").model_fields
         return
     section, key, *_ = key.split(".")
-    fields = schema.Config.model_fields
+    fields = Config.model_fields
     assert key in fields[section].annotation.model_fields
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from srl.cli.train import app
 from srl.config import load_config
-from srl.config.schema import flat, plain
+from srl.config.keys import flat, plain
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 SHARED = {

@@ -20,7 +20,7 @@ import srl.store
 from srl.config import load_saved, save_config
 from srl.errors import UserError
 from srl.reward import RewardMix
-from srl.serve.local import LocalSearch
+from srl.serve.in_process import LocalSearch
 from srl.train import threads
 from srl.train.evaluate_model import settings_of
 from srl.train.run import resume

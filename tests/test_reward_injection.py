@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.many_episodes import rollout
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory
 
 pytest.importorskip("srl_em")

@@ -176,7 +176,7 @@ def test_errors_notes_and_crashes_are_safe(monkeypatch, capsys, tmp_path):
         output.note(f"note {ATTACK} {TOKEN}")
         raise RuntimeError(f"bug {ATTACK} {TOKEN} http://me:pw@h/?sig=abc")
 
-    monkeypatch.setattr("srl.cli.listing.print_list", fail)
+    monkeypatch.setattr("srl.cli.plugins_table.print_list", fail)
     assert main(["plugins", "list"]) == 70
     err = capsys.readouterr().err
     assert is_safe(err)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.search_sites import ONE, Clock, Site, ask, client
 
 from srl.serve.client.failover import FIRST_REST_S, LONGEST_REST_S, THRESHOLD, Breaker
-from srl.serve.client.request import retry_after
+from srl.serve.client.retry import retry_after
 
 
 @pytest.mark.parametrize(("asked", "waited"), [("3", 3.0), ("0", 0.0), ("86400", 10.0), ("nonsense", 0.0)])

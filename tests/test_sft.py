@@ -17,8 +17,8 @@ from srl.errors import UserError
 from srl.model import new_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.many_episodes import rollout
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.sft import accumulate, batches, demonstrate, fine_tune, token_weights
 from srl.trajectory import Question, Search

@@ -267,11 +267,11 @@ def test_error_of_the_model_reaches_everyone_who_waits_and_the_engine_goes_on():
     assert len(run(engine, episode(engine, "e0"))[0]) == 3
 
 
-def test_logits_that_are_not_numbers_are_said_to_be():
+def test_logits_that_are_not_finite_are_an_error():
     engine = new_engine(model := tiny_model())
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(SrlError, match="not numbers"):
+    with pytest.raises(SrlError, match="not finite"):
         run(engine, episode(engine, "a"))
 
 

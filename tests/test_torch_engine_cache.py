@@ -20,11 +20,11 @@ from transformers import (
 )
 
 from srl.protocol import TEMPLATES
+from srl.rollout.cached_forward import CachedForward, PlainForward, padded_groups
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.engine import Sampling
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.forward import CachedForward, PlainForward, padded_groups
+from srl.rollout.many_episodes import rollout
 from srl.rollout.slots import SlotTable
 from srl.rollout.torch_engine import TorchEngine
 from srl.trajectory import Question

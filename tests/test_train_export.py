@@ -25,7 +25,7 @@ from srl.protocol import STOP_STRINGS
 from srl.train.dry_run.model_size import shape_of
 from srl.train.evaluate_model import settings_of
 from srl.train.export import cast, export, make_tokenizer_readable, whole_checkpoints, write_weights
-from srl.train.prepare import BASE_MODEL
+from srl.train.make_missing import BASE_MODEL
 from srl.train.run_directory import model_directory
 from srl.train.shards import merged, shard_files, sharding
 from srl.workspace import Workspace

@@ -14,7 +14,7 @@ from tests.import_inputs import GRPO, imported, said, search_r1, verl
 
 from srl.cli import main
 from srl.config import load_config
-from srl.config.schema import place
+from srl.config.keys import place
 from srl.errors import UserError
 from srl.train.importing import Imported, import_file
 from srl.train.importing.key_table import (

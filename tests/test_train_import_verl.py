@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.import_inputs import GRPO, imported, said, search_r1, verl
 
-from srl.config.schema import flat, plain
+from srl.config.keys import flat, plain
 from srl.config.yaml12 import parse
 from srl.errors import UserError
 from srl.train.importing import import_file

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from srl.train.verl.batch import balanced_order, block_of, share_out
+from srl.train.verl.balance import balanced_order, block_of, share_out
 from srl.update.actor import mini_batches
 
 

@@ -28,8 +28,8 @@ from tests.verl_rows import (
 
 from srl.plugins import manager
 from srl.train.experience import make_experience
-from srl.train.loading import load_algorithm
-from srl.train.local import actor_loss
+from srl.train.load_components import load_algorithm
+from srl.train.local_backend import actor_loss
 from srl.train.step_result import compute_step
 from srl.train.verl.batch import step_batch
 from srl.update.actor import accumulate_actor

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.verl_configs import GPU, job, made
 
-from srl.config.schema import keys
+from srl.config.keys import keys
 from srl.errors import UserError
 from srl.train.verl.config_check import REFUSED, check_supported
 from srl.train.verl.job import Job

@@ -21,7 +21,7 @@ from srl.model import new_model, save_model
 from srl.protocol import TAGS, template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
-from srl.serve.local import LocalSearch
+from srl.serve.in_process import LocalSearch
 from srl.train.report import Terminal
 from srl.train.run import Summary, start
 from srl.train.sft import batches, demonstrate, fine_tune

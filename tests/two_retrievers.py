@@ -73,7 +73,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(config, policy):
         return Scripted(policy.codec, lambda request, turn: SAYS[turn])
 
-    monkeypatch.setattr("srl.train.local.load_engine", load)
+    monkeypatch.setattr("srl.train.local_backend.load_engine", load)
     monkeypatch.setattr("srl.train.evaluate_model.load_engine", load)
 
 

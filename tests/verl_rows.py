@@ -24,11 +24,11 @@ from srl.model import load_model, save_model
 from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.engine import Sampling, ScriptedEngine
+from srl.rollout.many_episodes import rollout
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
-from srl.train.loading import LoadedModel, episode_options, load_learner
+from srl.train.load_components import LoadedModel, episode_options, load_learner
 from srl.trajectory import Hit, Passage, Question, Score, Search, Trajectory
 from srl.update.actor import Experience
 

@@ -15,7 +15,7 @@ import yaml
 from tests import training
 from tests.training import write_setting
 
-from srl.config.schema import plain
+from srl.config.keys import plain
 from srl.workspace import Workspace
 
 LIMIT_S = 400

@@ -24,8 +24,8 @@ from secrets import token_hex
 from typing import IO, Any, TypeVar
 
 from srl.errors import UserError
-from srl.inputs import lines_of
-from srl.validation import no_constant
+from srl.input_files import lines_of
+from srl.pydantic_errors import no_constant
 
 T = TypeVar("T")
 FORMAT = 1

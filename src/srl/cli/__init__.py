@@ -54,7 +54,7 @@ def _guarded(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     """Run a command. `plugins list` runs without typer, which takes longer to import than the list takes."""
     if arguments == ["plugins", "list"]:
-        from srl.cli.listing import print_list
+        from srl.cli.plugins_table import print_list
 
         print_list()
         return EXIT_OK

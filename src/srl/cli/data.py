@@ -156,7 +156,7 @@ def show(
       srl data show srl-workspace/worlds/world-s0/train.parquet -n 1
     """
     from srl.data.show import first_rows, rendered
-    from srl.inputs import on_disk
+    from srl.input_files import on_disk
 
     with on_disk(file) as path:
         rows = first_rows(path, number)

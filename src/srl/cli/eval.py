@@ -113,7 +113,7 @@ def run(
 def _check_inputs(data: Iterable[Path], index: Path | None, templates: Iterable[str]) -> None:
     """Check the inputs before torch is imported. Raises UserError."""
     from srl.index import check_index
-    from srl.inputs import check_input
+    from srl.input_files import check_input
     from srl.protocol import template
 
     for file in data:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from srl.cli import listing, output
+from srl.cli import output, plugins_table
 from srl.cli.options import Json
 from srl.plugins import manager
 
@@ -35,7 +35,7 @@ def list_plugins(as_json: Json = False) -> None:
     Example:
       srl plugins list
     """
-    listing.print_list(as_json)
+    plugins_table.print_list(as_json)
 
 
 @app.command()
@@ -65,7 +65,7 @@ def check(
     entry = _entry(name, kind)
     outcomes = checks(entry.kind, name, read_settings(name, set_ or [], entry.kind))
     if as_json:
-        output.print_json({**listing.described(entry), "checks": outcomes})
+        output.print_json({**plugins_table.described(entry), "checks": outcomes})
     else:
         rows = [(_verdict(check), ": ".join(filter(None, (check.name, check.detail)))) for check in outcomes]
         output.table(("result", str(entry)), rows)

@@ -1,6 +1,7 @@
 """Configuration: typed sections, layered sources, and where each value came from."""
 
-from srl.config.checks import check_plugins
+from srl.config.cross_checks import check_plugins
+from srl.config.keys import Config
 from srl.config.load import (
     DEFAULT_PRESET,
     Resolved,
@@ -12,7 +13,6 @@ from srl.config.load import (
     to_yaml,
 )
 from srl.config.paths import located
-from srl.config.schema import Config
 
 __all__ = [
     "DEFAULT_PRESET",

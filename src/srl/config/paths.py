@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from srl.config.schema import Config, KeyPath, flat, place
+from srl.config.keys import Config, KeyPath, flat, place
 from srl.config.sections import OnDisk
 from srl.errors import UserError
 from srl.protocol import TEMPLATES

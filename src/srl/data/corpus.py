@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
-from srl.data.records import Record, json_rows
+from srl.data.published_rows import Record, json_rows
 from srl.data.trec import document_records, is_tagged
 from srl.errors import UserError
 from srl.files import atomic_file

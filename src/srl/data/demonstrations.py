@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from srl.data.records import Record, describe
+from srl.data.published_rows import Record, describe
 from srl.errors import UserError
 from srl.files import atomic_file, read_jsonl
 from srl.trajectory import Question

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from srl.data.published_rows import Record, describe
 from srl.data.question_formats import FLASHRAG, Draft, make_question
-from srl.data.records import Record, describe
 from srl.data.splits import guess_split
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, check_format
-from srl.inputs import beginning, check_input, input_name
+from srl.input_files import beginning, check_input, input_name
 from srl.protocol import template as template_of
 from srl.trajectory import Question
 

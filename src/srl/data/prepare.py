@@ -17,7 +17,7 @@ from srl.data.sources import Source, source_of
 from srl.data.splits import SPLITS, canonical_split, guess_split, split_off, without_repeats
 from srl.errors import UserError
 from srl.files import atomic_directory, digest_file
-from srl.inputs import check_input, on_disk
+from srl.input_files import check_input, on_disk
 from srl.manifests import files_in, replaceable, write_manifest
 from srl.protocol import Template
 from srl.protocol import template as template_of

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from srl.data.corpus import passage_of
-from srl.data.records import Record, describe, first_character, json_array, json_rows, table_rows
+from srl.data.published_rows import Record, describe, first_character, json_array, json_rows, table_rows
 from srl.errors import UserError
-from srl.inputs import beginning
+from srl.input_files import beginning
 from srl.trajectory import Passage, Question
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from srl.data.parquet import is_parquet, open_parquet, read_questions
+from srl.data.published_rows import Record, describe, first_character, json_rows
 from srl.data.question_formats import SQUAD, first_row_has, is_flashrag, read_format
-from srl.data.records import Record, describe, first_character, json_rows
 from srl.data.trec import is_tagged, read_qrels, read_table_of_questions, read_topics
 from srl.errors import UserError
-from srl.inputs import beginning, input_name
+from srl.input_files import beginning, input_name
 from srl.trajectory import Question
 
 _IDS = ("id", "_id", "qid", "query_id", "query-id")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from srl.data.corpus import read_corpus
 from srl.data.parquet import is_parquet, read_questions
-from srl.data.records import json_rows
+from srl.data.published_rows import json_rows
 from srl.trajectory import Passage, Question
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from srl.data import question_formats
 from srl.data.corpus import parse_passage, read_corpus
 from srl.data.parquet import is_parquet, read_questions
+from srl.data.published_rows import json_rows
 from srl.data.question_formats import Format, read_format, read_paragraphs
-from srl.data.records import json_rows
 from srl.errors import UserError, nearest
 from srl.trajectory import Passage, Question
 

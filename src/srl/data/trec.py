@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from srl.data.records import Record, first_character, open_text
+from srl.data.published_rows import Record, first_character, open_text
 from srl.errors import UserError
 
 _TOPIC = re.compile(r"<top>(.*?)</top>", re.DOTALL | re.IGNORECASE)

@@ -17,7 +17,7 @@ from srl.index.manifest import Manifest, index_digest, mark_files, read_index_ma
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
 from srl.index.retriever import RetrieverBase, load_retriever
 from srl.index.verification import record
-from srl.inputs import input_name
+from srl.input_files import input_name
 from srl.manifests import checksums
 from srl.plugins import manager
 from srl.plugins.options import validated

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
 from srl.model import evaluating
+from srl.rollout.cached_forward import choose_forward
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
-from srl.rollout.forward import choose_forward
 from srl.rollout.sampling import draw
 from srl.rollout.slots import Rows, SlotTable
 

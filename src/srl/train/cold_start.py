@@ -10,14 +10,14 @@ import torch
 from srl.config import Config
 from srl.config.sections import Model, Section, Sft
 from srl.files import atomic_directory, digest_file, digest_text
-from srl.inputs import check_input
+from srl.input_files import check_input
 from srl.manifests import ABOUT
 from srl.model import pick_device, pick_dtype, save_model
 from srl.protocol import Template
 from srl.rollout.episode import EpisodeOptions
-from srl.train.loading import episode_options, load_policy
+from srl.train.load_components import episode_options, load_policy
+from srl.train.make_missing import BASE_MODEL, Note, make_if_missing, world_directory
 from srl.train.model_card import model_card, write_card
-from srl.train.prepare import BASE_MODEL, Note, make_if_missing, world_directory
 from srl.train.questions import load_template
 from srl.train.search import RetrieverSettings, load_search, retriever_settings, without_cassette
 from srl.train.sft import demonstrated, fine_tune_policy

@@ -15,8 +15,8 @@ from srl.progress import counted
 from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.many_episodes import rollout
 from srl.rollout.torch_engine import TorchEngine
 from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record

@@ -16,13 +16,13 @@ from srl.evaluate import Interval, em_interval, summarise
 from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH, Template
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.loading import episode_options, load_engine, load_policy
+from srl.train.load_components import episode_options, load_engine, load_policy
+from srl.train.make_missing import Note
 from srl.train.model_card import read_card
-from srl.train.prepare import Note
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
 from srl.train.threads import set_threads

@@ -18,8 +18,8 @@ from srl.trajectory import Score, Trajectory
 from srl.update.actor import Experience
 from srl.update.batch import Batch, collate
 from srl.update.critic import Critic, batched_values
-from srl.update.forward import TokenStats, batched_stats
 from srl.update.kl import KLController
+from srl.update.logprobs import TokenStats, batched_stats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

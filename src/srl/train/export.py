@@ -19,8 +19,8 @@ from srl.files import atomic_directory, link_or_copy, write_json
 from srl.manifests import ABOUT, MANIFEST, check_checkpoint, files_in, replaceable, write_manifest
 from srl.model import DTYPES, load_model, one_line, quietly
 from srl.protocol import STOP_STRINGS
+from srl.train.make_missing import Note
 from srl.train.model_card import model_card, read_card, write_card
-from srl.train.prepare import Note
 from srl.train.questions import load_template
 from srl.train.run_directory import CHECKPOINTS, VERL_LATEST, RunRecord, checkpoints
 from srl.train.search import IndexDigests

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from srl.config import Config
-from srl.config.checks import algorithm_plugin
+from srl.config.cross_checks import algorithm_plugin
 from srl.config.sections import Actor, Critic
 
 Network = Literal["actor", "critic"]

@@ -14,7 +14,7 @@ from srl.progress import counted
 from srl.protocol import WITHOUT_SEARCH, Template, template
 from srl.rollout.codec import Codec
 from srl.train.episodes import Splits
-from srl.train.prepare import Note
+from srl.train.make_missing import Note
 from srl.trajectory import Phase, Question
 
 SPLITS: tuple[Phase, ...] = ("train", "val", "test")

@@ -18,7 +18,7 @@ from srl.manifests import DamagedError, check_checkpoint, is_checked
 from srl.store.parts import FINISHED
 from srl.store.run_info import claim
 from srl.train.learning_rate import rate_notes
-from srl.train.prepare import Note
+from srl.train.make_missing import Note
 from srl.train.run_directory import (
     CHECKPOINTS,
     LOG,

@@ -1,6 +1,7 @@
 """Starts and resumes runs on either backend, from configuration to summary.
 
-A backend is a module with the two functions of `Backend`: `srl.train.local` or `srl.train.verl.launch`.
+A backend is a module with the two functions of `Backend`: `srl.train.local_backend` or
+`srl.train.verl.launch`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from srl.errors import UserError
 from srl.store import RunInfo
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
-from srl.train.prepare import BASE_MODEL, with_data
+from srl.train.make_missing import BASE_MODEL, with_data
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import LOG, BackendName, Progress, RunRecord, checkpoint_path
 from srl.train.search import IndexDigests, new_cassette
@@ -128,7 +129,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
 
 def load_backend(name: BackendName) -> Backend:
     """The module of a backend."""
-    module: Any = import_module("srl.train.verl.launch" if name == "verl" else "srl.train.local")
+    module: Any = import_module("srl.train.verl.launch" if name == "verl" else "srl.train.local_backend")
     return module
 
 

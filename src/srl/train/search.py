@@ -17,9 +17,9 @@ from srl.plugins import manager
 from srl.renamed import current_fields
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
-from srl.serve.local import LocalSearch
+from srl.serve.in_process import LocalSearch
 from srl.serve.named_retrievers import NamedRetrievers, aclose, connect, digest_of
-from srl.train.prepare import Note, find_or_build_index
+from srl.train.make_missing import Note, find_or_build_index
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 

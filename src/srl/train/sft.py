@@ -28,17 +28,17 @@ from srl.model import save_model
 from srl.progress import counted
 from srl.protocol import Template
 from srl.rollout.codec import Codec
-from srl.rollout.driver import rollout
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
+from srl.rollout.many_episodes import rollout
 from srl.train.episodes import Environment, EpisodeRunner
-from srl.train.loading import LoadedModel
+from srl.train.load_components import LoadedModel
 from srl.train.model_card import model_card, write_card
 from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.trajectory import Question, SearchTool, Trajectory
 from srl.update.batch import Batch, collate, micro_batches
-from srl.update.forward import token_stats
+from srl.update.logprobs import token_stats
 from srl.update.losses import sft_loss
 from srl.update.optimiser import Optimiser, schedule
 

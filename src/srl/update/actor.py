@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from srl.update.batch import Batch, micro_batches
-from srl.update.forward import token_stats
 from srl.update.kl import kl_penalty
+from srl.update.logprobs import token_stats
 from srl.update.losses import LossAggMode, aggregate, count_for, policy_loss
 from srl.update.optimiser import Optimiser
 

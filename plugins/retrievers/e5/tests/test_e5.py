@@ -271,7 +271,7 @@ def own_code(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "match"),
-    [(without_weights, "no .*safetensors"), (cut_weights, "cut short"), (own_code, "trust_remote_code=true")],
+    [(without_weights, "no .*safetensors"), (cut_weights, "truncated"), (own_code, "trust_remote_code=true")],
 )
 def test_a_model_that_is_not_whole_or_brings_code_is_one_line(
     make_encoder: Callable[..., Path], tmp_path, harm, match

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from srl.config.schema import takes
+from srl.config.keys import takes
 from srl.errors import UserError
 from srl.plugins import manager
 from srl.testing import check_provider, checks

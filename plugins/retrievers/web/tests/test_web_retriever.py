@@ -324,7 +324,7 @@ def test_the_kit_checks_a_live_retriever_and_asks_nobody(monkeypatch):
         def outcomes(self, queries, k):
             return [[] for _ in queries]
 
-    with pytest.raises(CheckFailed, match=r"an empty query came to \[\], expected a Fault"):
+    with pytest.raises(CheckFailed, match=r"an empty query gave \[\], expected a Fault"):
         check_retriever(Asks(Options(provider="serper", cache=None)))
     monkeypatch.delenv("SERPER_API_KEY")
     with pytest.raises(CheckFailed, match=r"fails 1 of 1 checks: opens without a directory .*SERPER_API_KEY"):

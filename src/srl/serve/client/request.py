@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Literal
 
 import httpx
 
 from srl.errors import UserError
 from srl.safe_text import quoted
+from srl.serve.client.retry import retry_after
 from srl.serve.wire import DIGEST_HEADER, MAX_QUOTED, is_loopback, read_answer, read_digest
 from srl.trajectory import Hit
 
@@ -121,17 +118,6 @@ def check_status(name: str, code: int, headers: Mapping[str, str], answer: bytes
     )
     wait = retry_after(headers.get("Retry-After", "")) if code in _BUSY else None
     raise RequestFault(_STATUSES.get(code, "failed"), f"{name}: {said}", cause, wait)
-
-
-def retry_after(value: str) -> float | None:
-    """Seconds in a `Retry-After` header, given as a number or a date (RFC 9110, 10.2.3); None if neither."""
-    if re.fullmatch("[0-9]+", value.strip()):
-        return float(value)
-    try:
-        date = parsedate_to_datetime(value)
-        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time())
-    except (ValueError, OverflowError, IndexError):
-        return None
 
 
 def bearer_token() -> str:

@@ -15,11 +15,11 @@ from typing import Literal
 
 from srl.config import Config
 from srl.config.sections import Actor, Critic
-from srl.rollout.forward import PADDED_TOKENS
+from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.kv_cache import BLOCK
 from srl.train.dry_run.model_size import Shape
 from srl.train.verl.translate import VLLM_TOKENS
-from srl.update.forward import CHUNK, KEPT_LOGITS
+from srl.update.logprobs import CHUNK, KEPT_LOGITS
 
 GIB = 2**30
 FLOAT32 = 4

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from srl.config import Config
-from srl.config.checks import algorithm_plugin, context_errors
+from srl.config.cross_checks import algorithm_plugin, context_errors
 from srl.model import pick_device, pick_dtype
 from srl.train.dry_run.facts import machine_facts, run_facts
 from srl.train.dry_run.memory import (
@@ -39,7 +39,7 @@ from srl.train.dry_run.step_time import (
     measure,
     step_times,
 )
-from srl.train.prepare import BASE_MODEL, check_data
+from srl.train.make_missing import BASE_MODEL, check_data
 from srl.train.threads import fastest_threads
 from srl.train.verl.config_check import compose, notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name

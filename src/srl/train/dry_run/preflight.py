@@ -17,8 +17,8 @@ from srl.model import check_directory, load_tokenizer
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
-from srl.train.loading import load_codec
-from srl.train.prepare import BASE_MODEL, check_corpus, unusable_files
+from srl.train.load_components import load_codec
+from srl.train.make_missing import BASE_MODEL, check_corpus, unusable_files
 from srl.train.questions import SPLITS, choose_template, load_split, load_template
 from srl.train.report import check_loggers
 

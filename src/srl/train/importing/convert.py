@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from srl.config import load_config
-from srl.config.schema import Config, flat, keys, plain
+from srl.config.keys import Config, flat, keys, plain
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
 from srl.files import FORMAT

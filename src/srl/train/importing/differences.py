@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, get_args
 
-from srl.config.checks import algorithm_plugin
+from srl.config.cross_checks import algorithm_plugin
 from srl.config.sections import Rollout, Trainer
 from srl.train.importing.key_table import SEARCH_R1, VERL, defaults_of
 from srl.train.importing.source import Source

@@ -14,11 +14,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from srl.config import Config, load_saved
 from srl.errors import SrlError
-from srl.rollout.driver import resample_if_failed
 from srl.rollout.episode import run_episode
+from srl.rollout.many_episodes import resample_if_failed
 from srl.store import Record
 from srl.train.episodes import Environment
-from srl.train.loading import load_codec, load_environment
+from srl.train.load_components import load_codec, load_environment
 from srl.train.verl.dataset import TRAIN, read_row
 from srl.train.verl.engine import VerlEngine
 from srl.train.verl.failures import reason, root

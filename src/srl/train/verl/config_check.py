@@ -18,7 +18,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
-from srl.config.checks import context_errors
+from srl.config.cross_checks import context_errors
 from srl.errors import UserError
 from srl.train.verl.job import (
     TORCH,

@@ -16,7 +16,7 @@ from srl.errors import UserError
 from srl.protocol import Template
 from srl.store import RunInfo
 from srl.train.episodes import Splits
-from srl.train.loading import load_algorithm, load_codec, load_environment, reference_digest
+from srl.train.load_components import load_algorithm, load_codec, load_environment, reference_digest
 from srl.train.model_card import model_card, write_card
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
@@ -249,7 +249,7 @@ class Runner:
         from omegaconf import OmegaConf
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 
-        from srl.train.verl.register import register
+        from srl.train.verl.registration import register
         from srl.train.verl.trainer import SearchTrainer
 
         register()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
-from srl.config.schema import flat, plain
+from srl.config.keys import flat, plain
 from srl.errors import UserError, nearest
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
 from srl.train.episodes import Splits
-from srl.train.loading import load_algorithm
+from srl.train.load_components import load_algorithm
 from srl.train.resume import resume_with, too_many_failures
 from srl.train.run_directory import (
     VERL_STATE,
@@ -38,9 +38,8 @@ from srl.train.run_directory import (
     write_latest_verl_step,
 )
 from srl.train.step_result import compute_step
+from srl.train.verl.balance import balanced_order, block_of
 from srl.train.verl.batch import (
-    balanced_order,
-    block_of,
     returns_and_values,
     step_batch,
     tokens_by_trajectory,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
-from srl.config.checks import algorithm_plugin
+from srl.config.cross_checks import algorithm_plugin
 from srl.config.sections import Actor, Critic
 from srl.errors import UserError
 from srl.train.learning_rate import Network, warmup_steps

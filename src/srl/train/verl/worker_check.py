@@ -16,7 +16,7 @@ from srl.errors import UserError
 from srl.serve.client import check_servers
 from srl.train.resume import resume_with
 from srl.train.verl.job import ABOUT
-from srl.train.verl.register import WorkerReport, report
+from srl.train.verl.registration import WorkerReport, report
 
 PATIENCE_S = 300.0
 """Longest wait for a worker's answer, in seconds: it may still be loading a model."""

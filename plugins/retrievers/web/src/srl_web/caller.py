@@ -14,7 +14,7 @@ from tenacity import AsyncRetrying, RetryCallState, before_sleep_log, retry_if_e
 
 from srl.index.retriever import Fault
 from srl.safe_text import quoted
-from srl.serve.client import retry_after
+from srl.serve.client.retry import backoff, retry_after
 from srl_web.api import Call, Result, open_part, read_answers, read_results
 from srl_web.hits import cleaned
 from srl_web.limits import Budget, Rate
@@ -107,7 +107,7 @@ class Caller:
         fault = state.outcome.exception() if state.outcome else None
         if isinstance(fault, Fault) and fault.retry_after_s is not None:
             return fault.retry_after_s
-        return self._options.backoff_s * 2 ** (state.attempt_number - 1) * (0.5 + self._jitter() / 2)
+        return backoff(self._options.backoff_s, state.attempt_number, self._jitter())
 
     async def _attempt(self, query: str, k: int) -> list[Result]:
         self._budget.take()

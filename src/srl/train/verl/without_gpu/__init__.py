@@ -28,7 +28,7 @@ _FSDP = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_conf
 
 def settings(config: Config, job: Job) -> Iterator[Row]:
     """Values of verl's configuration. Ray is told to count each worker as a GPU, and looks for none."""
-    from srl.config.checks import algorithm_plugin
+    from srl.config.cross_checks import algorithm_plugin
 
     workers = job.gpus_per_node
     if config.cluster.address is None:
@@ -68,12 +68,12 @@ def install() -> None:
 def _register_rollout() -> None:
     from verl.workers.rollout import base, replica
 
-    base._ROLLOUT_REGISTRY[TORCH, "async"] = "srl.train.verl.without_gpu.torch_rollout.ServerAdapter"
+    base._ROLLOUT_REGISTRY[TORCH, "async"] = "srl.train.verl.without_gpu.torch_replica.ServerAdapter"
     replica.RolloutReplicaRegistry.register(TORCH, _replica)
 
 
 def _replica() -> type:
-    from srl.train.verl.without_gpu.torch_rollout import TorchReplica
+    from srl.train.verl.without_gpu.torch_replica import TorchReplica
 
     return TorchReplica
 

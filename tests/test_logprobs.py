@@ -9,9 +9,10 @@ import torch
 from tests.rows import gradients, trajectory
 
 from srl.model import new_model
-from srl.update import forward, logits
+from srl.update import logits
+from srl.update import logprobs as logprobs_module
 from srl.update.batch import collate
-from srl.update.forward import batched_stats, disable_dropout, token_stats
+from srl.update.logprobs import batched_stats, disable_dropout, token_stats
 
 VOCABULARY = 40
 SPECS = ("ppaaoaa", "paaa", "ppppafffa")
@@ -146,7 +147,7 @@ def test_right_padding_changes_nothing():
 def test_the_size_of_a_chunk_changes_nothing(monkeypatch, chunk):
     model, batch = plain(), batch_of()
     expected = token_stats(model, batch, batch.response_mask)
-    monkeypatch.setattr(forward, "CHUNK", chunk)
+    monkeypatch.setattr(logprobs_module, "CHUNK", chunk)
     stats = token_stats(model, batch, batch.response_mask)
     torch.testing.assert_close(stats.logprobs, expected.logprobs)
     torch.testing.assert_close(stats.entropy, expected.entropy)
@@ -165,9 +166,9 @@ def test_recomputing_logits_gives_the_same_gradients(monkeypatch, odd):
         return gradients(model), len(heads)
 
     logits.logits_of(model)
-    monkeypatch.setattr(forward, "CHUNK", 4)
+    monkeypatch.setattr(logprobs_module, "CHUNK", 4)
     kept, calls = run()
-    monkeypatch.setattr(forward, "KEPT_LOGITS", 0)
+    monkeypatch.setattr(logprobs_module, "KEPT_LOGITS", 0)
     again, more_calls = run()
     hook.remove()
     for name, expected in kept.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from srl.errors import UserError
-from srl.train.verl.register import WorkerReport
+from srl.train.verl.registration import WorkerReport
 from srl.train.verl.worker_check import check_reports
 
 MINE = WorkerReport(

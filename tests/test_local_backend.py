@@ -11,7 +11,7 @@ import srl.store
 from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.files import read_json, write_json
-from srl.serve.local import LocalSearch
+from srl.serve.in_process import LocalSearch
 from srl.store import read_records
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints

@@ -6,12 +6,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from time import monotonic
 from typing import NamedTuple
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
 from srl.serve.client.failover import Server, Servers
 from srl.serve.client.preflight import agreed_digest, ask_servers, wrong_index
@@ -24,14 +22,12 @@ from srl.serve.client.request import (
     retrieve_url,
     without_secrets,
 )
+from srl.serve.client.retry import MAX_WAIT_S, backoff, repeatable_jitter, retried
 from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher
 from srl.serve.wire import write_request
 from srl.trajectory import Hit, Search
 
 log = logging.getLogger(__name__)
-
-MAX_WAIT_S = 10.0
-"""The longest wait before a retry, whatever `Retry-After` says; the back-off is added to it."""
 
 _SINGLE_QUERIES_AT_ONCE = 8
 _PROBE_TIMEOUT_S = 5.0
@@ -141,13 +137,10 @@ class HttpSearch:
             sent += sum(fault.was_sent for fault in found.faults)
             return found
 
-        last: _Round = await AsyncRetrying(
-            retry=retry_if_result(lambda found: found.is_retryable),
-            stop=stop_after_attempt(attempts),
-            wait=lambda state: self.wait_s(queries, state.attempt_number, _result(state).faults),
-            sleep=self._sleep,
-            retry_error_callback=_result,
-        )(attempt)
+        last = await retried(
+            attempt, attempts=attempts, is_retryable=lambda found: found.is_retryable,
+            wait_s=lambda number, found: self.wait_s(queries, number, found.faults), sleep=self._sleep,
+        )  # fmt: skip
         if last.answer is not None:
             return self._found(queries, sent + 1, *last.answer), None
         return self._failed(queries, sent, last.faults[-1]), last.faults[-1]
@@ -179,14 +172,11 @@ class HttpSearch:
         """Seconds to wait after attempt number `attempt` (from 1).
 
         This is the exponential back-off plus the longer of `Retry-After` and the time until a server may
-        be tried, with limits. Half of the back-off is jitter, so that clients do not return all at once.
-        The jitter depends on the queries alone, so that a repeated run waits the same.
+        be tried, with limits.
         """
-        key = blake2b("\0".join([str(attempt), *queries]).encode(), digest_size=4).digest()
-        jitter = int.from_bytes(key) / 2**32
-        backoff = min(self._backoff_s * 2 ** (attempt - 1), MAX_WAIT_S) * (0.5 + jitter / 2)
+        pause = backoff(self._backoff_s, attempt, repeatable_jitter(attempt, queries), MAX_WAIT_S)
         asked_for = min(fault.retry_after_s or 0.0 for fault in faults if fault.is_retryable)
-        return min(max(asked_for, self._servers.wait_s), MAX_WAIT_S) + backoff
+        return min(max(asked_for, self._servers.wait_s), MAX_WAIT_S) + pause
 
     async def _post(self, server: Server, queries: list[str]) -> tuple[list[list[Hit]], str]:
         """The hits of each query and the digest of the index. Raises RequestFault."""
@@ -220,9 +210,3 @@ class HttpSearch:
             self._loop = loop
             self._client = new_client(self.urls, self._token, self._transport)
         return self._client
-
-
-def _result(state: RetryCallState) -> _Round:
-    assert state.outcome is not None, "an attempt has ended"
-    found: _Round = state.outcome.result()
-    return found

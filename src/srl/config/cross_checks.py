@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from srl.config.schema import Config, KeyPath, flat, plain
+from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
 from srl.errors import UserError
 from srl.safe_text import refuse_credentials

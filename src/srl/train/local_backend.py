@@ -23,7 +23,7 @@ from srl.train.checkpoint import load_newest, save_checkpoint
 from srl.train.cold_start import demonstration_file
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience
-from srl.train.loading import (
+from srl.train.load_components import (
     load_engine,
     load_environment,
     load_learner,
@@ -31,8 +31,8 @@ from srl.train.loading import (
     load_policy,
     reference_digest,
 )
+from srl.train.make_missing import BASE_MODEL, Note
 from srl.train.model_card import model_card
-from srl.train.prepare import BASE_MODEL, Note
 from srl.train.question_order import QuestionOrder
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters

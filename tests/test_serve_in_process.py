@@ -7,7 +7,7 @@ import threading
 
 from srl.index.retriever import Fault
 from srl.serve import LocalSearch
-from srl.serve.local import LIVE_AT_ONCE
+from srl.serve.in_process import LIVE_AT_ONCE
 from srl.serve.tick_batcher import TickBatcher
 from srl.trajectory import Hit, Passage, Search
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from srl.errors import UserError
 from srl.files import read_jsonl
-from srl.inputs import beginning, open_input
+from srl.input_files import beginning, open_input
 
 csv.field_size_limit(1 << 24)
 

@@ -321,7 +321,7 @@ def test_replica_and_adapter_serve_a_trainer(cluster, directory):
 @pytest.mark.must_run
 def test_replica_of_several_workers_names_our_setting(directory):
     pytest.importorskip("verl")
-    from srl.train.verl.without_gpu.torch_rollout import TorchReplica
+    from srl.train.verl.without_gpu.torch_replica import TorchReplica
 
     rollout, model = sections(directory, tensor_model_parallel_size=2)
     with pytest.raises(UserError, match=r"cluster\.tensor_model_parallel_size=1"):
@@ -332,7 +332,7 @@ def test_replica_of_several_workers_names_our_setting(directory):
 @pytest.mark.must_run
 def test_adapter_refuses_a_lora_that_is_not_merged(directory, monkeypatch):
     pytest.importorskip("verl")
-    from srl.train.verl.without_gpu.torch_rollout import ServerAdapter
+    from srl.train.verl.without_gpu.torch_replica import ServerAdapter
 
     monkeypatch.setenv("RANK", "0")
     adapter = ServerAdapter(sections(directory)[0], object(), None)

@@ -18,7 +18,7 @@ from srl.data.parquet import read_questions
 from srl.data.relevance import read_any_questions
 from srl.errors import UserError
 from srl.index.manifest import read_index_manifest
-from srl.inputs import beginning, on_disk, open_input
+from srl.input_files import beginning, on_disk, open_input
 
 __all__ = ["shell"]
 

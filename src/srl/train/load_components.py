@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl.advantage import Algorithm
 from srl.config import Config
-from srl.config.checks import context_errors
+from srl.config.cross_checks import context_errors
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.model import load_model, load_tokenizer, model_digest
@@ -22,12 +22,12 @@ from srl.rollout.torch_engine import TorchEngine
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.learning_rate import Network, rate_factor
-from srl.train.prepare import Note
+from srl.train.make_missing import Note
 from srl.train.questions import load_template
 from srl.train.search import load_search
 from srl.update.critic import Critic
-from srl.update.forward import disable_dropout
 from srl.update.kl import kl_controller
+from srl.update.logprobs import disable_dropout
 from srl.update.optimiser import Optimiser
 from srl.workspace import Workspace
 

@@ -12,7 +12,7 @@ from srl.errors import UserError
 from srl.files import digest_file, digest_text
 from srl.index import build_index, load_retriever
 from srl.index.build import build_parameters
-from srl.inputs import check_input
+from srl.input_files import check_input
 from srl.progress import counted_stages
 from srl.workspace import Workspace
 
