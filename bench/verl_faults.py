@@ -223,13 +223,13 @@ FAULTS = {
     "a rollout server is killed": Fault(killed("ray::TorchServer"), words="rollout server died"),
     "a training worker is killed": Fault(killed("ray::WorkerDict"), words="training worker died"),
     "the trainer is killed": Fault(killed("ray::Runner"), words="the trainer died"),
-    "the log's writer is killed": Fault(killed("ray::LogActor"), words="log's writer died"),
+    "the log's writer is killed": Fault(killed("ray::LogActor"), words="log writer died"),
     "the storage of batches is killed": Fault(killed("ray::SimpleStorage")),
     "a search server is gone for good": Fault(
         Place.stop_serving, words="search failed in", after=Place.serve
     ),
-    "a training worker stands still": Fault(stopped("ray::WorkerDict"), words="nothing has gone forward"),
-    "a rollout server stands still": Fault(stopped("ray::TorchServer"), words="nothing has gone forward"),
+    "a training worker stands still": Fault(stopped("ray::WorkerDict"), words="no progress for"),
+    "a rollout server stands still": Fault(stopped("ray::TorchServer"), words="no progress for"),
     "the disk is full": Fault(fill, words="the disk is full", after=empty, needs_disk=True),
     "Ray's raylet is killed": Fault(killed("raylet/raylet"), codes=(1, 2)),
     "srl is interrupted": Fault(told(signal.SIGINT, group=True), codes=(130,), words="interrupted"),

@@ -58,7 +58,7 @@ end        answered after 2 turns and 1 search; 9 of 19 tokens written by the po
 ┃ <think>who?</think> <search> painter 0 </search>
 
 ── search 1: painter 0 (ok, 2 passages, 12 ms, index d1ce)
-   1.    10.000  Paul Klee  p1  ← holds a golden answer
+   1.    10.000  Paul Klee  p1  ← contains a golden answer
    2.     9.000  Bern  p2
 
 ── turn 1: observation, 4 tokens, masked

@@ -46,7 +46,7 @@ def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> N
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda model: shutil.rmtree(model), "no model directory mine; fetch a model into one first"),
+        (lambda model: shutil.rmtree(model), "no model directory mine; download a model first"),
         (
             lambda model: (model / "config.json").unlink(),
             "mine is not a model directory: expected a config.json",
@@ -75,10 +75,13 @@ def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> N
             lambda model: (model / "chat_template.jinja").write_text("{{ raise_exception('no user') }}"),
             "mine/chat_template.jinja does not work: TemplateError: no user",
         ),
-        (lambda model: (model / "model.safetensors").unlink(), "mine holds no *.safetensors file"),
+        (lambda model: (model / "model.safetensors").unlink(), "mine contains no *.safetensors file"),
         (lambda model: cut(model / "model.safetensors"), "model.safetensors is truncated"),
-        (lambda model: (model / "tokenizer.json").unlink(), "holds no tokenizer"),
-        (lambda model: (model / "tokenizer.json").write_text("{"), "holds no tokenizer that loads"),
+        (lambda model: (model / "tokenizer.json").unlink(), "contains no tokenizer"),
+        (
+            lambda model: (model / "tokenizer.json").write_text("{"),
+            "contains no tokenizer that can",
+        ),
     ],
 )
 def test_a_damaged_model_is_named(shell: Shell, place: Path, harm, message) -> None:
@@ -184,7 +187,7 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda run: (run / "run.json").unlink(), "is no run: there is no run.json in it"),
+        (lambda run: (run / "run.json").unlink(), "is not a run: it has no run.json"),
         (lambda run: (run / "run.json").write_text("{"), "run.json: not JSON in UTF-8"),
         (
             lambda run: (run / "run.json").write_text('{"format": 1}'),

@@ -89,9 +89,7 @@ def test_two_files_of_one_source_have_no_id_in_common(tmp_path):
 def test_a_file_whose_name_says_no_split_is_training_and_that_is_said(tmp_path):
     made = prepare([given_file("asearcher", "asearcher.jsonl")], tmp_path / "a")
     assert made.questions == {"train": 3}
-    assert made.notes == (
-        "asearcher.jsonl: read as train, since its name tells no split; --split changes it",
-    )
+    assert made.notes == ("asearcher.jsonl: read as train, since its name has no split; --split changes it",)
     assert prepare([given_file("asearcher", "asearcher.jsonl", "test")], tmp_path / "b").notes == ()
 
 
@@ -105,7 +103,7 @@ def test_a_training_question_that_the_test_asks_too_is_dropped_and_said(tmp_path
     test.write_text('{"question": "Who founded the village of  Lower Thorne?", "answer": ["Maud Ashby"]}\n')
     made = prepare([given_file("nq", "nq-open.train.jsonl"), Input(SOURCES["nq"], (test,))], tmp_path / "out")
     assert made.questions == {"train": 2, "test": 1}
-    assert made.notes == ("1 questions dropped from train: validation or test asks them too",)
+    assert made.notes == ("1 questions dropped from train: they are also in validation or test",)
 
 
 def test_the_limit_holds_for_each_file(tmp_path):

@@ -207,7 +207,7 @@ def test_what_another_program_built_is_imported(corpus, site, capsys):  # noqa: 
     Path("theirs").write_text("theirs")
     command = ["index", "import", "theirs", "--retriever", "foreign", "--out", "o"]
     assert main(command) == 2
-    assert "theirs holds no passages; add --corpus FILE" in capsys.readouterr().err
+    assert "theirs has no passages; add --corpus FILE" in capsys.readouterr().err
     assert main([*command, "--corpus", "corpus.jsonl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["passages"] == 2
     assert Path("o/foreign/index").read_text() == "theirs"

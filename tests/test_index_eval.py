@@ -189,7 +189,7 @@ def test_answers_are_looked_for_where_no_passage_is_known(here, capsys):
     assert "answer recall@1  0.5000" in out
     assert "by the passages that contain an answer" in out
     assert "\nrecall@" not in out
-    assert "1 questions left out: without an answer that a passage could hold" in err
+    assert "1 questions left out: without an answer that a passage could contain" in err
 
 
 def test_relevant_passages_that_the_index_lacks_count_as_not_found_and_are_said(here, capsys):

@@ -154,7 +154,7 @@ def test_what_was_damaged_after_it_arrived_is_noticed(hub, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(download, "_ATTEMPTS", 1)
         hub.breaks_after = {"part_aa": [1000]}
-        with pytest.raises(UserError, match="what has arrived is kept"):
+        with pytest.raises(UserError, match="the downloaded part is kept"):
             get(hub, tmp_path / "e5")
     growing = tmp_path / "e5/e5_Flat.index.partial"
     assert growing.read_bytes() == WHOLE[:1000]
@@ -222,7 +222,7 @@ def test_one_directory_holds_one_thing_at_one_revision(hub, tmp_path):
         get(hub, out, "wiki18-bm25")
     manifest = json.loads((out / "manifest.json").read_text())
     (out / "manifest.json").write_text(json.dumps(manifest | {"revision": "f" * 40}))
-    with pytest.raises(UserError, match=r"holds revision f{12}.*, not 0123456789ab"):
+    with pytest.raises(UserError, match=r"contains revision f{12}.*, not 0123456789ab"):
         get(hub, out, revision=COMMIT)
     with pytest.raises(UserError, match="has no revision 'v9'"):
         get(hub, tmp_path / "other", revision="v9")
@@ -231,7 +231,7 @@ def test_one_directory_holds_one_thing_at_one_revision(hub, tmp_path):
 def test_what_was_begun_goes_on_with_its_revision_when_the_hub_has_moved_on(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "_ATTEMPTS", 1)
     hub.breaks_after = {"part_aa": [1000]}
-    with pytest.raises(UserError, match="what has arrived is kept"):
+    with pytest.raises(UserError, match="the downloaded part is kept"):
         get(hub, tmp_path / "e5")
     hub.head = "f" * 40
     plan = plan_pull("wiki18-e5", tmp_path / "e5", endpoint=hub.url)

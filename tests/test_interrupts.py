@@ -168,8 +168,8 @@ def test_a_third_signal_ends_a_command_at_once(place: Path, workspace: Path) -> 
 def test_a_fine_tuning_that_is_interrupted_says_that_it_starts_over(place: Path) -> None:
     typed = train(place, "--algo", "sft", "--steps", 3)
     code, err = interrupt("srl.train.sft:collate:2", *typed)
-    said = "srl: interrupted; a fine-tuning is not resumed; type the same again to start over\n"
-    assert (code, err) == (130, said)
+    said = "a fine-tuning run cannot be resumed; type the same command again to start over"
+    assert (code, err) == (130, f"srl: interrupted; {said}\n")
 
 
 def test_a_signal_lets_a_coroutine_clean_up_and_then_ends_the_command() -> None:

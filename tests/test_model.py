@@ -201,7 +201,10 @@ def lose_a_layer(path: Path) -> None:
         (lambda path: (path / "config.json").unlink(), "not a model directory.*config.json"),
         (lambda path: (path / "config.json").write_text("{"), "not a model directory.*config.json"),
         (lambda path: (path / "model.safetensors").rename(path / "model.bin"), r"no \*\.safetensors"),
-        (lambda path: edit(path, model_type="own", auto_map={"AutoConfig": "own.C"}), "code of its own"),
+        (
+            lambda path: edit(path, model_type="own", auto_map={"AutoConfig": "own.C"}),
+            "comes with Python code",
+        ),
         (lambda path: edit(path, model_type="no-such-kind"), "could not be loaded"),
         (lose_a_layer, "incomplete: no weights for model.layers.2"),
         (damage_header, "not a safetensors file: its header does not parse"),

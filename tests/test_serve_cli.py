@@ -105,7 +105,7 @@ def test_a_token_in_another_variable_is_kept_secret_too(directory, capsys, monke
 
 @pytest.mark.parametrize(
     ("token", "message"),
-    [("", "$MINE holds no token"), ("två ord", "contains characters that a header cannot carry")],
+    [("", "$MINE has no token"), ("två ord", "contains characters that a header cannot carry")],
 )
 def test_a_token_that_cannot_be_is_one_line(directory, capsys, monkeypatch, token, message):
     monkeypatch.setenv("MINE", token)

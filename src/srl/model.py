@@ -120,20 +120,19 @@ def check_directory(
     """Raises UserError if `path` is no model directory, or brings code that `setting` does not allow."""
     if not path.is_dir():
         fetch = "for example with `hf download ORG/NAME --local-dir DIRECTORY`"
-        raise UserError(f"no model directory {path}; fetch a model into one first, {fetch}")
+        raise UserError(f"no model directory {path}; download a model first, {fetch}")
     check_checkpoint(path, leave_out="trainer/")
     config = _read_config(path)
     if config.get("auto_map") and not trust_remote_code:
         from transformers import CONFIG_MAPPING
 
         if config.get("model_type") not in CONFIG_MAPPING:
-            raise UserError(
-                f"{path} brings Python code of its own; read it, and if you trust it set {setting}"
-            )
+            raise UserError(f"{path} comes with Python code; read it, and if you trust it set {setting}")
     files = list(path.glob("*.safetensors"))
     if not files:
         raise UserError(
-            f"{path} holds no *.safetensors file; other formats can run code and are not read{of_run(path)}"
+            f"{path} contains no *.safetensors file; other formats can run code and are not loaded"
+            f"{of_run(path)}"
         )
     for file in files:
         _header(file)
@@ -177,9 +176,9 @@ def load_tokenizer(
             str(path), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:
-        raise UserError(f"{path} holds no tokenizer that loads: {one_line(error)}") from error
+        raise UserError(f"{path} contains no tokenizer that can be loaded: {one_line(error)}") from error
     if not tokenizer.encode("who", add_special_tokens=False):
-        raise UserError(f"{path} holds no tokenizer with a vocabulary: expected a tokenizer.json in it")
+        raise UserError(f"{path} contains no tokenizer with a vocabulary: expected a tokenizer.json in it")
     notes = _notes(tokenizer, Path(path))
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -209,9 +208,7 @@ def _notes(tokenizer: PreTrainedTokenizerBase, path: Path) -> list[str]:
     if (path / "config.json").is_file():
         vocabulary = _read_config(path).get("vocab_size")
         if isinstance(vocabulary, int) and len(tokenizer) > vocabulary:
-            notes.append(
-                f"the tokenizer knows {len(tokenizer)} tokens and the model embeds only {vocabulary}"
-            )
+            notes.append(f"the tokenizer has {len(tokenizer)} tokens, but the model embeds only {vocabulary}")
     return notes
 
 
@@ -346,7 +343,7 @@ def _stored_tensors(directory: Path) -> Iterator[_Stored]:
     """The same from a directory's safetensors files, memory-mapped."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise UserError(f"{directory} holds no *.safetensors file, so there are no weights to digest")
+        raise UserError(f"{directory} contains no *.safetensors file, so there are no weights to digest")
     entries = [(name, entry, file, base) for file in files for name, entry, base in _header(file)]
     for name, entry, file, base in sorted(entries, key=lambda item: item[0]):
         first, last = (base + offset for offset in entry["data_offsets"])

@@ -128,7 +128,7 @@ def refuse_credentials(what: str, url: str) -> None:
     if found:
         named = f"{what} for {host}" if host else what
         raise UserError(
-            f"{named} holds a {found}, which would be saved and shown; give only http://HOST:PORT/PATH, and "
+            f"{named} has a {found}, which would be saved and shown; give only http://HOST:PORT/PATH, and "
             "the server's key in the environment: export SRL_SEARCH_TOKEN=…"
         )
 

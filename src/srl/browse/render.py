@@ -123,7 +123,7 @@ def _print_search(console: Console, search: Search, position: int, golds: Sequen
         line = Text(f"{rank:>4}. {hit.score:>9.3f}  {one_line(hit.passage.title, _TITLE)}")
         line.append(f"  {one_line(hit.passage.id, _TITLE)}", style="dim")
         if contains_answer(hit.passage.contents, golds):
-            line.append("  ← holds a golden answer", style="green")
+            line.append("  ← contains a golden answer", style="green")
         console.print(line, soft_wrap=True)
 
 

@@ -63,7 +63,7 @@ def find_id(connection: duckdb.DuckDBPyConnection, prefix: str) -> str:
         )
     if len(found) > 1:
         listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
-        raise UserError(f"{prefix!r} fits {len(found)} trajectories: {listed}; type more of the id")
+        raise UserError(f"{prefix!r} matches {len(found)} trajectories: {listed}; type more of the id")
     return str(found[0])
 
 

@@ -110,7 +110,7 @@ def new(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="What to start: a retriever, a reward or an algorithm.", show_default=False
+            metavar="KIND", help="Kind: retriever, reward, algorithm or provider.", show_default=False
         ),
     ],
     name: Annotated[str, typer.Argument(help="Name of the plugin, such as my-search.", show_default=False)],

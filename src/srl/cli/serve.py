@@ -167,7 +167,7 @@ def _token(variable: str) -> str:
     keep_secret([variable])
     token = os.environ.get(variable, "").strip()
     if not token and variable != TOKEN_VARIABLE:
-        raise UserError(f"${variable} holds no token; type: export {variable}=…")
+        raise UserError(f"${variable} has no token; type: export {variable}=…")
     if not token.isascii() or not token.isprintable() or " " in token:
         raise UserError(
             f"${variable} contains characters that a header cannot carry; expected ASCII without spaces"

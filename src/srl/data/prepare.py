@@ -146,7 +146,7 @@ def _account(
     for reason, number in skipped.items():
         made.notes.append(f"{path.name}: {number:,} rows left out: {reason}")
     if count and each.split is None and guess_split(path) is None and each.source.format is not None:
-        made.notes.append(f"{path.name}: read as {split}, since its name tells no split; --split changes it")
+        made.notes.append(f"{path.name}: read as {split}, since its name has no split; --split changes it")
     entry: dict[str, Any] = {"source": each.source.name, "licence": each.source.licence, "file": path.name}
     entry |= {"digest": digest_file(path), "skipped": dict(skipped)}
     made.sources.append({**entry, "split": split, "questions": count} if count else entry)
@@ -164,7 +164,7 @@ def _set_aside(made: _Composition, validation: float) -> None:
         kept = without_repeats(splits[name], (question for other in others for question in splits[other]))
         if dropped := len(splits[name]) - len(kept):
             made.notes.append(
-                f"{dropped:,} questions dropped from {name}: {' or '.join(others)} asks them too"
+                f"{dropped:,} questions dropped from {name}: they are also in {' or '.join(others)}"
             )
         splits[name] = kept
 

@@ -160,7 +160,7 @@ def measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Questi
         lacking = "without a relevant passage"
     else:
         known = [each for each in labelled.questions if _asks_for_text(each)]
-        lacking = "without an answer that a passage could hold (none at all, or yes and no)"
+        lacking = "without an answer that a passage could contain (no answer, or only yes or no)"
     if not known:
         raise UserError(
             f"none of the {len(labelled.questions):,} questions can be measured: all are {lacking}; "

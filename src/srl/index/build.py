@@ -77,7 +77,7 @@ def import_index(
     elif passages_in is not None:
         passages = (source.name, passages_in(source))
     else:
-        raise UserError(f"{source} holds no passages; add --corpus FILE, the corpus that it was built from")
+        raise UserError(f"{source} has no passages; add --corpus FILE, the corpus that it was built from")
 
     def adopt(store: PassageStore, directory: Path, report: Callable[[int], None]) -> None:
         import_files(source, store, directory, report)

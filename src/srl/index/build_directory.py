@@ -37,7 +37,7 @@ class BuildDirectory:
             _write_note(self.directory, {**self._plan, "corpus_digest": digest})
 
 
-_WAYS = "finish that one, remove it, or add --force to start anew"
+_WAYS = "finish that one, remove it, or add --force to start over"
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def fetch(target: Target, path: Path, headers: dict[str, str], report: Callable[
     except OSError as error:
         if is_disk_full(error):
             raise UserError(
-                f"the disk is full at {growing}; free some space and type the same again"
+                f"the disk is full at {growing}; free some space and type the same command again"
             ) from error
         raise
 
@@ -143,7 +143,7 @@ class _GrowingPart:
             self.drop()
             raise UserError(
                 f"{self.part.name}: expected digest {self.part.digest[:12]}…, found {found[:12]}…; "
-                "the part was deleted: type the same again to download it anew"
+                "the part was deleted: type the same command again to download it"
             )
 
 
@@ -163,7 +163,7 @@ def _fetch_part(growing: _GrowingPart, headers: dict[str, str]) -> None:
             if failures == _ATTEMPTS:
                 raise UserError(
                     f"{part.name} could not be downloaded from {httpx.URL(part.url).host} ({error}); "
-                    "what has arrived is kept: type the same again to resume"
+                    "the downloaded part is kept: type the same command again to resume"
                 ) from error
             log.info("%s: %s; trying again at byte %d", part.name, error, growing.have)
             time.sleep(_PAUSE_S * 2 ** (failures - 1))

@@ -46,14 +46,14 @@ HUB_DATASETS = {
         HubDataset(
             "wiki18-bm25",
             "PeterJinGo/wiki-18-bm25-index",
-            "searching it takes about 2 GB of memory for Java, the index itself stays on disk; it holds no "
+            "searching it takes about 2 GB of memory for Java, the index itself stays on disk; it has no "
             "passages, so importing it needs the corpus too (srl index pull wiki18-corpus)",
             "srl index import {out}/bm25 --retriever lucene --corpus CORPUS --out DIR",
         ),
         HubDataset(
             "wiki18-e5",
             "PeterJinGo/wiki-18-e5-index",
-            "searching it takes {size} GB of memory, or half of that on a GPU in 16-bit floats; it holds no "
+            "searching it takes {size} GB of memory, or half of that on a GPU in 16-bit floats; it has no "
             "passages, so importing it needs the corpus too (srl index pull wiki18-corpus)",
             "srl index import {out}/e5_Flat.index --retriever e5 --corpus CORPUS --out DIR",
             ("part_aa", "part_ab"),
@@ -113,7 +113,7 @@ def plan_pull(name: str, out: Path, revision: str | None = None, endpoint: str |
     held = str(begun.get("revision", commit))
     if commit != held:
         raise UserError(
-            f"{out} holds revision {held[:12]} of {name}, not {commit[:12]}; "
+            f"{out} contains revision {held[:12]} of {name}, not {commit[:12]}; "
             "leave --revision out to resume it, or choose another --out"
         )
     pull = Pull(dataset, out, commit, _targets(dataset, parts))
@@ -170,7 +170,7 @@ def _begun(dataset: HubDataset, out: Path) -> dict[str, Any]:
     elif (out / _STATE).is_file():
         state = read_json(out / _STATE, dict)
     if state and state.get("name") != dataset.name:
-        raise UserError(f"{out} holds {state.get('name')}, not {dataset.name}; choose another --out")
+        raise UserError(f"{out} contains {state.get('name')}, not {dataset.name}; choose another --out")
     return state
 
 

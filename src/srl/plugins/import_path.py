@@ -60,7 +60,7 @@ def imported(kind: str, name: str) -> Plugin:
     target = _target(kind, name)
     method = _METHODS.get(kind)
     if method and not callable(getattr(target, method, None)):
-        raise UserError(f"{name} is no {kind}: expected a class with a method {method!r}")
+        raise UserError(f"{name} is not a valid {kind}: expected a class with a method {method!r}")
     summary = (inspect.getdoc(target) or "").partition("\n")[0]
     module = name.partition(":")[0]
     return Plugin(kind, name, module, _digest(module), summary, "", target, _options_model(name, target))

@@ -135,9 +135,9 @@ def _damage(paths: Sequence[Path | str], known: Damages) -> Damages:
 
 
 def _left_out(damage: Damage) -> str:
-    mend = "restore the file, or set it aside" if damage.place.exists() else "restore it, or do without it,"
+    mend = "restore the file, or set it aside" if damage.place.exists() else "restore it, or accept the loss,"
     return (
-        f"{damage}; left out: {damage.steps or 'the run'}; {mend} and go on with "
+        f"{damage}; left out: {damage.steps or 'the run'}; {mend} and continue with "
         f"`srl train --resume --run {damage.log.parent.name}`"
     )
 

@@ -38,7 +38,7 @@ def part_tables(
 ) -> dict[str, pa.Table]:
     """The tables of one finished step. Raises ValueError for records of another step or phase."""
     if step < 0:
-        raise ValueError(f"a step is counted from 0, not {step}")
+        raise ValueError(f"expected a step counted from 0, found {step}")
     rows: dict[str, list[Row]] = {name: [] for name in PARTS}
     once = _Once()
     for position, record in enumerate(records):

@@ -110,7 +110,9 @@ def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         raise ValueError(f"{unmatched[0]} is not in both the model and the checkpoint")
     for name, weight in weights.items():
         if weight.shape != saved[name].shape:
-            raise ValueError(f"{name} is {tuple(saved[name].shape)}, the model's is {tuple(weight.shape)}")
+            raise ValueError(
+                f"{name}: expected shape {tuple(weight.shape)}, found {tuple(saved[name].shape)}"
+            )
         weight.copy_(saved[name])
 
 
@@ -127,5 +129,5 @@ def _load(path: Path, device: torch.device) -> Any:
             return torch.load(path, map_location=device, weights_only=True)
     except (EOFError, pickle.UnpicklingError) as error:
         raise DamagedError(
-            f"{path} is damaged: it holds more than weights{before(path.parent.parent)}"
+            f"{path} is damaged: it contains more than weights{before(path.parent.parent)}"
         ) from error

@@ -77,7 +77,7 @@ def export(
         else:
             _copy_model(checkpoint, folder, dtype, bool(dtype) and load_saved(run).model.trust_remote_code)
         if not make_tokenizer_readable(folder):
-            note(f"warning: AutoTokenizer reads the tokenizer in {out} wrong; use PreTrainedTokenizerFast")
+            note(f"warning: AutoTokenizer misreads the tokenizer in {out}; use PreTrainedTokenizerFast")
         kept = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
         write_manifest(folder, KIND, {"run": run.name, "step": chosen, "files": files_in(folder)})
     return Exported(out, run.name, backend, chosen, str(kept))
@@ -108,7 +108,7 @@ def _chosen(run: Path, step: int | None) -> tuple[int, Path]:
     found = whole_checkpoints(run)
     if not found:
         raise UserError(
-            f"the run {run.name} has no whole checkpoint yet; trainer.save_freq says when one is made"
+            f"the run {run.name} has no complete checkpoint yet; trainer.save_freq sets when one is saved"
         )
     if step is None:
         return list(found.items())[-1]
@@ -155,7 +155,7 @@ def _export_megatron(actor: Path, folder: Path, dtype: str | None, config: Confi
         )
     if not any((actor / _MEGATRON).glob("*.safetensors")):
         raise UserError(
-            f"{actor} holds Megatron's own shards; with megatron-core installed type "
+            f"{actor} contains shards of Megatron; with megatron-core installed type "
             f"`python -m verl.model_merger merge --backend megatron --local_dir {actor} --target_dir DIR`"
         )
     _copy_model(actor / _MEGATRON, folder, dtype, config.model.trust_remote_code)

@@ -60,7 +60,7 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
     if config.data.train_files is not None:
         return config
     if config.search.index is not None or config.search.url is not None:
-        note("data.train_files is not set: the questions are the made-up world's, about its own pages")
+        note("data.train_files is not set: using the questions and pages of the made-up world")
     folder = world_directory(workspace, note)
     files = {"train_files": "train", "val_files": "validation", "test_files": "test"}
     data: dict[str, Any] = {key: (str(folder / f"{name}.parquet"),) for key, name in files.items()}

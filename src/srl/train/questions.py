@@ -114,7 +114,7 @@ def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config
     if unlisted:
         note(
             f"warning: {unlisted:,} of {len(texts):,} prompts do not name every retriever of "
-            "search.retrievers, so the policy does not know of it; set data.template=search-r1, or a file "
+            "search.retrievers, so the policy does not know them; set data.template=search-r1, or a file "
             "with {retrievers} in it"
         )
 

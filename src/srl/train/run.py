@@ -110,7 +110,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     """
     record, before = RunRecord.read(run), load_saved(run)
     if record.algo == SFT:
-        raise UserError(f"{run.name} is a fine-tuning, which is not resumed; start it again")
+        raise UserError(f"{run.name} is a fine-tuning run, which cannot be resumed; start it again")
     step = resuming.step_to_resume(run, record.backend)
     done = max(0, step)
     config = resuming.with_steps(run, before, steps, done)
@@ -171,7 +171,7 @@ def _train(
 ) -> Summary:
     def how() -> str:
         if record.algo == SFT:
-            return "a fine-tuning is not resumed; type the same command again to start over"
+            return "a fine-tuning run cannot be resumed; type the same command again to start over"
         return resuming.how_to_resume(run, resuming.step_to_resume(run, record.backend))
 
     with resuming.tells_how_to_resume(how, run):

@@ -83,7 +83,7 @@ class RunRecord:
         """The record in the directory `run`. Raises UserError where `run` is not the directory of a run."""
         path = run / RECORD
         if not path.is_file():
-            raise UserError(f"{run} is no run: there is no {RECORD} in it; `srl inspect runs` lists runs")
+            raise UserError(f"{run} is not a run: it has no {RECORD}; `srl inspect runs` lists runs")
         return read_json(path, lambda **found: cls(**current_fields("run", found)))
 
 
@@ -119,12 +119,12 @@ def model_directory(name: str, workspace: Workspace) -> Path:
     if path.is_dir() and not is_run:
         return path
     if not is_run and not workspace.all_runs():
-        raise UserError(f"no model directory {name}, and no runs in {workspace.runs} that it could name")
+        raise UserError(f"no model directory {name}, and there are no runs in {workspace.runs}")
     run = path if is_run else workspace.find_run(name)
     found = list(checkpoints(run).values())
     if not found and checkpoints(run, "verl"):
         raise UserError(
-            f"{run.name} was trained on verl, which saves a model in parts; type "
+            f"{run.name} was trained on verl, which saves sharded models; type "
             f"`srl train export {run.name} --out DIR` and give DIR"
         )
     if not found:

@@ -44,7 +44,7 @@ def merged(folder: Path) -> dict[str, Tensor]:
     with _quiet_device_mesh():
         shards = [_load(file) for file in files]
     if any(shard.keys() != shards[0].keys() for shard in shards):
-        raise UserError(f"{folder}: the files of the processes hold different weights")
+        raise UserError(f"{folder}: the files of the processes have different weights")
     state = {name: _whole(name, [shard.pop(name) for shard in shards]) for name in list(shards[0])}
     return _without_adapter(state, folder)
 
@@ -113,7 +113,7 @@ def _without_adapter(state: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
     for name in adapted:
         weight = plain.get(target := f"{_plain_name(name)}.weight")
         if weight is None or f"{name}{_B}" not in state:
-            raise UserError(f"{folder} holds an adapter without the weights that it was trained on")
+            raise UserError(f"{folder} contains an adapter without the weights that it was trained on")
         change = state[f"{name}{_B}"].float() @ state[f"{name}{_A}"].float()
         plain[target] = (weight.float() + scale * change).to(weight.dtype)
     return plain

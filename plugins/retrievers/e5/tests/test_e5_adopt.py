@@ -71,14 +71,14 @@ def test_an_index_of_other_width_is_refused(make_encoder, corpus, tmp_path, publ
 @pytest.mark.parametrize("size", [0, 3, 45, 2000])
 def test_a_truncated_index_is_one_line(encoder, corpus, tmp_path, published, size):
     os.truncate(published, size)
-    with pytest.raises(UserError, match="not a whole faiss index") as caught:
+    with pytest.raises(UserError, match="not a complete faiss index") as caught:
         adopt(published, tmp_path / "index", corpus, encoder)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_another_kind_is_one_line(encoder, corpus, tmp_path):
     (tmp_path / "page.index").write_text("<html>404 Not Found</html>" * 99)
-    with pytest.raises(UserError, match="not a whole faiss index") as caught:
+    with pytest.raises(UserError, match="not a complete faiss index") as caught:
         adopt(tmp_path / "page.index", tmp_path / "index", corpus, encoder)
     assert "\n" not in str(caught.value)
 
@@ -100,7 +100,7 @@ def test_an_index_of_distances_is_refused(encoder, corpus, tmp_path, published):
 def test_a_damaged_index_of_ones_own_is_one_line(encoder, corpus, tmp_path):
     DenseRetriever(Options(model=str(encoder))).build(corpus, tmp_path, lambda done: None)
     os.truncate(tmp_path / "e5" / "index.faiss", 100)
-    with pytest.raises(UserError, match="not a whole faiss index"):
+    with pytest.raises(UserError, match="not a complete faiss index"):
         DenseRetriever().open(tmp_path)
     (tmp_path / "e5" / "e5.json").write_text("{}")
     with pytest.raises(UserError, match=r"e5\.json"):

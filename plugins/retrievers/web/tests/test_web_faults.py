@@ -60,7 +60,7 @@ def test_an_answer_that_will_not_change_is_a_fault_at_once(web, response, status
         (httpx.Response(503, json={"error": {"message": "try later"}}), "failed", "try later"),
         (httpx.ConnectError("connection refused"), "refused", "no connection"),
         (httpx.ReadTimeout("late"), "timed_out", "did not answer in 5 s"),
-        (httpx.RemoteProtocolError("peer closed connection"), "failed", "broke off"),
+        (httpx.RemoteProtocolError("peer closed connection"), "failed", "connection failed"),
     ],
 )
 def test_what_may_pass_is_tried_again_and_then_a_fault(web, response, status, said):
@@ -182,11 +182,11 @@ HALF = (
 @pytest.mark.parametrize(
     ("bytes_", "said"),
     [
-        (HALF, "broke off"),
-        (b"", "broke off"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "broke off"),
-        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nbrok", "broke off"),
-        (b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"org', "broke off"),
+        (HALF, "connection failed"),
+        (b"", "connection failed"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "connection failed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nbrok", "connection failed"),
+        (b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"org', "connection failed"),
     ],
 )
 def test_half_an_answer_over_a_real_socket_is_tried_again_and_then_failed(web, loopback, bytes_, said):

@@ -122,7 +122,7 @@ def test_items_that_are_no_objects_are_passed_over():
         ({"provider": "brave", "answers": True}, "brave gives no direct answers"),
         ({"provider": "serper", "max_cost": 5}, "max_cost needs cost_per_request"),
         ({"api": {"url": "ftp://a.test"}}, "expected http://HOST/PATH"),
-        ({"api": {"url": "https://a.test/{query}"}}, "placeholders go into params"),
+        ({"api": {"url": "https://a.test/{query}"}}, "placeholders into params"),
         ({"api": {"url": "https://a.test/?api_key=s3cr3t"}}, "keys into the environment"),
         ({"api": {"url": "https://s3cr3t@a.test/"}}, "keys into the environment"),
         ({"api": {"url": "https://a.test/", "headers": {"X-API-KEY": "s3cr3t"}}}, "'X-API-KEY' holds a key"),

@@ -87,18 +87,18 @@ def test_the_encoding_that_the_server_names_is_believed(reading):
     [
         (answer("gone", status="404 Not Found"), "HTTP 404"),
         (answer("no", status="403 Forbidden"), "HTTP 403"),
-        (answer(b"%PDF-1.7", kind="application/pdf"), "application/pdf is not read"),
-        (answer(b"\x89PNG", kind="image/png"), "image/png is not read"),
-        (answer("<p>Please enable JavaScript to go on.</p>"), "does not hold its snippet"),
-        (answer(""), "does not hold its snippet"),
-        (answer(b"\x00\xff\xfe" * 100), "does not hold its snippet"),
+        (answer(b"%PDF-1.7", kind="application/pdf"), "application/pdf is not supported"),
+        (answer(b"\x89PNG", kind="image/png"), "image/png is not supported"),
+        (answer("<p>Please enable JavaScript to go on.</p>"), "does not contain its snippet"),
+        (answer(""), "does not contain its snippet"),
+        (answer(b"\x00\xff\xfe" * 100), "does not contain its snippet"),
         (b"", "disconnected"),
         (
             b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 9000\r\n\r\n<p>half",
             "closed connection",
         ),
         (answer("", status="302 Found", head="Location: /a\r\n"), "redirects"),
-        (answer("", status="302 Found", head="Location: ftp://a.test/\r\n"), "its snippet is given"),
+        (answer("", status="302 Found", head="Location: ftp://a.test/\r\n"), "its snippet is used"),
     ],
 )
 def test_a_page_that_cannot_be_had_is_replaced_by_its_snippet_and_that_is_logged(reading, caplog, page, said):
@@ -120,7 +120,7 @@ def test_a_slow_page_costs_no_more_than_the_time_for_pages(web, loopback, pages,
     hold.set()
     assert first == SNIPPET
     assert FACT in second
-    assert f"{slow.url}: too slow, its snippet is given" in caplog.text
+    assert f"{slow.url}: too slow, its snippet is used" in caplog.text
 
 
 def test_a_large_page_is_read_as_far_as_allowed(reading):

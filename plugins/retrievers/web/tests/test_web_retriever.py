@@ -137,7 +137,7 @@ def test_without_a_place_for_the_users_cache_the_search_goes_on(web, tmp_path, c
     retriever = WebRetriever(Options(provider="serper", rate=None), httpx.MockTransport(echo)).open(None)
     assert texts(retriever, ["x"]) == [["x"]]
     retriever.close()
-    assert "no cache of web search" in caplog.text
+    assert "web search runs without a cache" in caplog.text
     with pytest.raises(UserError, match="cache=PATH"):
         web(echo, cache=tmp_path / "home" / "mine.sqlite")
 
@@ -223,7 +223,7 @@ def test_closing_ends_requests_that_are_on_their_way():
         started.wait(60)
         retriever.close()
         (fault,) = waiting.result(timeout=60)
-    assert (fault.status, str(fault)) == ("failed", "web search was closed before the answer came")
+    assert (fault.status, str(fault)) == ("failed", "web search was closed before the answer arrived")
 
 
 def test_a_search_before_opening_is_a_bug_of_the_caller():

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 REFUSED: dict[str, str] = {
-    "rollout.deterministic": "episodes of several processes come in no fixed order",
+    "rollout.deterministic": "episodes of several processes arrive in no fixed order",
     "actor.mask_observations": "verl has one mask for the loss and for every mean",
     "ref.path": "verl loads the reference from the policy's own directory",
 }
@@ -131,7 +131,7 @@ def _refused_keys(config: Config) -> Iterator[str]:
     for key, value, instead, is_set in refused:
         if is_set:
             yield (
-                f"{key} = {value} is not possible with --backend verl: {REFUSED[key]}; "
+                f"{key} = {value} is not supported with --backend verl: {REFUSED[key]}; "
                 f"{instead}, or train with --backend local"
             )
 

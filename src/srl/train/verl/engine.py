@@ -34,7 +34,7 @@ class VerlEngine:
         self.seconds += time.perf_counter() - began
         ids = tuple(output.token_ids)
         if not ids or output.stop_reason in ("abort", "aborted"):
-            raise RuntimeError(f"episode {request_id}: the server gave up the turn ({output.stop_reason})")
+            raise RuntimeError(f"episode {request_id}: the server aborted the turn ({output.stop_reason})")
         self.steps.append(int(output.extra_fields.get("global_steps") or 0))
         reason = output.extra_fields.get("srl_stop") or reason_of(ids, sampling, self.codec)
         return Completion(ids, tuple(output.log_probs or [0.0] * len(ids)), reason)

@@ -24,7 +24,7 @@ def estimate(
     The returns, which the critic learns, are those before whitening.
     """
     if values is None:
-        raise ValueError("ppo estimates advantages from a critic's values, and got none")
+        raise ValueError("ppo needs the values of a critic, but got none")
     mask = valid_mask(response_mask, valid)
     advantages, returns = gae(token_level_rewards, values, mask, gamma, lam)
     return Advantages(masked_whiten(advantages, mask), returns)

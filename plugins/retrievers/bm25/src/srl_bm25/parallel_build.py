@@ -75,7 +75,7 @@ def _await(running: Sequence[subprocess.Popen[str]], progress: Callable[[int], N
                 each.kill()
                 each.wait()
     if failed:
-        raise RuntimeError(f"a process that analysed passages ended with {failed[0]}")
+        raise RuntimeError(f"a worker process of the build ended with exit code {failed[0]}")
 
 
 def _joined(parts: Sequence[Path]) -> Documents:

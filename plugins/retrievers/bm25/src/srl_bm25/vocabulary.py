@@ -32,7 +32,7 @@ class Vocabulary:
         hashes = np.fromiter(map(_hash, numbers), np.uint64, len(numbers))
         order = np.argsort(hashes)
         if (np.diff(hashes[order]) == 0).any():
-            raise UserError("two words of the corpus have one hash; try another stemmer")
+            raise UserError("two words of the corpus have the same hash; try another stemmer")
         np.save(folder / "hashes.npy", hashes[order])
         np.save(folder / "terms.npy", np.fromiter(numbers.values(), np.int32, len(numbers))[order])
 

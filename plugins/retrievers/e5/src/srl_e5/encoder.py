@@ -75,7 +75,7 @@ class Encoder:
                 report(done / total)
         if not np.isfinite(vectors).all():
             raise UserError(
-                "the encoder gave a vector that is not finite; try --set retriever.e5.dtype=float32"
+                "the encoder returned a vector that is not finite; try --set retriever.e5.dtype=float32"
             )
         return vectors
 
@@ -160,7 +160,7 @@ def _check_lengths(directory: Path, limit: int, query: int, passage: int) -> Non
     for name, length in (("query_max_length", query), ("passage_max_length", passage)):
         if length > limit:
             raise UserError(
-                f"{directory} reads {limit} tokens at most; type: --set retriever.e5.{name}={limit}"
+                f"{directory} supports at most {limit} tokens; type: --set retriever.e5.{name}={limit}"
             )
 
 

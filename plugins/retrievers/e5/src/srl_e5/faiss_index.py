@@ -43,7 +43,7 @@ def new_index(dimension: int, spec: str) -> Any:
         return faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise UserError(
-            f"retriever.e5.index={spec!r}: faiss makes no index of that for {dimension} dimensions "
+            f"retriever.e5.index={spec!r}: faiss cannot make such an index for {dimension} dimensions "
             f"({reason(error)}); type for example --set retriever.e5.index=HNSW64"
         ) from error
 
@@ -61,7 +61,7 @@ def check_kind(path: Path, index: Any, spec: str) -> None:
     if type(index) is not type(expected) and not (is_flat(index) and is_flat(expected)):
         raise UserError(
             f"{path} is a faiss {type(index).__name__}, index={spec} stands for {type(expected).__name__}; "
-            "say what it is, for example --set retriever.e5.index=HNSW64"
+            "give its real type, for example --set retriever.e5.index=HNSW64"
         )
 
 
@@ -192,7 +192,7 @@ def read_index(path: Path) -> Any:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         raise UserError(
-            f"{path} is not a whole faiss index ({reason(error)}); copy, pull or build it again"
+            f"{path} is not a complete faiss index ({reason(error)}); copy, pull or build it again"
         ) from error
 
 

@@ -102,7 +102,7 @@ def resolve(directory: Path, options: Options) -> Settings:
     family = _family(options.model, directory)
     if family is None and None in (options.query_prefix, options.passage_prefix):
         _log.warning(
-            "%s belongs to no known model family: no prefixes, %s pooling; otherwise type, for example: "
+            "%s is of no known model family: using no prefixes and %s pooling; to change that, for example: "
             "--set 'retriever.e5.query_prefix=\"query: \"' --set 'retriever.e5.passage_prefix=\"passage: \"'",
             options.model,
             options.pooling or own.get("pooling", "mean"),
@@ -142,7 +142,7 @@ def dimension_of(directory: Path, trust_remote_code: bool = False) -> int:
         )
         return int(config.hidden_size)
     except Exception as error:
-        raise UserError(f"{directory}: its config.json is not that of an encoder ({_line(error)})") from error
+        raise UserError(f"{directory}: config.json does not describe an encoder ({_line(error)})") from error
 
 
 def _first(*values: Any) -> Any:

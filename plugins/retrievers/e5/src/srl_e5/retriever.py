@@ -181,7 +181,7 @@ class DenseRetriever(RetrieverBase):
             differ = [name for name, value in noted.items() if name != "model" and before.get(name) != value]
             if differ:
                 raise UserError(
-                    f"{folder} holds an index with another {differ[0]}; remove it, or choose another"
+                    f"{folder} contains an index with another {differ[0]}; remove it, or choose another"
                 )
         write_json(folder / NOTE, {"format": 1, **noted})
 
@@ -212,7 +212,7 @@ class DenseRetriever(RetrieverBase):
         alike = float(np.median((ours * theirs).sum(1) / np.maximum(lengths, 1e-12)))
         if alike < _ALIKE:
             raise UserError(
-                f"{source} does not hold the vectors of these passages by {self.options.model}: of "
+                f"{source} does not contain {self.options.model}'s vectors of these passages: of "
                 f"{len(rows)} compared, the median cosine is {alike:.3f}; check the corpus and its order, "
                 "model, pooling and passage_prefix"
             )
@@ -220,7 +220,7 @@ class DenseRetriever(RetrieverBase):
 
 def _read_note(folder: Path) -> dict[str, Any]:
     if not (folder / NOTE).is_file():
-        raise UserError(f"{folder / NOTE} is missing: no whole dense index; copy or build it again")
+        raise UserError(f"{folder / NOTE} is missing: the dense index is incomplete; copy or build it again")
     noted = read_json(folder / NOTE, dict)
     if missing := [name for name in _REMEMBERED if name not in noted]:
         raise UserError(f"{folder / NOTE}: {', '.join(missing)} missing; build the index again")
@@ -231,11 +231,11 @@ def _check_size(path: Path, index: Any, passages: int, dimension: int, model: Pa
     """Raise UserError unless the index has a vector for each passage, as long as the model's."""
     if index.ntotal != passages:
         raise UserError(
-            f"{path} holds {index.ntotal:,} vectors and there are {passages:,} passages; "
-            "expected one for each: is it the corpus that it was made from?"
+            f"{path} has {index.ntotal:,} vectors for {passages:,} passages; "
+            "expected one for each: give the corpus that it was built from"
         )
     if index.d != dimension:
         raise UserError(
-            f"{path} holds vectors of {index.d} numbers, {model} makes {dimension}; "
-            "give the model that it was made with: --set retriever.e5.model=DIR"
+            f"{path} has vectors of dimension {index.d}, those of {model} have {dimension}; "
+            "give the model that it was built with: --set retriever.e5.model=DIR"
         )

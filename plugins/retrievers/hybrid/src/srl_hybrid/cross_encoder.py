@@ -43,7 +43,7 @@ class CrossEncoder:
         self._lock = Lock()  # a fast tokenizer keeps truncation and padding as state
         limit = _limit(self._model, self._tokenizer)
         if max_length > limit:
-            raise UserError(f"{model} reads {limit} tokens at most; type: --set max_length={limit}")
+            raise UserError(f"{model} supports at most {limit} tokens; type: --set max_length={limit}")
 
     @property
     def digest(self) -> str:
@@ -127,7 +127,7 @@ def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, An
     if info["missing_keys"]:
         lacking = ", ".join(sorted(info["missing_keys"])[:2])
         raise UserError(
-            f"{directory} is no cross-encoder: it has no weights for {lacking}; "
+            f"{directory} is not a cross-encoder: it has no weights for {lacking}; "
             "expected a sequence classifier, such as cross-encoder/ms-marco-MiniLM-L12-v2"
         )
     if model.config.num_labels not in (1, 2):

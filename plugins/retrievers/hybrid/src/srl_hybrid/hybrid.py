@@ -36,8 +36,9 @@ class HybridRetriever(RetrieverBase):
         for name, retriever in self._retrievers.items():
             if retriever.live:
                 raise UserError(
-                    f"retriever.hybrid.retrievers: {name} searches outside, and only rankings of one corpus "
-                    f"are fused; make it a retriever of its own: --set search.retrievers.{name}.index=DIR"
+                    f"retriever.hybrid.retrievers: {name} searches an external service; only rankings of one "
+                    "corpus can be fused; use it as a named retriever: "
+                    f"--set search.retrievers.{name}.index=DIR"
                 )
         self.resumable = any(retriever.resumable for retriever in self._retrievers.values())
 

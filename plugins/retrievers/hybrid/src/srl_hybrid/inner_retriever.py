@@ -35,7 +35,7 @@ def with_runtime(where: str, name: str, options: Options, runtime: Options) -> d
     build, machine = split(where, name, options)
     for key in runtime:
         if key in build:
-            raise UserError(f"{where}.{key} shapes the index and does not belong to the machine")
+            raise UserError(f"{where}.{key} is part of the index, not a machine-dependent option")
     return split(where, name, {**build, **machine, **runtime})[1]
 
 

@@ -58,7 +58,7 @@ class HybridOptions(BaseModel):
     def _each_once(cls, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for folder, times in Counter(folders("hybrid", {"retrievers": given})).items():
             if times > 1:
-                raise UserError(f"{_HYBRID}.retrievers: {folder} is in it {times} times; name each once")
+                raise UserError(f"{_HYBRID}.retrievers: {folder} occurs {times} times; list each once")
         return given
 
     @field_validator("weights")
@@ -125,4 +125,4 @@ def _is_nested(given: Any) -> bool:
 def _only(where: str, given: dict[str, Any], names: Any) -> None:
     for name in given:
         if name not in names:
-            raise UserError(f"{where}: no retriever {name!r} in it; there are {', '.join(names)}")
+            raise UserError(f"{where}: no retriever {name!r}; there are {', '.join(names)}")

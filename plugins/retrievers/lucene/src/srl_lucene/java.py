@@ -59,7 +59,7 @@ def check_process() -> None:
     """Raise UserError unless this is the process in which Java was started."""
     if _process != os.getpid():
         raise UserError(
-            "Lucene does not survive a fork: this process was forked from one that used it; "
+            "Lucene does not work after a fork: this process was forked from one that used it; "
             "start workers with multiprocessing's `spawn` method, or search through srl serve retriever"
         )
 
@@ -164,7 +164,7 @@ def find_runtime(environment: Mapping[str, str]) -> Runtime:
         if runtime.version >= OLDEST:
             return runtime
         found.append(
-            f"version {runtime.version} in {home}" if runtime.version else f"nothing that runs in {home}"
+            f"version {runtime.version} in {home}" if runtime.version else f"no working Java in {home}"
         )
     there_is = "; ".join(found) or "none"
     raise UserError(

@@ -25,8 +25,8 @@ def analyzer(options: Options) -> Any:
         java_class("io.anserini.analysis.AnalyzerUtils").analyze(made, "1066")
     except JavaException as error:
         raise UserError(
-            f"language={options.language} needs what this Java lacks ({reason(error)}); "
-            "set JAVA_HOME to a whole JDK"
+            f"language={options.language} needs a module that this Java lacks ({reason(error)}); "
+            "set JAVA_HOME to a full JDK"
         ) from error
     return made
 
@@ -50,7 +50,7 @@ def reader(folder: Path) -> Any:
     try:
         opened = java_class("org.apache.lucene.index.DirectoryReader").open(_directory(folder))
     except JavaException as error:
-        raise UserError(f"{folder} is no Lucene index that can be read: {reason(error)}") from error
+        raise UserError(f"{folder} is not a readable Lucene index: {reason(error)}") from error
     return upcast("org.apache.lucene.index.IndexReader", opened)
 
 

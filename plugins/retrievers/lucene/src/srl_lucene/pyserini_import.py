@@ -88,7 +88,7 @@ def _id_of(document: Any, folder: Path) -> str:
     found = document.get("id")
     if found is None:
         raise UserError(
-            f"{folder} keeps no ids of its passages, as pyserini's indexes do; "
+            f"{folder} stores no passage ids, unlike the indexes of pyserini; "
             "type: srl index build --retriever lucene --corpus FILE"
         )
     return str(found)
@@ -113,7 +113,7 @@ def _contents(document: Any, folder: Path) -> str:
             ) from error
     if not isinstance(contents, str):
         raise UserError(
-            f"{folder} was built without --storeRaw and holds no texts; "
+            f"{folder} was built without --storeRaw and contains no texts; "
             "add --corpus FILE, the corpus that it was built from"
         )
     return contents

@@ -59,7 +59,7 @@ class LuceneRetriever(RetrieverBase):
         known = len(self._store) if self._rows is None else len(self._rows)
         if reader.maxDoc() != known:
             raise UserError(
-                f"{folder} has {reader.maxDoc():,} documents where {known:,} expected; build the index again"
+                f"{folder} has {reader.maxDoc():,} documents, expected {known:,}; build the index again"
             )
         self._searcher = lucene.searcher(reader, self.options)
         self._analyzer = lucene.analyzer(self.options)

@@ -41,7 +41,7 @@ async def resolve(host: str, port: int) -> list[str]:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise httpx.ConnectError(f"{host} is not known ({error})") from error
+        raise httpx.ConnectError(f"{host} cannot be resolved ({error})") from error
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 

@@ -83,7 +83,7 @@ class Api(Fields):
     def _is_http(cls, url: str) -> str:
         if not re.fullmatch(r"https?://[^/{}\s@?#]+(/[^{}\s?#]*)?", url):
             raise ValueError(
-                "expected http://HOST/PATH or https://HOST/PATH: a query and placeholders go into params, "
+                "expected http://HOST/PATH or https://HOST/PATH: put a query and placeholders into params, "
                 "a user and a password into headers, keys into the environment"
             )
         return url
@@ -94,7 +94,7 @@ class Api(Fields):
         for value in self._values():
             secret = [_is_secret(place) for place in _placeholders(value)]
             if any(secret) and not all(secret):
-                raise ValueError(f"{value!r} holds a key and something else; keep them apart")
+                raise ValueError(f"{value!r} contains a key and other placeholders; separate them")
         return self
 
     @model_validator(mode="after")

@@ -103,6 +103,6 @@ class Cache:
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            log.warning("the cache of web search failed and is left alone from here on: %s", error)
+            log.warning("the cache of web search failed and is no longer used: %s", error)
             self._connection = None
             return []

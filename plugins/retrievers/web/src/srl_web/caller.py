@@ -138,7 +138,7 @@ class Caller:
             fault = _PassingFault("refused", self._secrets.hide(f"{self._host}: no connection ({error})"))
         except httpx.HTTPError as error:
             what = self._secrets.hide(f"{type(error).__name__}: {error}")
-            fault = _PassingFault("failed", f"{self._host} broke off: {what}")
+            fault = _PassingFault("failed", f"{self._host}: connection failed: {what}")
         raise fault
 
     async def _exchange(self, call: Call) -> _Answer:
@@ -164,13 +164,13 @@ class Caller:
             return Fault("rejected", f"{what} (the query is too long)")
         if status in (401, 403):
             names = " and ".join(self._api.environment()) or "no key"
-            return Fault("refused", f"{what}; it was asked with {names}")
+            return Fault("refused", f"{what}; the request used {names}")
         if status in _PASSING:
             return _PassingFault("refused", what, answer.retry_after_s)
         if status >= 500:
             return _PassingFault("failed", what, answer.retry_after_s)
         if status < 400:
-            return Fault("failed", f"{what}, not with results; give the API's final URL")
+            return Fault("failed", f"{what} instead of results; give the API's final URL")
         return Fault("refused", what)
 
     def _read(self, answer: _Answer) -> list[Result]:
@@ -186,7 +186,7 @@ class Caller:
             raise Fault("failed", what) from None
         except ValueError as error:
             said = _said(answer.text)
-            what = f"{self._host}: {error}" + (f"; it says: {said}" if said else "")
+            what = f"{self._host}: {error}" + (f"; response: {said}" if said else "")
             raise Fault("failed", what) from None
         direct = read_answers(self._api, found) if self._options.answers else []
         return cleaned([*direct, *results])

@@ -59,7 +59,7 @@ class Budget:
             raise Fault(
                 "refused",
                 f"the spending cap of {self._cap:,} requests to the search API is reached; "
-                "raise max_requests (or max_cost) to go on",
+                "raise max_requests (or max_cost) to continue",
             )
 
     def _take_here(self) -> bool:

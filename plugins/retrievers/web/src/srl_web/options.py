@@ -91,7 +91,7 @@ class Options(BaseModel):
         if self.answers and not self.asked.answers:
             raise ValueError(f"{self.provider or 'this api'} gives no direct answers; leave answers out")
         if self.asked.uses("key") and not self.asked.key_env:
-            raise ValueError("the api uses {key} and does not say which variable has it; add key_env")
+            raise ValueError("the api uses {key} without an environment variable for it; add key_env")
         if self.max_cost is not None and self.cost_per_request is None:
             raise ValueError("max_cost needs cost_per_request")
         return self

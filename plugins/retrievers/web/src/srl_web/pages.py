@@ -62,7 +62,7 @@ class PageReader:
         done, late = await asyncio.wait(tasks, timeout=self._options.page_timeout_s)
         for task in late:
             task.cancel()
-            log.debug("%s: too slow, its snippet is given", task.get_name())
+            log.debug("%s: too slow, its snippet is used", task.get_name())
         await asyncio.gather(*late, return_exceptions=True)
         return {task.get_name(): task.result() for task in done if task.result()}
 
@@ -78,12 +78,12 @@ class PageReader:
                     text = await self._text(result.url)
                 self._cache.keep_page(result.url, text)
         except Exception as error:  # what strangers' servers send may raise anything; the snippet is there
-            log.debug("%s: %s, its snippet is given", result.url, str(error) or type(error).__name__)
+            log.debug("%s: %s, its snippet is used", result.url, str(error) or type(error).__name__)
             return ""
         wanted = result.text or query
         part = around(text, wanted, self._options.page_chars)
         if share_of(part, wanted) < _LEAST_SHARE:
-            log.debug("%s: the page does not hold its snippet, which is given", result.url)
+            log.debug("%s: the page does not contain its snippet, which is used", result.url)
             return ""
         return part
 
@@ -93,7 +93,7 @@ class PageReader:
             if response.status_code != 200:
                 raise _UnreadableError(f"HTTP {response.status_code}")
             if kind not in _READABLE:
-                raise _UnreadableError(f"{kind or 'no content type'} is not read")
+                raise _UnreadableError(f"{kind or 'no content type'} is not supported")
             body = bytearray()
             async for chunk in response.aiter_bytes():
                 body += chunk

@@ -58,7 +58,7 @@ class WebRetriever(RetrieverBase):
     ) -> None:
         """Nothing to build. Raises UserError where passages are given."""
         if passages is not None:
-            raise UserError("web searches outside and takes no corpus; leave the corpus out")
+            raise UserError("web searches an external service and takes no corpus; leave it out")
 
     def open(self, directory: Path | None = None) -> WebRetriever:
         """Read the keys and open cache and ledger. Raises UserError for what is missing."""
@@ -85,7 +85,7 @@ class WebRetriever(RetrieverBase):
             with timed("web"):
                 return session.run(session.outcomes(queries, k))
         except CancelledError:
-            return [Fault("failed", "web search was closed before the answer came") for _ in queries]
+            return [Fault("failed", "web search was closed before the answer arrived") for _ in queries]
 
     def close(self) -> None:
         """End the requests on their way and the thread; the next search starts again."""
@@ -236,5 +236,5 @@ def _open_cache(options: Options) -> Cache:
     except UserError as error:
         if options.cache != "user":
             raise
-        log.warning("no cache of web search: %s", error)
+        log.warning("web search runs without a cache: %s", error)
         return Cache(None, None)

@@ -46,7 +46,7 @@ class Secrets:
                     "(or name another variable with the option key_env)"
                 )
             if not value.isascii() or not value.isprintable():
-                raise UserError(f"{name} has characters that no key has; set it again, from a plain copy")
+                raise UserError(f"{name} has characters that are not allowed in a key; set it again")
         return cls(found)
 
     def hide(self, text: str) -> str:
