@@ -247,7 +247,9 @@ def test_a_damaged_checkpoint_is_named_when_it_is_measured(shell, place, run, ha
 
 def test_a_model_that_is_nowhere_is_one_line(shell: Shell, place: Path) -> None:
     data = ("--data", place / "test.parquet", "--index", place / "index")
-    assert "no model directory last, and no runs in" in shell.refused("-q", "eval", "run", "last", *data)
+    assert "no model directory last, and there are no runs in" in shell.refused(
+        "-q", "eval", "run", "last", *data
+    )
     assert "expected a config.json in it" in shell.refused("-q", "eval", "run", place / "index", *data)
     assert "nothing to search" in shell.refused("-q", "eval", "run", place / "model", *data[:2])
 

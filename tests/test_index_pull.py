@@ -117,7 +117,9 @@ def test_a_busy_hub_is_asked_again_and_a_dead_one_given_up(hub, tmp_path):
     hub.statuses = [503, 429, 500]
     assert (get(hub, tmp_path / "e5") / "e5_Flat.index").read_bytes() == WHOLE
     hub.statuses = [503] * 6
-    with pytest.raises(UserError, match=r"part_aa could not be downloaded .*\(status 503\).*the same again"):
+    with pytest.raises(
+        UserError, match=r"part_aa could not be downloaded .*\(status 503\).*the same command again"
+    ):
         get(hub, tmp_path / "other")
 
 

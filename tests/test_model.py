@@ -265,7 +265,7 @@ def test_tokenizer_that_knows_more_than_the_model_embeds_is_noted(saved):
 
 
 def test_directory_without_tokenizer_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no tokenizer that loads"):
+    with pytest.raises(UserError, match="no tokenizer that can be loaded"):
         load_tokenizer(tmp_path)
     with pytest.raises(UserError, match="no tokenizer directory"):
         load_tokenizer(tmp_path / "gone")

@@ -126,7 +126,7 @@ def test_run_without_a_whole_checkpoint_is_said(workspace: Path, tmp_path: Path)
     made(workspace / "runs" / NAME, "local")
     with pytest.raises(UserError, match="no complete checkpoint yet"):
         export(workspace / "runs" / NAME, tmp_path / "out")
-    with pytest.raises(UserError, match=r"no run: there is no run\.json"):
+    with pytest.raises(UserError, match=r"not a run: it has no run\.json"):
         export(tmp_path, tmp_path / "out")
 
 

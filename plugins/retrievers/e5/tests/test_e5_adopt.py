@@ -64,7 +64,7 @@ def test_an_index_of_another_corpus_order_model_or_prefix_is_noticed(
 
 
 def test_an_index_of_other_width_is_refused(make_encoder, corpus, tmp_path, published):
-    with pytest.raises(UserError, match=r"vectors of 32 numbers, .* makes 64"):
+    with pytest.raises(UserError, match=r"vectors of dimension 32, those of .* have 64"):
         adopt(published, tmp_path / "index", corpus, make_encoder("wide-e5", width=64))
 
 

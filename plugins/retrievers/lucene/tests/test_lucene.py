@@ -181,7 +181,7 @@ def test_damaged_index_is_one_clear_line(tmp_path, foreign):
     for path in foreign[1].iterdir():
         half = path.read_bytes()[: path.stat().st_size // 2]
         (tmp_path / "bad" / path.name).write_bytes(half)
-    with pytest.raises(UserError, match="no Lucene index that can be read") as caught:
+    with pytest.raises(UserError, match="not a readable Lucene index") as caught:
         import_index(tmp_path / "bad", tmp_path / "out", "lucene")
     assert "\n" not in str(caught.value)
 

@@ -132,7 +132,7 @@ def test_items_that_are_no_objects_are_passed_over():
         ({"api": {"url": "https://a.test/", "headers": {"X-Key": "{key}"}}}, "add key_env"),
         (
             {"api": {"url": "https://a.test/", "params": {"q": "{key}-{query}"}, "key_env": "K"}},
-            "'{key}-{query}' holds a key and something else",
+            "'{key}-{query}' contains a key and other placeholders",
         ),
         ({"api": {"url": "https://a.test/", "result": "x"}}, "no option retriever.web.api.result"),
         ({"api": "no-such-file.yaml"}, "no-such-file.yaml cannot be read: No such file"),
