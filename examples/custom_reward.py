@@ -1,4 +1,4 @@
-"""A reward of your own: this file is the plugin, and it needs no package.
+"""A custom reward: this file is the plugin, and needs no package.
 
     cd examples
     srl plugins check custom_reward:FewSearches

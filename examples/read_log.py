@@ -1,4 +1,4 @@
-"""Figures from the log of a run, with DuckDB and no notebook; also while the run trains.
+"""Metrics from the log of a run, with DuckDB and without a notebook; works during training too.
 
     python examples/read_log.py srl-workspace/runs            # a run, or a folder of runs
     python examples/read_log.py srl-workspace/runs val

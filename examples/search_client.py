@@ -1,4 +1,4 @@
-"""Another trainer asks srl's search server: what the clients of Search-R1 and of verl send, in httpx.
+"""Call srl's search server from another trainer: the requests of Search-R1's and verl's clients, in httpx.
 
     srl serve retriever --index own-documents/index       # prints its URL once it answers
     python examples/search_client.py http://127.0.0.1:8000/retrieve "Where was Kromel Dunil born ?"

@@ -220,7 +220,7 @@ def test_a_file_from_elsewhere_is_taken_when_it_is_the_published_one(hub, tmp_pa
 
 def test_one_directory_holds_one_thing_at_one_revision(hub, tmp_path):
     out = get(hub, tmp_path / "e5")
-    with pytest.raises(UserError, match="holds wiki18-e5, not wiki18-bm25"):
+    with pytest.raises(UserError, match="contains wiki18-e5, not wiki18-bm25"):
         get(hub, out, "wiki18-bm25")
     manifest = json.loads((out / "manifest.json").read_text())
     (out / "manifest.json").write_text(json.dumps(manifest | {"revision": "f" * 40}))
@@ -275,7 +275,7 @@ def test_the_command_says_what_it_takes_and_what_to_type_next(hub, tmp_path, mon
     assert main(["index", "pull", "wiki18-e5", "--out", str(out)]) == 0
     found = capsys.readouterr()
     assert found.out == f"{out}/e5_Flat.index\n"
-    assert "0.5 MB of it is still to come" in found.err
+    assert "0.5 MB left to download" in found.err
     assert "of memory" in found.err
     assert f"now type: srl index import {out}/e5_Flat.index --retriever e5" in found.err
     assert "hf_secret" not in found.err

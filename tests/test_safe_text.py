@@ -162,7 +162,7 @@ def test_text_that_is_no_message_keeps_its_urls():
     ],
 )
 def test_a_search_url_with_more_than_host_port_and_path_is_refused(url, held):
-    with pytest.raises(UserError, match=rf"URL for h holds {held}.*export SRL_SEARCH_TOKEN=…") as caught:
+    with pytest.raises(UserError, match=rf"URL for h has {held}.*export SRL_SEARCH_TOKEN=…") as caught:
         refuse_credentials("URL", url)
     assert "s3cret" not in str(caught.value)
     refuse_credentials("URL", "http://h:8000/behind/a/proxy/retrieve/wiki")

@@ -195,7 +195,7 @@ def test_a_key_in_a_url_is_refused_wherever_one_is_typed(tmp_path, monkeypatch, 
     Path("q.jsonl").write_text(json.dumps(question), encoding="utf-8")
     assert main(command) == 2
     err = capsys.readouterr().err
-    assert "for h.test holds a" in err
+    assert "for h.test has a" in err
     assert "export SRL_SEARCH_TOKEN=…" in err
     assert "s3cret" not in err
     assert len(err.splitlines()) == 1

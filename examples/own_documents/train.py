@@ -1,9 +1,9 @@
-"""From your own documents to a trained searcher: a corpus, an index, training, the answers before and after.
+"""Train a model to search your own documents: corpus, index, training, and the answers before and after.
 
     python examples/own_documents/train.py        # the made-up documents beside this file: two minutes
     python examples/own_documents/train.py --folder MINE --model Qwen2.5-0.5B --preset one-gpu --steps 200
 
-FOLDER holds documents/*.txt (the first line is the title, each paragraph below it a passage) and
+FOLDER contains documents/*.txt (the first line is the title, each paragraph below it a passage) and
 questions.jsonl (a line: {"id": "q1", "question": "…", "golden_answers": ["…"]}). A quarter of the questions
 is for validation. Everything but the run is written to --out. The small model that comes with srl knows only
 the words of these made-up documents: give a --model for your own.

@@ -29,19 +29,19 @@ KINDS = {
     "retriever": Kind(
         "retriever",
         "Word overlap: the share of the query's words that a passage contains.",
-        "a passage scores the share of the query's words that it contains.",
+        "word overlap: the share of the query's words that a passage contains.",
         "srl train --set retriever.name={name}",
     ),
     "reward": Kind(
         "reward",
-        "1 for an answer of few words, less for a longer one.",
-        "1 for an answer of few words, less for a longer one.",
+        "1 for a short answer, less for a longer one.",
+        "1 for a short answer, less for a longer one.",
         "srl train --set reward.weights.{name}=0.1",
     ),
     "algorithm": Kind(
         "estimator",
-        "The score of an episode against the mean of its group.",
-        "the score of an episode against the mean of its group.",
+        "The score of an episode relative to the mean of its group.",
+        "the score of an episode relative to the mean of its group.",
         "srl train --set algorithm.name={name}",
     ),
     "provider": Kind(

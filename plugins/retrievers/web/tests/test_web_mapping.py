@@ -64,7 +64,7 @@ def test_any_json_api_is_asked_by_a_mapping_in_a_file(web, key, tmp_path):
 
 def test_the_mapping_that_the_readme_shows_is_one():
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    block = readme.split("in `my-api.yaml`:\n\n")[1].split("\n\n")[0]
+    block = readme.split("`my-api.yaml`, for an imaginary API:\n\n")[1].split("\n\n")[0]
     api = Api.model_validate(yaml.safe_load(textwrap.dedent(block)))
     assert api.environment() == ["EXAMPLE_KEY"]
     assert api.uses("language")
@@ -125,9 +125,15 @@ def test_items_that_are_no_objects_are_passed_over():
         ({"api": {"url": "https://a.test/{query}"}}, "placeholders into params"),
         ({"api": {"url": "https://a.test/?api_key=s3cr3t"}}, "keys into the environment"),
         ({"api": {"url": "https://s3cr3t@a.test/"}}, "keys into the environment"),
-        ({"api": {"url": "https://a.test/", "headers": {"X-API-KEY": "s3cr3t"}}}, "'X-API-KEY' holds a key"),
+        (
+            {"api": {"url": "https://a.test/", "headers": {"X-API-KEY": "s3cr3t"}}},
+            "'X-API-KEY' contains a key",
+        ),
         ({"api": {"url": "https://a.test/", "params": {"api_key": "s3cr3t"}}}, "write {key} there"),
-        ({"api": {"url": "https://a.test/", "body": {"auth": {"token": "s3cr3t"}}}}, "'token' holds a key"),
+        (
+            {"api": {"url": "https://a.test/", "body": {"auth": {"token": "s3cr3t"}}}},
+            "'token' contains a key",
+        ),
         ({"api": {"url": "https://a.test/", "headers": {"Authorization": "Bearer s3cr3t"}}}, "in key_env"),
         ({"api": {"url": "https://a.test/", "headers": {"X-Key": "{key}"}}}, "add key_env"),
         (
