@@ -152,7 +152,7 @@ def test_a_question_longer_than_its_limit_is_one_line(shell: Shell, place: Path)
             ("--set", "trainer.logger=papers"),
             "trainer.logger is 'papers', expected one or several of console",
         ),
-        (("--set", "search.url=http://me:secret@host/"), "search.url for host holds a password"),
+        (("--set", "search.url=http://me:secret@host/"), "search.url for host has a password"),
     ],
 )
 def test_a_mistyped_setting_is_named_before_anything_starts(shell, place, arguments, message) -> None:

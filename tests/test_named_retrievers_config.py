@@ -85,7 +85,7 @@ def test_every_key_of_a_named_retriever_is_resolved_and_saved(tmp_path):
         ([f"{WEB}.topk=2"], "search.retrievers.web has none of url, index and retriever; give one"),
         ([f"{WEB}.url=http://h/", f"{WEB}.index=i"], "search.retrievers.web has url and index of"),
         (["search.retrievers.My Web.index=i"], "expected a name of a-z, 0-9, - and _"),
-        ([f"{WEB}.url=https://me:secret@h/"], "search.retrievers.web.url for h holds a password"),
+        ([f"{WEB}.url=https://me:secret@h/"], "search.retrievers.web.url for h has a password"),
         ([f"{WEB}.url=https://h/?api_key=secret"], "and the server's key in the environment: export"),
         ([f"{WEB}.retriever=nope"], "no retriever 'nope': installed are "),
         ([f"{WEB}.retriever=bm25", f"{WEB}.options.k2=1"], "no option search.retrievers.web.options.k2"),

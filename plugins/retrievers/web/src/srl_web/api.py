@@ -103,8 +103,8 @@ class Api(Fields):
         for name, value in self._entries():
             if _holds_key(name) and isinstance(value, str) and not any(map(_is_secret, _placeholders(value))):
                 raise ValueError(
-                    f"{name!r} contains a key that would be saved; write {{key}} there and name the environment "
-                    "variable that has it in key_env"
+                    f"{name!r} contains a key that would be saved; write {{key}} there, and set key_env "
+                    "to the environment variable that has it"
                 )
         return self
 
