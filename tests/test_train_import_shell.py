@@ -50,7 +50,7 @@ CASES = {
     "no name": "X a.b=1$ a.c=$% 'a'$",
     "otherwise": "X ${NONE:-c.d=4} ${A:-5} ${EMPTY:-6} \"${EMPTY:-7}\" ${NONE:-8 9}",
     "otherwise nested": 'X "${NONE:-"$A/${B}"}" ${NONE:-${NONE:-deep}}',
-    "sums": "X $((1024 * 2)) $(( (A + 3) * $A - ${A} )) $((7 / 2)) $((-7 / 2)) $((-7 % 3))",
+    "sums": "X $((1024 * 2)) $(( (A + 3) * $A - ${A} )) $((7 / 2)) $((-7 / 2)) $((-7 % 3)) $((S * 2))",
     "array": "L=(a.b=1 # comment\n  'c d' \"$A\"\n)\nX \"${L[@]}\" ${L[@]}",
     "array grows": "L=(a)\nL+=(b c)\nX \"${L[@]}\"",
     "text grows": "W=a\nW+=b\nX $W",
@@ -68,7 +68,7 @@ CASES = {
     "subshell": "( X a.b=1 )",
     "braces": "X a.b={c:1}",
 }  # fmt: skip
-PRELUDE = "A=2\nB='three'\nMANY=' a.b=1  c.d=2 '\nEMPTY=\n"
+PRELUDE = "A=2\nB='three'\nMANY=' a.b=1  c.d=2 '\nEMPTY=\nS=1+2\n"
 
 
 @pytest.mark.parametrize("name", CASES)

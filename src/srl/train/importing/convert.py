@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from srl.config import load_config
-from srl.config.keys import Config, flat, keys, plain
+from srl.config.keys import flat, plain
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
 from srl.files import FORMAT
@@ -65,7 +65,7 @@ def _imported(path: Path, given: Mapping[str, str]) -> Imported:
     adjust(conversion)
     said = [*conversion.notes, *_about_defaults(conversion), *_sort_others(conversion)]
     report = tuple(_one_line(sentence) for sentence in said)
-    text = _header(source, report) + _yaml(_in_order(_OWN | _written_keys(conversion)))
+    text = _header(source, report) + _yaml(_OWN | _written_keys(conversion))
     _check(text, source, path)
     return Imported(text, report)
 
@@ -186,18 +186,6 @@ def _shipped(engine: str) -> dict[str, Any]:
     except (PackageNotFoundError, OSError, UserError):
         return {}
     return {".".join(path): value for path, value in flat(tree)}
-
-
-def _in_order(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys in the order of the documentation; options of plugins and keys of verl come last."""
-    places = {key.name: place for place, key in enumerate(keys())}
-    sections = list(Config.model_fields)
-
-    def place(key: str) -> tuple[int, int]:
-        section = key.partition(".")[0]
-        return sections.index(section) if section in sections else -1, places.get(key, len(places))
-
-    return {key: flat_keys[key] for key in sorted(flat_keys, key=place)}
 
 
 def _yaml(flat_keys: Mapping[str, Any]) -> str:

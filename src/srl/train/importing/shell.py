@@ -44,7 +44,8 @@ _PARAMETER = re.compile(r"\$ (?: (\w+|[@*#?$!-]) | \{ (\w+|[@*]) (?:\[[@*]\])? (
 _HERE_DOCUMENT = re.compile(r"[^#]*?(?<!<)<<-?[ \t]*['\"]?([A-Za-z_]\w*)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _NAME = re.compile(r"\w+")
-_SUM = re.compile(r"[\w\s${}()+*/%-]{1,200}")
+_NAME_IN_SUM = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
+_SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _SUM_OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -203,30 +204,26 @@ class Variables:
 
     def _sum(self, source: str, missing: dict[str, str]) -> str:
         """Whole-number arithmetic with + - * / and %, and names of variables."""
+        unknown: dict[str, str] = {}
+        text = _NAME_IN_SUM.sub(lambda name: f"({''.join(self._value(name[1], unknown))})", source[3:-2])
+        missing |= unknown
         try:
-            if not _SUM.fullmatch(source):
+            if unknown or not _SUM.fullmatch(text):
                 raise ValueError("not whole-number arithmetic")
-            tree = ast.parse(re.sub(r"\$\{?(\w+)\}?", r"\1", source[3:-2]).strip(), mode="eval")
-            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            unknown: dict[str, str] = {}
-            values = {name: "".join(self._value(name, unknown)) for name in sorted(names)}
-            missing |= unknown
-            return "" if unknown else str(_number(tree.body, values))
+            return str(_number(ast.parse(text.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError):
-            missing[source] = ""
+            missing |= {} if unknown else {source: ""}
             return ""
 
 
-def _number(node: ast.expr, values: Mapping[str, str]) -> int:
+def _number(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int(value)):
             return value
-        case ast.Name(id=name):
-            return int(values[name])
         case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return -_number(inner, values)
+            return -_number(inner)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _SUM_OPERATORS:
-            return int(_SUM_OPERATORS[type(op)](_number(left, values), _number(right, values)))
+            return int(_SUM_OPERATORS[type(op)](_number(left), _number(right)))
     raise ValueError("not whole-number arithmetic")
 
 
@@ -266,15 +263,13 @@ class Command:
     @property
     def training_at(self) -> int:
         """The place of its training program among the words, 0 without one."""
-        texts = [word.literal for word in self.words]
-        return next(
-            (
-                place
-                for place, text in enumerate(texts)
-                if place and _TRAINING.fullmatch(text) and (texts[place - 1] == "-m" or text.endswith(".py"))
-            ),
-            0,
-        )
+        before = ""
+        for place, word in enumerate(self.words):
+            text = word.literal
+            if place and _TRAINING.fullmatch(text) and (before == "-m" or text.endswith(".py")):
+                return place
+            before = text
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +303,10 @@ def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[
         found = _of_command(commands, training[0], variables, name)
     else:
         found = _of_list(commands, variables, name, bare)
-    for variable in given.keys() - variables.seen:
-        hint = nearest(variable, sorted(variables.seen))
-        raise UserError(f"--define {variable}: {name} has no such variable{hint}")
+    for variable in given:
+        if variable not in variables.seen:
+            hint = nearest(variable, sorted(variables.seen))
+            raise UserError(f"--define {variable}: {name} has no such variable{hint}")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ _MAX_SETTINGS = 20_000
 """A YAML file whose aliases multiply has more settings than any run."""
 _BARE = frozenset(key for key in SEARCH_R1_ONLY if "." not in key)
 _YAML = {".yaml", ".yml"}
-_KEY_AND_COLON = re.compile(r"^[A-Za-z_][\w.]*\s*:(?:\s|$)", re.MULTILINE)
 _HYDRA = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd")
 
 
@@ -88,7 +86,7 @@ def _text(path: Path) -> str:
 
 
 def _parsed(path: Path, text: str, given: Mapping[str, str]) -> Source:
-    if path.suffix.lower() in _YAML or _looks_like_yaml(text):
+    if path.suffix.lower() in _YAML:
         return _of_yaml(path, text, given)
     training = read_script(text, str(path), given, _BARE)
     words, options = _options_apart(training.words)
@@ -140,12 +138,6 @@ def _options_apart(words: Iterable[tuple[str, int]]) -> tuple[list[tuple[str, in
     return settings, options
 
 
-def _looks_like_yaml(text: str) -> bool:
-    """Whether a file without the suffix is YAML all the same: keys with colons, no settings with `=`."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return bool(_KEY_AND_COLON.match(lines[0] if lines else "")) and "main_ppo" not in text
-
-
 def _of_overrides(words: list[tuple[str, int]], name: str) -> Source:
     """The settings of these overrides, each with its line, 0 where that is unknown."""
     source = Source(name)
@@ -158,8 +150,9 @@ def _of_overrides(words: list[tuple[str, int]], name: str) -> Source:
         if override is None:
             raise UserError(f"{where}: expected KEY=VALUE, found {word[:60]!r}")
         key, value, adds = override
-        source.settings[key] = value
-        source.added.update([key] if adds else [])
+        found = _flat({key: value}, name)
+        source.settings.update(found)
+        source.added.update(found if adds else ())
     return source
 
 
