@@ -35,14 +35,14 @@ def way() -> list[str]:
     """The parts of the way in the order of the data, and what an episode talks to."""
     x = COLUMNS[1]
     return [
-        text(20, 52, "A question's way", "title"),
+        text(20, 52, "The path of a question", "title"),
         text(20, 72, "the same code"),
         text(20, 90, "on both backends"),
         *cell(0, 28, 76, "box", "Question", "train/questions.py", "read with its prompt"),
         *cell(1, 28, 76, "box", "Episode", "rollout/episode.py", "turns, tokens, mask"),
         *cell(2, 28, 76, "box", "Reward", "reward/", "plugins, weighted"),
         *cell(3, 28, 76, "box", "Step result", "train/step_result.py", "KL, advantages, metrics"),
-        *cell(4, 28, 76, "box", "Update", "update/, on verl its own", "losses, optimiser"),
+        *cell(4, 28, 76, "box", "Update", "update/, or verl's own", "losses, optimiser"),
         *cell(5, 28, 76, "box", "Log", "store/", "Parquet parts, DuckDB"),
         *(arrow([(left + WIDE, 66), (left + STEP, 66)]) for left in COLUMNS[:-1]),
         *box(x - 90, 150, WIDE, 76, "gpu", "Engine", ["rollout/engine.py", "token ids in and out"]),
@@ -61,9 +61,9 @@ def local(y: float) -> list[str]:
     )
     return [
         *lane(y, 150, "--backend local", ["one process"], loop),
-        *cell(0, y + 44, 90, "box", "Questions", "train/question_order.py:", "which ones a step asks"),
+        *cell(0, y + 44, 90, "box", "Questions", "train/question_order.py:", "the questions of a step"),
         *cell(1, y + 44, 90, "gpu", "Torch engine", "rollout/torch_engine.py:", "all episodes at once,",
-              "on the policy itself"),
+              "with the policy's module"),
         *cell(2, y + 44, 90, "search", "Search", "serve/in_process.py, or", "serve/client/ to a server"),
         *cell(3, y + 44, 90, "box", "Experience", "train/experience.py:", "log-probs, values of",
               "policy, reference, critic"),
@@ -76,7 +76,7 @@ def verl(y: float) -> list[str]:
     """Who does what when the run is on verl."""
     return [
         *lane(y, 324, "--backend verl", ["processes on Ray", "(scale.md)"],
-              "train/verl/launch.py checks and starts the processes; train/verl/watchdog.py follows them"),
+              "train/verl/launch.py checks and starts the processes; train/verl/watchdog.py monitors them"),
         *cell(0, y + 44, 108, "box", "Trainer", "train/verl/trainer.py:", "verl's loop over steps;",
               "dataset.py"),
         *box(COLUMNS[1], y + 44, STEP + WIDE, 108, "box", "Agent workers, several on each machine", [
@@ -88,7 +88,7 @@ def verl(y: float) -> list[str]:
         *cell(4, y + 44, 108, "gpu", "Training workers", "verl's: FSDP2 or", "Megatron, in shards;",
               "train/verl/patches.py"),
         *cell(5, y + 44, 108, "disk", "Log actor", "train/verl/log_writer.py:", "store/writer.py in a",
-              "process of its own"),
+              "separate process"),
         *cell(1, y + 204, 90, "gpu", "Rollout servers", "vLLM or SGLang;", "without a GPU",
               "train/verl/without_gpu/"),
         *cell(2, y + 204, 90, "search", "Search servers", "srl serve retriever:", "serve/server/"),
@@ -101,7 +101,7 @@ def verl(y: float) -> list[str]:
         text(MIDDLES[3], y + 304, "new weights, each step", anchor="middle"),
         arrow([(COLUMNS[2] + 120, y + 152), (COLUMNS[2] + 120, y + 182), (MIDDLES[5], y + 182),
                (MIDDLES[5], y + 152)]),
-        text(MIDDLES[3] - 10, y + 176, "each trajectory, whole", anchor="middle"),
+        text(MIDDLES[3] - 10, y + 176, "each trajectory", anchor="middle"),
     ]  # fmt: skip
 
 

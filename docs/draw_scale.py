@@ -20,7 +20,7 @@ def once() -> list[str]:
     return [
         *box(20, 20, 270, 454, "panel", "Once"),
         *box(36, 64, 238, 104, "box", "srl train --backend verl", [
-            "checks settings, questions, search;", "starts the rest, reports progress,",
+            "checks settings, questions, search;", "starts the others, reports progress,",
             "ends a run without progress",
         ]),
         *box(36, 212, 238, 104, "box", "The trainer", [
@@ -43,7 +43,7 @@ def everywhere() -> list[str]:
             "policy, reference and critic in shards", "(FSDP2 or Megatron):", "log-probs, values, update",
         ]),
         *box(700, 64, 260, 104, "gpu", "Rollout servers", [
-            "vLLM or SGLang, whole copies,", "on the same GPUs, in turn", "with the training",
+            "vLLM or SGLang, full copies,", "on the same GPUs, in turn", "with the training",
         ]),
         *box(350, 222, 270, 84, "box", "TransferQueue", [
             "ids, masks, log-probs, rewards,", "values, advantages of the batch",
@@ -52,7 +52,7 @@ def everywhere() -> list[str]:
             "the episode: turns, searches, reward;", "the same code as the local backend's",
         ]),
         *box(700, 378, 260, 80, "search", "Search server", [
-            "srl serve retriever --replicas N,", "here or on machines of its own",
+            "srl serve retriever --replicas N,", "here or on other machines",
         ]),
         arrow([(620, 116), (700, 116)]),
         text(660, 94, "weights,", anchor="middle"),

@@ -207,7 +207,7 @@ def test_failed_searches_count_as_nothing_found_and_are_said():
     found = evaluate_index(index, LabelledQuestions(asked, {str(n): {"a": 1} for n in range(3)}), (1,))
     assert found.metrics["recall@1"].mean == pytest.approx(2 / 3)
     assert (found.failed, found.measured) == (1, 3)
-    assert found.notes == ["1 searches failed and count as nothing found: too slow"]
+    assert found.notes == ["1 searches failed and count as empty results: too slow"]
 
 
 def test_too_many_failed_searches_are_exit_code_1(here, capsys, monkeypatch):

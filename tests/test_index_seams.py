@@ -171,7 +171,7 @@ def test_other_options_do_not_go_on_with_it(plugin, corpus, tmp_path, change):
     options = {"size": 2} if change == "options" else {}
     if change == "weights":
         plugin.WEIGHTS[0] = "bbbb"
-    with pytest.raises(UserError, match=r"out\.building holds an unfinished index by shards with other"):
+    with pytest.raises(UserError, match=r"out\.building has an unfinished index by shards with other"):
         build_index(corpus, out, "shards", options)
     build_index(corpus, out, "shards", options, overwrite=True)
     assert plugin.DONE == [0, 1, 0, 1, 2, 3]

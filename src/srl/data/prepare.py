@@ -96,7 +96,7 @@ def prepare(
         counts = _write_splits(folder, made, rendering)
         passages = _write_passages(folder, files, contexts, progress)
         if not counts and not passages:
-            raise UserError("nothing to write: the sources given hold no question and no passage")
+            raise UserError("nothing to write: the sources contain no questions and no passages")
         settings = {"template": template, "limit": limit, "validation": validation, "contexts": contexts}
         done = {"sources": made.sources, "questions": counts, "passages": passages, "notes": made.notes}
         write_manifest(folder, KIND, {**settings, **done, "files": files_in(folder)})

@@ -212,7 +212,7 @@ def _failures(searched: SearchResults) -> list[str]:
     if not searched.failures:
         return []
     first = next(iter(searched.failures.values()))
-    return [f"{len(searched.failures):,} searches failed and count as nothing found: {first}"]
+    return [f"{len(searched.failures):,} searches failed and count as empty results: {first}"]
 
 
 def _first_with_answer(hits: Sequence[Hit], golds: Sequence[str]) -> int | None:

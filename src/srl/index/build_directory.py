@@ -30,7 +30,7 @@ class BuildDirectory:
         before = self._noted.get("corpus_digest")
         if before not in (None, digest):
             raise UserError(
-                f"{self.directory} holds an unfinished index of another corpus: expected digest "
+                f"{self.directory} has an unfinished index of another corpus: expected digest "
                 f"{str(before)[:12]}, found {digest[:12]}; {_WAYS}"
             )
         if self._noted:
@@ -65,7 +65,7 @@ def _resume(directory: Path, plan: dict[str, Any], overwrite: bool) -> dict[str,
     same = noted is not None and {name: noted.get(name) for name in plan} == plan
     if noted is not None and not same and not overwrite:
         raise UserError(
-            f"{directory} holds an unfinished index by {noted.get('retriever')} with other options; {_WAYS}"
+            f"{directory} has an unfinished index by {noted.get('retriever')} with other options; {_WAYS}"
         )
     if noted is None or not same:
         _empty(directory)

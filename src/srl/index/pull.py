@@ -186,7 +186,7 @@ def _ask(dataset: HubDataset, revision: str | None, endpoint: str | None) -> tup
         raise UserError(f"{where} has no revision {revision!r} on the hub; see its commits there") from error
     except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError, ValueError) as error:
         raise UserError(
-            f"the hub could not be asked for {where} ({reason(error)}); try again later"
+            f"the hub could not be reached for {where} ({reason(error)}); try again later"
         ) from error
     at = {"repo_type": "dataset", "revision": info.sha, "endpoint": endpoint}
     parts = [

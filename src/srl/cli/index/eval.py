@@ -77,7 +77,7 @@ def evaluate(
         _print(index, found)
     if found.failed > _BEARABLE * found.measured:
         raise CheckFailed(
-            f"{found.failed:,} of {found.measured:,} searches failed; they count as finding nothing"
+            f"{found.failed:,} of {found.measured:,} searches failed; they count as empty results"
         )
 
 

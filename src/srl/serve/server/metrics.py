@@ -28,7 +28,7 @@ class Metrics:
         self._queries = self._counter("queries", "Queries answered.")
         self._hits = self._counter("cache_hits", "Queries answered from the cache.")
         self._shared = self._counter(
-            "deduplicated", "Queries answered together with an equal query that was asked at the same time."
+            "deduplicated", "Queries answered together with an identical concurrent query."
         )
         self._total = self._histogram("request", "Time from the arrival of a request to its answer.", SECONDS)
         self._queue = self._histogram(
