@@ -108,13 +108,11 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
 
     On verl's GPUs the engine comes on top (`generation`): it takes a fixed share of each GPU.
     """
-    workers = layout.workers
-    parts = [*_states(shape, config, layout), *_update(shape, config, layout)]
-    if layout.kind == "local":
-        parts += _rollout(shape, config, layout)
-    elif layout.cpu:
-        each = f"{workers} workers × "
-        parts = [Part(p.name, p.rollout * workers, p.update * workers, f"{each}({p.how})") for p in parts]
+    generating = _rollout(shape, config, layout) if layout.kind == "local" else []
+    parts = [*_states(shape, config, layout), *generating, *_update(shape, config, layout)]
+    if layout.cpu and layout.kind != "local":
+        count, each = layout.workers, f"{layout.workers} workers × "
+        parts = [Part(p.name, p.rollout * count, p.update * count, f"{each}({p.how})") for p in parts]
         parts += machine_memory(shape, config, layout)
     return Footprint(tuple(part for part in parts if part.rollout or part.update))
 
