@@ -133,6 +133,7 @@ def test_variables_without_a_value_are_named_with_what_to_type():
     ("text", "words_said"),
     [
         (f"A=$(pwd)/x\n{COMMAND} a.b=$A", ("A (line 1 takes it from $(pwd))", "--define A=VALUE")),
+        (f'A="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"\n{COMMAND} a.b=$A/x', ("takes it from $(cd",)),
         (f"A=`date`\n{COMMAND} a.b=$A", ("line 1 takes it from `date`",)),
         (f"A=${{B%.*}}\n{COMMAND} a.b=$A", ("line 1 takes it from ${B%.*}",)),
         (f"if [ -z $A ]; then\n A=1\nfi\n{COMMAND} a.b=$A", ("inside the block that begins in line 1",)),

@@ -191,17 +191,13 @@ KEY_TABLE: tuple[KeyMapping, ...] = (
     *_CLUSTER,
 )
 
-SEARCH_R1_ONLY = frozenset(
-    {
-        "max_turns", "do_search", "retriever.url", "retriever.topk", "data.max_start_length",
-        "data.max_obs_length", "data.train_data_num", "data.val_data_num", "data.shuffle_train_dataloader",
-        "actor_rollout_ref.rollout.n_agent", "actor_rollout_ref.actor.state_masking",
-        "algorithm.no_think_rl", "algorithm.state_masking.start_state_marker",
-        "algorithm.state_masking.end_state_marker", "reward_model.structure_format_score",
-        "reward_model.final_format_score", "reward_model.retrieval_score", "reranker.do_rerank",
-        "reranker.url", "reranker.topk",
-    }
-)  # fmt: skip
+_OF_VERL = {row.theirs for row in KEY_TABLE if VERL in row.defaults}
+SEARCH_R1_ONLY = frozenset(row.theirs for row in KEY_TABLE if row.theirs not in _OF_VERL) | {
+    "data.train_data_num", "algorithm.no_think_rl", "algorithm.state_masking.start_state_marker",
+    "algorithm.state_masking.end_state_marker", "reward_model.structure_format_score",
+    "reward_model.final_format_score", "reward_model.retrieval_score", "reranker.do_rerank",
+    "reranker.url", "reranker.topk",
+}  # fmt: skip
 """Keys that mark a configuration as Search-R1's."""
 
 

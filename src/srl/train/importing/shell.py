@@ -300,7 +300,7 @@ def read_script(text: str, name: str, given: Mapping[str, str], bare: frozenset[
             "keep the one to import in a file of its own"
         )
     if training:
-        found = _of_command(commands, training[0], variables, name)
+        found = _of_command(commands, commands.index(training[0]), variables, name)
     else:
         found = _of_list(commands, variables, name, bare)
     for variable in given:
@@ -343,10 +343,8 @@ def _without_keywords(words: list[Word], around: list[int]) -> list[Word]:
     return words
 
 
-def _of_command(
-    commands: list[Command], command: Command, variables: Variables, name: str
-) -> TrainingCommand:  # fmt: skip
-    position, start = commands.index(command), command.training_at
+def _of_command(commands: list[Command], position: int, variables: Variables, name: str) -> TrainingCommand:
+    command, start = commands[position], commands[position].training_at
     for earlier in commands[:position]:
         _remember(earlier, variables)
     words = _expanded(command.words[start + 1 :], variables, name)

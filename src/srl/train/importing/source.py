@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from srl.config.keys import flat
 from srl.config.yaml12 import parse
 from srl.errors import UserError
 from srl.train.importing.hydra import read_override, resolved
@@ -171,14 +172,10 @@ def _of_tree(tree: Mapping[str, Any], path: Path) -> Source:
 def _flat(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Settings by dotted name, without `???` (Hydra's mark for a missing value)."""
     found: dict[str, Any] = {}
-    left = list(tree.items())
-    while left:
-        key, value = left.pop(0)
-        if isinstance(value, Mapping) and value:
-            left[:0] = [(f"{key}.{name}", item) for name, item in value.items()]
-        elif value != "???" and not key.endswith("_target_"):
-            found[key] = value
-        if len(found) + len(left) > _MAX_SETTINGS:
+    for path, value in flat(tree):
+        if value != "???" and not path[-1].endswith("_target_"):
+            found[".".join(path)] = value
+        if len(found) > _MAX_SETTINGS:
             raise UserError(
                 f"{name}: more than {_MAX_SETTINGS:,} settings; expected the configuration of one run"
             )
