@@ -40,7 +40,7 @@ from srl.train.dry_run.step_time import (
     step_times,
 )
 from srl.train.make_missing import BASE_MODEL, check_data
-from srl.train.threads import fastest_threads
+from srl.train.threads import set_threads
 from srl.train.verl.config_check import compose, notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
 from srl.train.verl.overrides import given
@@ -160,8 +160,7 @@ def _shape(config: Config) -> Shape:
 def _measured(config: Config, shape: Shape, device: torch.device) -> DeviceSpeed:
     """The device's speed with as many threads as the run would use."""
     before = torch.get_num_threads()
-    automatic = 1 if config.rollout.deterministic else fastest_threads()
-    torch.set_num_threads(config.trainer.threads or automatic)
+    set_threads(config.trainer.threads, config.rollout.deterministic)
     try:
         return measure(shape, device, pick_dtype(config.model.dtype, device))
     finally:
