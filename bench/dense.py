@@ -1,10 +1,10 @@
-"""What dense search costs beside the libraries under it, and how much an approximate index misses.
+"""The cost of dense search compared with the libraries it uses, and the recall of an approximate index.
 
     python bench/dense.py [--data ../shared/data] [--rounds 5] [--out bench/results/dense.json]
     python bench/dense.py --gpu [--out bench/results/dense_gpu.json]
-    python bench/dense.py [--gpu] --smoke     # small, on any machine: does this script run? writes nothing
+    python bench/dense.py [--gpu] --smoke     # small, on any machine, to test this script; writes nothing
 
-Without `--gpu`, one after the other, what is compared always in turns:
+Without `--gpu`, these are compared, always in turns:
 
 - Flat search of the `e5` plugin, hits and all but the encoder, beside faiss's own `IndexFlatIP.search`
   on the same random vectors in the same mapped file;

@@ -1,7 +1,7 @@
-"""The preset for one GPU at its real shape: three steps with random weights, beside what the plan says.
+"""The preset for one GPU at its real size: three steps with random weights, compared with the plan.
 
     python bench/gpu.py [--steps 3] [--out bench/results/gpu.json]
-    python bench/gpu.py --smoke     # a small shape on any device: does this script run? writes nothing
+    python bench/gpu.py --smoke     # a small model on any device, to test this script; writes nothing
 
 A model of Qwen2.5-0.5B's shape with random weights, byte-level BPE trained here on the made-up world's
 pages, GRPO with LoRA as in `srl train --preset one-gpu`. Nothing is downloaded. Random weights neither

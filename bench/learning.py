@@ -1,12 +1,11 @@
-"""What is being learned on the made-up world, and how surely: the table and the curve of the README.
+"""What is learned on the made-up world, over several seeds: the table and the curve of the README.
 
     python bench/learning.py [--seeds 0 1 2] [--only base ppo …] [--workspace DIR]
 
-Every row is a command of `srl` itself on the 1,024 test questions, whose entities no base, cold-start
-or training world contains: the base as it is and its pass@8, the cold start, a model fine-tuned on
-clean episodes instead, then PPO and GRPO for each seed, the same with the mask off, and the baseline
-that may not search. Rows and seeds already in `bench/results/learning.json` are kept where the options
-leave them out.
+Each row is a command of `srl` on the 1,024 test questions. Their entities occur in no base, cold-start or
+training world. The rows: the base as it is, with its pass@8; the cold start; a model fine-tuned on clean
+episodes instead; PPO and GRPO for each seed; the same with the mask off; and the baseline without search.
+Rows and seeds in `bench/results/learning.json` that the options do not select are kept.
 """
 
 from __future__ import annotations

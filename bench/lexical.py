@@ -1,4 +1,4 @@
-"""`bm25` beside Lucene as pyserini drives it: questions a second, build, memory, at growing corpora.
+"""`bm25` compared with Lucene through pyserini: questions per second, build, memory, for growing corpora.
 
 Both are asked all 3,610 questions of NQ-open again and again, three passages each, by the same number of
 threads; after two passes to get warm the timed ones alternate. Lucene is asked through pyserini's

@@ -2,8 +2,8 @@
 
     python bench/readme.py [--check]
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`. With `--check` nothing is written and
-the exit code says whether the pages are what the results say.
+A table is between `<!-- table: NAME -->` and `<!-- end -->`. With `--check` nothing is written, and the exit
+code is 1 if a page differs from the results.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Real data from files to figures: runs `docs/real-data.md` as it is written, and says what came of it.
+"""Run `docs/real-data.md` as it is written, and record the results.
 
     python bench/real_data.py [--data ../shared/data] [--directory DIR]
 
-Every line of the page that begins with `$ ` is run in an empty directory in which `data` is the
-published files; its YAML and its script are written there first. The figures are read from what is then
-on disk: the manifests, the log, the index. The lines of output that the page shows are written anew: read the
-difference, and mend the text around them. The model is far too small to learn English.
+Every line of the page that begins with `$ ` is run in an empty directory in which `data` contains the
+published files; the page's YAML and script are written there first. The figures are then read from disk: the
+manifests, the log, the index. The output that the page shows is updated: read the diff, and correct the text
+around it. The model is far too small to learn English.
 """
 
 from __future__ import annotations

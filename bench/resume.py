@@ -1,4 +1,4 @@
-"""Kill training at random moments, resume it, and compare it with a run that was left alone.
+"""Kill training at random moments, resume it, and compare it with an uninterrupted run.
 
     python bench/resume.py [--kills 20] [--steps 8] [--seed 0] [--out FILE] [-- OPTIONS OF SRL TRAIN]
 

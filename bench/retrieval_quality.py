@@ -1,7 +1,7 @@
-"""How often BM25 finds a question's own paragraph: SQuAD among Wikipedia passages, by analysis.
+"""How often BM25 finds a question's own paragraph, by stop words and stemmer: SQuAD among Wikipedia passages.
 
-The questions of two SQuAD articles; their 109 paragraphs lie among 6,119 passages that 2WikiMultihopQA
-is asked about. Recall@k is the share of questions whose own paragraph is among the first k.
+The questions are those of two SQuAD articles. Their 109 paragraphs are among 6,119 passages of
+2WikiMultihopQA. Recall@k is the share of questions whose own paragraph is among the first k.
 
     python bench/retrieval_quality.py --data ../shared/data
 """

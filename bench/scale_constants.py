@@ -1,5 +1,5 @@
 """The constants of bench/scale.py that this machine can measure: bytes of a search and of an episode's log,
-and what the log's writer takes for an episode.
+and the log writer's time per episode.
 
 Episodes are made of real sentences (2WikiMultihopQA's) in the lengths that bench/scale.py assumes: a token is
 three quarters of a word, its number a hash of that word, so that ids repeat as those of a tokenizer do;

@@ -1,4 +1,4 @@
-"""A search server of the form that Search-R1's users run: FastAPI in front of pyserini, query after query.
+"""A search server of the form that Search-R1's users run: FastAPI in front of pyserini, one query at a time.
 
 It is what `bench/server.py` measures srl's server against, written for that: the same endpoint, Lucene
 asked for one query at a time in the thread that got the request, passages from Lucene's stored texts.

@@ -4,7 +4,7 @@ BM25 over 300,000 passages made of 2WikiMultihopQA's sentences answers NQ-open's
 each, on loopback, without the cache. Three servers run at the same time, warmed up, and are measured in turn
 with wrk: one replica on one core with the load on another, which gives questions per second per core; and one
 and two replicas on all cores, which they share with the load. On two cores that last comparison shows what a
-second process costs without a core of its own, not its gain with one. Questions per second of the server's
+second process costs without a separate core, not its gain with one. Questions per second of the server's
 own CPU time, over all its processes, depend little on other load of the machine.
 
     python bench/server_replicas.py --data ../shared/data        (needs wrk and taskset)

@@ -1,10 +1,10 @@
-"""How long `srl --help` and `srl plugins list` take, beside an interpreter that does nothing.
+"""How long `srl --help` and `srl plugins list` take, compared with an empty interpreter.
 
     python bench/startup.py [--rounds 41] [--out bench/results/startup.json]
 
-Each round starts every command once, so that a busy machine slows all of them alike. The figures
-are medians of wall time and of processor time; the ratios are against `python -c pass`, and the
-target is at most 7 times its wall time. Processor time hardly depends on what else the machine does.
+Each round starts every command once, so that a busy machine slows all of them alike. The figures are medians
+of wall time and of CPU time. The ratios are relative to `python -c pass`; the target is at most 7 times its
+wall time. CPU time hardly depends on other load on the machine.
 """
 
 from __future__ import annotations

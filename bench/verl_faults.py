@@ -1,12 +1,12 @@
-"""Break a run on verl in every way there is, one after the other, and go on with it each time.
+"""Inject every kind of fault into a run on verl, one after the other, and resume it each time.
 
     python bench/verl_faults.py [--only NAME …] [--at WORKSPACE] [--out FILE] [-- OPTIONS OF SRL TRAIN]
 
-One run on this machine's processors, its searches answered by `srl serve retriever`. After a step each
-fault hits; then the run must go on, or end within a limit with exit code 2 and one line that says what
-broke, leaving no process behind, and `srl train --resume` goes on with it. At the end its log must have
-every step and evaluation once. Exits with 1 where anything of that does not hold. The fault of a full disk
-needs a file system of its own, which only root may mount; without, it is left out.
+The run uses this machine's CPUs; `srl serve retriever` answers its searches. Each fault is injected after a
+step. The run must then either continue, or end within a time limit with exit code 2 and one line that names
+the failure, without leaving a process behind. `srl train --resume` must then continue it. At the end, the log
+must have every step and evaluation once. Exits with 1 if any of this fails. The full-disk fault needs a
+separate file system, which only root can mount; without one it is skipped.
 """
 
 from __future__ import annotations

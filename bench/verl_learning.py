@@ -1,9 +1,9 @@
-"""Whether it learns on verl as it does in one process: the same steps, seed and questions, two curves.
+"""Compare learning on verl with learning in one process: the same steps, seed and questions, two curves.
 
     python bench/verl_learning.py [--algos grpo ppo] [--steps 12] [--seed 0] [--workspace DIR]
 
-Both backends start from the same cold-started model of the made-up world, whose test entities no training
-world contains; on verl with two FSDP2 workers over gloo and two replicas of our torch engine, since the
+Both backends start from the same cold-started model of the made-up world, whose test entities occur in no
+training world. verl uses two FSDP2 workers over gloo and two replicas of our torch engine, because the
 machine has no GPU. Each row is a run of `srl train`; the curves are greedy exact match on validation.
 """
 

@@ -1,10 +1,10 @@
-"""What our own code takes of a step on verl, with a stub for the model: episode, reward, log, advantages.
+"""The overhead of our own code in a step on verl, with a stub model: episode, reward, log, advantages.
 
     python bench/verl_overhead.py [--episodes 256] [--rounds 5]
 
 The agent loop, the writer and the estimator are those of a real run; a stub stands for verl's servers and
 answers at once with turns of realistic length, and searches answer at once with three passages of a hundred
-words. What is measured is therefore ours alone, in CPU seconds of one process. Its share of a step is taken
+words. So only our own code is measured, in CPU seconds of one process. Its share of a step is taken
 against the time for which eight GPUs are busy with the same tokens at the speeds of the table, which are
 assumptions: episodes are shared by the agent processes and overlap with generation, of which nothing is
 taken off here; the writer and the trainer are one process each.

@@ -27,7 +27,7 @@ def test_a_run_that_is_cut_keeps_the_end_that_is_typed():
     lines, missing = fitted(RUNS, 46, by_end=["run"])
     assert [line.split()[0][-4:] for line in lines[1:]] == ["00aa", "01ab"]
     assert lines[1].startswith("…")
-    assert missing == "cells are cut"
+    assert missing == "cells truncated"
 
 
 def test_numbers_are_never_cut():
@@ -38,12 +38,12 @@ def test_numbers_are_never_cut():
 
 def test_columns_go_the_least_first_and_are_named():
     rows = [["id", "hops", "source", "question"], ["0123456789ab", "2", "hotpotqa", "where was it? " * 5]]
-    assert fitted(rows, 80, ["hops", "source"])[1] == "cells are cut"
+    assert fitted(rows, 80, ["hops", "source"])[1] == "cells truncated"
     lines, missing = fitted(rows, 45, ["hops", "source"])
     assert lines[0].split() == ["id", "source", "question"]
-    assert missing == "no room for: hops; cells are cut"
+    assert missing == "columns omitted: hops; cells truncated"
     many = [[f"column {place}" for place in range(9)], ["x" * 40] * 9]
-    assert fitted(many, 12)[1] == "no room for: column 1, column 2, column 3 and 5 more; cells are cut"
+    assert fitted(many, 12)[1] == "columns omitted: column 1, column 2, column 3 and 5 more; cells truncated"
     assert fitted(rows, 36, ["hops", "source"])[0][0].split() == ["id", "question"]
 
 
@@ -117,4 +117,4 @@ def test_a_cut_table_says_how_to_see_all_of_it(capsys, monkeypatch, wide):
     output.table(RUNS[0], RUNS[1:], one_line=True, wide=wide)
     out, err = capsys.readouterr()
     assert (RUNS[2][0] in out) == wide
-    assert err == ("" if wide else "46 columns: cells are cut; --wide or a pipe shows all\n")
+    assert err == ("" if wide else "46 characters wide: cells truncated; --wide or a pipe shows all\n")

@@ -145,10 +145,11 @@ def test_a_terminal_wraps_what_is_said_between_words():
         "A: my-index (bm25",
         "stopwords=english, 4 passages)",
         "column0",
-        "30 columns: no room for:",
-        "column1, column2, column3 and",
-        "5 more; cells are cut; --wide",
-        "or a pipe shows all",
+        "30 characters wide: columns",
+        "omitted: column1, column2,",
+        "column3 and 5 more; cells",
+        "truncated; --wide or a pipe",
+        "shows all",
     ]
 
 

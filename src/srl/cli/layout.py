@@ -96,8 +96,8 @@ def fitted(
     lines = [_line(list(map(cut, row, widths, ends)), widths) for row in shown]
     left_out = [head for place, head in enumerate(heads) if place not in kept]
     is_cut = any(cell_len(cell) > wide for row in shown for cell, wide in zip(row, widths, strict=True))
-    told = [f"no room for: {_few(left_out)}"] if left_out else []
-    return lines, "; ".join([*told, *(["cells are cut"] if is_cut else [])])
+    told = [f"columns omitted: {_few(left_out)}"] if left_out else []
+    return lines, "; ".join([*told, *(["cells truncated"] if is_cut else [])])
 
 
 def _few(names: Sequence[str]) -> str:

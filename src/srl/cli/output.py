@@ -128,7 +128,7 @@ def table(
         lines = wrapped(cells, width)
     print("\n".join(lines))
     if missing:
-        told = f"{width} columns: {missing}; --wide or a pipe shows all"
+        told = f"{width} characters wide: {missing}; --wide or a pipe shows all"
         note("\n".join(prose(told, width)) if sys.stderr.isatty() else told)
 
 
