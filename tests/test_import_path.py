@@ -151,7 +151,7 @@ WRONG = {
     "nowhere:A": "no reward 'nowhere:A': there is no module 'nowhere' in Python's path, {here}; type: PYTHON",
     "my_rewards.sub:A": "there is no module 'my_rewards.sub'",
     "my_rewards:Brevty": "{here}/my_rewards.py has no 'Brevty'; did you mean 'Brevity'?",
-    "my_rewards:Options": "my_rewards:Options is no reward: expected a class with a method 'score'",
+    "my_rewards:Options": "my_rewards:Options is not a valid reward: expected a class with a method 'score'",
     "./my_rewards.py:Brevity": "expected MODULE:CLASS, as in my_plugins:Mine",
     "my_broken:A": "cannot be imported: ZeroDivisionError: division by zero ({here}/my_broken.py:1)",
     "my_needy:A": "annotate 'needed' with a pydantic model, or give it a default",

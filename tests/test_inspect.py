@@ -160,7 +160,7 @@ def test_show_of_an_id_that_is_none_or_several(srl, logs):
     )
     code, _, err = srl("show", "")
     assert code == 2
-    assert "'' fits 6 trajectories: " in err
+    assert "'' matches 6 trajectories: " in err
 
 
 def test_verdicts_are_counted(srl, logs):
