@@ -41,7 +41,7 @@ from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.store import Record, RunInfo
-from srl.train.step_result import StepBatch, compute_step
+from srl.train.compute_advantages import StepBatch, compute_advantages
 from srl.train.verl.agent_loop import to_output
 from srl.train.verl.batch import step_batch, tokens_by_trajectory
 from srl.train.verl.engine import VerlEngine
@@ -194,7 +194,7 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
     batch = batch_of(outputs)
     extra, padding = [output.extra_fields for output in outputs], [False] * len(outputs)
     with clock("advantages"):
-        result = compute_step(batch, config, algorithm, kl_controller("fixed", 0.001))
+        result = compute_advantages(batch, config, algorithm, kl_controller("fixed", 0.001))
         lengths = [len(output.response_ids) for output in outputs]
         tokens = tokens_by_trajectory(result, extra, padding, lengths)
     with clock("write"):

@@ -41,7 +41,7 @@ def way() -> list[str]:
         *cell(0, 28, 76, "box", "Question", "train/questions.py", "read with its prompt"),
         *cell(1, 28, 76, "box", "Episode", "rollout/episode.py", "turns, tokens, mask"),
         *cell(2, 28, 76, "box", "Reward", "reward/", "plugins, weighted"),
-        *cell(3, 28, 76, "box", "Step result", "train/step_result.py", "KL, advantages, metrics"),
+        *cell(3, 28, 76, "box", "Step result", "train/compute_advantages.py", "KL, advantages, metrics"),
         *cell(4, 28, 76, "box", "Update", "update/, or verl's own", "losses, optimiser"),
         *cell(5, 28, 76, "box", "Log", "store/", "Parquet parts, DuckDB"),
         *(arrow([(left + WIDE, 66), (left + STEP, 66)]) for left in COLUMNS[:-1]),

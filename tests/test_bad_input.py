@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.mistakes import Shell, evaluate, lines, place, put, shell, train
+from tests.cli_mistakes import Shell, evaluate, lines, place, put, shell, train
 from tests.plugin_site import hook, site
 
 from srl.index import build_index

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.mistakes import Shell, cut, edit, place, shell, train
+from tests.cli_mistakes import Shell, cut, edit, place, shell, train
 from tests.training import tokenizer
 
 from srl.store import LogWriter, RunInfo

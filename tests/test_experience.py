@@ -11,8 +11,8 @@ from srl.advantage import Advantages, Algorithm
 from srl.config import load_config
 from srl.model import add_lora, new_model
 from srl.plugins import manager
+from srl.train.compute_advantages import StepBatch, compute_advantages, token_rewards
 from srl.train.experience import Learner, make_experience
-from srl.train.step_result import StepBatch, compute_step, token_rewards
 from srl.train.verl.batch import step_batch
 from srl.trajectory import Score
 from srl.update.batch import collate
@@ -274,7 +274,7 @@ def test_both_backends_make_the_same_tensors_and_metrics_bit_for_bit(algo, kl_in
         {name: field for name, field in fields.items() if field is not None}, extra, [False] * 4
     )
     control = AdaptiveKL(0.3, target=0.01, horizon=40)
-    found = compute_step(step, them.config, them.algorithm, control)
+    found = compute_advantages(step, them.config, them.algorithm, control)
     for name in ("advantages", "returns", "weights"):
         assert torch.equal(getattr(found, name), getattr(experience, name)), name
     assert found.metrics == {name: value for name, value in metrics.items() if name != "actor/entropy"}

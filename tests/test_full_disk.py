@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.mistakes import Shell, lines, place, shell, train
+from tests.cli_mistakes import Shell, lines, place, shell, train
 
 from srl import files
 from srl.store import reading

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.mistakes import Shell, evaluate, place, shell, train
+from tests.cli_mistakes import Shell, evaluate, place, shell, train
 from tests.scripts import QUESTION, RecordingEngine
 from tests.tiny_models import byte_level_tokenizer
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.mistakes import Shell, shell
+from tests.cli_mistakes import Shell, shell
 
 from srl.errors import CheckFailed, UserError
 from srl.index import build_index, check_index, is_verified, open_index, verification, verify, verify_once

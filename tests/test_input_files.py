@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from tests.mistakes import Shell, lines, shell
+from tests.cli_mistakes import Shell, lines, shell
 
 from srl.data.parquet import read_questions
 from srl.data.relevance import read_any_questions

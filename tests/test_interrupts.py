@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.mistakes import Shell, lines, place, shell, train
+from tests.cli_mistakes import Shell, lines, place, shell, train
 from tests.store_builder import run_info
 
 from srl import interrupts

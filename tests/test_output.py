@@ -11,7 +11,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from tests.mistakes import evaluate, place, shell, train
+from tests.cli_mistakes import evaluate, place, shell, train
 
 from srl import progress
 from srl.cli import output

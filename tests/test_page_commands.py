@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.docs_page_lines import (
+    PAGES,
+    ROOT,
+    Line,
+    all_lines,
+    lines_of,
+    mentions_of,
+    programs_of,
+    settings_of,
+)
+from tests.docs_page_place import write_place
 from tests.live_server import running
 from tests.made_setup import local_projects, names_for
-from tests.page_lines import PAGES, ROOT, Line, all_lines, lines_of, mentions_of, programs_of, settings_of
-from tests.page_place import write_place
 
 import srl.store
 from srl.cli import command
@@ -129,7 +138,7 @@ def outcomes(
     }
     files = place.parent / "plan.json", place.parent / "results.json"
     files[0].write_text(json.dumps(plan), encoding="utf-8")
-    child = [sys.executable, str(ROOT / "tests" / "page_child.py"), *map(str, files)]
+    child = [sys.executable, str(ROOT / "tests" / "docs_page_child.py"), *map(str, files)]
     subprocess.run(child, check=True, env={**os.environ, "PYTHONPATH": ""})
     results = json.loads(files[1].read_text(encoding="utf-8"))
     found = [line for lines in pages.values() for line in lines]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.page_lines import ROOT, programs_of
+from tests.docs_page_lines import ROOT, programs_of
 from tests.plugin_site import forget_modules
 
 import srl.advantage

@@ -23,7 +23,7 @@ from srl.errors import UserError
 from srl.index import Index, build_index, open_index
 from srl.serve.server import bind, default_threads, replicas
 from srl.serve.server.app import IndexSource, ServerSettings
-from srl.serve.server.peers import MessageChannel, whole_health, whole_metrics
+from srl.serve.server.replica_messages import MessageChannel, whole_health, whole_metrics
 from srl.serve.server.replicas import Replica, _Supervisor
 from srl.serve.wire import Limits
 from srl.trajectory import Passage

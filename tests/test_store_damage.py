@@ -201,7 +201,7 @@ def test_a_log_that_is_finished_under_a_reader_is_read_again(runs):
 
 
 def test_nothing_looks_for_damage_in_a_log_that_reads_well(runs, monkeypatch):
-    monkeypatch.setattr(reader, "find_damage", lambda *_, **__: pytest.fail("looked"))
+    monkeypatch.setattr(reader, "further_damage", lambda *_, **__: pytest.fail("looked"))
     assert srl.store.reading([runs], steps) == [1, 1, 2, 2, 3, 3]
     with pytest.raises(UserError):
         srl.store.reading([runs], lambda log: (_ for _ in ()).throw(UserError("no such trajectory")))

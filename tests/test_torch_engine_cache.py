@@ -25,7 +25,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
-from srl.rollout.slots import SlotTable
+from srl.rollout.slot_table import SlotTable
 from srl.rollout.torch_engine import TorchEngine
 from srl.trajectory import Question
 

@@ -27,7 +27,7 @@ from srl.train.evaluate_model import settings_of
 from srl.train.export import cast, export, make_tokenizer_readable, whole_checkpoints, write_weights
 from srl.train.make_missing import BASE_MODEL
 from srl.train.run_directory import model_directory
-from srl.train.shards import merged, shard_files, sharding
+from srl.train.sharded_weights import merged, shard_files, sharding
 from srl.workspace import Workspace
 
 TEXT = "what flag has velmar ? <search> flag of velmar </search>"

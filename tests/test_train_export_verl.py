@@ -19,7 +19,7 @@ from srl.files import write_json
 from srl.model import load_model, model_digest, new_model, save_model
 from srl.protocol import STOP_STRINGS
 from srl.train.export import export
-from srl.train.shards import merged
+from srl.train.sharded_weights import merged
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
 SCRIPT = Path(__file__).with_name("verl_shards.py")

@@ -12,9 +12,9 @@ from srl.config import load_config
 from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
+from srl.train.compute_advantages import compute_advantages, token_rewards
 from srl.train.episodes import Splits
 from srl.train.question_order import QuestionOrder
-from srl.train.step_result import compute_step, token_rewards
 from srl.train.verl.batch import returns_and_values, step_batch, tokens_by_trajectory
 from srl.train.verl.dataset import Questions, read_row, row
 from srl.train.verl.engine import reason_of, seed_of, server_params
@@ -67,7 +67,7 @@ def test_failed_episode_is_in_no_baseline_and_no_mean():
     rows = [extra(srl_id="a"), extra(srl_id="b", srl_valid=False), extra(srl_id="c"), extra()]
     config = load_config(None, None, "grpo", {"rollout.n": 3}).config
     step = batch(rows)
-    made = compute_step(step, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.0))
+    made = compute_advantages(step, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.0))
     assert made.advantages.abs().max() == 0
     assert made.metrics["critic/score/mean"] == 1.0
     assert returns_and_values(step, made)["critic/returns/max"] == 0
@@ -78,7 +78,7 @@ def test_failed_episode_is_in_no_baseline_and_no_mean():
 def test_kl_in_the_reward_is_taken_from_the_policys_tokens_only():
     config = load_config(None, None, "grpo", {"rollout.n": 3, "algorithm.use_kl_in_reward": True}).config
     given = batch(ref_log_prob=torch.full((4, 5), -1.5))
-    made = compute_step(given, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.1))
+    made = compute_advantages(given, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.1))
     torch.testing.assert_close(made.rewards[0], torch.tensor([-0.05, -0.05, 0.0, 0.95, 0.0]))
     assert made.metrics["critic/kl"] == pytest.approx(0.5)
 

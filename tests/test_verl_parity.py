@@ -27,10 +27,10 @@ from tests.verl_rows import (
 )
 
 from srl.plugins import manager
+from srl.train.compute_advantages import compute_advantages
 from srl.train.experience import make_experience
 from srl.train.load_components import load_algorithm
 from srl.train.local_backend import actor_loss
-from srl.train.step_result import compute_step
 from srl.train.verl.batch import step_batch
 from srl.update.actor import accumulate_actor
 from srl.update.critic import accumulate_critic
@@ -110,7 +110,7 @@ def advantages(folder, monkeypatch, algo, sets=(), change=lambda scores: scores)
         [row["extra_fields"] for row in fields], [False] * len(trajectories) + [True] * PADDING,
     )  # fmt: skip
     control = chosen.algorithm.kl_ctrl
-    result = compute_step(
+    result = compute_advantages(
         step, chosen, load_algorithm(chosen),
         kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon),
     )  # fmt: skip

@@ -1,9 +1,14 @@
-"""Sums, means and whitening over the tokens that the policy wrote."""
+"""The mask of the policy's tokens, and sums, means and whitening over it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def valid_mask(response_mask: Tensor, valid: Tensor) -> Tensor:
+    """The policy's tokens (B, T) as bool; all False in rows with `valid` 0."""
+    return response_mask.bool() & valid.bool().unsqueeze(-1)  # (B, T)
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

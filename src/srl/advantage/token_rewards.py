@@ -8,11 +8,6 @@ from torch import Tensor
 from srl.advantage.masked import masked_sum
 
 
-def valid_mask(response_mask: Tensor, valid: Tensor) -> Tensor:
-    """The policy's tokens (B, T) as bool; all False in rows with `valid` 0."""
-    return response_mask.bool() & valid.bool().unsqueeze(-1)  # (B, T)
-
-
 def last_policy_token(mask: Tensor) -> Tensor:
     """The index (B,) of each row's last token with mask 1, or −1 in a row without any."""
     positions = torch.arange(1, mask.shape[-1] + 1, device=mask.device)  # (T,)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from srl.rollout.engine import Sampling
 from srl.rollout.kv_cache import SlotCache
-from srl.rollout.slots import Rows, SlotTable
+from srl.rollout.slot_table import Rows, SlotTable
 
 PADDED_TOKENS = 4096
 """The most tokens in one forward pass, padding included, where rows have several new tokens."""

@@ -19,7 +19,7 @@ from srl.rollout.cached_forward import choose_forward
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
 from srl.rollout.sampling import draw
-from srl.rollout.slots import Rows, SlotTable
+from srl.rollout.slot_table import Rows, SlotTable
 
 ADMIT_SHARE = 8
 """Waiting requests are fed when there is one for every 8 active rows. Feeding costs about one step."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,24 @@ def find_damage(log: Path, *, thorough: bool = True) -> list[Damage]:
     else:
         found += _part_damage(log, thorough)
     return [damage for damage in found if damage.place.exists()]  # compaction removes parts
+
+
+def further_damage(logs: Sequence[Path], known: Mapping[Path, Damage]) -> dict[Path, Damage]:
+    """Further damage: from the metadata of each file, or if that finds none, from all values."""
+    for thorough in (False, True):
+        found = [damage for log in logs for damage in find_damage(log, thorough=thorough)]
+        if new := {damage.place: damage for damage in found if damage.place not in known}:
+            return new
+    return {}
+
+
+def left_out(damage: Damage) -> str:
+    """The warning for a reader that continues without a damaged file."""
+    mend = "restore the file, or set it aside" if damage.place.exists() else "restore it, or accept the loss,"
+    return (
+        f"{damage}; left out: {damage.steps or 'the run'}; {mend} and continue with "
+        f"`srl train --resume --run {damage.log.parent.name}`"
+    )
 
 
 def lost_log(run: Path) -> Damage | None:

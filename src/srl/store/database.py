@@ -10,8 +10,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from srl.renamed import COLUMNS, renamed
-from srl.store.schema import PARTS, RUN_SCHEMA, TABLES, sql_type
+from srl.store.older import old_column_hints
+from srl.store.schema import PARTS, RUN_SCHEMA, TABLES
 
 _NO_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
 """DuckDB's messages for an unknown column."""
@@ -43,22 +43,6 @@ def create_views(connection: duckdb.DuckDBPyConnection) -> None:
 def scan(files: Sequence[Path]) -> str:
     """SQL that reads Parquet files in this order; a column that is missing in some is NULL there."""
     return f"SELECT * FROM read_parquet({_list(map(_pattern, files))}, union_by_name = true)"
-
-
-def union(table: str, sources: Sequence[str]) -> str:
-    """SQL for the rows of all `sources` with current columns.
-
-    A column that an older log lacks is NULL; one with an old name is renamed.
-    """
-    names = COLUMNS.get(table, {})
-    fields = [(field.name, field) for field in PARTS[table]]
-    fields += [(old, PARTS[table].field(new)) for old, new in names.items()]
-    empty = ", ".join(f'NULL::{sql_type(field.type)} AS "{name}"' for name, field in fields)
-    both = " UNION ALL BY NAME ".join([f"(SELECT {empty} WHERE false)", *(f"({one})" for one in sources)])
-    if not names:
-        return both
-    current = ", ".join(f'coalesce("{new}", "{old}") AS "{new}"' for old, new in names.items())
-    return f"SELECT * EXCLUDE ({', '.join(names)}) REPLACE ({current}) FROM ({both})"
 
 
 def _pattern(path: Path) -> str:
@@ -101,7 +85,4 @@ def in_one_line(error: Exception) -> str:
     message = " ".join(str(error).split("\n\nLINE ")[0].split())
     unknown = _NO_COLUMN.search(message)
     old = (unknown[1] or unknown[2]) if unknown else ""
-    hints = [
-        renamed(f"{table}.{old}", f"{table}.{names[old]}") for table, names in COLUMNS.items() if old in names
-    ]
-    return "; ".join([message, *hints])
+    return "; ".join([message, *old_column_hints(old)])

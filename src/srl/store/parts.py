@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.files import atomic_directory
-from srl.renamed import COLUMNS
+from srl.store.older import with_current_columns
 from srl.store.run_info import DamagedError
 from srl.store.schema import FORMAT, PARTS
 
@@ -186,20 +186,10 @@ def write_compacted(
     with atomic_directory(path) as aside:
         for table in PARTS:
             with _parquet(aside, table) as file:
-                current = (_with_columns(batch, table) for batch in batches(table))
+                current = (with_current_columns(batch, table) for batch in batches(table))
                 for group in _together(current, keep):
                     file.write_table(group)
         (aside / _REPLACES).write_text(json.dumps({"format": FORMAT, "replaces": sorted(replaces)}))
-
-
-def _with_columns(batch: pa.Table, table: str) -> pa.Table:
-    """`batch` with the current columns of `table`; those that an older log lacks are NULL."""
-    schema, names = PARTS[table], COLUMNS.get(table, {})
-    batch = batch.rename_columns([names.get(name, name) for name in batch.column_names])
-    for field in schema:
-        if field.name not in batch.column_names:
-            batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
-    return batch.select(schema.names).cast(schema)
 
 
 def _together(batches: Iterable[pa.Table], keep: Keep | None) -> Iterator[pa.Table]:

@@ -19,7 +19,7 @@ import duckdb
 from srl.errors import UserError
 from srl.manifests import MANIFEST
 from srl.store import run_info
-from srl.store.damage import Damage, find_damage, lost_log, may_be_damage
+from srl.store.damage import Damage, further_damage, left_out, lost_log, may_be_damage
 from srl.store.database import (
     attach,
     create_empty,
@@ -28,8 +28,8 @@ from srl.store.database import (
     in_one_line,
     scan,
     seal,
-    union,
 )
+from srl.store.older import union
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
 from srl.store.schema import PARTS
 
@@ -114,32 +114,15 @@ def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn
             if isinstance(cause, _MOVED) and tries > 1:
                 tries -= 1
                 continue
-            found = _damage(paths, without) if may_be_damage(cause) else {}
+            logs = [log for path in paths for log in find_logs(path)]
+            found = further_damage(logs, without) if may_be_damage(cause) else {}
             if not found:
                 raise
             without |= found
         else:
             for damage in [*(lost for path in paths for lost in _lost(path)), *without.values()]:
-                warn(_left_out(damage))
+                warn(left_out(damage))
             return done
-
-
-def _damage(paths: Sequence[Path | str], known: Damages) -> Damages:
-    """Further damage: from the metadata of each file, or if that finds none, from all values."""
-    logs = [log for path in paths for log in find_logs(path)]
-    for thorough in (False, True):
-        found = [damage for log in logs for damage in find_damage(log, thorough=thorough)]
-        if new := {damage.place: damage for damage in found if damage.place not in known}:
-            return new
-    return {}
-
-
-def _left_out(damage: Damage) -> str:
-    mend = "restore the file, or set it aside" if damage.place.exists() else "restore it, or accept the loss,"
-    return (
-        f"{damage}; left out: {damage.steps or 'the run'}; {mend} and continue with "
-        f"`srl train --resume --run {damage.log.parent.name}`"
-    )
 
 
 def _interruptible(

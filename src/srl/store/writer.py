@@ -21,7 +21,8 @@ from srl.errors import UserError
 from srl.files import NotWritten, why_not_written
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
-from srl.store.database import attach, create_empty, create_runs, create_views, scan, union
+from srl.store.database import attach, create_empty, create_runs, create_views, scan
+from srl.store.older import union
 from srl.store.parts import (
     FINISHED,
     PARTS_DIRECTORY,

@@ -13,13 +13,14 @@ from torch import Tensor
 from srl.advantage import Algorithm, masked_mean
 from srl.config import Config
 from srl.model import without_lora
-from srl.train.step_result import StepBatch, compute_step
+from srl.train.compute_advantages import StepBatch, compute_advantages
 from srl.trajectory import Score, Trajectory
 from srl.update.actor import Experience
 from srl.update.batch import Batch, collate
 from srl.update.critic import Critic, batched_values
 from srl.update.kl import KLController
 from srl.update.logprobs import TokenStats, batched_stats
+from srl.update.masks import response_and_loss_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,8 +84,9 @@ def make_experience(
     """
     batch = collate(trajectories).to(learner.device)
     valid = torch.tensor([item.valid for item in trajectories], device=learner.device)  # (B,)
-    mask = batch.response_mask * valid[:, None]
-    loss_mask = mask if learner.config.actor.mask_observations else batch.after_prompt * valid[:, None]
+    mask, loss_mask = response_and_loss_mask(
+        batch, valid, mask_observations=learner.config.actor.mask_observations
+    )
     old = learner.stats(learner.actor, batch, loss_mask)
     step = StepBatch(
         groups=[item.question.id for item in trajectories],
@@ -95,7 +97,7 @@ def make_experience(
         sampler_logprobs=batch.sampler_logprobs, ref_logprobs=learner.reference_logprobs(batch, loss_mask),
         values=learner.values(batch),
     )  # fmt: skip
-    result = compute_step(step, learner.config, learner.algorithm, learner.kl_control)
+    result = compute_advantages(step, learner.config, learner.algorithm, learner.kl_control)
     experience = Experience(
         batch, mask, loss_mask, result.advantages, result.returns, old.logprobs, step.ref_logprobs,
         step.values, result.weights,

@@ -24,7 +24,7 @@ from srl.train.model_card import model_card, read_card, write_card
 from srl.train.questions import load_template
 from srl.train.run_directory import CHECKPOINTS, VERL_LATEST, RunRecord, checkpoints
 from srl.train.search import IndexDigests
-from srl.train.shards import merged, shard_files
+from srl.train.sharded_weights import merged, shard_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,15 +21,15 @@ from srl import __version__
 from srl.errors import UserError
 from srl.index import Index, open_index
 from srl.serve.server import openapi
-from srl.serve.server.access import read_urls, write_pages
+from srl.serve.server.access_endpoint import read_urls, write_pages
 from srl.serve.server.answer_cache import AnswerCache
 from srl.serve.server.auth import Guard
 from srl.serve.server.metrics import Metrics
 from srl.serve.server.openapi import docs_page
-from srl.serve.server.peers import OWN, Peers, whole_health, whole_metrics
 from srl.serve.server.queue import SearchQueue
+from srl.serve.server.replica_messages import OWN, Peers, whole_health, whole_metrics
 from srl.serve.server.request_log import RequestLog
-from srl.serve.server.retrieve import RetrieveHandler, ServedIndex, problem
+from srl.serve.server.retrieve_endpoint import RetrieveHandler, ServedIndex, problem
 from srl.serve.wire import DIGEST_HEADER, Limits, RequestError
 
 CACHE_BYTES = 128 << 20

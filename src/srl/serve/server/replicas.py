@@ -35,7 +35,7 @@ from srl.serve.server.connections import (
     url_of,
     uvicorn_config,
 )
-from srl.serve.server.peers import MessageChannel, Peers
+from srl.serve.server.replica_messages import MessageChannel, Peers
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from srl.train.dry_run.memory import (
     machine_memory,
 )
 from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.preflight import startup_errors
 from srl.train.dry_run.remedy import USABLE, Device, Phase, memory_warnings, with_settings
+from srl.train.dry_run.startup_errors import startup_errors
 from srl.train.dry_run.step_time import (
     DeviceSpeed,
     EpisodeTokens,

@@ -1,4 +1,4 @@
-"""A step's batch between verl and `srl.train.step_result`."""
+"""A step's batch between verl and `srl.train.compute_advantages`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srl.train.step_result import StepBatch, StepResult, spread
+from srl.train.compute_advantages import StepBatch, StepResult, spread
 
 Extra = Mapping[str, Any]
 """What the agent loop adds to an episode's row: see `srl.train.verl.agent_loop.to_output`."""

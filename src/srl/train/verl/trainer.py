@@ -26,6 +26,7 @@ from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
+from srl.train.compute_advantages import compute_advantages
 from srl.train.episodes import Splits
 from srl.train.load_components import load_algorithm
 from srl.train.resume import resume_with, too_many_failures
@@ -37,7 +38,6 @@ from srl.train.run_directory import (
     whole_verl_steps,
     write_latest_verl_step,
 )
-from srl.train.step_result import compute_step
 from srl.train.verl.balance import balanced_order, block_of
 from srl.train.verl.batch import (
     returns_and_values,
@@ -73,9 +73,11 @@ def _marked(method: str, stage: str) -> Callable[..., Any]:
 class SearchTrainer(PPOTrainerSync):
     """verl's synchronous PPO trainer over search episodes, with an override for each difference.
 
-    Rewards, advantages and their metrics come from `srl.train.step_result`. Metrics, advantages and returns
-    go to the log actor. An error in an episode, or a dead process, ends the wait for a batch. Validation and
-    test have the metrics of the local backend. `config` is verl's; `run` is the run's directory.
+    Rewards, advantages and their metrics come from `srl.train.compute_advantages`. Metrics, advantages and
+    returns go to the log actor. An error in an episode, or a dead process, ends the wait for a batch.
+    Validation and test have the metrics of the local backend.
+
+    `config` is verl's; `run` is the run's directory.
     """
 
     val_dataloader: Any
@@ -169,7 +171,7 @@ class SearchTrainer(PPOTrainerSync):
         mask = data["response_mask"]
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         step = step_batch(DataProto(batch=data.to_padded_tensor()).batch, extra, padding)
-        result = compute_step(step, self.srl, self.algorithm, self.kl)
+        result = compute_advantages(step, self.srl, self.algorithm, self.kl)
         self.step_metrics = result.metrics | returns_and_values(step, result)
         self.tokens = tokens_by_trajectory(result, extra, padding, mask.offsets().diff().tolist())
         fields = update_fields(step, result)

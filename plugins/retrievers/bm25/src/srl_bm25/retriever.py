@@ -16,15 +16,13 @@ from srl.index import PassageStore, RetrieverBase, keep_passages, open_passages
 from srl.trajectory import Hit, Passage
 from srl_bm25.analysis import Analyzer
 from srl_bm25.kernel import top_rows
+from srl_bm25.memory import free_memory, too_large
 from srl_bm25.options import Options
 from srl_bm25.parallel_build import processes, read_in_parts
 from srl_bm25.postings import NAMES, Documents, read_documents, write_postings
 from srl_bm25.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
-
-MEMORY_OF_TEXT = 1.5
-"""Bytes of memory that a build takes for each byte of the corpus (bench/lexical.py), mapped files aside."""
 
 
 class BM25Retriever(RetrieverBase):
@@ -96,23 +94,3 @@ class BM25Retriever(RetrieverBase):
             *self._postings, len(self._store),
             np.array(terms, np.int64), np.array(starts, np.int64), min(k, len(self._store)),
         )  # fmt: skip
-
-
-def too_large(store: PassageStore, free: int) -> str:
-    """A warning where building the index takes more memory than the `free` bytes; else empty."""
-    needed = MEMORY_OF_TEXT * (store.directory / "text.bin").stat().st_size
-    if needed < free:
-        return ""
-    return (
-        f"building bm25 for {len(store):,} passages takes about {needed / 1e9:.1f} GB of memory, and "
-        f"{free / 1e9:.1f} GB are free; lucene builds with 2 GB: srl index build --retriever lucene"
-    )
-
-
-def free_memory() -> int:
-    """Free memory of this machine in bytes; a huge number where that is unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) << 10
-    except (OSError, StopIteration):
-        return 1 << 62

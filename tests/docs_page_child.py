@@ -1,4 +1,4 @@
-"""Runs commands of the pages in the environment that `make setup` makes: `python page_child.py PLAN RESULTS`.
+"""Runs commands of the pages in the environment of `make setup`: `python docs_page_child.py PLAN RESULTS`.
 
 The plan is JSON: `names` of the distributions in sight, `pages` with the commands of each, and `place`, the
 directory in a copy of which those of a page run.

@@ -1,6 +1,6 @@
 """What one training step learns from: rewards per token, KL penalty, advantages, returns and their metrics.
 
-Both backends call `compute_step`: the local one with the tensors of its own networks, verl with the
+Both backends call `compute_advantages`: the local one with the tensors of its own networks, verl with the
 fields of its batch.
 """
 
@@ -55,7 +55,7 @@ class StepResult:
     metrics: dict[str, float]
 
 
-def compute_step(
+def compute_advantages(
     batch: StepBatch, config: Config, algorithm: Algorithm, kl_control: KLController
 ) -> StepResult:
     """Rewards with their penalty, advantages and returns. Moves `kl_control` by one step."""

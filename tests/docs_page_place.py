@@ -7,8 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
+from tests.docs_page_lines import ROOT, programs_of
 from tests.import_inputs import search_r1
-from tests.page_lines import ROOT, programs_of
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import PASSAGES, config, questions, tokenizer, train
 from transformers import BertConfig, BertForSequenceClassification, BertModel

@@ -14,7 +14,7 @@ from srl.train.dry_run.facts import run_facts
 from srl.train.dry_run.memory import Layout
 from srl.train.dry_run.model_size import shape_of
 from srl.train.dry_run.plan import plan_local
-from srl.train.dry_run.preflight import startup_errors
+from srl.train.dry_run.startup_errors import startup_errors
 
 
 @pytest.fixture(scope="module")
