@@ -134,7 +134,7 @@ def test_items_that_are_no_objects_are_passed_over():
             {"api": {"url": "https://a.test/", "body": {"auth": {"token": "s3cr3t"}}}},
             "'token' contains a key",
         ),
-        ({"api": {"url": "https://a.test/", "headers": {"Authorization": "Bearer s3cr3t"}}}, "in key_env"),
+        ({"api": {"url": "https://a.test/", "headers": {"Authorization": "Bearer s3cr3t"}}}, "set key_env"),
         ({"api": {"url": "https://a.test/", "headers": {"X-Key": "{key}"}}}, "add key_env"),
         (
             {"api": {"url": "https://a.test/", "params": {"q": "{key}-{query}"}, "key_env": "K"}},
