@@ -273,7 +273,7 @@ def test_a_damaged_log_is_named(shell: Shell, run: Path, harm, message) -> None:
 def as_parts(run: Path) -> Path:
     """Make the run one that was killed: its log is parts. Gives the first part."""
     log = LogWriter(run / "log", RunInfo(run.name))
-    log.supersede(99)
+    log.drop_steps_after(99)
     log.close("interrupted")
     return next((run / "log" / "parts").iterdir())
 

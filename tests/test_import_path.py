@@ -10,7 +10,7 @@ import pytest
 from tests.plugin_site import forget_modules
 
 from srl.config import load_config, load_saved, located, save_config
-from srl.config.keys import split_key
+from srl.config.key_errors import split_key
 from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.plugins import import_path, manager

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from srl.cli.train import app
 from srl.config import describe, load_config
-from srl.config.keys import Setting
+from srl.config.key_errors import Setting
 from srl.config.load import PRESETS, read_layer
 from srl.train.dry_run.model_size import PUBLISHED, shape_of
 from srl.train.dry_run.step_time import DeviceSpeed

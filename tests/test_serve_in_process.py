@@ -8,7 +8,7 @@ import threading
 from srl.index.retriever import Fault
 from srl.serve import LocalSearch
 from srl.serve.in_process import LIVE_AT_ONCE
-from srl.serve.tick_batcher import TickBatcher
+from srl.serve.query_batcher import QueryBatcher
 from srl.trajectory import Hit, Passage, Search
 
 
@@ -245,7 +245,7 @@ def test_an_answer_too_few_reaches_everybody_who_waits():
         return [Search(queries[0])]
 
     async def together() -> list[object]:
-        batcher = TickBatcher(short, 10, 100)
+        batcher = QueryBatcher(short, 10, 100)
         return await asyncio.gather(batcher.search("a", ""), batcher.search("b", ""), return_exceptions=True)
 
     assert [type(found) for found in asyncio.run(together())] == [ValueError, ValueError]

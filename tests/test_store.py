@@ -262,7 +262,7 @@ def test_connection_that_is_open_does_not_stop_the_writer(tmp_path):
         log.finish()
     with srl.store.open(tmp_path) as old:
         log = new_log(tmp_path)
-        log.supersede(1)
+        log.drop_steps_after(1)
         assert one(old, "SELECT max(step) FROM steps") == 2
         write_step(log, 2)
         log.finish()

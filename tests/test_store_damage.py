@@ -212,7 +212,7 @@ def test_a_resumed_run_sets_a_damaged_part_aside_and_ends_whole(runs, harm):
     harm(part_of(runs / BAD, 2))
     said: list[str] = []
     with LogWriter(runs / BAD / "log", run_info(BAD), warn=said.append) as log:
-        log.supersede(2)
+        log.drop_steps_after(2)
         write_step(log, 3)
         write_step(log, 4)
     (line,) = said
@@ -225,7 +225,7 @@ def test_a_resumed_run_sets_a_damaged_part_aside_and_ends_whole(runs, harm):
 def test_a_resumed_run_trains_again_what_came_after_its_checkpoint(runs):
     cut_short(part_of(runs / BAD, 2))
     with LogWriter(runs / BAD / "log", run_info(BAD), warn=lambda _: None) as log:
-        log.supersede(1)
+        log.drop_steps_after(1)
         write_step(log, 2)
     assert srl.store.reading([runs / BAD], steps, warn=pytest.fail) == [1, 2]
 
@@ -248,7 +248,7 @@ def test_a_resumed_run_sets_a_damaged_manifest_or_database_aside(runs, name):
     (runs / BAD / "log" / name).write_text("{")
     said: list[str] = []
     with LogWriter(runs / BAD / "log", run_info(BAD), warn=said.append) as log:
-        log.supersede(2)
+        log.drop_steps_after(2)
         write_step(log, 3)
     assert name in said[0]
     expected = [1, 2, 3] if name == "manifest.json" else [3]

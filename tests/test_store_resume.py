@@ -121,9 +121,9 @@ def test_kill_while_parts_are_deleted_brings_none_back(tmp_path, quick, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(parts.shutil, "rmtree", lambda *a, **k: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
-            log.supersede(0)
+            log.drop_steps_after(0)
     assert counts(tmp_path) == {(step, "train"): 2 for step in range(1, 5)}
-    new_log(tmp_path).supersede(0)
+    new_log(tmp_path).drop_steps_after(0)
     assert counts(tmp_path) == {}
     assert not any((tmp_path / "log" / "parts").iterdir())
 
@@ -133,7 +133,7 @@ def test_resumed_run_drops_what_came_after_its_checkpoint(tmp_path, quick):
     for step in range(1, 8):
         write_step(log, step)
     log = new_log(tmp_path)
-    log.supersede(3)
+    log.drop_steps_after(3)
     assert counts(tmp_path) == {(step, "train"): 2 for step in (1, 2, 3)}
     write_step(log, 4, size=5)
     assert counts(tmp_path)[4, "train"] == 5
@@ -145,7 +145,7 @@ def test_resumed_run_drops_steps_of_all_writers(tmp_path):
     for step in (1, 2):
         write_step(log, step)
         worker.write(step, "val", [record(episode(9, step=step, phase="val"))], {})
-    new_log(tmp_path).supersede(1)
+    new_log(tmp_path).drop_steps_after(1)
     assert counts(tmp_path) == {(1, "train"): 2, (1, "val"): 1}
 
 
@@ -156,7 +156,7 @@ def test_resumed_after_finish_goes_on_where_it_says(tmp_path, until):
         write_step(log, step)
     log.finish()
     log = new_log(tmp_path)
-    log.supersede(until)
+    log.drop_steps_after(until)
     kept = {(step, "train"): 2 for step in (1, 2, 3) if step <= until}
     assert counts(tmp_path) == kept
     write_step(log, until + 1, size=3)
@@ -171,9 +171,9 @@ def test_kill_while_a_finished_log_opens_again_loses_nothing(tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *a, **k: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
-            new_log(tmp_path).supersede(1)
+            new_log(tmp_path).drop_steps_after(1)
     assert counts(tmp_path) == {(1, "train"): 2, (2, "train"): 2}
-    new_log(tmp_path).supersede(1)
+    new_log(tmp_path).drop_steps_after(1)
     assert counts(tmp_path) == {(1, "train"): 2}
 
 
@@ -303,7 +303,7 @@ def test_a_killed_run_worked_until_its_last_step(tmp_path, monkeypatch):
     write_step(new_log(tmp_path), 1)
     at(monkeypatch, 3600)
     log = new_log(tmp_path)
-    log.supersede(0)
+    log.drop_steps_after(0)
     at(monkeypatch, 3605)
     log.finish()
     assert 100 <= worked(tmp_path) < 3600
@@ -322,7 +322,7 @@ def test_an_older_log_worked_from_its_start_to_its_end(tmp_path):
 @given(
     st.lists(
         st.tuples(st.just("write"), st.integers(0, 5), st.sampled_from(["train", "val"]))
-        | st.tuples(st.sampled_from(["supersede"]), st.integers(0, 5))
+        | st.tuples(st.sampled_from(["drop_steps_after"]), st.integers(0, 5))
         | st.tuples(st.sampled_from(["restart", "finish"])),
         max_size=14,
     )
@@ -341,8 +341,8 @@ def test_any_history_shows_what_a_dictionary_would(tmp_path_factory, history):
                 log.write(*key, [record(trajectory)], {})
                 model[key] = [*(model.get(key, []) if key in mine else []), number]
                 mine.add(key)
-            elif name == "supersede":
-                log.supersede(arguments[0])
+            elif name == "drop_steps_after":
+                log.drop_steps_after(arguments[0])
                 model = {key: value for key, value in model.items() if key[0] <= arguments[0]}
             else:
                 if name == "finish":

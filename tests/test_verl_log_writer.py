@@ -182,7 +182,7 @@ def test_what_a_stopped_run_wrote_after_its_checkpoint_is_dropped(log):
     add(stopped, 3, count=1)
     stopped.close("failed")
     resumed = new_writer(log)
-    resumed.supersede(1)
+    resumed.drop_steps_after(1)
     assert entries(log) == [("train", 1, 2)]
     resumed.resume(Progress(step=1, seconds=99.0))
     assert resumed.state().seconds == 1.0
@@ -268,7 +268,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(log, monkeypatch):
         with pytest.raises(UserError, match="disk is full"):
             writer.close("failed")
     resumed = new_writer(log)
-    resumed.supersede(1)
+    resumed.drop_steps_after(1)
     add(resumed, 2)
     finish(resumed, 2, "train", {})
     resumed.close("finished")
@@ -315,7 +315,7 @@ def test_a_resumed_writer_tells_which_part_it_set_aside(log):
     (part,) = (log / "parts").glob("step-000001-*")
     (part / "steps.parquet").write_bytes(b"")
     resumed = new_writer(log)
-    resumed.supersede(2)
+    resumed.drop_steps_after(2)
     resumed.resume(Progress(step=2))
     (note,) = resumed.poll().notes
     assert "steps.parquet" in note

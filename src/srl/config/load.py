@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from srl.config.cross_checks import algorithm_plugin, check_plugins, cross_check
-from srl.config.keys import Config, KeyPath, Setting, flat, flatten, plain, reveal, wrong
+from srl.config.key_errors import Setting, flatten, reveal, wrong
+from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.paths import portable, restored, workspace_of
 from srl.config.sections import one_or_many
 from srl.config.yaml12 import Lined, dump, parse

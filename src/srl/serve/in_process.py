@@ -7,7 +7,7 @@ import asyncio
 from srl.daemon_thread import in_thread
 from srl.index import Index
 from srl.index.retriever import Fault, as_retriever, outcomes_of
-from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher
+from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
 from srl.trajectory import Hit, Search, SearchStatus
 
 LIVE_AT_ONCE = 16
@@ -32,7 +32,7 @@ class LocalSearch:
         self._index, self._retriever = index, as_retriever(index)
         self._topk = topk
         self._live = self._retriever.live
-        self._batcher = TickBatcher(self._answer, 1 if self._live else max_batch, max_query_chars)
+        self._batcher = QueryBatcher(self._answer, 1 if self._live else max_batch, max_query_chars)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room = asyncio.Semaphore(LIVE_AT_ONCE)
 

@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -158,25 +157,6 @@ def merge_parts(directory: Path, parts: list[Part], worker: str, keep: Keep | No
 def compacted_path(directory: Path, first: int, last: int, worker: str, number: int) -> Path:
     """The path of a compacted part of these steps."""
     return directory / f"steps-{first:06d}-{last:06d}-{worker}-{number:06d}"
-
-
-def drop_steps(directory: Path, drop: Callable[[int, str], bool], worker: str | None = None) -> None:
-    """Drop every (step, phase) for which `drop` is true, the last first; of one worker, or of all."""
-    sweep(directory)
-    for part in reversed(live_parts(directory)):
-        if worker not in (None, part.worker):
-            continue
-        steps = part.steps()
-        dropped = {step for step in steps if drop(*step)}
-        if dropped == steps:
-            remove_part(part)
-        elif dropped:
-            merge_parts(directory, [part], part.worker, partial(_without, dropped=dropped))
-
-
-def _without(table: pa.Table, dropped: set[tuple[int, str]]) -> pa.Table:
-    pairs = zip(table["step"].to_pylist(), table["phase"].to_pylist(), strict=True)
-    return table.filter(pa.array([pair not in dropped for pair in pairs], pa.bool_()))
 
 
 def write_compacted(

@@ -6,14 +6,13 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import duckdb
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -22,18 +21,16 @@ from srl.files import NotWritten, why_not_written
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
 from srl.store.database import attach, create_empty, create_runs, create_views, scan
+from srl.store.drop_steps import drop_steps, reopen
 from srl.store.older import union
 from srl.store.parts import (
     FINISHED,
     PARTS_DIRECTORY,
     Part,
-    compacted_path,
-    drop_steps,
     live_parts,
     merge_parts,
     next_number,
     sweep,
-    write_compacted,
     write_part,
 )
 from srl.store.records import Record, part_tables
@@ -99,7 +96,7 @@ class LogWriter:
         if self._single >= COMPACT_AT:
             self._merging(self._compact)
 
-    def supersede(self, after_step: int) -> None:
+    def drop_steps_after(self, after_step: int) -> None:
         """Drop every step after `after_step`, of all writers; a resumed run writes them again."""
         self._reopen(after_step)
         self._merging(lambda: drop_steps(self._parts, lambda step, phase: step > after_step))
@@ -207,7 +204,7 @@ class LogWriter:
         if self._worker != _MAIN or not finished.exists():
             return
         self._clear_parts()
-        _write_reopened(finished, self._parts, until)
+        reopen(finished, self._parts, self._worker, until)
         finished.unlink()
         self._count()
 
@@ -231,19 +228,3 @@ def _write_database(path: Path, run: Mapping[str, object], parts: Sequence[Part]
         create_views(connection)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-
-
-def _write_reopened(finished: Path, parts: Path, until: int) -> None:
-    """Write one part with the steps of a finished log up to `until`, if there are any."""
-    with duckdb.connect() as connection:
-        attach(connection, finished, "log")
-        query = "SELECT DISTINCT step FROM log.raw.steps WHERE step <= ? ORDER BY step"
-        steps = [step for (step,) in connection.execute(query, [until]).fetchall()]
-
-        def batches(table: str) -> Iterable[pa.Table]:
-            for step in steps:
-                yield pa.table(connection.sql(f"SELECT * FROM log.raw.{table} WHERE step = {step}"))
-
-        if steps:
-            path = compacted_path(parts, steps[0], steps[-1], _MAIN, 1)
-            write_compacted(path, batches, replaces=set())

@@ -229,7 +229,7 @@ def rl_loop(config: Config, learner: Learner, optimisers: dict[str, Optimiser]) 
             for line in checkpoint_notes(checkpoint):
                 runner.terminal.note(line)
         if resumed_from is not None:
-            runner.log.supersede(resumed_from)
+            runner.log.drop_steps_after(resumed_from)
         return trainer.run()
 
     return loop

@@ -23,7 +23,7 @@ from srl.serve.client.request import (
     without_secrets,
 )
 from srl.serve.client.retry import MAX_WAIT_S, backoff, repeatable_jitter, retried
-from srl.serve.tick_batcher import MAX_QUERY_CHARS, TickBatcher
+from srl.serve.query_batcher import MAX_QUERY_CHARS, QueryBatcher
 from srl.serve.wire import write_request
 from srl.trajectory import Hit, Search
 
@@ -79,7 +79,7 @@ class HttpSearch:
         self._transport, self._sleep = transport, sleep
         self._token = bearer_token()
         self._digest = digest
-        self._batcher = TickBatcher(self._answer, max_batch, max_query_chars)
+        self._batcher = QueryBatcher(self._answer, max_batch, max_query_chars)
         self._servers = Servers(self.urls, self._responds, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: httpx.AsyncClient | None = None

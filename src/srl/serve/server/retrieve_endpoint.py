@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from srl.index import Fault, Index
 from srl.serve import wire
+from srl.serve.query_batcher import clean
 from srl.serve.server.answer_cache import NOTHING, EncodedHits, write_answer
 from srl.serve.server.metrics import Metrics
 from srl.serve.server.queue import RETRY_AFTER_S, Answered, SearchQueue
 from srl.serve.server.request_log import RequestLog
-from srl.serve.tick_batcher import clean
 from srl.serve.wire import DIGEST_HEADER, Limits, RequestError, read_request
 
 EMPTY = "the query is empty"

@@ -99,7 +99,7 @@ def _log_writer(run: Path, info: RunInfo, config: Config, resumed_from: int | No
     writer = RayWriter(actor, run, patience)
     writer.ready()
     if resumed_from is not None:
-        writer.supersede(resumed_from)
+        writer.drop_steps_after(resumed_from)
     return writer
 
 

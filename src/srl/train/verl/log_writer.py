@@ -172,10 +172,10 @@ class LogActor:
         self._check_open()
         self._writes.wait()
 
-    def supersede(self, step: int) -> None:
+    def drop_steps_after(self, step: int) -> None:
         """Drop what the stopped run wrote after `step`."""
         self._writes.wait()
-        self._log.supersede(step)
+        self._log.drop_steps_after(step)
 
     def resume(self, progress: Progress) -> None:
         """Continue from a checkpoint's progress, with the log's metrics up to there."""

@@ -154,8 +154,8 @@ class RayWriter:
     def ready(self) -> None:
         self._ask("ready")
 
-    def supersede(self, step: int) -> None:
-        self._ask("supersede", step)
+    def drop_steps_after(self, step: int) -> None:
+        self._ask("drop_steps_after", step)
 
     def poll(self) -> RunStatus:
         found: RunStatus = self._ask("poll")

@@ -29,7 +29,7 @@ def rejection(query: str, max_chars: int) -> str:
     return ""
 
 
-class TickBatcher:
+class QueryBatcher:
     """Collects the queries of one tick of the event loop and answers them in one call.
 
     Equal queries are asked once. A batch is in the order of arrival, so the same episodes make the same

@@ -1,0 +1,93 @@
+"""Values by key as a layer sets them, and the errors for unknown keys ("did you mean") and invalid values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from srl.config.keys import KeyPath, keys, place, plain, takes
+from srl.errors import UserError, nearest
+from srl.renamed import KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value from one layer."""
+
+    path: KeyPath
+    value: Any
+    origin: str
+    old_key: str = ""
+    """The old name of the key, if that was used."""
+
+
+def flatten(
+    tree: Mapping[str, Any], origin: Callable[[KeyPath], str], base: KeyPath = ()
+) -> Iterator[Setting]:
+    """The settings in a nested mapping; a dotted key means the same as nested ones.
+
+    Raises UserError for an unknown key, and for a value where a section is expected.
+    """
+    for key, value in tree.items():
+        given = split_key(key, base)
+        path, old_key = _current(given)
+        kind, field = place(path)
+        is_plugin = kind == "free" and len(path) == 2 and field is None
+        if kind == "unknown" or (is_plugin and not isinstance(value, Mapping | None)):
+            raise UserError(f"{origin(given)}: no key {'.'.join(path)!r}{_suggestion(path)}")
+        if isinstance(value, Mapping) and (kind == "section" or (kind == "free" and value)):
+            yield from flatten(value, origin, given)
+        elif kind == "section" and value is not None:
+            raise UserError(f"{origin(given)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
+        elif kind != "section" and not (is_plugin and value is None):
+            yield Setting(path, value, origin(given), old_key)
+
+
+def _current(given: KeyPath) -> tuple[KeyPath, str]:
+    """The current name of a key, and its old name if `given` uses that."""
+    for old, new in KEYS.items():
+        parts = tuple(old.split("."))
+        if given[: len(parts)] == parts:
+            return (*new.split("."), *given[len(parts) :]), old
+    return given, ""
+
+
+def split_key(key: str, base: KeyPath = ()) -> KeyPath:
+    """The path of a dotted key below `base`; a plugin's `package.module:Class` stays one part.
+
+    >>> split_key("reward.weights.my.rewards:Brevity")
+    ('reward', 'weights', 'my.rewards:Brevity')
+    """
+    path = (*base, *key.split("."))
+    colon = next((place for place, part in enumerate(path) if ":" in part), 0)
+    start = 2 if path[:2] == ("reward", "weights") else 1
+    if path[0] not in ("retriever", "reward", "algorithm") or colon <= start:
+        return path
+    return (*path[:start], ".".join(path[start : colon + 1]), *path[colon + 1 :])
+
+
+def _suggestion(path: KeyPath) -> str:
+    """Suggests the closest key: the same last part in the same section, then in any, then by spelling."""
+    known = [key.name for key in keys()]
+    here = ".".join(path)
+    same = [name for name in known if name.split(".")[-1] == path[-1]]
+    for names in ([name for name in same if name.split(".")[0] == path[0]], same):
+        if names:
+            return f"; did you mean {' or '.join(map(repr, names[:3]))}?"
+    neighbours = [name for name in known if name.split(".")[:-1] == list(path[:-1])]
+    return nearest(here, neighbours) or nearest(here, known) or "; `srl train --print-config` lists all keys"
+
+
+def reveal(value: Any) -> str:
+    """A value for a message, truncated to 80 characters."""
+    text = repr(plain(value))
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def wrong(path: KeyPath, value: Any, origin: str) -> str:
+    """The message for an invalid value."""
+    field = place(path)[1]
+    inside_mapping = field is not None and place(path[:-1])[0] == "mapping"
+    expected = "number" if inside_mapping else takes(field) if field else "something else"
+    return f"{origin}: {'.'.join(path)} is {reveal(value)}, expected {expected}"
