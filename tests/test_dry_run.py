@@ -291,6 +291,25 @@ def test_hopeless_case_names_the_keys(saved):
     assert "actor.ppo_max_token_len" in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "checkpointing", "layers", "at_once"),
+    [
+        (400, False, "all of 2 layers", "all tokens"),
+        (9000, True, "the input of each of 2 layers", "up to 2,048 tokens"),
+    ],
+)
+def test_notes_tell_the_optimisers_precision_the_kept_layers_and_the_logits(
+    tmp_path, vocabulary, checkpointing, layers, at_once
+):
+    save_model(tiny_model(vocab_size=vocabulary, width=16), byte_level_tokenizer(), tmp_path)
+    config = configured(tmp_path, model__gradient_checkpointing=checkpointing)
+    shape = shape_of(config, tmp_path, needs_critic=False)
+    notes = {item.name: item.how for item in footprint(shape, config, CPU).parts}
+    assert notes["policy optimiser"].endswith(", AdamW in float32")
+    assert notes["activations"].endswith(f": {layers}")
+    assert notes["backward buffers"] == f"logits of {at_once} at once"
+
+
 def test_step_takes_as_long_as_its_operations():
     """One layer of 10 numbers a token, one episode a step: every count can be done by hand."""
     shape = Shape(

@@ -86,6 +86,18 @@ def test_offload_frees_the_gpu_while_the_policy_generates_and_only_then():
     assert machine["offloaded optimiser"] == (QWEN_7B + shape.critic) * 8
 
 
+@pytest.mark.parametrize("offload", [True, False])
+def test_notes_tell_what_is_offloaded_and_what_is_held_for_one_network(offload):
+    value = str(offload).lower()
+    config, shape = seven_b(f"cluster.param_offload={value}", f"cluster.optimizer_offload={value}")
+    notes = {part.name: part.how for part in footprint(shape, config, EIGHT).parts}
+    for name in ("policy weights", "critic weights", "policy optimiser", "critic optimiser"):
+        assert notes[name].endswith("; offloaded during the rollout") == offload
+    assert "AdamW in float32" in notes["critic optimiser"]
+    assert notes["gradients"].endswith("; of one network at a time")
+    assert notes["backward buffers"] == "logits of all tokens at once"
+
+
 def test_adapter_alone_has_gradients_and_moments():
     config, shape = seven_b("model.lora_rank=8", "algorithm.name=grpo", critic=False)
     memory = footprint(shape, config, EIGHT)
@@ -102,6 +114,8 @@ def test_reference_lies_in_the_machines_memory_not_on_the_gpus():
         part.name: part.update for part in machine_memory(shape, config, Layout("fsdp", workers=16, nodes=2))
     }
     assert on_two["reference weights"] == QWEN_7B * 4 // 2
+    notes = {part.name: part.how for part in machine_memory(shape, config, EIGHT)}
+    assert notes["reference weights"] == "float32; FSDP keeps it off the GPUs"
 
 
 def test_all_workers_read_a_model_whose_head_is_its_embedding():
@@ -281,6 +295,10 @@ def published() -> RunPlan:
 def test_plan_of_a_published_run_says_what_goes_where(published):
     assert published.machines["machines"].startswith("1 × 8 GPUs")
     assert "8 copies of the policy" in published.machines["generation"]
+    assert published.machines["processes"] == (
+        "8 workers that train, 8 servers that generate, 8 workers that run episodes, 12 for this "
+        "command, the trainer, the log and the queue"
+    )
     assert published.machines["each step"].startswith("512 episodes, 2 optimiser steps of 256; 14.19 GiB")
     assert [fit.name for fit in published.fits] == ["24 GB", "48 GB", "80 GB", "141 GB"]
     assert sorted(fit.episodes for fit in published.fits) == [fit.episodes for fit in published.fits]

@@ -80,6 +80,9 @@ def machine_facts(config: Config, job: Job, layout: Layout, shape: Shape) -> dic
         "training": f"{cluster.strategy}: each worker holds {share} of the policy{critic}{reference}",
         "generation": f"{rollout_name(config, job).removeprefix('srl_')}: {layout.copies} copies of the "
         f"policy, {beside}, up to {config.rollout.max_num_seqs:,} episodes at once",
+        "processes": f"{layout.workers} workers that train, {layout.copies} servers that generate, "
+        f"{layout.episode_workers} workers that run episodes, {layout.single_processes} for this "
+        "command, the trainer, the log and the queue",
         "each step": f"{batch * n:,} episodes, {updates_in_words(config, actor)} of "
         f"{min(actor.ppo_mini_batch_size, batch) * n:,}; {weights} of weights to each copy",
     }

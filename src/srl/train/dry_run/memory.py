@@ -48,7 +48,8 @@ class Layout:
     """How a backend spreads a run over machines and devices.
 
     `workers` are the devices that train. Megatron cuts a network into `model_parts`. In generation, a copy of
-    the policy is spread over `copy_gpus`. `processes` counts those of the machine that has most.
+    the policy is spread over `copy_gpus`. `episode_workers` and `single_processes` are verl's: processes that
+    run episodes, spread over the machines, and those that run once, on one machine.
     """
 
     kind: Literal["local", "fsdp", "megatron"]
@@ -57,12 +58,19 @@ class Layout:
     nodes: int = 1
     model_parts: int = 1
     copy_gpus: int = 1
-    processes: int = 0
+    episode_workers: int = 0
+    single_processes: int = 0
 
     @property
     def copies(self) -> int:
         """Copies of the policy that generate."""
         return self.workers // self.copy_gpus
+
+    @property
+    def processes(self) -> int:
+        """Processes of the machine that has most."""
+        spread = (self.workers, self.copies, self.episode_workers)
+        return sum(-(-count // self.nodes) for count in spread) + self.single_processes
 
     @property
     def shards(self) -> int:
@@ -133,20 +141,22 @@ def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     weights_away = not local and config.cluster.param_offload
     states_away = not local and config.cluster.optimizer_offload
     reference = 0 if layout.kind == "fsdp" else shape.reference
+    adamw, one = ", AdamW in float32", "" if local or not shape.critic else "; of one network at a time"
     rows = (
-        ("policy weights", shape.parameters, weight, layout.shards, weights_away),
-        ("adapter weights", shape.adapter, weight, layout.shards, weights_away),
-        ("critic weights", shape.critic, weight, layout.shards, weights_away),
-        ("reference weights", reference, weight, layout.shards, weights_away),
-        ("policy optimiser", shape.trainable, optimiser, layout.workers, states_away),
-        ("critic optimiser", shape.critic, optimiser, layout.workers, states_away),
-        ("gradients", sum(trained) if local else max(trained), gradient, layout.shards, True),
+        ("policy weights", "", shape.parameters, weight, layout.shards, weights_away),
+        ("adapter weights", "", shape.adapter, weight, layout.shards, weights_away),
+        ("critic weights", "", shape.critic, weight, layout.shards, weights_away),
+        ("reference weights", "", reference, weight, layout.shards, weights_away),
+        ("policy optimiser", adamw, shape.trainable, optimiser, layout.workers, states_away),
+        ("critic optimiser", adamw, shape.critic, optimiser, layout.workers, states_away),
+        ("gradients", one, sum(trained) if local else max(trained), gradient, layout.shards, False),
     )
     parts = []
-    for name, count, size, shards, update_only in rows:
+    for name, note, count, size, shards, offloaded in rows:
         share = -(-count * size // shards)
-        how = f"{millions(count)} × {size} bytes" + (f" / {shards}" if shards > 1 else "")
-        parts.append(Part(name, 0 if update_only else share, share, how))
+        how = f"{millions(count)} × {size} bytes" + (f" / {shards}" if shards > 1 else "") + note
+        how += "; offloaded during the rollout" if offloaded else ""
+        parts.append(Part(name, 0 if offloaded or name == "gradients" else share, share, how))
     return parts
 
 
@@ -195,9 +205,11 @@ def _pass(shape: Shape, config: Config, layout: Layout, section: Actor | Critic)
         layer += shape.width * size * shape.ffn
         logits += shape.width * size * shape.vocabulary if logits else 0
     gathered, kept = _gathered_bytes(shape) if layout.kind == "fsdp" else 0, activation_bytes(shape, config)
-    largest = "logits" if logits > layer else "one layer and its gradients"
+    at_once = f"up to {CHUNK:,} tokens at once" if _chunked(shape, layout, tokens) else "all tokens at once"
+    largest = f"logits of {at_once}" if logits > layer else "one layer and its gradients"
     who = "policy" if section is config.actor else "critic"
-    how = f"{who}: {tokens:,} tokens × {kept:,} bytes"
+    layers = "the input of each of" if config.model.gradient_checkpointing else "all of"
+    how = f"{who}: {tokens:,} tokens × {kept:,} bytes: {layers} {shape.layers} layers"
     return [
         Part("gathered weights", 0, gathered, "embedding, head, two layers and one layer's gradients"),
         Part("activations", 0, tokens * kept // layout.model_parts, how),
@@ -239,6 +251,11 @@ def layer_bytes(shape: Shape, config: Config) -> int:
     return norms + attention + (4 * shape.ffn + 7 * config.model.lora_rank) * size
 
 
+def _chunked(shape: Shape, layout: Layout, tokens: int) -> bool:
+    """Whether an update holds the logits of one chunk at a time: locally, if chunks are too large to keep."""
+    return layout.kind == "local" and min(CHUNK, tokens) * shape.vocabulary > KEPT_LOGITS
+
+
 def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> int:
     """Bytes of the logits of `tokens` tokens and of what is computed from them.
 
@@ -252,7 +269,7 @@ def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> i
             per_logit = FUSED_LOGIT * shape.itemsize
         return per_logit * tokens * shape.vocabulary
     chunk, more = min(CHUNK, tokens) * shape.vocabulary, ENTROPY if entropy else 0
-    if chunk > KEPT_LOGITS:
+    if _chunked(shape, layout, tokens):
         return (LOGIT + more) * chunk
     return LOGIT * tokens * shape.vocabulary + max(more, 4) * chunk
 
@@ -296,7 +313,11 @@ def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic
     reference = 0 if layout.kind == "megatron" else shape.reference * FLOAT32 // nodes
     processes = f"{layout.processes} × {PROCESS / GIB:.1f} GiB"
-    rows = [("reference weights", reference, "float32"), ("processes", layout.processes * PROCESS, processes)]
+    off_gpus = "" if layout.cpu else "; FSDP keeps it off the GPUs"
+    rows = [
+        ("reference weights", reference, f"float32{off_gpus}"),
+        ("processes", layout.processes * PROCESS, processes),
+    ]
     loading = []
     if layout.cpu:
         cache = cache_bytes(shape, config.rollout.max_num_seqs, config.data.max_episode_tokens)
@@ -311,7 +332,9 @@ def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         if cluster.param_offload:
             rows.append(("offloaded weights", held * FLOAT32 // nodes, "cluster.param_offload, float32"))
         if cluster.optimizer_offload:
-            rows.append(("offloaded optimiser", trained * MOMENTS // nodes, "cluster.optimizer_offload"))
+            rows.append(
+                ("offloaded optimiser", trained * MOMENTS // nodes, "cluster.optimizer_offload, float32")
+            )
     return [*(Part(name, size, size, how) for name, size, how in rows if size), *loading]
 
 

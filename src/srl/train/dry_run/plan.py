@@ -194,18 +194,18 @@ def planned_job(config: Config) -> Job:
 
 
 def layout_of(composed: DictConfig, config: Config, job: Job) -> Layout:
-    """How the composed configuration spreads the run. Beside the workers there are processes that generate
-    and that run episodes; on one machine also this command, the trainer, the log and the queue."""
+    """How the composed configuration spreads the run. Single processes: this command, the trainer, the log
+    and the queue."""
     nodes, gpus = composed.trainer.nnodes, composed.trainer.n_gpus_per_node
     rollout, megatron = composed.actor_rollout_ref.rollout, composed.actor_rollout_ref.actor.get("megatron")
     copy_gpus, parts = rollout.tensor_model_parallel_size, 1
     if megatron:
         parts = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
-    spread = (nodes * gpus, nodes * gpus // copy_gpus, rollout.agent.num_workers)
     once = 4 + composed.transfer_queue.backend.SimpleStorage.num_data_storage_units
     return Layout(
         kind="megatron" if is_megatron(config) else "fsdp", cpu=job.cpu, workers=nodes * gpus, nodes=nodes,
-        model_parts=parts, copy_gpus=copy_gpus, processes=sum(-(-count // nodes) for count in spread) + once,
+        model_parts=parts, copy_gpus=copy_gpus, episode_workers=rollout.agent.num_workers,
+        single_processes=once,
     )  # fmt: skip
 
 
