@@ -25,16 +25,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from srl.data.corpus import write_corpus
-from srl.data.world import (
-    CLEAN,
-    RELATIONS,
-    demonstrations,
-    hazard,
-    look_up,
-    make_world,
-    name_words,
-    questions,
-)
+from srl.data.demonstrations import CLEAN, demonstrations, hazard, look_up
+from srl.data.world import RELATIONS, make_world, name_words, questions
 from srl.files import write_json
 from srl.index import build_index, open_index
 from srl.model import count_parameters, new_model, save_model

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 from srl.cli import main
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
-from srl.data.world import write_world
+from srl.data.write_world import write_world
 from srl.index import build_index
 from srl.model import new_model, save_model
 

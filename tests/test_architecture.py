@@ -6,7 +6,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -51,11 +51,12 @@ WITHOUT_GPU = "without_gpu"
 
 @dataclass(frozen=True)
 class Import:
-    """One import: what, in which line, whether only when a function runs."""
+    """One import: what, in which line, whether only when a function runs, whether only for type checkers."""
 
     name: str
     line: int
     lazy: bool
+    typing: bool = False
     targets: tuple[str, ...] = ()
     """What may be a module: the name itself, and for `from a import b` also `a.b`."""
 
@@ -70,34 +71,51 @@ class Import:
         return parts[1] if parts[0] == "srl" and len(parts) > 1 else ""
 
 
-def imports(source: str, package: str = "srl") -> list[Import]:
-    """All imports of a module in `package` but those for type checkers."""
-    return list(_imports(ast.parse(source), package, lazy=False))
+def imports(source: str, package: str = "srl", *, typing: bool = False) -> list[Import]:
+    """All imports of a module in `package`; those for type checkers alone only if `typing`."""
+    return [
+        item
+        for item in _imports(ast.parse(source), package, Import("", 0, False))
+        if typing or not item.typing
+    ]
 
 
-def _imports(node: ast.AST, package: str, lazy: bool) -> Iterator[Import]:
+def _imports(node: ast.AST, package: str, where: Import) -> Iterator[Import]:
+    """The imports below `node`; `where` says whether it is inside a function or a block for type checkers."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for other in child.orelse:
-                yield from _imports(ast.Module([other], []), package, lazy)
-        elif isinstance(child, ast.Import):
-            yield from (Import(alias.name, child.lineno, lazy, (alias.name,)) for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            yield from _names_from(child, package, lazy)
+            yield from _imports(ast.Module(child.body, []), package, replace(where, typing=True))
+            yield from _imports(ast.Module(child.orelse, []), package, where)
+        elif isinstance(child, ast.Import | ast.ImportFrom):
+            yield from _names(child, package, where)
         else:
+            yield from _by_string(child, where)
             inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _imports(child, package, lazy or inside)
+            yield from _imports(child, package, replace(where, lazy=where.lazy or inside))
 
 
-def _names_from(node: ast.ImportFrom, package: str, lazy: bool) -> Iterator[Import]:
+def _names(node: ast.Import | ast.ImportFrom, package: str, where: Import) -> Iterator[Import]:
     """`from srl import store` is an import of srl.store, `from .x import y` one of the package's x."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield replace(where, name=alias.name, line=node.lineno, targets=(alias.name,))
+        return
     base = node.module or ""
     if node.level:
         parents = package.split(".")[: len(package.split(".")) - node.level + 1]
         base = ".".join([*parents, base] if base else parents)
     below = [f"{base}.{alias.name}" for alias in node.names]
     for name in below if base == "srl" else [base]:
-        yield Import(name, node.lineno, lazy, tuple(below))
+        yield replace(where, name=name, line=node.lineno, targets=tuple(below))
+
+
+def _by_string(node: ast.AST, where: Import) -> Iterator[Import]:
+    """`import_module("a.b")` and `__import__("a.b")`."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        for argument in node.args[:1]:
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                name = argument.value
+                yield replace(where, name=name, line=node.lineno, targets=(name,))
 
 
 def modules(*rooms: str) -> list[Path]:
@@ -110,9 +128,9 @@ def room_of(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> list[Import]:
+def imports_of(path: Path, *, typing: bool = False) -> list[Import]:
     package = ".".join(["srl", *path.parts[:-1]])
-    return imports((SRL / path).read_text(encoding="utf-8"), package)
+    return imports((SRL / path).read_text(encoding="utf-8"), package, typing=typing)
 
 
 def say(path: Path, wrong: list[Import], why: str) -> str:
@@ -128,7 +146,7 @@ def test_room_imports_nouns_and_rooms_before_it(path):
     room = room_of(path)
     before = {name for name in ORDER if ORDER[name] < ORDER[room]}
     allowed = {"", "__version__", room, *NOUNS, *before}
-    wrong = [item for item in imports_of(path) if item.room not in allowed]
+    wrong = [item for item in imports_of(path, typing=True) if item.room not in allowed]
     assert not wrong, say(path, wrong, f"{room} comes before it")
 
 
@@ -199,13 +217,13 @@ def dotted(path: Path) -> str:
 
 
 def import_graph(*, lazy: bool = True) -> dict[str, set[str]]:
-    """Each module of ours with those that it imports; with `lazy` also inside functions, never for typing."""
+    """Each module of ours with those that it imports; with `lazy` also inside functions and for typing."""
     names = {dotted(path): path for path in SOURCES}
     graph = {}
     for name, path in names.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        items = [item for item in _imports(tree, package, lazy=False) if lazy or not item.lazy]
+        source = (ROOT / path).read_text(encoding="utf-8")
+        items = [item for item in imports(source, package, typing=lazy) if lazy or not item.lazy]
         found = {target for item in items for target in item.targets}
         graph[name] = {_module(target, names) for target in found} - {name, ""}
     return graph
@@ -285,6 +303,7 @@ class A:
     import csv
     def f(self):
         from srl.plugins import manager
+        import_module("srl.cli")
 """
     found = imports(source, "srl.rollout")
     assert [(item.name, item.lazy) for item in found] == [
@@ -298,4 +317,6 @@ class A:
         ("numpy", False),
         ("csv", False),
         ("srl.plugins", True),
+        ("srl.cli", True),
     ]
+    assert [item.name for item in imports(source, "srl.rollout", typing=True) if item.typing] == ["duckdb"]

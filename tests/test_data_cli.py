@@ -124,7 +124,9 @@ def test_show_prints_the_prompts_of_a_training_set(srl):
 
 def test_world_calls_the_generator_with_seed_and_place(srl, tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr("srl.data.world.write_world", lambda directory, seed: calls.append((directory, seed)))
+    monkeypatch.setattr(
+        "srl.data.write_world.write_world", lambda directory, seed: calls.append((directory, seed))
+    )
     assert srl("data", "world", "--seed", 3)[:2] == (0, f"{tmp_path / 'work' / 'worlds' / 'world-s3'}\n")
     srl("data", "world", "--out", "here")
     assert calls == [(tmp_path / "work" / "worlds" / "world-s3", 3), (Path("here"), 0)]

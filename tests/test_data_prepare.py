@@ -17,7 +17,7 @@ from srl.data.parquet import read_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
 from srl.data.splits import canonical_split, guess_split, split_off, without_repeats
-from srl.data.world import write_world
+from srl.data.write_world import write_world
 from srl.errors import UserError
 from srl.manifests import read_manifest
 from srl.trajectory import Question

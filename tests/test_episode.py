@@ -13,8 +13,9 @@ from tests.tiny_models import byte_level_tokenizer
 
 from srl.protocol import TEMPLATES, Template
 from srl.rollout.codec import Codec
-from srl.rollout.episode import EpisodeOptions, PromptTooLongError, fit_information
+from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.many_episodes import rollout
+from srl.rollout.observation import fit_information
 from srl.trajectory import Hit, Passage, Search
 
 SEARCH = "<think>I search.</think><search>lighthouse</search>"

@@ -18,7 +18,7 @@ from srl.answers import contains_answer
 from srl.protocol import NO_RESULTS, TAGS, TEMPLATES, parse_action
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
-from srl.rollout.episode import fit_information
+from srl.rollout.observation import fit_information
 from srl.store import Record
 from srl.store.records import part_tables
 from srl.trajectory import Hit, Passage, Question, Score, Trajectory

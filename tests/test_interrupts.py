@@ -267,7 +267,7 @@ WRITERS = {
         "srl.data.prepare:write_manifest",
         ("data", "prepare", "questions=q.jsonl", "--out", "in/out"),
     ),
-    "data world": ("srl.data.world:write_manifest", ("data", "world", "--out", "in/out")),
+    "data world": ("srl.data.write_world:write_manifest", ("data", "world", "--out", "in/out")),
     "data tokenizer": (
         "srl.data.tokenizer:_train",
         ("data", "tokenizer", "--corpus", "c.jsonl", "--vocab-size", "300", "--out", "in/out"),

@@ -214,7 +214,7 @@ def test_a_run_that_cannot_start_leaves_nothing(setting, workspace, monkeypatch)
 
 
 def test_fine_tuning_is_a_run_of_its_own(setting, workspace, tmp_path):
-    from srl.data.demonstrations import write_demonstrations
+    from srl.data.demonstration_file import write_demonstrations
     from srl.trajectory import Question
 
     town, flag = next(iter(TOWNS.items()))

@@ -272,7 +272,7 @@ def test_model_with_less_trains_too(tmp_path, kind, lacks):
 
 def test_first_trial_on_the_made_up_world_gets_search_r1s_prompt(monkeypatch, tmp_path):
     """`srl train --preset one-gpu --model DIR`: the world's questions, in words that the model can read."""
-    monkeypatch.setattr("srl.data.world.QUESTIONS", {"train": 4, "validation": 2, "test": 2})
+    monkeypatch.setattr("srl.data.write_world.QUESTIONS", {"train": 4, "validation": 2, "test": 2})
     said: list[str] = []
     config = with_data(load_config("one-gpu").config, Workspace(tmp_path), said.append)
     codec = Codec(tokenizer())

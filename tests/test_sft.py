@@ -12,7 +12,7 @@ from tests.scripts import TableSearch
 from tests.tiny_models import byte_level_tokenizer
 from tests.training import OPTIONS, PASSAGES, model, tokenizer
 
-from srl.data.demonstrations import read_demonstrations, write_demonstrations
+from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
 from srl.model import new_model
 from srl.protocol import template

@@ -8,21 +8,11 @@ from itertools import combinations, pairwise
 import pytest
 
 from srl.data.corpus import read_corpus
-from srl.data.demonstrations import read_demonstrations, write_demonstrations
+from srl.data.demonstration_file import read_demonstrations, write_demonstrations
+from srl.data.demonstrations import CLEAN, Noise, demonstrate, demonstrations
 from srl.data.parquet import read_questions
-from srl.data.world import (
-    CLEAN,
-    RELATIONS,
-    ROLES,
-    Noise,
-    demonstrate,
-    demonstrations,
-    make_world,
-    name_words,
-    questions,
-    way_of,
-    write_world,
-)
+from srl.data.world import RELATIONS, ROLES, make_world, name_words, questions, way_of
+from srl.data.write_world import write_world
 from srl.errors import UserError
 from srl.protocol import parse_action
 

@@ -133,7 +133,7 @@ def world(
     Example:
       srl data world --seed 1
     """
-    from srl.data.world import write_world
+    from srl.data.write_world import write_world
     from srl.workspace import Workspace
 
     directory = out or Workspace.resolve().worlds / f"world-s{seed}"

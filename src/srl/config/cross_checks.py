@@ -6,27 +6,35 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, cast
 
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
 from srl.errors import UserError
 from srl.safe_text import refuse_credentials
 
-if TYPE_CHECKING:
-    from srl.advantage import Algorithm
-
 KINDS = ("retriever", "reward", "algorithm")
 """The kinds of plugins; each has a section of the same name."""
 
 
+class Algorithm(Protocol):
+    """What the configuration needs of an algorithm plugin, an `srl.advantage.Algorithm`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs_critic(self) -> bool: ...
+
+    @property
+    def defaults(self) -> Mapping[str, object]: ...
+
+
 def algorithm_plugin(name: str) -> Algorithm:
     """The algorithm plugin called `name`. Raises UserError when it is not installed."""
-    from typing import cast
-
     from srl.plugins import manager
 
-    return cast("Algorithm", manager.load("algorithm", name))
+    return cast(Algorithm, manager.load("algorithm", name))
 
 
 def context_errors(config: Config, context: int | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The made-up world: an encyclopedia, questions of one and two hops about it, and demonstrations.
+"""The made-up world: an encyclopedia, and questions of one and two hops about it.
 
 Nothing in it can be known in advance. A name is two words out of 400, and each name belongs to one
 role only (the base model's worlds, the cold start, training, validation, test). So an entity that a
@@ -8,18 +8,12 @@ validation or test question asks about was never seen before.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 from itertools import combinations
-from pathlib import Path
 
-from srl.data.corpus import write_corpus
-from srl.data.demonstrations import write_demonstrations
-from srl.data.parquet import write_questions
-from srl.files import atomic_directory
-from srl.manifests import write_manifest
 from srl.protocol import template
 from srl.trajectory import Passage, Question
 
@@ -198,120 +192,3 @@ def questions(world: World, role: str, seed: int, count: int, two_hop: float = 0
 def way_of(question: Question) -> tuple[Hop, ...]:
     """The way to the answer of a question made here."""
     return tuple(Hop(*hop) for hop in question.metadata["way"])
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """The probabilities of a demonstrator's decisions; it carries them out without errors.
-
-    The first action is right with `right`, a search for a wrong span of the question with `wrong_span`, else
-    a guess without a search. A second hop is taken with `second_hop`; the right field of a page is read with
-    `right_field`.
-    """
-
-    right: float = 0.4
-    wrong_span: float = 0.25
-    second_hop: float = 0.2
-    right_field: float = 0.5
-
-
-CLEAN = Noise(right=1.0, wrong_span=0.0, second_hop=1.0, right_field=1.0)
-
-
-def look_up(entity: str) -> str:
-    return f"<think> I need to look up {entity} . </think> <search> {entity} </search>"
-
-
-def follow(read: Hop) -> str:
-    """State the fact that the page says, and look up its value."""
-    value = read.value
-    return f"<think> {read.sentence} I need to look up {value} . </think> <search> {value} </search>"
-
-
-def conclude(read: Hop) -> str:
-    """State the fact that the page says, and answer with its value."""
-    return f"<think> {read.sentence} </think> <answer> {read.value} </answer>"
-
-
-def hazard(name: str) -> str:
-    """Answer without having read anything."""
-    return f"<think> I guess {name} . </think> <answer> {name} </answer>"
-
-
-def demonstrate(question: Question, world: World, noise: Noise, rng: random.Random) -> list[str]:
-    """The turns of one demonstration of `question`.
-
-    A wrong guess is the entity that the question asks about: all names come from the text, so only the
-    decisions are noisy.
-    """
-    way = way_of(question)
-    draw = rng.random()
-    if draw < noise.right:
-        return _search(way, world, noise, rng)
-    guess = hazard(way[0].entity)
-    if draw < noise.right + noise.wrong_span:
-        return [look_up(_wrong_span(question, way[0].entity, rng)), guess]
-    return [guess]
-
-
-def _search(way: Sequence[Hop], world: World, noise: Noise, rng: random.Random) -> list[str]:
-    """Look up the first page, follow the hops or stop, and read a field of the last page, right or wrong."""
-    turns = [look_up(way[0].entity)]
-    for hop in way[:-1]:
-        if rng.random() >= noise.second_hop:
-            break
-        turns.append(follow(hop))
-    last = way[len(turns) - 1]
-    facts = world.facts[last.entity]
-    others = [Hop(last.entity, name, facts[name]) for name in facts if name != last.relation]
-    read = last if rng.random() < noise.right_field else rng.choice(others)
-    return [*turns, conclude(read)]
-
-
-def _wrong_span(question: Question, entity: str, rng: random.Random) -> str:
-    """One to three words of the question that are not the entity's."""
-    words = question.text.replace("?", "").replace(entity, "").split()
-    start = rng.randrange(len(words))
-    return " ".join(words[start : start + rng.randint(1, 3)])
-
-
-def demonstrations(
-    questions: Iterable[Question], world: World, noise: Noise | None, seed: int
-) -> list[Question]:
-    """The questions with `metadata["turns"]`; `noise=None` answers with any name, without searching."""
-    rng = random.Random(f"demonstrations {seed}")
-    names = list(world.facts)
-    out = []
-    for question in questions:
-        turns = [hazard(rng.choice(names))] if noise is None else demonstrate(question, world, noise, rng)
-        out.append(replace(question, metadata={**question.metadata, "turns": turns}))
-    return out
-
-
-QUESTIONS = {"train": 4000, "validation": 1024, "test": 1024}
-DEMONSTRATED = 2560
-"""Questions with a demonstration: 80 batches of 32."""
-DEMONSTRATIONS = {"cold-start": Noise(), "clean": CLEAN, "no-search": None}
-
-
-def write_world(directory: Path, seed: int = 0) -> None:
-    """Write the world of `seed` into `directory`, atomically.
-
-    `corpus.jsonl` has the pages of all parts. `train`, `validation` and `test.parquet` each ask about a part
-    of their own; `cold-start`, `clean` and `no-search.jsonl` are demonstrations on a fourth part.
-    """
-    worlds = {role: make_world(role, seed) for role in ("cold-start", *QUESTIONS)}
-    with atomic_directory(directory) as folder:
-        write_corpus(
-            folder / "corpus.jsonl", (page for world in worlds.values() for page in world.passages())
-        )
-        for role, count in QUESTIONS.items():
-            write_questions(folder / f"{role}.parquet", questions(worlds[role], role, seed, count))
-        _write_demonstrations(folder, worlds["cold-start"], seed)
-        write_manifest(folder, "world", {"seed": seed, "sizes": SIZES, "questions": QUESTIONS})
-
-
-def _write_demonstrations(folder: Path, world: World, seed: int) -> None:
-    asked = questions(world, "cold-start", seed, DEMONSTRATED)
-    for name, noise in DEMONSTRATIONS.items():
-        write_demonstrations(folder / f"{name}.jsonl", demonstrations(asked, world, noise, seed))

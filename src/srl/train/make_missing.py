@@ -27,7 +27,7 @@ BASE_MODEL = Path(__file__).parent.parent / "presets" / "base"
 
 def world_directory(workspace: Workspace, note: Note) -> Path:
     """The directory of the made-up world's questions and pages; written first if missing."""
-    from srl.data.world import write_world
+    from srl.data.write_world import write_world
 
     def write(path: Path) -> None:
         note(f"writing the world to {path}")

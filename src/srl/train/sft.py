@@ -20,7 +20,7 @@ from torch import Tensor
 from srl import interrupts
 from srl.config import Config
 from srl.config.sections import Sft
-from srl.data.demonstrations import read_demonstrations
+from srl.data.demonstration_file import read_demonstrations
 from srl.errors import UserError
 from srl.files import atomic_directory
 from srl.manifests import ABOUT, CHECKPOINT, checksums, write_manifest

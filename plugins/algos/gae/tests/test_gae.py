@@ -33,7 +33,7 @@ def test_advantages_are_whitened_over_policy_tokens():
 
 
 def test_without_values_it_says_what_it_needs():
-    with pytest.raises(ValueError, match="critic's values"):
+    with pytest.raises(ValueError, match="values of a critic"):
         estimate(**{**ONE_ROW, "values": None})
 
 

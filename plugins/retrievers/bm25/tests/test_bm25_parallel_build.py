@@ -51,7 +51,7 @@ def test_progress_adds_up_to_all_passages(tmp_path, monkeypatch):
 
 def test_a_process_that_fails_fails_the_build(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel_build.sys, "executable", "/bin/false")
-    with pytest.raises(RuntimeError, match="ended with 1"):
+    with pytest.raises(RuntimeError, match="ended with exit code 1"):
         built(tmp_path / "x", monkeypatch, build_processes=2)
     assert not list((tmp_path / "x" / "bm25").iterdir())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from srl.config import Config
 from srl.config.sections import Model, NamedRetriever, Search
-from srl.data.demonstrations import read_demonstrations
+from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
 from srl.index import check_index, verify_once

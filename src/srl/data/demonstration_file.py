@@ -1,0 +1,56 @@
+"""Demonstrations: questions with the text of each turn, as JSON lines.
+
+The episode runs the turns against real search, so that fine-tuning sees exactly the tokens and masks
+of a rollout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from srl.data.published_rows import Record, describe
+from srl.errors import UserError
+from srl.files import atomic_file, read_jsonl
+from srl.trajectory import Question
+
+
+def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:
+    """JSON lines `{"id", "question", "golden_answers", "turns"}`."""
+    with atomic_file(path) as file:
+        for question in questions:
+            row = {
+                "id": question.id,
+                "question": question.text,
+                "golden_answers": list(question.golden_answers),
+                "turns": question.metadata["turns"],
+            }
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def read_demonstrations(path: Path) -> list[Question]:
+    """Questions with `metadata["turns"]`. Raises UserError with file and line, also for a repeated id."""
+    found: dict[str, Question] = {}
+    for index, (line, row) in enumerate(read_jsonl(path)):
+        record = Record(path, f":{line}", index, row)
+        question = _demonstration(record, f"{path.stem}/{line}")
+        if question.id in found:
+            raise record.error("an id that no earlier demonstration has", repr(question.id))
+        found[question.id] = question
+    if not found:
+        raise UserError(f"{path}: expected demonstrations, found none")
+    return list(found.values())
+
+
+def _demonstration(record: Record, name: str) -> Question:
+    turns = record.items("turns")
+    if not turns or not all(isinstance(turn, str) for turn in turns):
+        raise record.error("a text for each turn in 'turns'", describe(turns))
+    return Question(
+        id=record.text("id") if record.row.get("id") is not None else name,
+        text=record.text("question"),
+        golden_answers=record.texts("golden_answers") if record.row.get("golden_answers") is not None else (),
+        data_source=record.path.stem,
+        metadata={"turns": turns},
+    )
