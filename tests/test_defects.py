@@ -170,9 +170,13 @@ def test_only_the_episode_reads_actions_and_writes_observations():
         for name in ("parse_action", "render_information", "render_passage", "<information>"):
             if name in text:
                 used.setdefault(name, set()).add(file.relative_to(ROOT).as_posix())
-    both = {"src/srl/protocol.py", "src/srl/rollout/episode.py"}
-    assert all(used[name] == both for name in ("parse_action", "render_information", "render_passage"))
-    assert used["<information>"] & {"src/srl/rollout/episode.py", "src/srl/rollout/many_episodes.py"} == set()
+    protocol, rollout = "src/srl/protocol.py", "src/srl/rollout"
+    assert used["parse_action"] == {protocol, f"{rollout}/episode.py"}
+    assert all(
+        used[name] == {protocol, f"{rollout}/observation.py"}
+        for name in ("render_information", "render_passage")
+    )
+    assert not any(path.startswith(rollout) for path in used["<information>"])
 
 
 def test_no_file_names_a_place_on_one_machine():
