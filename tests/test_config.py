@@ -326,6 +326,13 @@ def test_options_of_plugins_are_validated_and_say_where_they_came_from(tmp_path)
     assert "takes no options" in refused(sets=["reward.em.x=1"])
 
 
+@pytest.mark.parametrize("in_reward", [False, True])
+@pytest.mark.parametrize("in_loss", [False, True])
+def test_reference_is_needed_for_a_kl_in_the_rewards_or_the_loss(in_reward, in_loss):
+    sets = [f"algorithm.use_kl_in_reward={in_reward}", f"actor.use_kl_loss={in_loss}"]
+    assert load_config(sets=[text.lower() for text in sets]).config.needs_reference is (in_reward or in_loss)
+
+
 def test_every_option_of_the_plugins_in_use_is_resolved():
     resolved = load_config()
     assert resolved.config.retriever.options("bm25")["k1"] == 0.9

@@ -229,3 +229,8 @@ def test_a_template_that_opens_the_thought_is_noticed(codec):
     opening = Template("opening", "Question: {question}\n<think>", feedback="again")
     assert play(codec, [ANSWER], template=opening).think_is_open
     assert not play(codec, [ANSWER]).think_is_open
+
+
+def test_evaluation_changes_the_sampling_alone():
+    options = EpisodeOptions(max_turns=7, temperature=0.9, top_p=0.5)
+    assert options.for_evaluation(0.0) == EpisodeOptions(max_turns=7, temperature=0.0, top_p=1.0)

@@ -23,7 +23,9 @@ from srl.reward import RewardMix
 from srl.serve.in_process import LocalSearch
 from srl.train import threads
 from srl.train.evaluate_model import settings_of
+from srl.train.resume import too_many_failures
 from srl.train.run import resume
+from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
@@ -323,3 +325,12 @@ def test_a_finished_run_is_left_as_it_is_and_says_how_to_go_on(workspace, whole,
     assert "is finished, all 4 steps; to train longer: srl --workspace" in text
     assert "--steps N" in text
     assert (summary.steps, None in (summary.test_em_start, summary.test_em_end)) == (4, False)
+
+
+def test_run_ends_only_above_the_allowed_share_of_failed_episodes(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    assert too_many_failures(run, FailedEpisodes(1, 20, "refused: gone"), 0.05) is None
+    assert too_many_failures(run, FailedEpisodes(0, 0, ""), 0.05) is None
+    assert str(too_many_failures(run, FailedEpisodes(2, 20, "refused: gone"), 0.05)).startswith(
+        "search failed in 2 of 20 episodes, more than search.max_failed=0.05 (refused: gone); repair"
+    )

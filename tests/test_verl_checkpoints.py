@@ -14,6 +14,7 @@ from srl.train.run_directory import (
     VERL_PARTS,
     VERL_STATE,
     checkpoint_path,
+    superseded_checkpoints,
     whole_verl_steps,
     write_latest_verl_step,
 )
@@ -94,3 +95,13 @@ def test_damaged_checkpoint_is_not_gone_on_from_and_says_how_to_go_on_without_it
     move = str(said.value).rpartition("type: ")[2].partition(" && ")[0]
     subprocess.run(move.split(), check=True)
     assert step_to_resume(run, "verl") == 9
+
+
+@pytest.mark.parametrize(("keep", "steps"), [(1, [1, 2, 4]), (2, [1, 4]), (9, [4]), (None, [4])])
+def test_half_written_checkpoints_and_those_beyond_the_newest_are_superseded(tmp_path, keep, steps):
+    for step in (1, 2, 3):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 4, VERL_PARTS[:1])
+    assert superseded_checkpoints(tmp_path, keep, "verl") == [
+        checkpoint_path(tmp_path, step, "verl") for step in steps
+    ]

@@ -210,8 +210,8 @@ def test_lost_episodes_are_counted_with_the_first_fault(log):
     broken = episode(7, end="failed", answer=None)
     broken.searches[-1] = search("query", status="refused", error="nobody listens")
     writer.add(1, "train", record(broken, advantage=None))
-    assert writer.lost(1, "train") == (1, 3, "refused: nobody listens")
-    assert writer.lost(2, "train") == (0, 0, "")
+    assert writer.failed_episodes(1, "train") == (1, 3, "refused: nobody listens")
+    assert writer.failed_episodes(2, "train") == (0, 0, "")
     writer.close("failed")
     assert entries(log) == [("train", 1, 3)], "asking for another step has not made one"
 
@@ -242,7 +242,7 @@ def test_episodes_marks_and_steps_are_progress_and_questions_are_not(log, monkey
                     lambda: writer.finish(1, "train", {})):  # fmt: skip
         waited = [writer.poll().idle_s for _ in range(5)][-1]
         writer.failure()
-        writer.lost(1, "train")
+        writer.failed_episodes(1, "train")
         assert writer.poll().idle_s > waited
         forward()
         assert writer.poll().idle_s < waited

@@ -79,6 +79,55 @@ def test_every_patch_is_in_the_table(module):
     assert all(patch.where and patch.without and patch.fixed_in for patch in table)
 
 
+def test_every_scoped_patch_is_in_the_table():
+    """Elsewhere a patch is a function that sets an attribute of a module, or a private one of an object."""
+    folder = Path(patches.__file__).parent
+    modules = [path for path in folder.rglob("*.py") if path.stem not in ("patches", "vllm_cpu")]
+    sources = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in modules}
+    changing = {f"{stem}.{name}" for stem, source in sources.items() for name in replacing(source)}
+    assert changing == {patch.name for patch in patches.SCOPED_PATCHES}
+    assert all(patch.where and patch.without and patch.fixed_in for patch in patches.SCOPED_PATCHES)
+
+
+def replacing(module: ast.Module) -> set[str]:
+    """The functions of `module`, and methods as `Class.method`, that replace something of another package."""
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    for owner in module.body:
+        if isinstance(owner, ast.ClassDef):
+            methods = [node for node in owner.body if isinstance(node, ast.FunctionDef)]
+            functions |= {f"{owner.name}.{node.name}": node for node in methods}
+    return {
+        name for name, node in functions.items() if any(replaces(one, imported) for one in ast.walk(node))
+    }
+
+
+def replaces(node: ast.AST, imported: set[str]) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("put", "setattr")
+    targets = [one for one in getattr(node, "targets", ()) if isinstance(one, ast.Attribute)]
+    owners = {one.attr: one.value.id for one in targets if isinstance(one.value, ast.Name)}
+    return any(
+        owner in imported or (re.match("_[a-z]", name) and owner != "self") for name, owner in owners.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "changing",
+    [
+        "put(buffer, 'wait', ours)",
+        "utils.wait = ours",
+        "buffer._wait = ours",
+        "setattr(buffer, 'wait', ours)",
+    ],
+)
+def test_a_scoped_patch_is_recognised(changing):
+    source = f"from verl import utils\nclass Trainer:\n    def changed(self):\n        {changing}\n"
+    assert replacing(ast.parse(source)) == {"Trainer.changed"}
+    assert not replacing(ast.parse(source.replace(changing, "self._wait = buffer.interval = 1")))
+
+
 def arguments(function: ast.FunctionDef) -> list[ast.arg]:
     return [*function.args.args, *function.args.kwonlyargs]
 

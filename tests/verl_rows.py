@@ -198,7 +198,7 @@ def learner(chosen: Config, folder: Path) -> Learner:
     """The local backend's networks, with a reference that is not the policy and a head that is not zero."""
     model = load_model(folder / "model", device="cpu")
     made = load_learner(chosen, LoadedModel(model, Codec(byte_level_tokenizer())))
-    made.reference = tiny_model(max_length=1024, seed=3).eval() if made.needs_reference() else None
+    made.reference = tiny_model(max_length=1024, seed=3).eval() if made.config.needs_reference else None
     if made.critic is not None:
         torch.nn.init.normal_(made.critic.head.weight, generator=torch.Generator().manual_seed(0))
     return made

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 SegmentKind = Literal["prompt", "policy", "observation", "feedback"]
 SearchStatus = Literal["ok", "empty", "rejected", "timed_out", "refused", "failed"]
@@ -198,3 +198,19 @@ class Score:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     per_turn: tuple[float, ...] | None = None
+
+
+class FailedEpisodes(NamedTuple):
+    """How many of `episodes` ended on a failed search, and the first `fault` (empty without one)."""
+
+    failed: int
+    episodes: int
+    fault: str
+
+
+def failed_episodes(trajectories: Sequence[Trajectory]) -> FailedEpisodes:
+    """The episodes of `trajectories` that are not valid, counted."""
+    failed = [trajectory for trajectory in trajectories if not trajectory.valid]
+    faults = (trajectory.searches[-1] for trajectory in failed if trajectory.searches)
+    fault = next((f"{search.status}: {search.error}" for search in faults), "")
+    return FailedEpisodes(len(failed), len(trajectories), fault)

@@ -60,6 +60,11 @@ class Config(Section):
     verl: dict[str, Any] = Field(default={})
     """Any key of verl's own configuration, by verl's name. Only with `--backend verl`."""
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a KL to the reference policy is computed, in the rewards or in the loss."""
+        return self.algorithm.use_kl_in_reward or self.actor.use_kl_loss
+
 
 @dataclass(frozen=True, slots=True)
 class Key:

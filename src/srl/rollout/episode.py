@@ -50,6 +50,10 @@ class EpisodeOptions:
     def stop(self) -> tuple[str, ...]:
         return STOP_STRINGS if self.stop_at_answer else STOP_STRINGS[:1]
 
+    def for_evaluation(self, temperature: float) -> EpisodeOptions:
+        """These options with the sampling of validation, test and evaluation: `temperature`, no top-p."""
+        return replace(self, temperature=temperature, top_p=1.0)
+
 
 class PromptTooLongError(UserError):
     """The rendered question does not fit `max_prompt_length`. Prompts are never cut."""

@@ -28,7 +28,7 @@ from srl.model import save_model
 from srl.train.experience import Learner
 from srl.train.model_card import write_card
 from srl.train.resume import names_a_way_around
-from srl.train.run_directory import Progress, checkpoint_path, checkpoints
+from srl.train.run_directory import Progress, checkpoint_path, superseded_checkpoints
 from srl.update.optimiser import Optimiser
 
 _STATE = "state.json"
@@ -61,7 +61,7 @@ def save_checkpoint(
         if learner.critic is not None:
             torch.save(learner.critic.state_dict(), trainer / "critic.pt")
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
-    for old in list(checkpoints(run).values())[: -keep if keep else 0]:
+    for old in superseded_checkpoints(run, keep):
         old.rename(old.with_name(f".{old.name}.dropped"))
     for dropped in path.parent.glob(".step-*.dropped"):
         shutil.rmtree(dropped)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from srl import interrupts
 from srl.config import Config
@@ -101,7 +101,7 @@ class EpisodeRunner:
         if not questions:
             return None
         start = time.perf_counter()
-        options = replace(self.environment.options, temperature=self.config.eval.temperature, top_p=1.0)
+        options = self.environment.options.for_evaluation(self.config.eval.temperature)
         trajectories = self.roll_out(questions, phase, step, options)
         scores = self.score(trajectories)
         metrics = summarise(trajectories, scores, phase)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,8 @@ def evaluate_model(
         found[name] = interrupts.run(
             measure(
                 engine, search if setting.rollout.search else None, asked[name], codec=policy.codec,
-                template=load_template(setting), options=_options(setting), n=n,
-                seed=config.trainer.seed,
+                template=load_template(setting), n=n, seed=config.trainer.seed,
+                options=episode_options(setting).for_evaluation(setting.eval.temperature),
             )
         )  # fmt: skip
     searched, trained = IndexDigests.of(search), IndexDigests.read(read_card(Path(str(config.model.path))))
@@ -225,10 +225,6 @@ def _same_questions(
 def _episodes_at_once(config: Config, n: int) -> int:
     """How many episodes generate at the same time."""
     return config.eval.batch_size * n if config.eval.batch_size else config.rollout.max_num_seqs
-
-
-def _options(config: Config) -> EpisodeOptions:
-    return replace(episode_options(config), temperature=config.eval.temperature, top_p=1.0)
 
 
 def _with(config: Config, section: str, **values: object) -> Config:

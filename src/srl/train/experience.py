@@ -50,7 +50,7 @@ class Learner:
 
     def reference_logprobs(self, batch: Batch, mask: Tensor) -> Tensor | None:
         """The reference's log-probs (B, T); None where the configuration uses no KL."""
-        if not self.needs_reference():
+        if not self.config.needs_reference:
             return None
         with self._as_reference() as reference:
             return self.stats(reference, batch, mask).logprobs
@@ -60,9 +60,6 @@ class Learner:
         if self.critic is None:
             return None
         return batched_values(self.critic, batch, max_tokens=self.config.critic.ppo_max_token_len)
-
-    def needs_reference(self) -> bool:
-        return self.config.algorithm.use_kl_in_reward or self.config.actor.use_kl_loss
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[PreTrainedModel]:

@@ -118,9 +118,8 @@ def load_engine(config: Config, policy: LoadedModel) -> TorchEngine:
 def load_learner(config: Config, policy: LoadedModel) -> Learner:
     """Actor, frozen reference and critic, as far as the algorithm needs them. The critic starts as a copy."""
     algorithm = load_algorithm(config)
-    needs_reference = config.algorithm.use_kl_in_reward or config.actor.use_kl_loss
     adapter = config.model.lora_rank > 0 and config.ref.path is None
-    reference = _load_reference(config) if needs_reference and not adapter else None
+    reference = _load_reference(config) if config.needs_reference and not adapter else None
     critic = Critic(policy.model) if algorithm.needs_critic else None
     control = config.algorithm.kl_ctrl
     kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
@@ -135,7 +134,7 @@ def _load_reference(config: Config) -> PreTrainedModel:
 
 def reference_digest(config: Config, loaded: PreTrainedModel | None = None) -> str:
     """The digest of the reference policy, `loaded` or in its directory; empty where no KL is asked for."""
-    if not (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss):
+    if not config.needs_reference:
         return ""
     return model_digest(_reference_path(config) if loaded is None else loaded)
 

@@ -41,7 +41,7 @@ from srl.train.run_directory import LOG, Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.train.sft import Loop, sft_loop
 from srl.train.threads import set_threads
-from srl.trajectory import Question, Score, Trajectory
+from srl.trajectory import Question, Score, Trajectory, failed_episodes
 from srl.update.actor import ActorLoss, Experience, update_actor
 from srl.update.critic import update_critic
 from srl.update.optimiser import Optimiser
@@ -119,13 +119,10 @@ class LocalTrainer:
 
     def _stop_on_failures(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Log the episodes and raise UserError when search failed in more of them than is allowed."""
-        failed = [item for item in trajectories if not item.valid]
-        limit = self.config.search.max_failed
-        if len(failed) > limit * len(trajectories):
+        found = failed_episodes(trajectories)
+        if error := too_many_failures(self.run_directory, found, self.config.search.max_failed):
             self.runner.record(step, "train", list(map(Record, trajectories)), step_metrics(trajectories))
-            fault = failed[0].searches[-1]
-            why = f"{fault.status}: {fault.error}"
-            raise too_many_failures(self.run_directory, len(failed), len(trajectories), limit, why)
+            raise error
 
     def _update(self, step: int, experience: Experience) -> dict[str, float]:
         config, metrics = self.config, dict[str, float]()

@@ -33,6 +33,7 @@ from srl.train.run_directory import (
     write_latest_verl_step,
 )
 from srl.train.search import IndexDigests
+from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
 _PROGRESS = """
@@ -74,11 +75,13 @@ def tells_how_to_resume(how: Callable[[], str], run: Path) -> Iterator[None]:
         raise
 
 
-def too_many_failures(run: Path, failed: int, episodes: int, limit: float, fault: str) -> UserError:
-    """The error that ends a run where search failed in more than the share `limit` of a step's episodes."""
+def too_many_failures(run: Path, found: FailedEpisodes, limit: float) -> UserError | None:
+    """The error that ends `run` if search failed in more than the share `limit` of a step's episodes."""
+    if found.failed <= limit * found.episodes:
+        return None
     return UserError(
-        f"search failed in {failed} of {episodes} episodes, more than search.max_failed={limit:g} ({fault}); "
-        f"repair the search and {resume_with(run)}"
+        f"search failed in {found.failed} of {found.episodes} episodes, more than "
+        f"search.max_failed={limit:g} ({found.fault}); repair the search and {resume_with(run)}"
     )
 
 

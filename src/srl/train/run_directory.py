@@ -106,6 +106,14 @@ def whole_verl_steps(run: Path) -> list[int]:
     return [step for step, path in found if all((path / part).exists() for part in VERL_PARTS)]
 
 
+def superseded_checkpoints(run: Path, keep: int | None, backend: BackendName = "local") -> list[Path]:
+    """The checkpoints to delete: all but the newest `keep` whole ones (None: only half-written ones)."""
+    found = checkpoints(run, backend)
+    whole = whole_verl_steps(run) if backend == "verl" else list(found)
+    kept = whole[-keep:] if keep else whole
+    return [path for step, path in found.items() if step not in kept]
+
+
 def write_latest_verl_step(run: Path, step: int) -> None:
     """Tell verl that the checkpoint of `step` is the latest."""
     with atomic_file(run / CHECKPOINTS / VERL_LATEST) as file:

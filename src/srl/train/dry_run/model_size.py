@@ -108,7 +108,7 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
 
 def _reference(config: Config, parameters: int, dtype: torch.dtype) -> int:
     """Parameters of the reference: none without KL, or where it is the policy without its adapter."""
-    if not (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss):
+    if not config.needs_reference:
         return 0
     if config.ref.path is not None:
         return count_parameters(_built(config, config.ref.path, dtype))

@@ -117,7 +117,7 @@ def step_times(shape: Shape, config: Config, speed: DeviceSpeed, tokens: Episode
     forward = tokens.episode * (2 * (shape.body + shape.adapter) + attention)
     head = 2 * shape.width * shape.vocabulary * tokens.written
     # Log-probs: the policy, the reference where there is a KL, and the critic's values.
-    passes = 1 + (config.algorithm.use_kl_in_reward or config.actor.use_kl_loss)
+    passes = 1 + config.needs_reference
     logprobs = passes * (forward + head) + (forward if shape.critic else 0)
     # Update: gradient checkpointing repeats the forward pass; a trained head has a gradient too.
     forwards = 2 if config.model.gradient_checkpointing else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class SearchLoop(AgentLoopBase):
         environment, step = known.environment, int(row["global_steps"])
         options = environment.options
         if phase != TRAIN:
-            options = replace(options, temperature=known.config.eval.temperature, top_p=1.0)
+            options = options.for_evaluation(known.config.eval.temperature)
         engine = VerlEngine(self.server_manager.generate, environment.codec, self.backend)
 
         def episode(attempt: int) -> Awaitable[Trajectory]:

@@ -121,8 +121,7 @@ def _unsupported(config: Config, job: Job) -> Iterator[str]:
 
 
 def _refused_keys(config: Config) -> Iterator[str]:
-    uses_reference = config.algorithm.use_kl_in_reward or config.actor.use_kl_loss
-    other_reference = uses_reference and config.ref.path not in (None, config.model.path)
+    other_reference = config.needs_reference and config.ref.path not in (None, config.model.path)
     refused = (
         ("rollout.deterministic", "true", "set it to false", config.rollout.deterministic),
         ("actor.mask_observations", "false", "set it to true", not config.actor.mask_observations),

@@ -20,7 +20,7 @@ from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
 from srl.store import LogWriter, Record, RunInfo, reading
 from srl.train.run_directory import Progress
-from srl.trajectory import Phase
+from srl.trajectory import FailedEpisodes, Phase, failed_episodes
 
 _FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN
     (('train', 'timing_s/step'), ('val', 'val/em'), ('test', 'test/em')) ORDER BY step"""
@@ -143,12 +143,9 @@ class LogActor:
             events, self._failure, time.monotonic() - self._last, self._where, self._started, notes
         )
 
-    def lost(self, step: int, phase: Phase) -> tuple[int, int, str]:
-        """How many episodes ended on a failed search, of how many, and the first fault."""
-        trajectories = [record.trajectory for record in self._records(step, phase)]
-        broken = [item for item in trajectories if not item.valid]
-        faults = [item.searches[-1] for item in broken if item.searches]
-        return len(broken), len(trajectories), f"{faults[0].status}: {faults[0].error}" if faults else ""
+    def failed_episodes(self, step: int, phase: Phase) -> FailedEpisodes:
+        """How many of the step's episodes so far ended on a failed search."""
+        return failed_episodes([record.trajectory for record in self._records(step, phase)])
 
     def finish(
         self, step: int, phase: Phase, metrics: Mapping[str, float], tokens: Tokens | None = None

@@ -1,8 +1,9 @@
 """Changes of verl in place, and a table of what breaks without each: `PATCHES`.
 
 docs/verl-patches.md is written from the tables here and in `without_gpu/`. `apply` runs once in every process
-that trains, before verl's workers are imported; all patches may be applied twice. tests/test_verl_patches.py
-shows the symptom of each without the patch: a failure there means that verl has fixed it.
+that trains, before verl's workers are imported; all of `PATCHES` may be applied twice.
+tests/test_verl_patches.py shows the symptom of each without the patch: a failure there means that verl has
+fixed it. `SCOPED_PATCHES` are changes that other modules make for the time of a call, or to a single object.
 """
 
 from __future__ import annotations
@@ -48,6 +49,16 @@ class Patch:
     @property
     def name(self) -> str:
         return self.apply.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class ScopedPatch:
+    """A change outside `apply`: the function below `srl.train.verl` that makes it; the rest as in `Patch`."""
+
+    name: str
+    where: str
+    without: str
+    fixed_in: str = "none so far"
 
 
 def apply(cpu: bool) -> tuple[str, ...]:
@@ -241,3 +252,27 @@ PATCHES = (
     ),
 )
 """The patches of every run, in the order in which they are applied."""
+
+SCOPED_PATCHES = (
+    ScopedPatch(
+        "trainer.SearchTrainer._init_dataloader",
+        "trainer/ppo/v1/trainer_base.py, create_rl_dataset, while the loaders are built",
+        "It makes a data set from file names and the tokenizer. The questions that the launcher has read, "
+        "checked and put in order cannot be handed over, and our data set fails with "
+        "\"got an unexpected keyword argument 'data_files'\".",
+    ),
+    ScopedPatch(
+        "trainer.SearchTrainer._build_replay_buffer",
+        "trainer/ppo/v1/replay_buffer.py, ReplayBuffer._wait_for_next_poll, of the trainer's buffer",
+        "It only sleeps. If a process died, the trainer goes on waiting for its episodes; if an episode "
+        "raised an error, verl drops its question and trains on the rest. Ours checks for both before each "
+        "sleep, which is 0.2 s and not 2 s.",
+    ),
+    ScopedPatch(
+        "launch._signals_are_ours",
+        "ray/_private/utils.py, set_sigterm_handler (of Ray), while the launcher is connected",
+        "Ray replaces our SIGTERM handler, and a stopped run ends with another exit code.",
+        "none up to Ray 2.60.0",
+    ),
+)
+"""The changes that are made and undone during a run, or that concern one object."""

@@ -34,8 +34,7 @@ from srl.train.run_directory import (
     VERL_STATE,
     Progress,
     checkpoint_path,
-    checkpoints,
-    whole_verl_steps,
+    superseded_checkpoints,
     write_latest_verl_step,
 )
 from srl.train.verl.balance import balanced_order, block_of
@@ -116,7 +115,7 @@ class SearchTrainer(PPOTrainerSync):
             self._stop_if_broken()
             return wait(*args)
 
-        buffer._wait_for_next_poll = watched
+        put(buffer, "_wait_for_next_poll", watched)
         return buffer
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -257,10 +256,9 @@ class SearchTrainer(PPOTrainerSync):
 
     def _stop_on_failures(self) -> None:
         """Raises UserError when search failed in more episodes than is allowed."""
-        failed, episodes, fault = ray.get(self.log_actor.lost.remote(self.global_steps, "train"))
-        limit = self.srl.search.max_failed
-        if failed > limit * episodes:
-            raise too_many_failures(self.run, failed, episodes, limit, fault)
+        found = ray.get(self.log_actor.failed_episodes.remote(self.global_steps, "train"))
+        if error := too_many_failures(self.run, found, self.srl.search.max_failed):
+            raise error
 
     def _check_workers(self) -> None:
         """Raises UserError naming a worker that differs from this process. All are watched from here on."""
@@ -302,11 +300,8 @@ class SearchTrainer(PPOTrainerSync):
 
     def _drop_old(self) -> None:
         """Remove checkpoints beyond `trainer.max_ckpt_to_keep`, and the rest of those that verl removed."""
-        keep = self.srl.trainer.max_ckpt_to_keep
-        kept = whole_verl_steps(self.run)[-keep if keep else 0 :]
-        for step, folder in checkpoints(self.run, "verl").items():
-            if step not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
+        for folder in superseded_checkpoints(self.run, self.srl.trainer.max_ckpt_to_keep, "verl"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """verl on a machine without a GPU: everything that it needs, and that no other machine does.
 
 verl has no platform for a CPU, and neither vLLM nor SGLang generate on one as they are installed. Here are a
-platform of tensors on the CPU (`platform`), a rollout server around our torch engine (`torch_rollout`,
+platform of tensors on the CPU (`platform`), a rollout server around our torch engine (`torch_replica`,
 `torch_server`), what lets verl use vLLM's build for CPUs (`vllm_cpu`), and two patches of verl (`patches`).
 
 Nothing imports this package: `srl.train.verl.job.device_support` loads it by name where there is no GPU and
-calls what stands here, verl finds `torch_rollout` by its class path, and vLLM `vllm_cpu` by an entry point.
+calls what stands here, verl finds `torch_replica` by its class path, and vLLM `vllm_cpu` by an entry point.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The torch engine as one of verl's rollout servers: prompts in, tokens out, new weights each step.
 
-A plain class, of which `torch_rollout` makes a Ray actor. It imports neither Ray nor verl, which saves ten
+A plain class, of which `torch_replica` makes a Ray actor. It imports neither Ray nor verl, which saves ten
 seconds of each start.
 """
 
