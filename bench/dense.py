@@ -104,7 +104,7 @@ def flat_beside_faiss(folder: Path, sizes: Sizes, rounds: int) -> list[dict[str,
     from srl_e5.faiss_index import read_index
     from srl_e5.options import Options
     from srl_e5.retriever import DenseRetriever
-    from srl_e5.search import searcher
+    from srl_e5.search import vector_search
 
     faiss.omp_set_num_threads(1)
     bare = faiss.IndexFlatIP(sizes.width)
@@ -113,7 +113,7 @@ def flat_beside_faiss(folder: Path, sizes: Sizes, rounds: int) -> list[dict[str,
     bare = read_index(folder / "flat.faiss")  # mapped: vectors in memory that faiss got by `add` lie askew
     ours = DenseRetriever(Options(n_threads=1))
     ours._store = keep_passages((Passage(str(row), "a passage") for row in range(sizes.rows)), folder)
-    ours._searcher = searcher(read_index(folder / "flat.faiss"), ours.options, torch.device("cpu"))
+    ours._vector_search = vector_search(read_index(folder / "flat.faiss"), ours.options, torch.device("cpu"))
     rows = []
     for batch in sizes.batches:
         asked = random_vectors(batch, sizes.width, 1)
@@ -163,18 +163,18 @@ def hnsw_beside_flat(index: Path, asked: list[str], rounds: int) -> list[dict[st
     from srl.index import open_index
     from srl_e5.faiss_index import read_index
     from srl_e5.options import Options
-    from srl_e5.search import searcher, vectors_of
+    from srl_e5.search import vector_search, vectors_of
 
     flat, cpu = read_index(index / "e5" / "index.faiss"), torch.device("cpu")
     queries = open_index(index)._retriever._encoder.queries(asked)
-    exact = searcher(flat, Options(n_threads=1), cpu)
+    exact = vector_search(flat, Options(n_threads=1), cpu)
     rows = []
     for spec in ("HNSW32", "HNSW64"):
         graph = faiss.index_factory(flat.d, spec, faiss.METRIC_INNER_PRODUCT)
         start = time.perf_counter()
         graph.add(vectors_of(flat))
         build_s = time.perf_counter() - start
-        near = searcher(graph, Options(index=spec, n_threads=1), cpu)
+        near = vector_search(graph, Options(index=spec, n_threads=1), cpu)
         wanted, found = exact.search(queries, 10)[1], near.search(queries, 10)[1]
         recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(wanted, found, strict=True)])
         seconds = in_turns(

@@ -96,27 +96,27 @@ def open_lucene(index: Path, threads: int) -> Callable[[Sequence[str], int], Any
 
 BUILD = {"bm25": build_bm25, "lucene": build_lucene, "rounded": build_rounded}
 OPEN = {"bm25": open_bm25, "lucene": open_lucene, "rounded": open_bm25}
-ENGINES = ("bm25", "lucene")
+RETRIEVERS = ("bm25", "lucene")
 
 
-def work(engine: str, index: Path, threads: int, data: Path) -> None:
+def work(retriever: str, index: Path, threads: int, data: Path) -> None:
     """Open an index and answer on stdin's lines: one pass over the questions, or their rankings."""
     questions, begin = nq_questions(data), time.perf_counter()
-    search = OPEN[engine](index, threads)
+    search = OPEN[retriever](index, threads)
     search(questions[:1], K)
     say({"open_s": time.perf_counter() - begin, **memory()})
     for line in sys.stdin:
         if line.strip() == "rank":
-            say([[list(pair) for pair in hits] for hits in ranked(engine, search(questions, DEPTH))])
+            say([[list(pair) for pair in hits] for hits in ranked(retriever, search(questions, DEPTH))])
             continue
         begin = time.perf_counter()
         search(questions, K)
         say({"seconds": time.perf_counter() - begin, **memory()})
 
 
-def ranked(engine: str, found: Any) -> list[list[tuple[str, float]]]:
+def ranked(retriever: str, found: Any) -> list[list[tuple[str, float]]]:
     """Ids and scores, best first."""
-    if engine != "lucene":
+    if retriever != "lucene":
         return [[(hit.passage.id, hit.score) for hit in hits] for hits in found]
     return [[(hit.docid, hit.score) for hit in found[str(number)]] for number in range(len(found))]
 
@@ -135,10 +135,19 @@ def say(obj: object) -> None:
 
 
 class Worker:
-    """A process that holds one engine open."""
+    """A process that holds one retriever open."""
 
-    def __init__(self, engine: str, index: Path, threads: int, data: Path) -> None:
-        command = [sys.executable, __file__, "--data", str(data), "--work", engine, str(index), str(threads)]
+    def __init__(self, retriever: str, index: Path, threads: int, data: Path) -> None:
+        command = [
+            sys.executable,
+            __file__,
+            "--data",
+            str(data),
+            "--work",
+            retriever,
+            str(index),
+            str(threads),
+        ]
         environment = {**os.environ, "JAVA_TOOL_OPTIONS": f"-XX:ActiveProcessorCount={threads}"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -165,7 +174,7 @@ class Worker:
         self._process.wait()
 
 
-def build(engine: str, corpus: Path, out: Path, threads: int, data: Path) -> dict[str, float]:
+def build(retriever: str, corpus: Path, out: Path, threads: int, data: Path) -> dict[str, float]:
     """Seconds of a build in a process of its own, and the most memory it had, in MiB."""
     begin = time.perf_counter()
     command = [
@@ -174,7 +183,7 @@ def build(engine: str, corpus: Path, out: Path, threads: int, data: Path) -> dic
         "--data",
         str(data),
         "--build",
-        engine,
+        retriever,
         str(corpus),
         str(out),
         str(threads),
@@ -182,14 +191,14 @@ def build(engine: str, corpus: Path, out: Path, threads: int, data: Path) -> dic
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"building with {engine} failed")
+        raise SystemExit(f"building with {retriever} failed")
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     seconds, peak = time.perf_counter() - begin, usage.ru_maxrss >> 10
     return {"build_s": seconds, "build_peak_mib": peak, "disk_mib": size >> 20}
 
 
 def measure(size: int, threads: int, rounds: int, builds: int, data: Path, compare: bool) -> dict[str, Any]:
-    """Both engines at one size."""
+    """Both retrievers at one size."""
     with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
         corpus = Path(folder) / "corpus" / "corpus.jsonl"
         corpus.parent.mkdir()
@@ -197,32 +206,34 @@ def measure(size: int, threads: int, rounds: int, builds: int, data: Path, compa
             for passage in made_passages(data, size):
                 file.write(json.dumps({"id": passage.id, "contents": passage.contents}) + "\n")
         row: dict[str, Any] = {"passages": size, "threads": threads}
-        tries: dict[str, list[dict[str, float]]] = {engine: [] for engine in ENGINES}
+        tries: dict[str, list[dict[str, float]]] = {retriever: [] for retriever in RETRIEVERS}
         for _ in range(builds):
-            for engine in ENGINES:
-                shutil.rmtree(Path(folder) / engine, ignore_errors=True)
-                tries[engine].append(build(engine, corpus, Path(folder) / engine, threads, data))
-                print(size, engine, tries[engine][-1], file=sys.stderr, flush=True)
-        for engine, each in tries.items():
+            for retriever in RETRIEVERS:
+                shutil.rmtree(Path(folder) / retriever, ignore_errors=True)
+                tries[retriever].append(build(retriever, corpus, Path(folder) / retriever, threads, data))
+                print(size, retriever, tries[retriever][-1], file=sys.stderr, flush=True)
+        for retriever, each in tries.items():
             seconds = [one["build_s"] for one in each]
-            row[engine] = each[-1] | {"build_s": median(seconds), "builds_s": seconds}
-        workers = {engine: Worker(engine, Path(folder) / engine, threads, data) for engine in ENGINES}
-        passes: dict[str, list[float]] = {engine: [] for engine in workers}
+            row[retriever] = each[-1] | {"build_s": median(seconds), "builds_s": seconds}
+        workers = {
+            retriever: Worker(retriever, Path(folder) / retriever, threads, data) for retriever in RETRIEVERS
+        }
+        passes: dict[str, list[float]] = {retriever: [] for retriever in workers}
         for turn in range(WARM + rounds):
-            for engine, worker in workers.items():
+            for retriever, worker in workers.items():
                 last = worker.ask("pass")
                 if turn >= WARM:
-                    passes[engine].append(last["seconds"])
-                row[engine] |= {name: last[name] for name in ("own_mib", "mapped_mib")}
+                    passes[retriever].append(last["seconds"])
+                row[retriever] |= {name: last[name] for name in ("own_mib", "mapped_mib")}
         if compare:
-            ranks = {engine: worker.ask("rank") for engine, worker in workers.items()}
+            ranks = {retriever: worker.ask("rank") for retriever, worker in workers.items()}
             build("rounded", corpus, Path(folder) / "rounded", threads, data)
             rounding = Worker("rounded", Path(folder) / "rounded", threads, data)
             row["overlap"] = overlap(ranks["bm25"], ranks["lucene"])
             row["overlap_rounded"] = overlap(rounding.ask("rank"), ranks["lucene"])
             rounding.close()
-        for engine, worker in workers.items():
-            row[engine] |= {"open_s": worker.opened["open_s"], "qps": per_second(passes[engine], data)}
+        for retriever, worker in workers.items():
+            row[retriever] |= {"open_s": worker.opened["open_s"], "qps": per_second(passes[retriever], data)}
             worker.close()
     row["ratio"] = row["bm25"]["qps"]["median"] / row["lucene"]["qps"]["median"]
     row["build_ratio"] = row["lucene"]["build_s"] / row["bm25"]["build_s"]
@@ -264,11 +275,11 @@ def main() -> None:
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.build:
-        engine, corpus, out, threads = asked.build
-        BUILD[engine](Path(corpus), Path(out), int(threads))
+        retriever, corpus, out, threads = asked.build
+        BUILD[retriever](Path(corpus), Path(out), int(threads))
     elif asked.work:
-        engine, index, threads = asked.work
-        work(engine, Path(index), int(threads), asked.data)
+        retriever, index, threads = asked.work
+        work(retriever, Path(index), int(threads), asked.data)
     else:
         rows = json.loads(RESULT.read_text())["rows"] if asked.keep and RESULT.is_file() else []
         for size in asked.sizes:

@@ -109,16 +109,16 @@ def lexical_memory() -> str:
     lines = []
     for row in load("lexical")["rows"]:
         if row["threads"] == 1:
-            cells = [_holds(row[engine]) for engine in ("bm25", "lucene")]
+            cells = [_holds(row[retriever]) for retriever in ("bm25", "lucene")]
             lines.append([f"{row['passages']:,}", *cells[0], *cells[1]])
     headers = ["passages", "`bm25` opens in", "own + mapped memory", "to build", "Lucene opens in",
                "own + mapped memory", "to build"]  # fmt: skip
     return table(headers, lines)
 
 
-def _holds(engine: dict[str, Any]) -> list[str]:
-    held = f"{engine['own_mib']:,} + {engine['mapped_mib']:,} MiB"
-    return [f"{engine['open_s']:.1f} s", held, f"{engine['build_peak_mib']:,} MiB"]
+def _holds(retriever: dict[str, Any]) -> list[str]:
+    held = f"{retriever['own_mib']:,} + {retriever['mapped_mib']:,} MiB"
+    return [f"{retriever['open_s']:.1f} s", held, f"{retriever['build_peak_mib']:,} MiB"]
 
 
 def _rate(figure: dict[str, float]) -> str:

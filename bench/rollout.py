@@ -33,8 +33,8 @@ VOCABULARY, EPISODES, GROUP = 659, 128, 8
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One episode: its prompt, how long its turns are, and what it reads between them."""
+class EpisodePlan:
+    """One simulated episode: its prompt, the tokens of each turn, and the observations between them."""
 
     name: str
     prompt: list[int]
@@ -42,7 +42,7 @@ class Plan:
     observations: list[list[int]]
 
 
-def make_plans(seed: int) -> list[Plan]:
+def make_plans(seed: int) -> list[EpisodePlan]:
     """The episodes of a rollout, in groups that share a prompt."""
     rng = np.random.default_rng(seed)
     plans = []
@@ -51,7 +51,7 @@ def make_plans(seed: int) -> list[Plan]:
             prompt = rng.integers(2, VOCABULARY, rng.integers(15, 26)).tolist()
         turns = rng.integers(8, 23, rng.integers(2, 5)).tolist()
         observations = [rng.integers(2, VOCABULARY, rng.integers(40, 81)).tolist() for _ in turns[1:]]
-        plans.append(Plan(f"{seed}/{index}", prompt, turns, observations))
+        plans.append(EpisodePlan(f"{seed}/{index}", prompt, turns, observations))
     return plans
 
 
@@ -60,7 +60,7 @@ def codec() -> Codec:
     return Codec(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0"))))
 
 
-async def _episode(plan: Plan, engine: TorchEngine) -> None:
+async def _episode(plan: EpisodePlan, engine: TorchEngine) -> None:
     ids = list(plan.prompt)
     for turn, length in enumerate(plan.turns):
         sampling = Sampling(max_tokens=length, key=(plan.name, turn), stop=("</search>",))
@@ -70,7 +70,7 @@ async def _episode(plan: Plan, engine: TorchEngine) -> None:
     engine.finish(plan.name)
 
 
-def run_engine(engine: TorchEngine, plans: list[Plan]) -> None:
+def run_engine(engine: TorchEngine, plans: list[EpisodePlan]) -> None:
     async def main() -> None:
         await asyncio.gather(*(_episode(plan, engine) for plan in plans))
 
@@ -78,7 +78,7 @@ def run_engine(engine: TorchEngine, plans: list[Plan]) -> None:
     engine.reset()
 
 
-def run_generate(model: PreTrainedModel, plans: list[Plan]) -> None:
+def run_generate(model: PreTrainedModel, plans: list[EpisodePlan]) -> None:
     """All episodes that have a turn left go through one call, padded on the left, for every turn."""
     contexts = [list(plan.prompt) for plan in plans]
     for turn in range(max(len(plan.turns) for plan in plans)):
@@ -97,7 +97,7 @@ def run_generate(model: PreTrainedModel, plans: list[Plan]) -> None:
                 contexts[index] += plans[index].observations[turn]
 
 
-Way = Callable[[list[Plan]], None]
+Way = Callable[[list[EpisodePlan]], None]
 
 
 def measure(ways: dict[str, Way], repeats: int) -> dict[str, list[tuple[float, float]]]:

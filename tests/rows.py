@@ -58,7 +58,7 @@ def experience(
 
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The gradients by parameter name, taken away from the model; zeros where there is none."""
+    """The gradients by parameter name, taken away from the model; zeros if a parameter has none."""
     found = {
         name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
         for name, weight in model.named_parameters()

@@ -14,7 +14,7 @@ from srl.safe_text import hidden, one_line, safe_json, secrets
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
-    """A number for people: at most `digits` after the point, empty where there is none."""
+    """A number for people: at most `digits` after the point, empty for None."""
     if value is None:
         return ""
     if isinstance(value, int):

@@ -6,7 +6,7 @@ with one below 1, is not relevant. The measures are those of `trec_eval`, comput
     recall@k   the share of a question's relevant passages that are among the first k
     nDCG@10    the gains of the first ten, discounted by rank, over those of the best possible order:
                Σ_i grade_i / log2(i + 1); Järvelin and Kekäläinen (2002), with linear gains
-    MRR        1 / the rank of the first relevant passage, 0 where there is none
+    MRR        1 / the rank of the first relevant passage, 0 if there is none
     MAP        the mean, over a question's relevant passages, of the precision at the rank of each
 """
 
@@ -87,7 +87,7 @@ def recall_at_k(ranked: Sequence[str], relevant: Collection[str], k: int | None 
 def retrieval_recall(trajectories: Sequence[Trajectory], k: int | None = None) -> float | None:
     """The mean share of a question's supporting passages that any search of its episode had in its first `k`.
 
-    Over completed episodes of questions with supporting passages; None where there are none.
+    Over completed episodes of questions with supporting passages; None if there are no such episodes.
     """
     known = [
         (trajectory, supporting_ids(trajectory.question)) for trajectory in trajectories if trajectory.valid

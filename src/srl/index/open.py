@@ -59,7 +59,7 @@ class Index:
         return outcomes_of(self._retriever, list(queries), k)
 
     def passage(self, passage_id: str) -> Passage:
-        """The passage with this id. Raises KeyError where there is none."""
+        """The passage with this id. Raises KeyError if the id is unknown."""
         if self.passages is None:
             raise KeyError(passage_id)
         return self.passages.passage(passage_id)

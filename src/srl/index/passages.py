@@ -85,7 +85,7 @@ class PassageStore(Sequence[Passage]):
         return None
 
     def passage(self, passage_id: str) -> Passage:
-        """The passage with this id. Raises KeyError where there is none."""
+        """The passage with this id. Raises KeyError if the id is unknown."""
         row = self.row(passage_id)
         if row is None:
             raise KeyError(passage_id)

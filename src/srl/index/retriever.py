@@ -114,7 +114,7 @@ def as_retriever(plugin: object) -> RetrieverBase:
 
 
 def load_retriever(name: str, options: Mapping[str, Any] | None = None) -> RetrieverBase:
-    """The installed retriever `name`, made with `options`. Raises UserError where there is none."""
+    """The installed retriever `name`, made with `options`. Raises UserError if it is not installed."""
     return as_retriever(manager.load("retriever", name, dict(options or {})))
 
 

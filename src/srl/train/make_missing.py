@@ -49,7 +49,7 @@ def make_if_missing(path: Path, make: Callable[[Path], object]) -> Path:
 
 
 def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
-    """`config` with the made-up world's questions and corpus filled in where there are none.
+    """`config` with the made-up world's questions and corpus filled in if they are missing.
 
     The user's files are never mixed with the world's: with `data.train_files` set nothing is filled in, and
     `data.corpus` alone is an error.

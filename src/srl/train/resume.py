@@ -50,7 +50,7 @@ def resume_command(run: Path) -> str:
 
 
 def how_to_resume(run: Path, step: int) -> str:
-    """One line; `step` is that of the newest checkpoint, below 1 where there is none."""
+    """One line; `step` is that of the newest checkpoint, below 1 if there is none."""
     command = resume_command(run)
     if step > 0:
         return f"resume from step {step} with `{command}`"

@@ -27,7 +27,7 @@ def passages(count: int) -> list[Passage]:
 
 
 def built(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> dict[str, bytes]:
-    monkeypatch.setattr(parallel_build, "SMALLEST", 10)
+    monkeypatch.setattr(parallel_build, "MIN_PASSAGES", 10)
     folder.mkdir()
     BM25Retriever(Options(**options)).build(passages(100), folder, lambda done: None)
     return {
@@ -43,7 +43,7 @@ def test_processes_build_the_same_bytes_as_one(tmp_path, monkeypatch):
 
 
 def test_progress_adds_up_to_all_passages(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel_build, "SMALLEST", 10)
+    monkeypatch.setattr(parallel_build, "MIN_PASSAGES", 10)
     told: list[int] = []
     BM25Retriever(Options(build_processes=2)).build(passages(50), tmp_path, told.append)
     assert max(told) == 50

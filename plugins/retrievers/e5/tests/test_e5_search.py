@@ -18,7 +18,7 @@ from srl_e5 import search
 from srl_e5.exact import TorchSearch, top_columns, upload
 from srl_e5.faiss_index import read_index
 from srl_e5.options import Options
-from srl_e5.search import ApproximateSearch, ExactSearch, in_order, searcher
+from srl_e5.search import ApproximateSearch, ExactSearch, in_order, vector_search
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ def ranked(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
 @pytest.mark.parametrize("k", [1, 10, 300, 999])
 def test_flat_search_is_numpys_sort(queries, k):
     vectors, asked = random_vectors(300), random_vectors(queries, seed=1)
-    scores, rows = searcher(flat(vectors), Options(), CPU).search(asked, k)
+    scores, rows = vector_search(flat(vectors), Options(), CPU).search(asked, k)
     assert (rows == ranked(vectors, asked, k)).all()
     assert scores == pytest.approx(np.take_along_axis(asked @ vectors.T, rows, 1), abs=1e-6)
 
@@ -58,7 +58,7 @@ def test_flat_search_is_numpys_sort(queries, k):
 )
 def test_equal_vectors_score_equally_and_keep_their_order(copies, queries, k, seed):
     vectors, asked = random_vectors(5, seed=seed)[copies], random_vectors(queries, seed=seed + 10)
-    scores, rows = searcher(flat(vectors), Options(), CPU).search(asked, k)
+    scores, rows = vector_search(flat(vectors), Options(), CPU).search(asked, k)
     for found, places in zip(scores.tolist(), rows.tolist(), strict=True):
         assert len(set(found)) == len({copies[place] for place in places})
         keys = [(-score, place) for score, place in zip(found, places, strict=True)]
@@ -71,7 +71,7 @@ def test_equal_vectors_score_equally_and_keep_their_order(copies, queries, k, se
 
 def test_a_batch_and_its_queries_alone_agree_to_the_bit():
     vectors, asked = random_vectors(2000, 64), random_vectors(64, 64, seed=1)
-    search = searcher(flat(vectors), Options(), CPU).search
+    search = vector_search(flat(vectors), Options(), CPU).search
     scores, rows = search(asked, 10)
     alone = [search(asked[row : row + 1], 10) for row in range(64)]
     assert (rows == np.concatenate([found[1] for found in alone])).all()
@@ -84,7 +84,7 @@ def test_vectors_rounded_to_half_find_what_exact_ones_find(dtype):
     rough = TorchSearch(upload(vectors, CPU, dtype, rows=999), chunk=700).search
     slack = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}[dtype]
     scores, rows = ExactSearch(flat(vectors), rough, slack).search(asked, 10)
-    expected = searcher(flat(vectors), Options(), CPU).search(asked, 10)
+    expected = vector_search(flat(vectors), Options(), CPU).search(asked, 10)
     assert (rows == expected[1]).all()
     assert (scores == expected[0]).all()
 
@@ -133,7 +133,7 @@ def test_an_approximate_search_puts_ties_in_order():
     vectors = np.repeat(random_vectors(3), 4, axis=0)
     index = faiss.index_factory(16, "HNSW8", faiss.METRIC_INNER_PRODUCT)
     index.add(vectors)
-    search = searcher(index, Options(index="HNSW8"), CPU)
+    search = vector_search(index, Options(index="HNSW8"), CPU)
     assert isinstance(search, ApproximateSearch)
     assert search.search(vectors[4:5], 3)[1].tolist() == [[4, 5, 6]]
 
@@ -141,10 +141,10 @@ def test_an_approximate_search_puts_ties_in_order():
 def test_thoroughness_is_the_options():
     hnsw = faiss.index_factory(16, "HNSW8", faiss.METRIC_INNER_PRODUCT)
     ivf = faiss.index_factory(16, "PCA8,IVF40,Flat", faiss.METRIC_INNER_PRODUCT)
-    searcher(hnsw, Options(ef_search=77), CPU)
-    searcher(ivf, Options(nprobe=9), CPU)
+    vector_search(hnsw, Options(ef_search=77), CPU)
+    vector_search(ivf, Options(nprobe=9), CPU)
     assert (hnsw.hnsw.efSearch, faiss.extract_index_ivf(ivf).nprobe) == (77, 9)
-    searcher(ivf, Options(nprobe=1000), CPU)
+    vector_search(ivf, Options(nprobe=1000), CPU)
     assert faiss.extract_index_ivf(ivf).nprobe == 40
 
 
@@ -155,17 +155,17 @@ def test_an_index_on_disk_is_mapped_and_searched_where_it_lies(tmp_path):
     maps = Path("/proc/self/maps").read_text()
     assert str(tmp_path / "flat.faiss") in maps
     assert (search.vectors_of(index) == vectors).all()
-    assert (searcher(index, Options(), CPU).search(vectors[:3], 1)[1][:, 0] == [0, 1, 2]).all()
+    assert (vector_search(index, Options(), CPU).search(vectors[:3], 1)[1][:, 0] == [0, 1, 2]).all()
 
 
 def test_a_gpu_that_is_not_there_or_does_not_help_is_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="0 GPUs"):
-        searcher(flat(random_vectors(9)), Options(search_on="gpu"), CPU)
+        vector_search(flat(random_vectors(9)), Options(search_on="gpu"), CPU)
     hnsw = faiss.index_factory(16, "HNSW8", faiss.METRIC_INNER_PRODUCT)
     with pytest.raises(UserError, match="search_on=cpu"):
-        searcher(hnsw, Options(search_on="gpu"), CPU)
+        vector_search(hnsw, Options(search_on="gpu"), CPU)
 
 
 def test_an_index_too_large_for_the_gpu_stays_on_the_cpu_unless_it_must(monkeypatch):
@@ -177,7 +177,7 @@ def test_an_index_too_large_for_the_gpu_stays_on_the_cpu_unless_it_must(monkeypa
 
 def test_the_number_of_threads_changes_nothing():
     vectors, asked = random_vectors(2000, 64), random_vectors(30, 64, seed=1)
-    one, two = (searcher(flat(vectors), Options(n_threads=n), CPU).search(asked, 10) for n in (1, 2))
+    one, two = (vector_search(flat(vectors), Options(n_threads=n), CPU).search(asked, 10) for n in (1, 2))
     assert (one[0] == two[0]).all()
     assert (one[1] == two[1]).all()
 

@@ -60,7 +60,7 @@ def _load_state(run: Path) -> WorkerState:
 
 
 def eos_ids(config: Config) -> list[int]:
-    """The EOS ids of the model's generation config, or of its config where there is none."""
+    """The EOS ids of the model's generation config, or else of its config."""
     from transformers import AutoConfig, GenerationConfig
 
     path, trusted = config.model.path, config.model.trust_remote_code

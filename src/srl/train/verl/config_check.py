@@ -222,7 +222,7 @@ def _data_ranks(section: Any, workers: int) -> int:
 
 
 def _what_divides(batch: int, size: int, n: int, ranks: int) -> str:
-    """The possible mini-batch size nearest to `size`, or the batch size needed where there is none."""
+    """The possible mini-batch size nearest to `size`, or the batch size needed if there is none."""
     fitting = [d for d in range(1, batch + 1) if batch % d == 0 and d * n % ranks == 0]
     if not fitting:
         return f"data.train_batch_size = {batch} must be a multiple of {ranks // gcd(n, ranks)}"

@@ -21,7 +21,7 @@ def estimate(
 ) -> Advantages:
     """GAE(γ, λ) over the policy's tokens (Schulman et al. 2016), then whitened; needs no groups.
 
-    The returns, which the critic learns, are those before whitening.
+    The returns, which are the critic's targets, use the advantages before whitening.
     """
     if values is None:
         raise ValueError("ppo needs the values of a critic, but got none")
@@ -31,7 +31,7 @@ def estimate(
 
 
 def algorithm() -> Algorithm:
-    """PPO as Search-R1 runs it: one sample a question, k1 in the reward."""
+    """PPO as Search-R1 runs it: one sample per question, k1 in the reward."""
     return Algorithm(
         name="ppo",
         estimator=estimate,

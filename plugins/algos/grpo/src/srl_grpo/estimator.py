@@ -1,4 +1,4 @@
-"""GRPO's advantages: the score against the group's mean, in units of the group's spread."""
+"""GRPO's advantages: the score relative to the group's mean, in standard deviations of the group."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def estimate(
 ) -> Advantages:
     """A = (s − mean) / (std + ε) on every policy token of the row (Shao et al. 2024, arXiv 2402.03300).
 
-    s = Σ r·mask; mean and unbiased std are those of the group's valid rows. Without the division it
-    is Dr. GRPO (arXiv 2503.20783). With `group_size` 1 the raw score is kept; a larger group of which
-    one row survives, or whose scores agree, gets 0.
+    s = Σ r·mask; mean and unbiased std are over the group's valid rows. Without the division it is
+    Dr. GRPO (arXiv 2503.20783). With `group_size` 1 A is the raw score. In a larger group, A is 0 if only
+    one row is valid or all scores are equal.
     """
     mask = valid_mask(response_mask, valid)
     scores = sequence_score(token_level_rewards, mask)
@@ -59,7 +59,7 @@ def estimate(
 
 
 def algorithm(options: Options | None = None) -> Algorithm:
-    """GRPO as Search-R1 runs it: five samples a question, k3 in the loss."""
+    """GRPO as Search-R1 runs it: five samples per question, k3 in the loss."""
     return Algorithm(
         name="grpo",
         estimator=partial(estimate, **(options or Options()).model_dump()),

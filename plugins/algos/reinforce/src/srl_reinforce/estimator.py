@@ -39,8 +39,8 @@ def estimate(
 ) -> Advantages:
     """A_t = G_t = Σ_{k ≥ 0} γ^k·r_{t+k} over policy tokens (Williams 1992); needs no groups.
 
-    `centre` takes the mean of G over the batch's policy tokens off, `whiten` divides by its standard
-    deviation too.
+    `centre` subtracts the mean of G over the batch's policy tokens; `whiten` also divides by the standard
+    deviation.
     """
     mask = valid_mask(response_mask, valid)
     returns = discounted_returns(token_level_rewards, mask, gamma)
@@ -53,7 +53,7 @@ def estimate(
 
 
 def algorithm(options: Options | None = None) -> Algorithm:
-    """What Search-R1 calls REINFORCE: GRPO's settings with one sample a question."""
+    """What Search-R1 calls REINFORCE: GRPO's settings with one sample per question."""
     return Algorithm(
         name="reinforce",
         estimator=partial(estimate, **(options or Options()).model_dump()),

@@ -1,4 +1,4 @@
-"""RLOO's advantages: the score against the mean of the group's other rows."""
+"""RLOO's advantages: the score minus the mean score of the group's other rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def estimate(
 ) -> Advantages:
     """A = s − mean of the group's other valid rows, on every policy token of the row.
 
-    Ahmadian et al. 2024, arXiv 2402.14740; s = Σ r·mask. With `group_size` 1 the raw score is kept; a
-    larger group of which one row survives, or whose scores agree, gets 0.
+    Ahmadian et al. 2024, arXiv 2402.14740; s = Σ r·mask. With `group_size` 1 A is the raw score. In a
+    larger group, A is 0 if only one row is valid or all scores are equal.
     """
     mask = valid_mask(response_mask, valid)
     scores = sequence_score(token_level_rewards, mask)

@@ -1,4 +1,4 @@
-"""BM25 for srl: words in common, weighted by how rare they are."""
+"""BM25 for srl, in process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From text to terms: lower case, words, no stop words, stems, no accents."""
+"""Text analysis: lower-cases, splits into words, removes stop words, stems, removes accents."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MARKS = "".join(chr(c) for c in range(0x300, 0x10000) if unicodedata.category(c
 _POSSESSIVE = re.compile(r"'s\b")
 _IN_NUMBER = r"[.,](?<=\d[.,])(?=\d)"
 _IN_WORD = r"['.,](?:(?<=[^\W\d]')(?=[^\W\d])|(?<=\d[.,])(?=\d))"
-"""What stands inside a word and belongs to it, as Unicode's rules (UAX 29) and Lucene's tokenizer have it."""
+"""Punctuation inside a word that does not end it, as in Unicode's rules (UAX 29) and Lucene's tokenizer."""
 
 _ASCII_ENGLISH = re.compile(rf"\w+(?:{_IN_WORD}\w+)*")
 _ASCII_OTHER = re.compile(rf"\w+(?:{_IN_NUMBER}\w+)*")
 _ENGLISH_WORD = re.compile(rf"\w[\w{_MARKS}]*(?:{_IN_WORD}\w[\w{_MARKS}]*)*")
 _OTHER_WORD = re.compile(rf"\w[\w{_MARKS}]*(?:{_IN_NUMBER}\w[\w{_MARKS}]*)*")
-"""Elsewhere an apostrophe may part two words (l'avion). Devanagari, Tamil, Thai and others write vowels as
-marks, which `\\w` alone would cut words at."""
+"""In other languages an apostrophe may separate two words (l'avion). Devanagari, Tamil, Thai and others write
+vowels as marks, which `\\w` does not match, so they are listed."""
 
 _PLAIN = [("’", "'"), ("–", "-"), ("—", "-"), ("“", '"'), ("”", '"'), ("…", " "), ("\xa0", " ")]
 _ACCENTS = re.compile("[\u0300-\u036f]")
@@ -41,10 +41,10 @@ _WITHOUT_ACCENTS = frozenset({"english", "porter", "none"})
 
 
 def words(text: str, accents: bool = False) -> list[str]:
-    """The words of `text` in lower case, without possessive 's, in their order; accents are dropped or kept.
+    """The words of `text` in order, in lower case, without possessive 's, with or without `accents`.
 
-    Chinese, Japanese and Korean, in which spaces say little of where words end, become overlapping pairs
-    of characters, as in Lucene's CJK analyzer.
+    Chinese, Japanese and Korean text, which is not split by spaces, becomes overlapping pairs of
+    characters, as in Lucene's CJK analyzer.
 
     >>> words("Beyoncé's 2nd album didn't sell 1,000")
     ['beyonce', '2nd', 'album', "didn't", 'sell', '1,000']
@@ -64,15 +64,15 @@ def words(text: str, accents: bool = False) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """`text` with ASCII's signs for the commonest others that stand between words: most texts are ASCII then,
-    which is searched sooner."""
+    """`text` with common typographic characters replaced by ASCII: most texts are then ASCII, which is
+    analysed faster."""
     for sign, plain in _PLAIN:
         text = text.replace(sign, plain)
     return text
 
 
 def _parts(word: str) -> list[str]:
-    """`word`, or what it is made of where characters are written without spaces."""
+    """`word`, with Chinese, Japanese and Korean runs split into pairs of characters."""
     parts: list[str] = []
     for run in _RUN.findall(word):
         packed = len(run) > 2 and _IS_PACKED.match(run)
@@ -81,29 +81,29 @@ def _parts(word: str) -> list[str]:
 
 
 def _fold(text: str) -> str:
-    """`text` without the accents of Latin, Greek and Cyrillic letters; other marks stay with their letter."""
+    """`text` without the accents of Latin, Greek and Cyrillic letters; other marks are kept."""
     if text.isascii():
         return text
     return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text)))
 
 
 def stop_words(name: StopWords) -> frozenset[str]:
-    """Lucene's 33 for English, for other languages the lists that bm25s ships, in lower case."""
+    """Lucene's 33 stop words for English, bm25s's lists for other languages, in lower case."""
     if name == "none":
         return frozenset()
     if name == "english":
         return frozenset(ENGLISH.split())
-    from bm25s import stopwords as lists  # takes as long to load as all the rest
+    from bm25s import stopwords as lists  # imported here because the import is slow
 
     words = getattr(lists, f"STOPWORDS_{name.upper()}")
     return frozenset(unicodedata.normalize("NFKC", word.casefold()) for word in words)
 
 
 class Analyzer:
-    """Texts to terms; the same one for passages and queries. Safe to use from many threads.
+    """Converts texts to terms, in the same way for passages and queries. Thread-safe.
 
-    English stemmers know no accents, so these go first; in other languages stems depend on them, so they
-    go last.
+    Accents are removed before English stemming, which does not support them. In other languages stems
+    depend on accents, so they are removed afterwards.
     """
 
     def __init__(self, stopwords: StopWords = "english", stemmer: str = "english") -> None:
@@ -118,21 +118,21 @@ class Analyzer:
         return [term for word in self.words(text) if (term := terms[word])]
 
     def words(self, text: str) -> list[str]:
-        """The words of `text`, stop words too."""
+        """The words of `text`, including stop words."""
         return words(text, self._accents)
 
     def term(self, word: str) -> str:
-        """What stands for a word; "" where it is left out."""
+        """The term of a word; "" for a stop word."""
         return self._terms[word]
 
 
 class _Terms(dict[str, str]):
-    """Words to their terms, "" for a stop word. Words come again, so each is stemmed once."""
+    """A cache of words to terms, "" for a stop word."""
 
     def __init__(self, stopwords: frozenset[str], stem: Callable[[str], str], fold: bool) -> None:
         super().__init__()
         self._stopwords, self._stem, self._fold = stopwords, stem, fold
-        self._lock = Lock()  # a Snowball stemmer holds a buffer of its own
+        self._lock = Lock()  # a Snowball stemmer is not thread-safe
 
     def __missing__(self, word: str) -> str:
         with self._lock:
@@ -144,12 +144,12 @@ class _Terms(dict[str, str]):
 
 
 def _stemmer(name: str) -> Callable[[str], str]:
-    """A function from a word to its stem; `name` is an algorithm of Snowball, or none."""
+    """A function from a word to its stem; `name` is a Snowball algorithm, or `none`."""
     if name == "none":
         return str
     from Stemmer import Stemmer
 
     stem: Callable[[str], str] = Stemmer(name).stemWord
-    if name == "porter":  # Porter's own program, and Lucene, leave short words alone: "us" is no plural
+    if name == "porter":  # like Porter's own program and Lucene, do not stem "us" or "is"
         return lambda word: stem(word) if len(word) > 2 else word
     return stem

@@ -1,9 +1,9 @@
 """The inner loop of search, compiled by numba.
 
-MaxScore (Turtle and Flood 1995, Query evaluation: strategies and optimizations) over windows of rows:
-the k best so far set what a row must have at least. The terms that together stay below it make no row
-good by themselves, so their postings, which are the long ones, are only looked up for rows that have
-points already.
+MaxScore (Turtle and Flood 1995, Query evaluation: strategies and optimizations) over windows of rows. The
+k best rows so far define the minimum score. Terms whose peaks together stay below it cannot bring a row
+among the best by themselves. Their postings, which are the long ones, are only read for rows that already
+have a score.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 from numba import njit
 
 FIRST_WINDOW, WINDOW = 1 << 12, 1 << 16
-"""Rows of the first window, and of the largest: they double, so that the bound is soon a good one."""
+"""Rows of the first window and of the largest. Windows double, so that the bound gets tight early."""
 LOOKUP = 24
-"""A look-up by bisection costs about as much as reading so many postings in their order."""
+"""A binary search costs about as much as reading this many postings sequentially."""
 SLACK = 1 - 1e-5
-"""Sums of float32 differ with their order by less than this."""
+"""The relative difference of float32 sums in different orders is smaller than 1 - SLACK."""
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled without the GIL; kept on disk between processes wherever numba finds a place for it."""
+    """`function` compiled by numba, without the GIL, and cached on disk if a directory is writable."""
     try:
         return njit(function, nogil=True, cache=True)
-    except RuntimeError:  # neither the package nor the home directory can be written
+    except RuntimeError:  # neither the package nor the home directory is writable
         return njit(function, nogil=True)
 
 
 @compiled
 def peaks_of(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The largest score that each term gives to any passage (terms,)."""
+    """The largest score of each term in any passage, (terms,) float32."""
     peaks = np.zeros(len(starts) - 1, np.float32)
     for term in range(len(peaks)):
         for posting in range(starts[term], starts[term + 1]):
@@ -42,7 +42,7 @@ def peaks_of(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 @compiled
 def _insert(rows: np.ndarray, scores: np.ndarray, row: int, score: float) -> None:
-    """Put `row` into `rows` (k,), which `scores` (k,) keeps in falling order, if it is good enough."""
+    """Insert `row` into `rows` (k,), sorted by descending `scores` (k,), if its score is high enough."""
     place = len(rows)
     while place > 0 and (score > scores[place - 1] or (score == scores[place - 1] and row < rows[place - 1])):
         if place < len(rows):
@@ -54,7 +54,7 @@ def _insert(rows: np.ndarray, scores: np.ndarray, row: int, score: float) -> Non
 
 @compiled
 def _first(rows: np.ndarray, low: int, high: int, row: int) -> int:
-    """The first place from `low` on, below `high`, whose row is not before `row`; else `high`."""
+    """The first index in `low` to `high` (exclusive) with `rows[index] >= row`; `high` if there is none."""
     while low < high:
         middle = (low + high) // 2
         if rows[middle] < row:
@@ -69,7 +69,7 @@ def _add(
     data: np.ndarray, rows: np.ndarray, place: int, end: int, base: int, limit: int,
     sums: np.ndarray, seen: np.ndarray, found: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Add the postings from `place` to the row `limit`: where they end, and how many rows are seen by now."""
+    """Add the scores of the postings from `place` up to row `limit`; the end, and the number of rows seen."""
     while place < end and rows[place] < limit:
         row = rows[place] - base
         if sums[row] == 0:
@@ -85,7 +85,7 @@ def _look_up(
     data: np.ndarray, rows: np.ndarray, place: int, end: int, base: int, limit: int,
     sums: np.ndarray, candidates: np.ndarray,
 ) -> int:  # fmt: skip
-    """Add what the postings up to the row `limit` give to rows that have points; where these postings end."""
+    """Add the scores of the postings up to row `limit` to rows that have one; the end of the postings."""
     place = _first(rows, place, end, base)
     stop = _first(rows, place, end, limit)
     if len(candidates) * LOOKUP < stop - place:
@@ -102,7 +102,7 @@ def _look_up(
 
 @compiled
 def _keep(sums: np.ndarray, seen: np.ndarray, needed: float) -> int:
-    """Move those of the rows seen that have `needed` points to the front; how many they are."""
+    """Move the rows with a score of at least `needed` to the front of `seen`; their number."""
     kept = 0
     for place in range(len(seen)):
         row = seen[place]
@@ -117,9 +117,9 @@ def _search(
     data: np.ndarray, rows: np.ndarray, starts: np.ndarray, peaks: np.ndarray, passages: int,
     sums: np.ndarray, seen: np.ndarray, terms: np.ndarray, best_rows: np.ndarray, best_scores: np.ndarray,
 ) -> None:  # fmt: skip
-    """One query: fill `best_rows` and `best_scores` (k,). `terms` have falling peaks."""
+    """One query: fill `best_rows` and `best_scores` (k,). `terms` are sorted by descending peak."""
     places, ends = starts[terms], starts[terms + 1]
-    left = np.zeros(len(terms) + 1)  # what the terms from each on can add to a row
+    left = np.zeros(len(terms) + 1)  # the maximum that this term and the following ones add to a row
     for term in range(len(terms) - 1, -1, -1):
         left[term] = left[term + 1] + peaks[terms[term]]
     limit, width = 0, FIRST_WINDOW
@@ -150,8 +150,8 @@ def _search(
 
 @compiled
 def top_rows(
-    data: np.ndarray,  # (postings,) float32: the score that a term gives a passage, above 0
-    rows: np.ndarray,  # (postings,) int32: that passage, rising within a term
+    data: np.ndarray,  # (postings,) float32: the score of a term in a passage, above 0
+    rows: np.ndarray,  # (postings,) int32: that passage, ascending within a term
     starts: np.ndarray,  # (terms + 1,) int64: where each term's postings begin
     peaks: np.ndarray,  # (terms,) float32: the largest score of each term
     passages: int,
@@ -159,10 +159,10 @@ def top_rows(
     queries: np.ndarray,  # (Q + 1,) int64: where each query's terms begin
     k: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `k` best rows of each query (Q, k), -1 where there are fewer, and their scores (Q, k).
+    """The `k` best rows of each query (Q, k), -1 if there are fewer, and their scores (Q, k).
 
-    A row's score is the sum over the query's terms, those with the highest peak first, whatever `k` is;
-    equal scores stay in the order of the rows.
+    A row's score is the sum over the query's terms, in the order of descending peaks, for every `k`. Equal
+    scores are in the order of the rows.
     """
     best_rows = np.full((len(queries) - 1, k), -1, np.int64)
     best_scores = np.zeros((len(queries) - 1, k), np.float32)

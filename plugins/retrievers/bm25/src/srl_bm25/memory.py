@@ -1,4 +1,4 @@
-"""The memory that building an index takes: a corpus that is too large for bm25 is for lucene."""
+"""Estimates the memory of a build, and recommends lucene if the corpus is too large."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from srl.index.passages import PassageStore
 
 MEMORY_OF_TEXT = 1.5
-"""Bytes of memory that a build takes for each byte of the corpus (bench/lexical.py), mapped files aside."""
+"""Memory of a build per byte of the corpus, without mapped files (measured by bench/lexical.py)."""
 
 
 def too_large(store: PassageStore, free: int) -> str:
-    """A warning where building the index takes more memory than the `free` bytes; else empty."""
+    """A warning if building the index needs more memory than the `free` bytes; else empty."""
     needed = MEMORY_OF_TEXT * (store.directory / "text.bin").stat().st_size
     if needed < free:
         return ""
@@ -22,7 +22,7 @@ def too_large(store: PassageStore, free: int) -> str:
 
 
 def free_memory() -> int:
-    """Free memory of this machine in bytes; a huge number where that is unknown."""
+    """Free memory of this machine in bytes; 2⁶² if that is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) << 10

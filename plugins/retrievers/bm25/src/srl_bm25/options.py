@@ -19,7 +19,7 @@ StopWords = Literal[
 
 
 class Options(BaseModel):
-    """`k1`, `b` and the analysis belong to an index; the rest to the machine."""
+    """`k1`, `b` and the analysis are part of the index; the others are machine-dependent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

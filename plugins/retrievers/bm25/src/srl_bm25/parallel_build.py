@@ -1,7 +1,7 @@
-"""Analysing a corpus in several processes, each a run of its passages; the result is that of one.
+"""Analyses a corpus in several processes, with the same result as in one.
 
-A process is given the directory of the passages and which of them are its own, and writes what
-`read_documents` makes of them into files: no passage goes through a pipe.
+Each process gets the directory of the passages and a range of rows, and writes the result of
+`read_documents` to files, so that no passage is sent through a pipe.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from srl_bm25.analysis import Analyzer
 from srl_bm25.options import Options
 from srl_bm25.postings import Documents, read_documents
 
-SMALLEST = 25_000
-"""Passages for which another process is worth its start."""
-MOST = 8
+MIN_PASSAGES = 25_000
+"""Minimum number of passages per process; for fewer the start-up costs more than it saves."""
+MAX_PROCESSES = 8
 _EVERY = 1000
 _ENCODING = ("utf-8", "surrogatepass")
 
 
 def processes(options: Options, passages: int) -> int:
-    """How many to use: as asked for, else one for each core, where there is enough to do."""
-    wanted = options.build_processes or min(os.cpu_count() or 1, MOST)
-    return max(1, min(wanted, passages // SMALLEST))
+    """How many processes to use: the option's, else one per core, with enough passages for each."""
+    wanted = options.build_processes or min(os.cpu_count() or 1, MAX_PROCESSES)
+    return max(1, min(wanted, passages // MIN_PASSAGES))
 
 
 def read_in_parts(
     store: PassageStore, options: Options, folder: Path, count: int, progress: Callable[[int], None]
 ) -> Documents:
-    """What `read_documents` gives for `store`, by `count` processes that write into `folder` meanwhile."""
+    """The result of `read_documents` for `store`, by `count` processes with temporary files in `folder`."""
     with TemporaryDirectory(prefix="parts-", dir=folder) as name:
         bounds = [len(store) * part // count for part in range(count + 1)]
         parts = [Path(name, str(part)) for part in range(count)]
@@ -58,7 +58,7 @@ def _start(passages: Path, first: int, end: int, part: Path, options: Options) -
 
 
 def _await(running: Sequence[subprocess.Popen[str]], progress: Callable[[int], None]) -> None:
-    """Wait for all, adding up what they say they have done. Raises RuntimeError where one fails."""
+    """Wait for all processes, and report the sum of their progress. Raises RuntimeError if one fails."""
     done = [0] * len(running)
 
     def follow(part: int, said: IO[str]) -> None:
@@ -92,7 +92,7 @@ def _joined(parts: Sequence[Path]) -> Documents:
 
 
 def work(passages: str, first: str, end: str, part: str, stopwords: str, stemmer: str) -> None:
-    """One process: analyse the passages from row `first` to `end`, and print the progress now and then."""
+    """The worker process: analyse rows `first` to `end` (exclusive), and print the progress."""
     options = Options.model_validate({"stopwords": stopwords, "stemmer": stemmer})
     store = PassageStore(passages)
 

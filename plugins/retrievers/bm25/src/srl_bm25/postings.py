@@ -1,6 +1,6 @@
-"""From passages to postings: which passages each term is in, and the score it gives them.
+"""Builds postings from passages: the passages that contain a term, and its score in each.
 
-bm25s builds the same scores; here they are made where they will lie, compiled and without copies.
+bm25s computes the same scores; this module computes them in place, compiled and without copies.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from srl_bm25.kernel import compiled, peaks_of
 from srl_bm25.vocabulary import Vocabulary
 
 NAMES = ("data", "indices", "indptr", "peaks")
-"""The arrays that `top_rows` searches, a file each."""
+"""The arrays that `top_rows` searches, one file each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Passages as numbers of terms, one after the other."""
+    """Passages as concatenated term numbers."""
 
-    numbers: Mapping[str, int]  # term -> its number, in the order in which terms appear
+    numbers: Mapping[str, int]  # term -> its number, in the order of first occurrence
     terms: np.ndarray  # (tokens,) int32
     starts: np.ndarray  # (passages + 1,) int64: where each passage's terms begin
 
@@ -34,7 +34,7 @@ class Documents:
 def read_documents(
     passages: Iterable[Passage], analyze: Analyzer, progress: Callable[[int], None]
 ) -> Documents:
-    """Analyse `passages`; `progress` is told how many so far."""
+    """Analyse `passages`; `progress` gets the number analysed so far."""
     numbers: dict[str, int] = {}
     number_of = _Words(analyze, numbers)
     terms, starts = array("i"), array("q", [0])
@@ -48,7 +48,7 @@ def read_documents(
 
 
 class _Words(dict[str, int]):
-    """Words to the numbers of their terms, -1 for a word that is left out; found out once for each."""
+    """A cache of words to the numbers of their terms, -1 for a stop word."""
 
     def __init__(self, analyze: Analyzer, numbers: dict[str, int]) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def write_postings(documents: Documents, k1: float, b: float, folder: Path) -> N
 
 @compiled
 def without_stop_words(terms: np.ndarray, starts: np.ndarray) -> int:
-    """Close the gaps that words left out (-1) leave in `terms`, and move `starts`; how many terms remain."""
+    """Remove stop words (-1) from `terms` and adjust `starts`, in place; the number of terms left."""
     kept = 0
     for row in range(len(starts) - 1):
         begin, starts[row] = starts[row], kept
@@ -96,7 +96,7 @@ def without_stop_words(terms: np.ndarray, starts: np.ndarray) -> int:
 
 @compiled
 def passages_of_terms(terms: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray:
-    """In how many passages each of `size` terms is (size,) int64."""
+    """The number of passages that contain each of `size` terms, (size,) int64."""
     frequencies, last = np.zeros(size, np.int64), np.full(size, -1, np.int64)
     for row in range(len(starts) - 1):
         for term in terms[starts[row] : starts[row + 1]]:
@@ -108,8 +108,8 @@ def passages_of_terms(terms: np.ndarray, starts: np.ndarray, size: int) -> np.nd
 
 @compiled
 def postings(terms: np.ndarray, starts: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How often each term is in each of its passages (postings,) float32, and those passages (postings,)
-    int32, rising within a term; the postings of a term begin at its `places`."""
+    """The count of each term in each of its passages, (postings,) float32, and these passages, (postings,)
+    int32, ascending within a term. The postings of a term begin at its `places`."""
     counts, rows = np.zeros(places[-1], np.float32), np.empty(places[-1], np.int32)
     ends = places[:-1].copy()
     for row in range(len(starts) - 1):
@@ -126,7 +126,7 @@ def postings(terms: np.ndarray, starts: np.ndarray, places: np.ndarray) -> tuple
 def score(
     counts: np.ndarray, rows: np.ndarray, places: np.ndarray, idf: np.ndarray, norms: np.ndarray
 ) -> None:
-    """Turn `counts` into scores in place; `norms` (passages,) is what a count competes with."""
+    """Turn `counts` into BM25 scores in place; `norms` (passages,) is k1 times the length normalisation."""
     for term in range(len(places) - 1):
         for posting in range(places[term], places[term + 1]):
             counts[posting] = idf[term] * counts[posting] / (counts[posting] + norms[rows[posting]])

@@ -1,4 +1,4 @@
-"""BM25 in process: the score of every term in every passage is computed once, a search adds them up."""
+"""BM25 in process: the scores of all terms in all passages are computed once, and a search sums them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class BM25Retriever(RetrieverBase):
-    """Search by words in common. Memory-mapped, deterministic, safe to use from many threads."""
+    """Search by words in common. Memory-mapped, deterministic, thread-safe."""
 
     name = "bm25"
     parallel = True  # the loop over the postings runs without the GIL
@@ -36,9 +36,9 @@ class BM25Retriever(RetrieverBase):
         self._analyze = Analyzer(self.options.stopwords, self.options.stemmer)
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
-        """Write the index of `passages` into `directory`; `progress` is told how many are analysed so far.
+        """Write the index of `passages` into `directory`; `progress` gets the number analysed so far.
 
-        The postings are held in memory while they are built, the texts are not.
+        The postings are built in memory; the texts are not held in memory.
         """
         store = keep_passages(passages, directory)
         if advice := too_large(store, free_memory()):
@@ -57,7 +57,7 @@ class BM25Retriever(RetrieverBase):
         return read_in_parts(store, self.options, folder, count, progress)
 
     def open(self, directory: Path) -> BM25Retriever:
-        """Map the index under `directory` and compile the search where that has not been done before."""
+        """Memory-map the index under `directory`, and compile the search if it is not cached."""
         self._store = open_passages(directory)
         folder = directory / self.name
         self._postings = tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in NAMES)
@@ -69,7 +69,7 @@ class BM25Retriever(RetrieverBase):
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Up to `k` hits for each query, best first, equal scores in the order of the passages.
 
-        A passage that shares no term with the query is no hit.
+        Passages without a term of the query are not returned.
         """
         threads = min(self.options.n_threads, len(queries))
         if threads < 2:
@@ -85,7 +85,7 @@ class BM25Retriever(RetrieverBase):
         ]
 
     def _rank(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of the best passages (Q, k), -1 where there are fewer, and their scores (Q, k)."""
+        """The rows of the best passages (Q, k), -1 if there are fewer, and their scores (Q, k)."""
         terms, starts = array("q"), array("q", [0])
         for query in queries:
             terms.extend(self._vocabulary.terms(self._analyze(query)))

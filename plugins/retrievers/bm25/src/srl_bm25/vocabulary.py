@@ -1,7 +1,7 @@
-"""The terms of an index on disk: found by their hashes, mapped, so that opening reads none of them.
+"""The terms of an index on disk, found by their hashes. The files are memory-mapped.
 
 hashes.npy   (terms,) uint64: 64-bit hashes of the terms, sorted
-terms.npy    (terms,) int32: the number of the term that each belongs to
+terms.npy    (terms,) int32: the number of the term of each hash
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REMEMBERED = 1 << 16
 
 
 class Vocabulary:
-    """Terms to their numbers. Safe to use from many threads."""
+    """Maps terms to their numbers. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._hashes = np.load(folder / "hashes.npy", mmap_mode="r")
@@ -28,7 +28,7 @@ class Vocabulary:
 
     @staticmethod
     def write(numbers: Mapping[str, int], folder: Path) -> None:
-        """Write the two files. Raises UserError where two terms have one hash."""
+        """Write the two files. Raises UserError if two terms have the same hash."""
         hashes = np.fromiter(map(_hash, numbers), np.uint64, len(numbers))
         order = np.argsort(hashes)
         if (np.diff(hashes[order]) == 0).any():
@@ -37,7 +37,7 @@ class Vocabulary:
         np.save(folder / "terms.npy", np.fromiter(numbers.values(), np.int32, len(numbers))[order])
 
     def terms(self, words: Iterable[str]) -> Iterator[int]:
-        """The numbers of those words that the index has, in their order."""
+        """The numbers of the words that are in the index, in their order."""
         return (number for number in map(self._number, words) if number >= 0)
 
     def _find(self, word: str) -> int:

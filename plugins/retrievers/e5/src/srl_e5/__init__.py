@@ -1,4 +1,4 @@
-"""Dense search for srl: passages and queries as vectors of a Hugging Face encoder."""
+"""Dense retrieval for srl: a Hugging Face encoder turns passages and queries into vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From texts to vectors: tokenizer, transformer, pooling."""
+"""Encodes texts as vectors: tokenizer, transformer, pooling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from srl.model import DTYPES, load_tokenizer, one_line, quietly
 from srl_e5.model_settings import Settings
 
 _CHARACTERS = 1000
-"""For each token there is room for, at most so many are looked at: a text of megabytes takes no time."""
+"""Maximum number of characters read per token of the length limit, so that long texts stay cheap."""
 
 
 class Encoder:
@@ -39,11 +39,11 @@ class Encoder:
         self._device = torch.device(device)
         self._model = _load(directory, settings.pooling, dtype, trust_remote_code).to(self._device)
         self.dimension: int = self._model.config.hidden_size
-        backend, self._pad, longest = _backend(directory, trust_remote_code)
+        tokenizer, self._pad, longest = _fast_tokenizer(directory, trust_remote_code)
         limit = min(longest, getattr(self._model.config, "max_position_embeddings", longest))
         _check_lengths(directory, limit, query_max_length, passage_max_length)
-        self._query_tokens = _cutting(backend, query_max_length)
-        self._passage_tokens = _cutting(backend, passage_max_length)
+        self._query_tokens = _truncating(tokenizer, query_max_length)
+        self._passage_tokens = _truncating(tokenizer, passage_max_length)
 
     def queries(self, texts: Sequence[str]) -> np.ndarray:
         """The vectors of `texts` as queries, (N, D) float32."""
@@ -52,8 +52,8 @@ class Encoder:
     def passages(self, texts: Sequence[str], report: Callable[[float], None] | None = None) -> np.ndarray:
         """The vectors of `texts` as passages, (N, D) float32.
 
-        `report` is told the share of tokens that are through, from 0 to 1: time goes with tokens, and
-        the long texts come first.
+        `report` gets the fraction of tokens encoded so far, from 0 to 1. Tokens are counted, not texts,
+        because the time depends on them and the longest texts are encoded first.
         """
         return self._encode(self._passage_tokens, self._settings.passage_prefix, texts, report)
 
@@ -96,7 +96,7 @@ class Encoder:
 def pool(output: Any, mask: Tensor, how: str) -> Tensor:
     """One vector for each text, (B, D) float32, from token vectors (B, T, D) and mask (B, T).
 
-    `mean` of the text's tokens, the first token (`cls`), or what the model's own pooler makes of it.
+    `how` is `mean` (of the text's tokens), `cls` (the first token) or `pooler` (the model's own pooler).
     """
     if how == "pooler":
         return output.pooler_output.float()
@@ -108,13 +108,13 @@ def pool(output: Any, mask: Tensor, how: str) -> Tensor:
 
 
 def _by_length(ids: list[list[int]], size: int) -> Iterator[list[int]]:
-    """Rows in batches of `size`, the longest first, so that little is padded and too much fails at once."""
+    """Rows in batches of `size`, the longest first: little padding, and a lack of memory shows at once."""
     order = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
     return (order[start : start + size] for start in range(0, len(order), size))
 
 
 def _load(directory: Path, pooling: str, dtype: str, trust_remote_code: bool) -> Any:
-    """The model, in eval mode. Raises UserError for one that is no encoder or not whole."""
+    """The model, in eval mode. Raises UserError if it is not an encoder or is incomplete."""
     from transformers import AutoModel
 
     try:
@@ -126,9 +126,9 @@ def _load(directory: Path, pooling: str, dtype: str, trust_remote_code: bool) ->
     except Exception as error:
         why = one_line(error)
         raise UserError(f"{directory} could not be loaded as an encoder: {why}") from error
-    lacking = sorted(name for name in info["missing_keys"] if pooling == "pooler" or "pooler" not in name)
-    if lacking:
-        raise UserError(f"{directory} is incomplete: no weights for {', '.join(lacking[:3])}")
+    missing = sorted(name for name in info["missing_keys"] if pooling == "pooler" or "pooler" not in name)
+    if missing:
+        raise UserError(f"{directory} is incomplete: no weights for {', '.join(missing[:3])}")
     if model.config.is_encoder_decoder:
         raise UserError(
             f"{directory} is an encoder with a decoder ({model.config.model_type}): not supported"
@@ -136,11 +136,11 @@ def _load(directory: Path, pooling: str, dtype: str, trust_remote_code: bool) ->
     return model.eval()
 
 
-def _backend(directory: Path, trust_remote_code: bool) -> tuple[Tokenizer, int, int]:
-    """The fast tokenizer, the id that it pads with, and how many tokens it makes at most.
+def _fast_tokenizer(directory: Path, trust_remote_code: bool) -> tuple[Tokenizer, int, int]:
+    """The fast tokenizer, its padding id, and its maximum number of tokens.
 
-    It is used without the wrapper of transformers, which writes truncation and padding into it at
-    every call and so may not be used from two threads at once.
+    It is used without the wrapper of transformers: that sets truncation and padding at every call, so it
+    is not thread-safe.
     """
     tokenizer, _ = load_tokenizer(directory, trust_remote_code)
     if not tokenizer.is_fast:
@@ -148,9 +148,9 @@ def _backend(directory: Path, trust_remote_code: bool) -> tuple[Tokenizer, int, 
     return tokenizer.backend_tokenizer, tokenizer.pad_token_id or 0, tokenizer.model_max_length
 
 
-def _cutting(backend: Tokenizer, max_length: int) -> Tokenizer:
-    """A copy that cuts texts after `max_length` tokens and pads none."""
-    copy = Tokenizer.from_str(backend.to_str())
+def _truncating(tokenizer: Tokenizer, max_length: int) -> Tokenizer:
+    """A copy of the tokenizer that truncates texts to `max_length` tokens and does not pad."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
     copy.enable_truncation(max_length)
     copy.no_padding()
     return copy
@@ -165,5 +165,5 @@ def _check_lengths(directory: Path, limit: int, query: int, passage: int) -> Non
 
 
 def _clean(text: str) -> str:
-    """Halves of characters, which no tokenizer takes, become question marks."""
+    """Replace unpaired surrogates, which tokenizers reject, by question marks."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Exact search by matrix products, chunk by chunk, on whatever device the vectors are on."""
+"""Exact search by matrix products, chunk by chunk, on the device of the vectors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 _GROUP = 128
-"""Columns whose maximum is looked at first."""
+"""Columns per group; only the groups with the largest maxima are sorted."""
 
 
 class TorchSearch:
-    """The best inner products with `vectors` (N, D), which stay on their device in their precision.
+    """Finds the largest inner products with `vectors` (N, D), on their device and in their precision.
 
-    Memory beyond the vectors: the scores of one chunk, queries × `chunk` numbers.
+    Besides the vectors it needs memory for the scores of one chunk: queries × `chunk` numbers.
     """
 
     def __init__(self, vectors: Tensor, chunk: int = 1 << 20) -> None:
@@ -39,8 +39,8 @@ class TorchSearch:
 def top_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The `k` largest of each row of `scores` (Q, N), largest first, and their columns.
 
-    The k largest lie in the k groups of columns with the largest maxima, so one pass finds the groups and
-    the sorting is done on k groups instead of N columns.
+    The k largest are in the k groups of columns with the largest maxima. So one pass finds these groups,
+    and only their columns are sorted instead of all N.
     """
     queries, columns = scores.shape
     k = min(k, columns)

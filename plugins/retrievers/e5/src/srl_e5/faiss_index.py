@@ -1,4 +1,4 @@
-"""From embeddings on disk to a faiss index in one file."""
+"""Builds a faiss index, in one file, from embeddings on disk."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from srl_e5.options import Options
 _log = getLogger("srl.e5")
 _TRAIN_PER_LIST, _TRAIN_AT_LEAST = 64, 65_536
 _WHERE = re.compile(r"^Error in .*? at \S+:\d+: (Error: '.*' failed: ?)?(?=\S)")
-"""How faiss begins its errors: function, file and line, and often the condition that does not hold."""
+"""The prefix of faiss's error messages: function, file and line, and often the condition that failed."""
 _ROWS_AT, _FLOATS_AT = 4 + 4, 37
-"""Where the file of a Flat index says how many rows (int64) and numbers (uint64) it holds."""
+"""Offsets, in the file of a Flat index, of its number of rows (int64) and of its numbers (uint64)."""
 
 
 def load_faiss() -> Any:
-    """The module faiss. Raises UserError where neither of its two packages is installed."""
+    """The module faiss. Raises UserError if neither of its two packages is installed."""
     try:
         import faiss
     except ImportError as error:
@@ -37,24 +37,24 @@ def load_faiss() -> Any:
 
 
 def new_index(dimension: int, spec: str) -> Any:
-    """An empty faiss index for inner products. Raises UserError for a string that faiss makes none of."""
+    """An empty faiss index for inner products. Raises UserError if faiss rejects the factory string."""
     faiss = load_faiss()
     try:
         return faiss.index_factory(dimension, spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise UserError(
-            f"retriever.e5.index={spec!r}: faiss cannot make such an index for {dimension} dimensions "
+            f"retriever.e5.index={spec!r}: faiss cannot create this index with {dimension} dimensions "
             f"({reason(error)}); type for example --set retriever.e5.index=HNSW64"
         ) from error
 
 
 def is_flat(index: Any) -> bool:
-    """Whether the index is a plain list of float32 vectors that is searched from end to end."""
+    """Whether the index is a plain array of float32 vectors that is searched exhaustively."""
     return isinstance(index, load_faiss().IndexFlat)
 
 
 def check_kind(path: Path, index: Any, spec: str) -> None:
-    """Raise UserError unless `index`, read from `path`, is for inner products and what `spec` stands for."""
+    """Raise UserError unless `index`, read from `path`, uses inner products and has the type of `spec`."""
     if index.metric_type != load_faiss().METRIC_INNER_PRODUCT:
         raise UserError(f"{path} compares vectors by distance; expected one made for inner products")
     expected = new_index(index.d, spec)
@@ -66,7 +66,7 @@ def check_kind(path: Path, index: Any, spec: str) -> None:
 
 
 def check_feasible(index: Any, options: Options, passages: int, to_embed: int, folder: Path) -> None:
-    """Raise UserError, before days of embedding, where the index could not be made in the end."""
+    """Raise UserError, before a long embedding, if the index could not be built afterwards."""
     ivf = load_faiss().try_extract_index_ivf(index)
     if ivf is not None and passages < ivf.nlist:
         raise UserError(
@@ -82,7 +82,7 @@ def check_feasible(index: Any, options: Options, passages: int, to_embed: int, f
 
 
 def disk_needed(index: Any, options: Options, rows: int) -> int:
-    """Bytes that a build takes at its peak: the vectors, and beside them one shard or a second copy."""
+    """Peak disk usage of a build in bytes: the vectors, plus one shard or a second copy."""
     beside = min(rows, options.shard_size) if is_flat(index) else 0
     if not is_flat(index) and ("Flat" in options.index or "HNSW" in options.index):
         beside = rows
@@ -99,7 +99,7 @@ def make_index(index: Any, shards: Shards, total: int, target: Path, train_size:
 
 
 def moved_rows(index: Any, shards: Shards, target: Path) -> int:
-    """How many vectors an earlier try has moved out of the shards and into the file of a Flat index."""
+    """How many vectors an interrupted build has already moved from the shards to the file of a Flat index."""
     part = _part(target)
     if not is_flat(index) or not part.is_file():
         return 0
@@ -109,10 +109,10 @@ def moved_rows(index: Any, shards: Shards, target: Path) -> int:
 
 
 def _move_into_flat(empty: Any, shards: Shards, total: int, target: Path) -> None:
-    """Write the Flat index `target` by moving one shard after the other into it.
+    """Write the Flat index `target` by appending one shard after the other.
 
-    No more than one shard is on the disk twice, nothing is held in memory, and a process that dies goes
-    on where it was: a shard is removed once its vectors are in the file and on the disk.
+    A shard is removed once its vectors have been appended and flushed to disk. So at most one shard is on
+    disk twice, nothing is held in memory, and an interrupted build can be continued.
     """
     part, header = _part(target), _header(empty)
     moved = moved_rows(empty, shards, target)
@@ -136,7 +136,7 @@ def _header(empty: Any) -> bytes:
 
 
 def _filled_in(header: bytes, total: int, dimension: int) -> bytes:
-    """The header of an empty Flat index as that of one with `total` vectors."""
+    """The header of an empty Flat index, changed to `total` vectors."""
     filled = bytearray(header)
     struct.pack_into("<q", filled, _ROWS_AT, total)
     struct.pack_into("<Q", filled, _FLOATS_AT, total * dimension)
@@ -144,7 +144,7 @@ def _filled_in(header: bytes, total: int, dimension: int) -> bytes:
 
 
 def _add_to(index: Any, shards: Shards, total: int, target: Path, train_size: int) -> None:
-    """Train `index` on a sample, add shard after shard, and write it to `target`; it is held in memory."""
+    """Train `index` on a sample, add all shards, and write it to `target`. The index is built in memory."""
     if not index.is_trained:
         _train(index, shards, total, train_size)
     added = 0
@@ -157,7 +157,7 @@ def _add_to(index: Any, shards: Shards, total: int, target: Path, train_size: in
 
 
 def _train(index: Any, shards: Shards, total: int, train_size: int) -> None:
-    """Train on rows drawn with a fixed seed, so that the same corpus gives the same index."""
+    """Train on a sample of rows with a fixed seed, so that the build is deterministic."""
     ivf = load_faiss().try_extract_index_ivf(index)
     lists = ivf.nlist if ivf is not None else 0
     size = min(total, train_size or max(_TRAIN_PER_LIST * lists, _TRAIN_AT_LEAST))
@@ -168,12 +168,12 @@ def _train(index: Any, shards: Shards, total: int, train_size: int) -> None:
     except RuntimeError as error:
         raise UserError(
             f"the index could not be trained on {size:,} passages ({reason(error)}); "
-            "type --set retriever.e5.index=Flat, or give it more: --set retriever.e5.train_size=N"
+            "type --set retriever.e5.index=Flat, or train on more: --set retriever.e5.train_size=N"
         ) from error
 
 
 def _write(index: Any, target: Path) -> None:
-    """faiss's own file, whole or not at all."""
+    """Write faiss's own file format, atomically."""
     part = _part(target)
     try:
         load_faiss().write_index(index, str(part))
@@ -186,7 +186,7 @@ def _write(index: Any, target: Path) -> None:
 
 
 def read_index(path: Path) -> Any:
-    """The index in the file, mapped into memory where faiss can. Raises UserError for what is none."""
+    """The index in the file, memory-mapped if faiss can. Raises UserError if the file is not an index."""
     faiss = load_faiss()
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
@@ -197,7 +197,7 @@ def read_index(path: Path) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """What faiss says is wrong, without its names of functions, files and conditions."""
+    """The message of a faiss error, without the function, file and condition."""
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return _WHERE.sub("", line)
 

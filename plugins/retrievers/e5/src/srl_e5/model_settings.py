@@ -1,4 +1,4 @@
-"""Prefixes, pooling and normalisation of an encoder: from the options, its files or its model family."""
+"""Prefixes, pooling and normalisation of an encoder, from the options, its files or its model family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = getLogger("srl.e5")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models trained alike. `names` is a pattern for their names."""
+    """Models that were trained with the same settings. `names` is a regular expression for model names."""
 
     names: str
     query_prefix: str = ""
@@ -36,7 +36,7 @@ _FAMILIES = (
     Family(r"\bcontriever\b", normalize=False),
     Family(r"\bminilm\b|\bmpnet\b|\bdistilroberta\b|\bgtr\b"),
 )
-"""Prefixes and pooling as the models' authors publish them; bge-m3 has no query prefix."""
+"""Prefixes and pooling as published by the models' authors. bge-m3 has no query prefix."""
 
 _MODULES = {"Transformer", "Pooling", "Normalize"}
 _POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
@@ -44,7 +44,7 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt",
     "sentencepiece.bpe.model", "spiece.model",
 )  # fmt: skip
-_SAYS_NOTHING = {
+_IGNORED_KEYS = {
     "_name_or_path",
     "transformers_version",
     "torch_dtype",
@@ -52,13 +52,13 @@ _SAYS_NOTHING = {
     "architectures",
     "use_cache",
 }
-"""Keys of a config.json that differ between copies of one model."""
+"""Keys of config.json that differ between copies of the same model, and are not part of the digest."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model"]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a vector depends on besides the weights."""
+    """Settings, besides the weights, that affect a vector."""
 
     query_prefix: str
     passage_prefix: str
@@ -67,9 +67,9 @@ class Settings:
 
 
 def model_directory(model: str, trust_remote_code: bool = False) -> Path:
-    """The directory `model`, or where the hub's model of this name lies once it is fetched.
+    """The directory `model`, or the local copy of the hub's model of this name, downloaded if necessary.
 
-    Only safetensors, configuration and tokenizer are fetched, and code where that is trusted. Raises
+    Only safetensors, configuration and tokenizer are downloaded, and code if it is trusted. Raises
     UserError.
     """
     directory = Path(model)
@@ -88,21 +88,21 @@ def _from_hub(model: str, patterns: list[str]) -> Path:
         )
     except (OSError, ValueError) as error:
         raise UserError(
-            f"no directory {model}, and the hub's model of this name could not be fetched ({_line(error)}); "
+            f"no directory {model}, and the hub's model could not be downloaded ({_line(error)}); "
             f"type: hf download {model} --local-dir DIR, and --set retriever.e5.model=DIR"
         ) from error
 
 
 def resolve(directory: Path, options: Options) -> Settings:
-    """The settings in force: what `options` say, else what the model's files say, else its family.
+    """The effective settings: from `options`, else from the model's files, else from its family.
 
-    A model of no known family is used without prefixes, with a warning. Raises UserError.
+    A model of an unknown family is used without prefixes, with a warning. Raises UserError.
     """
-    own = _sentence_transformer(directory)
+    own = _sentence_transformers_settings(directory)
     family = _family(options.model, directory)
     if family is None and None in (options.query_prefix, options.passage_prefix):
         _log.warning(
-            "%s is of no known model family: using no prefixes and %s pooling; to change that, for example: "
+            "unknown model family: %s; using no prefixes and %s pooling; to change that, for example: "
             "--set 'retriever.e5.query_prefix=\"query: \"' --set 'retriever.e5.passage_prefix=\"passage: \"'",
             options.model,
             options.pooling or own.get("pooling", "mean"),
@@ -117,8 +117,8 @@ def resolve(directory: Path, options: Options) -> Settings:
 
 
 def encoder_digest(directory: Path) -> str:
-    """32 hex digits of all that the model's files say about a vector: weights, shape, tokenizer."""
-    config = {name: value for name, value in read_config(directory).items() if name not in _SAYS_NOTHING}
+    """Digest, 32 hex digits, of all files that affect a vector: weights, configuration, tokenizer."""
+    config = {name: value for name, value in read_config(directory).items() if name not in _IGNORED_KEYS}
     digest = blake2b(digest_size=16)
     digest.update(model_digest(directory).encode() + json.dumps(config, sort_keys=True).encode())
     for name in _TOKENIZER_FILES:
@@ -128,12 +128,12 @@ def encoder_digest(directory: Path) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The model's config.json, which `check_directory` has seen to be one."""
+    """The model's config.json, which `check_directory` has validated."""
     return json.loads((directory / "config.json").read_text(encoding="utf-8"))
 
 
 def dimension_of(directory: Path, trust_remote_code: bool = False) -> int:
-    """How many numbers a vector of the model has. Raises UserError."""
+    """The dimension of the model's vectors. Raises UserError."""
     from transformers import AutoConfig
 
     try:
@@ -150,7 +150,7 @@ def _first(*values: Any) -> Any:
 
 
 def _family(model: str, directory: Path) -> Family | None:
-    """The family that the given name tells, else the one that the config's own name tells."""
+    """The family that matches the given name, else the name in the model's configuration; None if unknown."""
     for name in (model, str(read_config(directory).get("_name_or_path", ""))):
         words = re.sub(r"[_/.]", "-", "-".join(Path(name).parts[-2:])).lower()
         for family in _FAMILIES:
@@ -159,10 +159,10 @@ def _family(model: str, directory: Path) -> Family | None:
     return None
 
 
-def _sentence_transformer(directory: Path) -> dict[str, str]:
-    """What the files of sentence-transformers in the directory say, as `{"pooling": …}`; often nothing.
+def _sentence_transformers_settings(directory: Path) -> dict[str, str]:
+    """The settings from the files of sentence-transformers, as `{"pooling": …}`; empty without such files.
 
-    Raises UserError where the model has layers after its pooling, or pools in a way not known here.
+    Raises UserError if the model has layers after the pooling, or uses another kind of pooling.
     """
     modules = _read(directory / "modules.json") or []
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]

@@ -11,11 +11,11 @@ Pooling = Literal["mean", "cls", "pooler"]
 
 
 class Options(BaseModel):
-    """How texts become vectors, how vectors are searched, and on what.
+    """How texts are encoded, how vectors are searched, and on which device.
 
-    `model`, the prefixes, `pooling` and `normalize` enter the index's digest as what they turn out to be
-    (the digest of the weights, the prefix that is really put before a text), through the retriever's
-    `identity`; so an index has one digest wherever its model lies and whether or not a default was spelt out.
+    `model`, the prefixes, `pooling` and `normalize` are part of the index's digest by their effective values
+    (the digest of the weights, the prefix in use), through the retriever's `identity`. So the digest depends
+    neither on the model's directory nor on whether a default was given explicitly.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -1,7 +1,7 @@
-"""Dense retrieval: the vectors of passages in a faiss index, queries as vectors of the same encoder.
+"""Dense retrieval: passages and queries are encoded by the same model, and searched with faiss.
 
-Files below `<index>/e5/`: `e5.json` (the encoder and how it is used), `index.faiss`, and while it is
-built `embeddings/` and `index.faiss.part`.
+Files below `<index>/e5/`: `e5.json` (the encoder and its settings), `index.faiss`, and during a build
+`embeddings/` and `index.faiss.part`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from srl_e5.embedding_files import Shards
 from srl_e5.encoder import Encoder
 from srl_e5.model_settings import Settings, dimension_of, encoder_digest, model_directory, resolve
 from srl_e5.options import Options
-from srl_e5.search import searcher
+from srl_e5.search import vector_search
 
-INDEX, NOTE, EMBEDDINGS = "index.faiss", "e5.json", "embeddings"
+INDEX, SETTINGS, EMBEDDINGS = "index.faiss", "e5.json", "embeddings"
 _REMEMBERED = ("model", "query_prefix", "passage_prefix", "pooling", "normalize")
-_SAMPLE, _ALIKE = 16, 0.98
-"""Passages compared with an adopted index, and the least cosine; float16 and other cuts cost less."""
+_SAMPLE, _MIN_COSINE = 16, 0.98
+"""Passages compared with an imported index, and the minimum cosine, which allows for float16 vectors."""
 
 
 class DenseRetriever(RetrieverBase):
-    """Search by meaning. Safe to use from many threads."""
+    """Search by the similarity of vectors. Thread-safe."""
 
     name = "e5"
     resumable = True
@@ -43,10 +43,10 @@ class DenseRetriever(RetrieverBase):
         self.options = options or Options()
 
     def identity(self) -> dict[str, str]:
-        """What results depend on besides the options: the weights, and the defaults as they turned out.
+        """What the results depend on besides the options: the weights, and the effective settings.
 
-        After `open`, that of the encoder that is open. It is asked for before anything is written, so a
-        kind of index that cannot be is refused here. Raises UserError.
+        After `open`, those of the opened encoder. A build calls this before it writes anything, so an
+        invalid type of index is refused here. Raises UserError.
         """
         settings = self._settings
         faiss_index.new_index(self._dimension, self.options.index)
@@ -59,16 +59,16 @@ class DenseRetriever(RetrieverBase):
         }
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
-        """Embed the passages and index the vectors; continues an interrupted build in `directory`.
+        """Embed the passages and index the vectors. Continues an interrupted build in `directory`.
 
-        `progress` is first told how many are there already, then a count that grows with the tokens
-        embedded, so that time left can be read off it.
+        `progress` first gets the number of passages already embedded, then a count that grows with the
+        embedded tokens, so that the time left can be estimated.
         """
         store, folder = keep_passages(passages, directory), directory / self.name
         folder.mkdir(parents=True, exist_ok=True)
         index = faiss_index.new_index(self._dimension, self.options.index)
         shards = Shards(folder / EMBEDDINGS, self._dimension)
-        self._note(folder, store)
+        self._save_settings(folder, store)
         if not (folder / INDEX).is_file():
             moved = faiss_index.moved_rows(index, shards, folder / INDEX)
             faiss_index.check_feasible(index, self.options, len(store), len(store) - moved, folder)
@@ -77,32 +77,32 @@ class DenseRetriever(RetrieverBase):
         progress(len(store))
 
     def open(self, directory: Path) -> DenseRetriever:
-        """Map the index under `directory` and load its encoder. Raises UserError."""
+        """Memory-map the index under `directory` and load its encoder. Raises UserError."""
         folder = directory / self.name
-        noted = _read_note(folder)
-        remembered = {name: noted[name] for name in _REMEMBERED if name not in self.options.model_fields_set}
+        saved = _read_settings(folder)
+        remembered = {name: saved[name] for name in _REMEMBERED if name not in self.options.model_fields_set}
         self._use(self.options.model_copy(update=remembered))
         self._store = open_passages(directory)
         index = faiss_index.read_index(folder / INDEX)
         _check_size(folder / INDEX, index, len(self._store), self._dimension, self._directory)
         device = pick_device(self.options.device)
         self._encoder = self._load(device, self.options.dtype if device.type == "cuda" else "float32")
-        self._searcher = searcher(index, self.options, device)
+        self._vector_search = vector_search(index, self.options, device)
         self.search(["warm up"], 1)
         return self
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Up to `k` hits for each query, best first, equal scores in the order of the corpus.
 
-        A score is the inner product of the two vectors. A query's vector, and so its scores, may differ
-        in the last digits with what it is encoded beside.
+        A score is the inner product of the two vectors. The other queries of a batch may change a query's
+        vector, and so its scores, in the last digits.
         """
         if not queries:
             return []
         with timed("embed"):
             vectors = self._encoder.queries(queries)
         with timed("search"):
-            scores, rows = self._searcher.search(vectors, k)
+            scores, rows = self._vector_search.search(vectors, k)
         return [
             [Hit(self._store[row], score) for row, score in zip(*pair, strict=True) if row >= 0]
             for pair in zip(rows.tolist(), scores.tolist(), strict=True)
@@ -111,10 +111,10 @@ class DenseRetriever(RetrieverBase):
     def adopt(
         self, source: Path, store: PassageStore, directory: Path, progress: Callable[[int], None]
     ) -> None:
-        """Make `directory`'s index of the faiss file `source`, which is linked and not read.
+        """Import the faiss file `source` as the index under `directory`. The file is linked, not copied.
 
-        It must hold a vector for each passage, in their order, by this encoder: a few are compared.
-        Raises UserError.
+        It must contain the vectors of all passages, in their order, made with this encoder: a sample is
+        compared. Raises UserError.
         """
         index = faiss_index.read_index(source)
         _check_size(source, index, len(store), self._dimension, self._directory)
@@ -122,12 +122,12 @@ class DenseRetriever(RetrieverBase):
         self._compare(source, index, store)
         folder = directory / self.name
         folder.mkdir(parents=True, exist_ok=True)
-        self._note(folder, store)
+        self._save_settings(folder, store)
         link_or_copy(source, folder / INDEX)
         progress(len(store))
 
     def _use(self, options: Options) -> None:
-        """Replace the options, and drop what was read from the model under the old ones."""
+        """Replace the options, and clear the values cached for the old ones."""
         self.options = options
         for name in ("_directory", "_dimension", "_settings", "_digest"):
             self.__dict__.pop(name, None)
@@ -161,11 +161,11 @@ class DenseRetriever(RetrieverBase):
             trust_remote_code=chosen.trust_remote_code,
         )
 
-    def _note(self, folder: Path, store: PassageStore) -> None:
-        """Write down what is being built. Raises UserError where the folder holds another."""
+    def _save_settings(self, folder: Path, store: PassageStore) -> None:
+        """Save the settings of the build. Raises UserError if the folder contains an index with others."""
         local = Path(self.options.model).exists()
         settings = self._settings
-        noted: dict[str, Any] = {
+        saved: dict[str, Any] = {
             "model": str(Path(self.options.model).resolve()) if local else self.options.model,
             "query_prefix": settings.query_prefix,
             "passage_prefix": settings.passage_prefix,
@@ -176,17 +176,17 @@ class DenseRetriever(RetrieverBase):
             "passages": len(store),
             "bytes": int(store.arrays[0][-1]),
         }
-        if (folder / NOTE).is_file():
-            before = _read_note(folder)
-            differ = [name for name, value in noted.items() if name != "model" and before.get(name) != value]
+        if (folder / SETTINGS).is_file():
+            before = _read_settings(folder)
+            differ = [name for name, value in saved.items() if name != "model" and before.get(name) != value]
             if differ:
                 raise UserError(
                     f"{folder} contains an index with another {differ[0]}; remove it, or choose another"
                 )
-        write_json(folder / NOTE, {"format": 1, **noted})
+        write_json(folder / SETTINGS, {"format": 1, **saved})
 
     def _embed(self, store: PassageStore, shards: Shards, row: int, progress: Callable[[int], None]) -> None:
-        """Fill `shards` with the vectors of the passages from `row` on that are not there yet."""
+        """Add the missing vectors of the passages from `row` on to `shards`."""
         row = shards.end(row)
         progress(row)
         if row == len(store):
@@ -200,7 +200,7 @@ class DenseRetriever(RetrieverBase):
             row = shards.end(first)
 
     def _compare(self, source: Path, index: Any, store: PassageStore) -> None:
-        """Check on a sample that `index` holds the vectors of these passages by this encoder."""
+        """Check a sample: `index` must contain this encoder's vectors of these passages. Raises UserError."""
         faiss = faiss_index.load_faiss()
         if not isinstance(index, faiss.IndexFlat | faiss.IndexHNSW):
             return
@@ -209,26 +209,27 @@ class DenseRetriever(RetrieverBase):
         ours = encoder.passages([store[row].contents for row in rows.tolist()])
         theirs = np.stack([index.reconstruct(row) for row in rows.tolist()])
         lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-        alike = float(np.median((ours * theirs).sum(1) / np.maximum(lengths, 1e-12)))
-        if alike < _ALIKE:
+        cosine = float(np.median((ours * theirs).sum(1) / np.maximum(lengths, 1e-12)))
+        if cosine < _MIN_COSINE:
             raise UserError(
                 f"{source} does not contain {self.options.model}'s vectors of these passages: of "
-                f"{len(rows)} compared, the median cosine is {alike:.3f}; check the corpus and its order, "
+                f"{len(rows)} compared, the median cosine is {cosine:.3f}; check the corpus and its order, "
                 "model, pooling and passage_prefix"
             )
 
 
-def _read_note(folder: Path) -> dict[str, Any]:
-    if not (folder / NOTE).is_file():
-        raise UserError(f"{folder / NOTE} is missing: the dense index is incomplete; copy or build it again")
-    noted = read_json(folder / NOTE, dict)
-    if missing := [name for name in _REMEMBERED if name not in noted]:
-        raise UserError(f"{folder / NOTE}: {', '.join(missing)} missing; build the index again")
-    return noted
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise UserError(f"{path} is missing: the dense index is incomplete; copy or build it again")
+    saved = read_json(path, dict)
+    if missing := [name for name in _REMEMBERED if name not in saved]:
+        raise UserError(f"{path}: {', '.join(missing)} missing; build the index again")
+    return saved
 
 
 def _check_size(path: Path, index: Any, passages: int, dimension: int, model: Path) -> None:
-    """Raise UserError unless the index has a vector for each passage, as long as the model's."""
+    """Raise UserError unless the index has one vector per passage, of the model's dimension."""
     if index.ntotal != passages:
         raise UserError(
             f"{path} has {index.ntotal:,} vectors for {passages:,} passages; "

@@ -1,4 +1,4 @@
-"""Nearest vectors by faiss or by matrix products on a GPU; ties are in the order of the corpus."""
+"""Vector search with faiss, or with matrix products on a GPU. Ties are in the order of the corpus."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from srl_e5.options import Options
 
 Found = tuple[np.ndarray, np.ndarray]
 Find = Callable[[np.ndarray, int], Found]
-"""From queries (Q, D) and k to scores and rows, both (Q, k), best first; row −1 where there are fewer."""
+"""From queries (Q, D) and k to scores and rows, both (Q, k), best first; row −1 if fewer are found."""
 
-_MORE = 8
-"""Candidates beyond k: enough to see whether the k-th has a tie."""
+_EXTRA = 8
+"""Candidates beyond k, to detect ties with the k-th."""
 _SLACK = {"float32": 1e-5, "float16": 4e-3}
-"""How far apart, relative to the best, scores of one pair may be that two ways of adding up gave."""
-_MOST_ON_GPU = 2048
+"""Maximum rounding difference between two computations of one score, relative to the best score."""
+_MAX_K_ON_GPU = 2048
 """The largest k of faiss on a GPU."""
 
 
 class ExactSearch:
-    """Every vector is compared; what is best is decided by float32 scores, each computed by itself.
+    """Exhaustive search. The ranking is decided by float32 scores that do not depend on batch or device.
 
-    `find` may be fast and rounded: whatever comes within its rounding of the k-th score is computed again,
-    one vector at a time, so that neither the batch nor the device decides between two passages, equal
-    vectors score equally, and equal scores keep the order of the corpus.
+    `find` may be fast and imprecise. All candidates whose score is within its rounding error of the k-th
+    are scored again, one vector at a time. So equal vectors have equal scores, and equal scores are in
+    the order of the corpus.
     """
 
     def __init__(self, index: Any, find: Find, slack: float) -> None:
         self._index, self._find, self._slack = index, find, slack
 
     def search(self, queries: np.ndarray, k: int) -> Found:
-        """The `k` best of each query (fewer in a smaller index), scores and rows."""
+        """Scores and rows of the `k` best of each query, both (Q, k); `k` is at most the index's size."""
         total = self._index.ntotal
         k = min(k, total)
         scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-        open_, fetch = np.arange(len(queries)), min(total, k + _MORE)
+        open_, fetch = np.arange(len(queries)), min(total, k + _EXTRA)
         while len(open_):
             rough, candidates = self._find(queries[open_], fetch)
             exact = self._scores(queries[open_], candidates)
@@ -67,26 +67,26 @@ class ExactSearch:
 
 
 class ApproximateSearch:
-    """HNSW, IVF, PQ and the like, as faiss searches them; equal scores in the order of the corpus."""
+    """Search of HNSW, IVF, PQ and similar indexes with faiss; equal scores in the order of the corpus."""
 
     def __init__(self, index: Any, find: Find) -> None:
         self._index, self._find = index, find
 
     def search(self, queries: np.ndarray, k: int) -> Found:
-        """Up to `k` of each query; where fewer are found, rows of −1 come last."""
+        """Scores and rows of up to `k` per query, both (Q, k); if fewer are found, the last rows are −1."""
         k = min(k, self._index.ntotal)
-        scores, rows = in_order(*self._find(queries, min(self._index.ntotal, k + _MORE)))
+        scores, rows = in_order(*self._find(queries, min(self._index.ntotal, k + _EXTRA)))
         return scores[:, :k], rows[:, :k]
 
 
 def in_order(scores: np.ndarray, rows: np.ndarray) -> Found:
-    """Both (Q, k), sorted by falling score and then by row, rows of −1 last."""
+    """Both (Q, k), sorted by descending score, then by row; rows of −1 last."""
     order = np.lexsort((rows, np.where(rows < 0, np.inf, -scores)), axis=1)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
-def searcher(index: Any, options: Options, device: torch.device) -> ExactSearch | ApproximateSearch:
-    """What searches `index` as the options say; `device` is the encoder's. Raises UserError."""
+def vector_search(index: Any, options: Options, device: torch.device) -> ExactSearch | ApproximateSearch:
+    """The search of `index` that the options select; `device` is the encoder's. Raises UserError."""
     if not is_flat(index):
         if options.search_on == "gpu":
             raise UserError(
@@ -102,14 +102,14 @@ def searcher(index: Any, options: Options, device: torch.device) -> ExactSearch 
 
 
 def _gpu(options: Options, device: torch.device) -> torch.device | None:
-    """The GPU to compare vectors on: the encoder's, or, where one is asked for, any. Raises UserError."""
+    """The GPU to search on: the encoder's, or any if `search_on` is gpu; else None. Raises UserError."""
     if options.search_on == "cpu" or device.type == "cuda":
         return None if options.search_on == "cpu" else device
     return pick_device("cuda") if options.search_on == "gpu" else None
 
 
 def _tune(index: Any, options: Options) -> None:
-    """How thoroughly an approximate index searches."""
+    """Set how thoroughly an approximate index searches."""
     faiss = load_faiss()
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
@@ -130,7 +130,7 @@ def _on_cpu(index: Any, n_threads: int) -> Find:
 
 
 def _on_gpu(index: Any, device: torch.device, n_threads: int) -> Find:
-    """float16 copies of the vectors: faiss on all GPUs, where that is installed, else torch on `device`."""
+    """Search float16 copies of the vectors: faiss on all GPUs if its GPU build is installed, else torch."""
     faiss = load_faiss()
     if getattr(faiss, "get_num_gpus", lambda: 0)() == 0:
         return TorchSearch(upload(vectors_of(index), device, torch.float16)).search
@@ -140,7 +140,7 @@ def _on_gpu(index: Any, device: torch.device, n_threads: int) -> Find:
     on_cpu = _on_cpu(index, n_threads)
 
     def find(queries: np.ndarray, k: int) -> Found:
-        if k > _MOST_ON_GPU:
+        if k > _MAX_K_ON_GPU:
             return on_cpu(queries, k)
         with lock:  # an index on a GPU serves one call at a time
             return on_gpus.search(queries, k)
@@ -149,7 +149,7 @@ def _on_gpu(index: Any, device: torch.device, n_threads: int) -> Find:
 
 
 def _fits(index: Any, options: Options, device: torch.device) -> bool:
-    """Whether a float16 copy fits the GPU. Raises UserError where it must and does not."""
+    """Whether a float16 copy fits on the GPU. Raises UserError if it does not and `search_on` is gpu."""
     needed, (free, _) = index.ntotal * index.d * 2, torch.cuda.mem_get_info(device)
     if needed < 0.9 * free:
         return True
@@ -162,7 +162,7 @@ def _fits(index: Any, options: Options, device: torch.device) -> bool:
 
 
 def vectors_of(index: Any) -> np.ndarray:
-    """The vectors of a Flat index where they lie, (N, D) float32."""
+    """A view of the vectors of a Flat index, (N, D) float32."""
     faiss = load_faiss()
     numbers = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
     return numbers.reshape(index.ntotal, index.d)

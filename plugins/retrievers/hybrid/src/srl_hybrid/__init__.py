@@ -1,4 +1,4 @@
-"""Retrievers made of retrievers: fuse the rankings of several, or rerank what one finds."""
+"""Retrievers that combine others: fuse several rankings, or rerank the hits of one."""
 
 from __future__ import annotations
 

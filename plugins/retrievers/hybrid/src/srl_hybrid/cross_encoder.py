@@ -1,4 +1,4 @@
-"""A cross-encoder: reads query and passage together and says how likely the passage answers the query."""
+"""A cross-encoder: a model that scores the relevance of a passage to a query by reading both together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from srl.errors import UserError
 from srl.model import DTYPES, check_directory, model_digest, one_line, pick_device, quietly
 
 _WINDOW = 64
-"""Batches whose pairs are in memory, as tokens, at a time."""
+"""Batches tokenized at a time."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model"]
 
 
 class CrossEncoder:
-    """A sequence classifier with one label (relevant) or two (not, relevant). Safe to use from threads."""
+    """A sequence classifier with one label (relevant) or two (not relevant, relevant). Thread-safe."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class CrossEncoder:
     def scores(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """The probability that the passage is relevant for each (query, passage), (N,) float64.
 
-        It is the sigmoid of the logit, or of the difference of two. Pairs of like length share a
-        batch; a repeated pair is scored once. NaN where the model gave no finite number.
+        It is the sigmoid of the logit, or of the difference of the two logits. Batches are sorted by
+        length, and a repeated pair is scored once. NaN if the model's output is not finite.
         """
         once = list(dict.fromkeys(pairs))
         logits = np.empty(len(once))
@@ -64,11 +64,11 @@ class CrossEncoder:
                 logits[start + np.array(rows)] = values
         place = {pair: row for row, pair in enumerate(once)}
         chosen = logits[[place[pair] for pair in pairs]]
-        # a logit beyond ±700 would round to a score of 0, which is no hit
+        # without clipping, a logit below -700 would give a score of 0, and a hit needs a positive score
         return np.where(np.isfinite(chosen), 1 / (1 + np.exp(-np.clip(chosen, -700, 700))), np.nan)
 
     def _batches(self, pairs: list[tuple[str, str]]) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Rows of `pairs` and their logits, the longest first: what does not fit fails at once."""
+        """Rows of `pairs` and their logits, the longest first: a lack of memory shows at once."""
         queries, passages = zip(*((_clean(query), _clean(text)) for query, text in pairs), strict=True)
         with self._lock:
             tokens = self._tokenizer(
@@ -81,7 +81,7 @@ class CrossEncoder:
 
     @torch.inference_mode()
     def _logits(self, batch: dict[str, list[list[int]]]) -> np.ndarray:
-        """(B,) float64 of one batch of token ids, masks and the like."""
+        """Logits (B,) float64 of one batch of tokenizer outputs."""
         with self._lock:
             padded = self._tokenizer.pad(batch, return_tensors="pt", verbose=False)
         logits = self._model(**padded.to(self._device)).logits.double()  # (B, 1) or (B, 2)
@@ -89,9 +89,10 @@ class CrossEncoder:
 
 
 def model_directory(model: str, trust_remote_code: bool = False) -> Path:
-    """The directory `model`, or where the hub's model of this name lies once it is fetched. Raises UserError.
+    """The directory `model`, or the local copy of the hub's model of this name, downloaded if necessary.
 
-    Only safetensors, configuration and tokenizer are fetched, and code where that is trusted.
+    Only safetensors, configuration and tokenizer are downloaded, and code if it is trusted. Raises
+    UserError.
     """
     directory = Path(model)
     if not directory.exists() and _HUB_NAME.fullmatch(model):
@@ -103,7 +104,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
         except (OSError, ValueError) as error:
             why = one_line(error)
             raise UserError(
-                f"no directory {model}, and the hub's model of this name could not be fetched ({why}); "
+                f"no directory {model}, and the hub's model could not be downloaded ({why}); "
                 f"type: hf download {model} --local-dir DIRECTORY"
             ) from error
     check_directory(directory, trust_remote_code, "trust_remote_code=true")
@@ -111,7 +112,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
 
 
 def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, Any]:
-    """Model and tokenizer. Raises UserError for a model that scores no pairs."""
+    """Model and tokenizer. Raises UserError if the model is not a cross-encoder."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     given = {"trust_remote_code": trust_remote_code, "local_files_only": True}
@@ -125,9 +126,9 @@ def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, An
         why = one_line(error)
         raise UserError(f"{directory} could not be loaded as a cross-encoder: {why}") from error
     if info["missing_keys"]:
-        lacking = ", ".join(sorted(info["missing_keys"])[:2])
+        missing = ", ".join(sorted(info["missing_keys"])[:2])
         raise UserError(
-            f"{directory} is not a cross-encoder: it has no weights for {lacking}; "
+            f"{directory} is not a cross-encoder: it has no weights for {missing}; "
             "expected a sequence classifier, such as cross-encoder/ms-marco-MiniLM-L12-v2"
         )
     if model.config.num_labels not in (1, 2):
@@ -136,11 +137,11 @@ def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, An
 
 
 def _limit(model: Any, tokenizer: Any) -> int:
-    """How many tokens the model reads at most."""
+    """The maximum number of tokens of the model's input."""
     positions = getattr(model.config, "max_position_embeddings", None)
     return min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
 
 
 def _clean(text: str) -> str:
-    """Halves of characters, which no tokenizer takes, become question marks."""
+    """Replace unpaired surrogates, which tokenizers reject, by question marks."""
     return text.encode("utf-8", "replace").decode()

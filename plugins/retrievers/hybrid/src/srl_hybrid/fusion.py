@@ -1,4 +1,4 @@
-"""Several rankings into one: reciprocal ranks (Cormack, Clarke and Büttcher 2009), ties by the corpus."""
+"""Reciprocal-rank fusion of several rankings (Cormack, Clarke and Büttcher 2009)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def fuse(
 ) -> dict[str, float]:
     """The fused score of every id in `rankings`, each a list of ids, best first.
 
-        score(p) = Σ over the rankings r that hold p:  w_r / (k + rank_r(p)),  ranks from 1
+        score(p) = Σ over the rankings r that contain p:  w_r / (k + rank_r(p)),  ranks from 1
 
-    Sums are rounded once, so neither the order of the rankings nor that of the addition shows in them.
-    An id that occurs twice in a ranking counts at its first rank.
+    The sums are exactly rounded, so they do not depend on the order of the rankings. If an id occurs twice
+    in a ranking, its first rank counts.
     """
     shares: dict[str, list[float]] = {}
     for name, ranking in rankings.items():
@@ -25,7 +25,7 @@ def fuse(
 
 
 def best(scores: Mapping[str, float], k: int, place: Callable[[str], int]) -> list[str]:
-    """The `k` ids of highest score; those of equal score in the order of `place`, asked for no others."""
+    """The `k` ids with the highest scores. Ties are sorted by `place`, which is called for tied ids only."""
     found: list[str] = []
     for _, tied in groupby(sorted(scores, key=lambda one: -scores[one]), key=scores.__getitem__):
         group = list(tied)

@@ -1,4 +1,4 @@
-"""Several retrievers over one corpus, and one ranking made of theirs."""
+"""Several retrievers over one corpus whose rankings are fused into one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from srl_hybrid.options import HybridOptions
 
 
 class HybridRetriever(RetrieverBase):
-    """Reciprocal-rank fusion. Each retriever writes below its own name; the passages are shared."""
+    """Reciprocal-rank fusion. Each retriever has a folder of its own; the passages are shared."""
 
     name = "hybrid"
 
@@ -43,7 +43,7 @@ class HybridRetriever(RetrieverBase):
         self.resumable = any(retriever.resumable for retriever in self._retrievers.values())
 
     def identity(self) -> dict[str, str]:
-        """What the retrievers depend on besides their options, each under its name."""
+        """What each retriever's results depend on besides its options, prefixed with its name."""
         return {
             f"{name} {key}": digest
             for name, retriever in self._retrievers.items()
@@ -51,9 +51,9 @@ class HybridRetriever(RetrieverBase):
         }
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
-        """Build one after the other; `progress` is told the mean over all of them.
+        """Build all indexes, one after the other; `progress` gets the mean over all of them.
 
-        Those that can go on after a kill come first, so that what it costs is never more than the others.
+        Resumable retrievers are built first, so that an interruption loses only the work of the others.
         """
         store = keep_passages(passages, directory)
         order = sorted(self._retrievers.values(), key=attrgetter("resumable"), reverse=True)
@@ -62,7 +62,7 @@ class HybridRetriever(RetrieverBase):
             retriever.build(store, directory, lambda done, n=before: progress((n + done) // len(order)))
 
     def open(self, directory: Path) -> HybridRetriever:
-        """Open all of them on their part of `directory`."""
+        """Open all retrievers on `directory`."""
         self._store = open_passages(directory)
         self._retrievers = {
             name: open_retriever(retriever, directory) for name, retriever in self._retrievers.items()
@@ -72,12 +72,12 @@ class HybridRetriever(RetrieverBase):
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Up to `k` hits for each query, best first, equal scores in the order of the corpus.
 
-        Raises the first Fault; `outcomes` tells which query it belongs to.
+        Raises the first Fault; `outcomes` has one result per query.
         """
         return hits_of(self.outcomes(queries, k))
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        """For each query its hits, or a fault where any of the retrievers has one."""
+        """For each query its hits, or the fault of a retriever."""
         if not queries:
             return []
         depth = max(k, self.options.depth)

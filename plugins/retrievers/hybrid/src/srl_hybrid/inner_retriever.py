@@ -16,9 +16,9 @@ Options = Mapping[str, Any]
 
 
 def split(where: str, name: str, options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`options` of retriever `name` as what shapes its index, defaults filled in, and what the machine adds.
+    """Split the options of retriever `name`: those of the index, with defaults, and machine-dependent ones.
 
-    Raises UserError for what does not fit; `where` begins the dotted key in its message.
+    Raises UserError if they are invalid; `where` is the prefix of the dotted keys in its message.
     """
     model = manager.options_model("retriever", name)
     if model is None:
@@ -31,7 +31,7 @@ def split(where: str, name: str, options: Options) -> tuple[dict[str, Any], dict
 
 
 def with_runtime(where: str, name: str, options: Options, runtime: Options) -> dict[str, Any]:
-    """The machine's options among `options`, and over them `runtime`, which may hold no others."""
+    """The machine-dependent options in `options`, overridden by `runtime`, which may contain no others."""
     build, machine = split(where, name, options)
     for key in runtime:
         if key in build:
@@ -40,7 +40,7 @@ def with_runtime(where: str, name: str, options: Options, runtime: Options) -> d
 
 
 def folders(name: str, options: Options) -> list[str]:
-    """Below which folders of an index the retriever writes; those here write nothing of their own."""
+    """The folders of an index that the retriever writes, with those of the retrievers inside it."""
     if name == "hybrid":
         return [folder for pair in options["retrievers"].items() for folder in folders(*pair)]
     if name == "rerank":
@@ -49,7 +49,7 @@ def folders(name: str, options: Options) -> list[str]:
 
 
 def hits_of(found: Iterable[list[Hit] | Fault]) -> list[list[Hit]]:
-    """`found`, where every query has its hits. Raises the first fault there is."""
+    """`found` if every query has hits. Raises the first fault otherwise."""
     hits = []
     for outcome in found:
         if isinstance(outcome, Fault):

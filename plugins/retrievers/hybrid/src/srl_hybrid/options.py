@@ -15,7 +15,7 @@ _HYBRID, _RERANK = "retriever.hybrid", "retriever.rerank"
 
 
 class HybridOptions(BaseModel):
-    """Which retrievers, and how much each counts."""
+    """The retrievers to fuse, and their weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -33,9 +33,9 @@ class HybridOptions(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _sort_out(cls, given: Any) -> Any:
-        """Fill in each retriever's defaults; what belongs to the machine goes into `runtime`.
+        """Fill in each retriever's defaults, and move machine-dependent options to `runtime`.
 
-        A list of names stands for retrievers with the default options.
+        A list of names selects retrievers with default options.
         """
         named, runtime = given.get("retrievers"), given.get("runtime", {})
         if not named:
@@ -73,7 +73,7 @@ class HybridOptions(BaseModel):
 
 
 class RerankOptions(BaseModel):
-    """What finds the candidates, and which cross-encoder puts them in order."""
+    """The retriever that finds the candidates, and the cross-encoder that reranks them."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
@@ -104,7 +104,7 @@ class RerankOptions(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _sort_out(cls, given: Any) -> Any:
-        """Fill in the retriever's defaults; what belongs to the machine goes into `runtime`."""
+        """Fill in the retriever's defaults, and move machine-dependent options to `runtime`."""
         name, options = given.get("retriever", "bm25"), given.get("options", {})
         runtime = given.get("runtime", {})
         if not (isinstance(name, str) and isinstance(options, dict) and isinstance(runtime, dict)):

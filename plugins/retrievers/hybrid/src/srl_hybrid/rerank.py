@@ -1,4 +1,4 @@
-"""The candidates of any retriever, put in order by a cross-encoder."""
+"""Reranks the candidates of any retriever with a cross-encoder."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from srl_hybrid.fusion import best
 from srl_hybrid.inner_retriever import hits_of
 from srl_hybrid.options import RerankOptions
 
-NOTE = "model.json"
-"""In the retriever's folder: where the cross-encoder lies, since that is no part of what an index is."""
+MODEL_FILE = "model.json"
+"""File in the retriever's folder with the name or path of the cross-encoder, which is not in the digest."""
 
 
 class RerankRetriever(RetrieverBase):
-    """Finds `depth` candidates with one retriever and keeps the `k` that the cross-encoder rates best."""
+    """Finds `depth` candidates with one retriever and returns the `k` with the best cross-encoder scores."""
 
     name = "rerank"
 
@@ -44,30 +44,30 @@ class RerankRetriever(RetrieverBase):
         self._encoder: CrossEncoder | None = None
 
     def identity(self) -> dict[str, str]:
-        """The digest of the cross-encoder's weights, and what the retriever depends on."""
+        """The digest of the cross-encoder's weights, and the identity of the candidates' retriever."""
         return {**self._retriever.identity(), "cross-encoder": self._loaded().digest}
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
-        """Build the index of the retriever that finds the candidates, and note which cross-encoder it is."""
+        """Build the index of the candidates' retriever, and save the name of the cross-encoder."""
         model = self._loaded().model
         self._retriever.build(keep_passages(passages, directory), directory, progress)
         (directory / self.name).mkdir(exist_ok=True)
-        write_json(directory / self.name / NOTE, {"format": FORMAT, "model": model})
+        write_json(directory / self.name / MODEL_FILE, {"format": FORMAT, "model": model})
 
     def open(self, directory: Path | None) -> RerankRetriever:
         """Open the retriever on `directory` and load the cross-encoder. Raises UserError."""
         self._retriever = open_retriever(self._retriever, directory)
         if directory is not None and not self.live:
             self._store = open_passages(directory)
-        encoder = self._loaded(_noted_model(directory / self.name / NOTE) if directory else None)
+        encoder = self._loaded(_saved_model(directory / self.name / MODEL_FILE) if directory else None)
         encoder.scores([("warm", "up")])
         return self
 
-    def _loaded(self, noted: str | None = None) -> CrossEncoder:
-        """The cross-encoder that was asked for, else the one noted."""
+    def _loaded(self, saved: str | None = None) -> CrossEncoder:
+        """The cross-encoder of the options, else the saved one; loaded once. Raises UserError."""
         if self._encoder is None:
             chosen = self.options
-            model = chosen.model or noted
+            model = chosen.model or saved
             if model is None:
                 raise UserError(
                     "rerank needs a cross-encoder; type: --set model=DIRECTORY, or a name on the hub "
@@ -82,12 +82,12 @@ class RerankRetriever(RetrieverBase):
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Up to `k` hits for each query, best first, equal scores in the order of the corpus.
 
-        Raises the first Fault; `outcomes` tells which query it belongs to.
+        Raises the first Fault; `outcomes` has one result per query.
         """
         return hits_of(self.outcomes(queries, k))
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        """For each query its hits, or a fault of the retriever's or the cross-encoder's."""
+        """For each query its hits, or a fault of the retriever or the cross-encoder."""
         if not queries:
             return []
         found = outcomes_of(self._retriever, queries, max(k, self.options.depth))
@@ -100,7 +100,7 @@ class RerankRetriever(RetrieverBase):
         ]
 
     def _scores(self, queries: list[str], candidates: list[list[Passage]]) -> list[np.ndarray]:
-        """For each query the scores of its own candidates, and of no other's."""
+        """For each query the scores of its candidates."""
         pairs = [
             (query, text_of(passage))
             for query, passages in zip(queries, candidates, strict=True)
@@ -119,8 +119,8 @@ class RerankRetriever(RetrieverBase):
         return [Hit(by_id[one], rated[one]) for one in best(rated, k, place)]
 
 
-def _noted_model(path: Path) -> str | None:
-    """The cross-encoder that an index was built with. Raises UserError for a file that is not ours."""
+def _saved_model(path: Path) -> str | None:
+    """The saved name of an index's cross-encoder; None without a file. Raises UserError if it is invalid."""
     if not path.is_file():
         return None
     found = read_json(path, dict[str, Any]).get("model")
@@ -130,5 +130,5 @@ def _noted_model(path: Path) -> str | None:
 
 
 def text_of(passage: Passage) -> str:
-    """A passage as the cross-encoder reads it: the title without its quotation marks, then the text."""
+    """The cross-encoder's input for a passage: the title without quotation marks, then the text."""
     return f"{passage.title} {passage.text}".strip()

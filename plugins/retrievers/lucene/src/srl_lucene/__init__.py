@@ -1,4 +1,4 @@
-"""Lucene for srl: BM25 over corpora larger than memory, and over indexes that pyserini built."""
+"""Lucene for srl: BM25 for corpora larger than memory, and for indexes built by pyserini."""
 
 from __future__ import annotations
 

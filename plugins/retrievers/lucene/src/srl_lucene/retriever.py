@@ -1,8 +1,8 @@
-"""BM25 (Robertson and Zaragoza 2009) by Lucene, as pyserini sets it up.
+"""BM25 (Robertson and Zaragoza 2009) with Lucene, configured like pyserini.
 
-Lucene skips passages that cannot be among the best, so its time grows more slowly than the corpus, and
-its index is mapped from disk. It keeps the length of a passage in one byte, so lengths above 40 are
-rounded; `bm25` has them exact.
+Lucene skips passages that cannot be among the best, so its time grows more slowly than the corpus. Its
+index is memory-mapped. It stores the length of a passage in one byte, so lengths above 40 are rounded;
+`bm25` uses exact lengths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from srl_lucene.options import Options
 
 
 class LuceneRetriever(RetrieverBase):
-    """Search by words in common, with Lucene. Safe to use from many threads, not after a fork."""
+    """Search by words in common, with Lucene. Thread-safe, but unusable after a fork."""
 
     name = "lucene"
 
@@ -29,7 +29,7 @@ class LuceneRetriever(RetrieverBase):
         self.options = options or Options()
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
-        """Write the index of `passages` into `directory`; `progress` is told how many are analysed so far."""
+        """Write the index of `passages` into `directory`; `progress` gets the number analysed so far."""
         write_index(keep_passages(passages, directory), directory / self.name, self.options, progress)
 
     def passages_in(self, source: Path) -> Iterator[Passage]:
@@ -40,12 +40,12 @@ class LuceneRetriever(RetrieverBase):
     def adopt(
         self, source: Path, store: PassageStore, directory: Path, progress: Callable[[int], None]
     ) -> None:
-        """Take over the index that pyserini built at `source` for the passages of `store`."""
+        """Import the index that pyserini built at `source` from the passages of `store`."""
         java.start(self.options.heap)
         pyserini_import.adopt(source, store, directory / self.name, progress)
 
     def open(self, directory: Path) -> LuceneRetriever:
-        """Start Java where it does not run yet, and map the index under `directory`."""
+        """Start Java if necessary, and memory-map the index under `directory`."""
         java.start(self.options.heap)
         self._store = open_passages(directory)
         self._rows = pyserini_import.read_rows(directory / self.name)
@@ -68,7 +68,7 @@ class LuceneRetriever(RetrieverBase):
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Up to `k` hits for each query, best first, equal scores in the order of the passages.
 
-        A passage that shares no term with the query is no hit.
+        Passages without a term of the query are not returned.
         """
         java.check_process()
         threads = min(self.options.n_threads, len(queries))
@@ -90,8 +90,8 @@ class LuceneRetriever(RetrieverBase):
             java.detach()
 
     def _ranked(self, query: str, k: int) -> list[tuple[int, float]]:
-        """Rows and scores. Lucene puts equal scores in the order of its documents; where that is not the
-        order of the passages it is asked for so many that no passage of the last score is left out."""
+        """Rows and scores. Lucene returns equal scores in the order of its documents. If that is not the
+        order of the passages, all documents that tie with the last one are requested and sorted again."""
         terms = self._generator.buildQuery(lucene.CONTENTS, self._analyzer, java.text(query))
         if self._rows is None:
             return self._documents(terms, k)

@@ -1,4 +1,4 @@
-"""Only public addresses: a result's URL must not lead into the network that srl runs in."""
+"""Restricts page downloads to public addresses, so that a result's URL cannot reach the local network."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import httpx
 
 
 class PublicTransport(httpx.AsyncBaseTransport):
-    """Connects to the address that was checked, so a name cannot lead elsewhere a moment later.
+    """Connects to the checked address itself, so that a second DNS answer cannot redirect the request.
 
-    Redirects pass through here as well. One connection per request: a connection to an address is
-    encrypted for one host name and must not serve another.
+    Redirects are checked too. Each request has its own connection, because a TLS connection to an address
+    is for one host name and must not be reused for another.
     """
 
     def __init__(self, allow_private: bool = False) -> None:
@@ -37,7 +37,7 @@ class PublicTransport(httpx.AsyncBaseTransport):
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of `host`, in the order in which to try them. Raises httpx.ConnectError for none."""
+    """The addresses of `host`, in the order to try them. Raises httpx.ConnectError if it has none."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -46,7 +46,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether anybody on the internet would reach the same machine under this address.
+    """Whether the address is reachable on the public internet.
 
     >>> is_public("8.8.8.8"), is_public("10.1.2.3"), is_public("::ffff:127.0.0.1")
     (True, False, False)
@@ -57,7 +57,7 @@ def is_public(address: str) -> bool:
 
 
 def _inside(ip: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 one leads to: mapped, 6to4, Teredo, or NAT64 (RFC 6052)."""
+    """The IPv4 address embedded in an IPv6 address: mapped, 6to4, Teredo, or NAT64 (RFC 6052)."""
     if ip.teredo:
         return ip.teredo[1]
     if ip.packed[:12] == b"\x00\x64\xff\x9b" + bytes(8):
@@ -66,7 +66,7 @@ def _inside(ip: IPv6Address) -> IPv4Address | None:
 
 
 def _towards(request: httpx.Request, address: str) -> httpx.Request:
-    """The same request to an address; the host name stays in `Host` and in the TLS handshake."""
+    """The request with the host replaced by `address`; `Host` and the TLS handshake keep the host name."""
     return httpx.Request(
         request.method,
         request.url.copy_with(host=address),

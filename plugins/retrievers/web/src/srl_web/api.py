@@ -1,10 +1,10 @@
-"""A description of a search API: how it is asked, and where its answer holds the results.
+"""The description of a search API: the format of requests, and where responses contain the results.
 
-Values of `params`, `body` and `headers` may hold placeholders:
+Values of `params`, `body` and `headers` may contain placeholders:
 
-    {query} {k}              what is asked, and for how many results
+    {query} {k}              the query, and the number of results
     {language} {country}     the options of these names; an entry without a value is not sent
-    {answers}                whether direct answers are wanted (true or false)
+    {answers}                whether direct answers are requested (true or false)
     {key}                    the key, from the environment variable `key_env`
     {env:NAME}               another environment variable that must be set
 """
@@ -23,7 +23,7 @@ Paths = str | tuple[str, ...]
 
 
 class Result(NamedTuple):
-    """One result as the API gave it; any part may be empty."""
+    """One result of the API; any part may be empty."""
 
     title: str
     text: str
@@ -31,52 +31,52 @@ class Result(NamedTuple):
 
 
 class Fields(BaseModel):
-    """Where an object holds the parts of a result, as dotted paths (`meta.0.title`)."""
+    """Where an object contains the parts of a result, as dotted paths (`meta.0.title`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     title: str = "title"
-    """Path of the title; empty for none."""
+    """Path of the title. Empty: no title."""
     text: Paths = "snippet"
-    """Path of the text, or several whose texts are joined."""
+    """Path of the text, or several paths whose texts are joined."""
     link: str = "link"
-    """Path of the URL; empty for none."""
+    """Path of the URL. Empty: no URL."""
 
 
 class DirectAnswer(Fields):
-    """An answer box or the like, beside the results."""
+    """A direct answer, such as an answer box, besides the results."""
 
     at: str = ""
-    """Path of the object that holds it; empty for the whole answer."""
+    """Path of the object that contains it. Empty: the whole response."""
 
 
 class Api(Fields):
-    """A search API over HTTP that answers in JSON."""
+    """A search API over HTTP with JSON responses."""
 
     url: str
-    """Where to ask, http or https, without the query."""
+    """The URL of the API, http or https, without a query string."""
     method: Literal["GET", "POST"] = "GET"
     """The HTTP method."""
     params: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Query parameters."""
     body: dict[str, Any] | None = None
-    """The JSON body, if there is one."""
+    """The JSON body. null: no body."""
     headers: dict[str, str] = Field(default_factory=dict)
     """HTTP headers."""
     key_env: str = ""
-    """The environment variable that holds {key}."""
+    """The environment variable with the value of {key}."""
     results: str = "results"
     """Path of the list of results."""
     empty: str = ""
-    """A path that every good answer has; where it is there and `results` is not, nothing was found."""
+    """A path in every successful response. If it exists and `results` does not, there are no results."""
     answers: tuple[DirectAnswer, ...] = ()
-    """Direct answers, the best first."""
+    """Direct answers, in order of preference."""
     max_k: int = Field(default=10, ge=1)
-    """The most results that one request may ask for."""
+    """Maximum number of results per request."""
     max_chars: int = Field(default=2000, ge=1, le=20_000)
-    """The longest query that is taken, in characters."""
+    """Maximum length of a query in characters."""
     max_words: int | None = Field(default=None, ge=1)
-    """The longest query that is taken, in words."""
+    """Maximum length of a query in words. null: no limit."""
 
     @field_validator("url")
     @classmethod
@@ -90,7 +90,7 @@ class Api(Fields):
 
     @model_validator(mode="after")
     def _keys_stand_alone(self) -> Api:
-        """Keys are filled in apart from the rest, so no string and no list may hold both."""
+        """Keys are filled in separately, so a string or list cannot contain a key and another placeholder."""
         for value in self._values():
             secret = [_is_secret(place) for place in _placeholders(value)]
             if any(secret) and not all(secret):
@@ -99,7 +99,7 @@ class Api(Fields):
 
     @model_validator(mode="after")
     def _keys_are_placeholders(self) -> Api:
-        """An entry that is called like a key holds a placeholder: its value would be saved and shown."""
+        """An entry named like a key must have a placeholder, because a literal would be saved and shown."""
         for name, value in self._entries():
             if _holds_key(name) and isinstance(value, str) and not any(map(_is_secret, _placeholders(value))):
                 raise ValueError(
@@ -109,11 +109,11 @@ class Api(Fields):
         return self
 
     def uses(self, name: str) -> bool:
-        """Whether the placeholder `{name}` occurs in it."""
+        """Whether the description contains the placeholder `{name}`."""
         return name in self._places()
 
     def environment(self) -> list[str]:
-        """The environment variables it needs, in a fixed order."""
+        """The required environment variables, in a fixed order."""
         own = [self.key_env] if self.uses("key") else []
         return own + sorted(place[4:] for place in self._places() if place.startswith("env:"))
 
@@ -128,7 +128,7 @@ class Api(Fields):
 
 
 class Call(NamedTuple):
-    """What one request carries; None is no body."""
+    """The contents of one request; `body` is None for no body."""
 
     params: dict[str, Any]
     headers: dict[str, str]
@@ -136,22 +136,22 @@ class Call(NamedTuple):
 
 
 def open_part(api: Api, values: Mapping[str, Any]) -> Call:
-    """The part of a request that may be seen: what needs a key is left out.
+    """The public part of a request, without entries that contain a key.
 
-    `values` gives `query`, `k`, `language`, `country` and `answers`; None leaves an entry out.
+    `values` has `query`, `k`, `language`, `country` and `answers`; entries whose value is None are omitted.
     """
     return Call(*(_fill(part, values) for part in (api.params, api.headers, api.body)))
 
 
 def secret_part(api: Api, environment: Mapping[str, str]) -> Call:
-    """The part of a request that is the same for all queries, keys and all."""
+    """The part of a request that contains the keys; it is the same for all queries."""
     values: dict[str, str | None] = {f"env:{name}": value for name, value in environment.items()}
     values["key"] = environment.get(api.key_env)
     return Call(*(_fill(part, values) for part in (api.params, api.headers, api.body)))
 
 
 def merged(one: Any, other: Any) -> Any:
-    """Two JSON objects as one, entry by entry; where both have a value that is no object, the second's.
+    """Two JSON objects merged recursively; on conflict the value of `other` is used.
 
     >>> merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}})
     {'a': {'b': 1, 'd': 3}, 'c': 2}
@@ -162,7 +162,7 @@ def merged(one: Any, other: Any) -> Any:
 
 
 def read_results(api: Api, answer: Any) -> list[Result]:
-    """The results in the JSON that the API answered. Raises ValueError where it is not of the shape said."""
+    """The results in the API's JSON response. Raises ValueError if its structure is not the described one."""
     found = at(answer, api.results)
     if found is None and api.empty and at(answer, api.empty) is not None:
         return []
@@ -177,14 +177,14 @@ def read_results(api: Api, answer: Any) -> list[Result]:
 
 
 def read_answers(api: Api, answer: Any) -> list[Result]:
-    """The direct answers in the JSON, without those that have no text."""
+    """The direct answers in the JSON response that have a text."""
     parts = [(at(answer, place.at), place) for place in api.answers]
     found = [_result(part, place) for part, place in parts if isinstance(part, dict)]
     return [result for result in found if result.text]
 
 
 def at(value: Any, path: str) -> Any:
-    """What `a.0.b` names in nested objects and lists, the value itself for an empty path, else None.
+    """The value at the path `a.0.b` of nested objects and lists; None if missing. An empty path is `value`.
 
     >>> at({"a": [{"b": 1}]}, "a.0.b")
     1
@@ -207,7 +207,7 @@ def _result(item: Any, fields: Fields) -> Result:
 
 
 def _text(value: Any) -> str:
-    """A string, a number or a list of them as text; nothing else is text."""
+    """A string, a number or a list of them as text; empty for all other types."""
     if isinstance(value, list):
         return " ".join(part for part in map(_text, value) if part)
     if isinstance(value, str):
@@ -224,7 +224,7 @@ def _leaves(template: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _placeholders(value: Any) -> list[str]:
-    """The names in a string, or in all that a list holds."""
+    """The names of the placeholders in a string, or in all items of a list."""
     if isinstance(value, list | tuple):
         return [name for item in value for _, leaf in _leaves(item) for name in _placeholders(leaf)]
     return _PLACE.findall(value) if isinstance(value, str) else []
@@ -234,7 +234,7 @@ _KEYS = ("apikey", "accesskey", "subscriptionkey", "token", "secret", "password"
 
 
 def _holds_key(name: str) -> bool:
-    """Whether an entry of this name holds a key: `X-API-KEY`, `api_key`, `Authorization`."""
+    """Whether an entry of this name contains a key: `X-API-KEY`, `api_key`, `Authorization`."""
     letters = re.sub(r"[^a-z]", "", name.lower())
     return letters.endswith(_KEYS) or letters in ("key", "sig", "signature", "auth", "pwd", "cookie")
 
@@ -244,10 +244,10 @@ def _is_secret(place: str) -> bool:
 
 
 def _fill(template: Any, values: Mapping[str, Any]) -> Any:
-    """`template` with its placeholders replaced once; what has a placeholder without a value is None.
+    """`template` with its placeholders replaced, not recursively; None if a placeholder has no value.
 
-    Entries of objects that come to None are left out; a list that holds one is None itself. A string
-    that is one placeholder takes the value's type.
+    Entries of objects that are None are omitted, and a list with such an item is None. A string that
+    consists of one placeholder gets the value's type.
     """
     if isinstance(template, Mapping):
         filled = {name: _fill(value, values) for name, value in template.items()}

@@ -1,4 +1,4 @@
-"""A cache of results and pages, and a ledger of requests, in SQLite files that processes share."""
+"""A cache of results and pages, and the SQLite files of cache and ledger, which processes share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _DAY = 86400.0
 
 
 def open_file(path: Path, option: str) -> sqlite3.Connection:
-    """A SQLite file in write-ahead mode, made where there is none.
+    """Open a SQLite file in write-ahead mode, and create it if necessary.
 
-    Raises UserError naming the option where it cannot be written, is no SQLite file, or is newer.
+    Raises UserError that names the option if the file cannot be written, is not a SQLite file, or has a
+    newer format.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ def open_file(path: Path, option: str) -> sqlite3.Connection:
 
 
 def cache_path(chosen: str | Path | None) -> Path | None:
-    """Where the cache is: `user` stands for the user's cache directory."""
+    """The path of the cache; `user` is a file in the user's cache directory."""
     if chosen is None or isinstance(chosen, Path):
         return chosen
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -54,9 +55,9 @@ def cache_path(chosen: str | Path | None) -> Path | None:
 
 
 class Cache:
-    """Results by what was asked, page texts by URL. Without a file (or with a broken one) it is empty.
+    """Results by request, and page texts by URL. Without a file it is empty.
 
-    A cache that fails costs money, not answers: what goes wrong is logged and the search goes on.
+    If the cache fails, a warning is logged and searches continue without it.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Cache:
             )
 
     def results(self, key: str) -> list[Result] | None:
-        """The results kept under `key`, None where there are none or they are too old."""
+        """The results stored as `key`; None if there are none or they are too old."""
         found = self._get("results:" + key)
         return None if found is None else [Result(*item) for item in json.loads(found)]
 
@@ -83,7 +84,7 @@ class Cache:
         self._put("results:" + key, json.dumps(results, ensure_ascii=False))
 
     def page(self, url: str) -> str | None:
-        """The text of the page at `url`, if it was read not too long ago."""
+        """The text of the page at `url`; None if it is not stored or too old."""
         return self._get("page:" + url)
 
     def keep_page(self, url: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Asks the search API: one query at a time, within the limits of rate and cost, with retries."""
+"""Sends requests to the search API, with retries, a rate limit and a spending cap."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from srl_web.secrets import Secrets, SigningTransport, api_transport, no_cookies
 log = logging.getLogger("srl.web")
 
 MAX_BYTES = 5_000_000
-_PASSING = {408, 425, 429}
+_TEMPORARY = {408, 425, 429}
 _SHOWN = 200
 
 
 class _Answer(NamedTuple):
-    """What is used of an API's answer; contains no key."""
+    """The parts of an API's response that are used; contains no key."""
 
     status: int
     kind: str
@@ -38,12 +38,12 @@ class _Answer(NamedTuple):
     size: int
 
 
-class _PassingFault(Fault):
+class _TemporaryFault(Fault):
     """A temporary fault: another attempt may succeed."""
 
 
 class Caller:
-    """Asks the API of `options` within its limits. Belongs to one event loop."""
+    """Sends requests to the API of `options` within its limits. For one event loop."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Caller:
         )
 
     async def ask(self, query: str, k: int) -> list[Result]:
-        """The results of the API, direct answers first. Raises Fault.
+        """The API's results for one query, direct answers first. Raises Fault.
 
-        Passing faults are retried until `attempts` are made, or `retry_s` after the first request.
+        Temporary faults are retried up to `attempts` times, and at most `retry_s` after the first request.
         """
         deadline: float | None = None
 
@@ -91,7 +91,7 @@ class Caller:
             return late or state.attempt_number >= self._options.attempts
 
         return await AsyncRetrying(
-            retry=retry_if_exception_type(_PassingFault),
+            retry=retry_if_exception_type(_TemporaryFault),
             stop=is_over,
             wait=self._wait,
             sleep=self._sleep,
@@ -117,7 +117,7 @@ class Caller:
         return self._read(answer)
 
     async def _send(self, query: str, k: int) -> _Answer:
-        """Faults are raised outside of `except`: their traceback must not hold the signed request."""
+        """Send one request. Faults are raised outside `except`, so that tracebacks have no signed request."""
         api, options = self._api, self._options
         call = open_part(
             api,
@@ -133,12 +133,12 @@ class Caller:
             async with asyncio.timeout(options.timeout_s):
                 return await self._exchange(call)
         except (TimeoutError, httpx.TimeoutException):
-            fault = _PassingFault("timed_out", f"{self._host} did not answer in {options.timeout_s:g} s")
+            fault = _TemporaryFault("timed_out", f"{self._host} did not answer in {options.timeout_s:g} s")
         except httpx.ConnectError as error:
-            fault = _PassingFault("refused", self._secrets.hide(f"{self._host}: no connection ({error})"))
+            fault = _TemporaryFault("refused", self._secrets.hide(f"{self._host}: no connection ({error})"))
         except httpx.HTTPError as error:
             what = self._secrets.hide(f"{type(error).__name__}: {error}")
-            fault = _PassingFault("failed", f"{self._host}: connection failed: {what}")
+            fault = _TemporaryFault("failed", f"{self._host}: connection failed: {what}")
         raise fault
 
     async def _exchange(self, call: Call) -> _Answer:
@@ -157,7 +157,7 @@ class Caller:
         )
 
     def _fault_of(self, answer: _Answer) -> Fault:
-        """What an HTTP status other than 200 means."""
+        """The fault for an HTTP status other than 200."""
         status, said = answer.status, _said(answer.text)
         what = f"{self._host} answered HTTP {status}" + (f": {said}" if said else "")
         if status == 414:
@@ -165,10 +165,10 @@ class Caller:
         if status in (401, 403):
             names = " and ".join(self._api.environment()) or "no key"
             return Fault("refused", f"{what}; the request used {names}")
-        if status in _PASSING:
-            return _PassingFault("refused", what, answer.retry_after_s)
+        if status in _TEMPORARY:
+            return _TemporaryFault("refused", what, answer.retry_after_s)
         if status >= 500:
-            return _PassingFault("failed", what, answer.retry_after_s)
+            return _TemporaryFault("failed", what, answer.retry_after_s)
         if status < 400:
             return Fault("failed", f"{what} instead of results; give the API's final URL")
         return Fault("refused", what)
@@ -193,7 +193,7 @@ class Caller:
 
 
 def _said(text: str) -> str:
-    """The first message in an API's error, on one line; empty where there is none in JSON."""
+    """The first message in an API's JSON error, on one line; empty if there is none."""
     try:
         found = _message(json.loads(text))
     except (ValueError, RecursionError):
@@ -202,7 +202,7 @@ def _said(text: str) -> str:
 
 
 def _message(value: Any) -> str:
-    """The first text under `error`, `message` or `detail`, which APIs also nest in each other."""
+    """The first text in `error`, `message` or `detail`, which may be nested."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

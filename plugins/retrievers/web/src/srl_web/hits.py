@@ -1,4 +1,4 @@
-"""From an API's results to hits: plain text, each URL once, in the API's order."""
+"""Converts an API's results to hits: plain text, each URL once, in the API's order."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _WORD = re.compile(r"\w+")
 
 
 def hits_of(results: Iterable[Result], k: int, pages: Mapping[str, str]) -> list[Hit]:
-    """The first `k` results with different URLs; the score of the one at rank r is 1/r.
+    """The first `k` results with different URLs; the score of rank r is 1/r.
 
-    `pages` has the text, by URL, that is given instead of a result's own.
+    `pages` has texts by URL that replace the results' own.
     """
     unique: dict[str, Passage] = {}
     for result in results:
@@ -37,19 +37,19 @@ def cleaned(results: Iterable[Result]) -> list[Result]:
 
 
 def plain(text: str) -> str:
-    """Text without the markup that search engines put into snippets."""
+    """`text` without the markup, entities and control characters of snippets."""
     return _CONTROL.sub(" ", html.unescape(_MARKUP.sub("", encodable(text))))
 
 
 def encodable(text: str) -> str:
-    """`text` with what UTF-8 cannot write replaced."""
+    """`text` with unpaired surrogates, which UTF-8 cannot encode, replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
 def around(text: str, wanted: str, limit: int) -> str:
-    """The part of `text`, at most `limit` characters, that shares most words with `wanted`; empty for none.
+    """The part of `text`, at most `limit` characters, that shares most words with `wanted`; empty if no word.
 
-    Whole paragraphs where they fit: the best one, then its neighbours, the next before the one before.
+    It consists of whole paragraphs if they fit: the best one, then its neighbours, following ones first.
     """
     words = set(_WORD.findall(wanted.casefold()))
     paragraphs = [line.strip() for line in text.splitlines() if line.strip()]
@@ -72,7 +72,7 @@ def around(text: str, wanted: str, limit: int) -> str:
 
 
 def _densest(paragraph: str, words: set[str], limit: int) -> str:
-    """The stretch of whole words with most occurrences of `words`."""
+    """The part of `paragraph`, in whole words, with the most occurrences of `words`."""
     spans = [
         (match.start(), match.end(), match[0].casefold() in words) for match in _WORD.finditer(paragraph)
     ]
@@ -91,7 +91,7 @@ def _densest(paragraph: str, words: set[str], limit: int) -> str:
 
 
 def share_of(text: str, wanted: str) -> float:
-    """Which share of the words of `wanted` occurs in `text`."""
+    """The fraction of the words of `wanted` that occur in `text`, from 0 to 1."""
     words = set(_WORD.findall(wanted.casefold()))
     return len(words & set(_WORD.findall(text.casefold()))) / len(words) if words else 0.0
 

@@ -9,10 +9,7 @@ from srl.index.retriever import Fault
 
 
 class Rate:
-    """Lets at most `per_second` requests begin per second, evenly spaced; None: no limit.
-
-    For one event loop: nothing is awaited between reading and moving the next free moment.
-    """
+    """Limits requests to `per_second`, evenly spaced; None: no limit. For one event loop."""
 
     def __init__(
         self,
@@ -33,10 +30,10 @@ class Rate:
 
 
 class Budget:
-    """Counts requests against a cap; with `ledger`, together with all processes that have it open.
+    """Counts requests up to a cap; with `ledger`, the requests of all processes that use it.
 
-    Raises Fault: `refused` at the cap, `failed` where the ledger cannot be written, since a request
-    that is not counted must not be sent.
+    Raises Fault: `refused` at the cap, `failed` if the ledger cannot be written, because a request that
+    cannot be counted must not be sent.
     """
 
     def __init__(self, cap: int | None, ledger: sqlite3.Connection | None = None) -> None:
@@ -54,7 +51,7 @@ class Budget:
         return int(self._ledger.execute("SELECT requests FROM spent").fetchone()[0])
 
     def take(self) -> None:
-        """Count one more request, which may then be sent."""
+        """Count one request before it is sent. Raises Fault at the cap."""
         if not (self._take_here() if self._ledger is None else self._take_in(self._ledger)):
             raise Fault(
                 "refused",

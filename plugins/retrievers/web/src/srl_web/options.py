@@ -16,7 +16,7 @@ RUNTIME: dict[str, Any] = {"runtime": True}
 
 
 class Options(BaseModel):
-    """What is asked is part of the index and its digest; speed and cost belong to the machine."""
+    """Options that affect results are part of the digest; limits, cache and keys are machine-dependent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -98,13 +98,13 @@ class Options(BaseModel):
 
     @property
     def asked(self) -> Api:
-        """The API that is asked, with the key where `key_env` says."""
+        """The API to use, with the variable `key_env` for its key if given."""
         api = self.api or provided(str(self.provider))
         return api.model_copy(update={"key_env": self.key_env}) if self.key_env else api
 
     @property
     def cap(self) -> int | None:
-        """The most requests that may be sent; None for no limit."""
+        """The maximum number of requests, from `max_requests` and `max_cost`; None: no limit."""
         affordable = None
         if self.max_cost is not None and self.cost_per_request is not None:
             affordable = int(self.max_cost / self.cost_per_request + 1e-9)
@@ -113,7 +113,7 @@ class Options(BaseModel):
 
 
 def provided(name: str) -> Api:
-    """The API of the provider plugin `name`. Raises UserError where there is none, or it is no `Api`."""
+    """The API of the provider plugin `name`. Raises UserError if it does not exist or is not an `Api`."""
     api = manager.load("provider", name)
     if not isinstance(api, Api):
         raise UserError(f"the provider {name!r} is a {type(api).__name__}, expected an srl_web.api.Api")

@@ -1,4 +1,4 @@
-"""Fetching the pages behind the results, and the readable text in them."""
+"""Fetches the pages of results, and extracts their text."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from srl_web.secrets import no_cookies
 log = logging.getLogger("srl.web")
 
 MAX_TEXT = 200_000
-"""Characters of a page's text that are kept in the cache."""
+"""Maximum length of a page's text in characters, also in the cache."""
 _LEAST_SHARE = 0.3
 _READABLE = ("text/html", "application/xhtml+xml", "text/plain")
 
 
 def check_extractor() -> None:
-    """Import the library that reads pages, so that no query waits for it. Raises UserError without it."""
+    """Import the library that extracts text, before the first query. Raises UserError if it is missing."""
     try:
         import trafilatura  # noqa: F401
     except ImportError as error:
@@ -36,7 +36,7 @@ def check_extractor() -> None:
 
 
 class PageReader:
-    """Turns results into the parts of their pages that the snippets are from. For one event loop."""
+    """Finds the parts of pages that contain the results' snippets. For one event loop."""
 
     def __init__(self, options: Options, cache: Cache) -> None:
         self._options, self._cache = options, cache
@@ -51,9 +51,9 @@ class PageReader:
         )
 
     async def parts(self, results: Iterable[Result], query: str) -> dict[str, str]:
-        """By URL, the part of the page around its snippet, where there is one; the rest is logged.
+        """By URL, the part of each page around its snippet. Pages without one are logged and omitted.
 
-        All pages together get `page_timeout_s`; what is not there by then keeps its snippet.
+        `page_timeout_s` limits the time for all pages together.
         """
         by_url = {result.url: result for result in results if result.url.startswith(("http://", "https://"))}
         tasks = {asyncio.create_task(self._part(one, query), name=url) for url, one in by_url.items()}
@@ -70,14 +70,14 @@ class PageReader:
         await self._client.aclose()
 
     async def _part(self, result: Result, query: str) -> str:
-        """Empty where the page cannot be had, or does not hold the snippet."""
+        """The part of the page around its snippet; empty if the page is unreadable or lacks the snippet."""
         try:
             text = self._cache.page(result.url)
             if text is None:
                 async with self._slots:
                     text = await self._text(result.url)
                 self._cache.keep_page(result.url, text)
-        except Exception as error:  # what strangers' servers send may raise anything; the snippet is there
+        except Exception as error:  # foreign data may raise anything; the snippet is used instead
             log.debug("%s: %s, its snippet is used", result.url, str(error) or type(error).__name__)
             return ""
         wanted = result.text or query
@@ -106,11 +106,11 @@ class PageReader:
 
 
 class _UnreadableError(Exception):
-    """Why a page has no text for us."""
+    """Why the text of a page cannot be used."""
 
 
 def readable(page: bytes, encoding: str | None, is_plain: bool = False) -> str:
-    """The main text of a page, one paragraph per line; empty where there is none."""
+    """The main text of a page, one paragraph per line; may be empty."""
     content: Any = page
     if encoding or is_plain:
         try:

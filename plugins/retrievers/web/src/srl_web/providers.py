@@ -1,4 +1,4 @@
-"""The search APIs that come with srl, each described as a configuration would describe its own.
+"""The search APIs included in srl, in the same form as a user's own `api`.
 
 Sources: serpapi.com/search-api, developers.google.com/custom-search/v1/reference/rest/v1/cse/list,
 serper.dev/playground, api.search.brave.com/app/documentation/web-search (query, responses),

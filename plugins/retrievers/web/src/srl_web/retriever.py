@@ -1,4 +1,4 @@
-"""Web search as a retriever: nothing is indexed, each query is asked of a search API."""
+"""Web search as a retriever: there is no index; each query is sent to a search API."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class WebRetriever(RetrieverBase):
-    """Searches the web. Safe to use from many threads; equal queries on their way are asked once."""
+    """Searches the web. Thread-safe; concurrent identical queries are sent once."""
 
     name = "web"
     live = True
@@ -47,7 +47,7 @@ class WebRetriever(RetrieverBase):
         self._lock = Lock()
 
     def identity(self) -> dict[str, str]:
-        """The digest of what a provider of another package describes; ours are what they are called."""
+        """The digest of the API of another package's provider; our own are identified by their names."""
         name = self.options.provider
         if name is None or manager.find("provider", name).package == "srl-search-web":
             return {}
@@ -56,12 +56,12 @@ class WebRetriever(RetrieverBase):
     def build(
         self, passages: Iterable[Passage] | None, directory: Path, progress: Callable[[int], None]
     ) -> None:
-        """Nothing to build. Raises UserError where passages are given."""
+        """Nothing to build. Raises UserError if passages are given."""
         if passages is not None:
             raise UserError("web searches an external service and takes no corpus; leave it out")
 
     def open(self, directory: Path | None = None) -> WebRetriever:
-        """Read the keys and open cache and ledger. Raises UserError for what is missing."""
+        """Read the keys, and open cache and ledger. Raises UserError if a key is missing or a file is bad."""
         if self.options.pages:
             check_extractor()
         self._secrets = Secrets.of(self.options.asked)
@@ -69,7 +69,7 @@ class WebRetriever(RetrieverBase):
         return self
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Up to `k` hits for each query, in the API's order. Raises the first query's Fault that has one."""
+        """Up to `k` hits for each query, in the API's order. Raises the first Fault."""
         found = self.outcomes(queries, k)
         for outcome in found:
             if isinstance(outcome, Fault):
@@ -77,7 +77,7 @@ class WebRetriever(RetrieverBase):
         return [outcome for outcome in found if not isinstance(outcome, Fault)]
 
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        """For each query its hits, or why there are none."""
+        """For each query its hits, or a Fault."""
         if not queries:
             return []
         session = self._running()
@@ -88,7 +88,7 @@ class WebRetriever(RetrieverBase):
             return [Fault("failed", "web search was closed before the answer arrived") for _ in queries]
 
     def close(self) -> None:
-        """End the requests on their way and the thread; the next search starts again."""
+        """Cancel pending requests and end the thread. The next search starts a new one."""
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -96,11 +96,11 @@ class WebRetriever(RetrieverBase):
 
     @property
     def requests(self) -> int:
-        """Requests that count against the spending cap so far."""
+        """The number of requests counted towards the spending cap so far."""
         return self._running().budget.spent
 
     def _running(self) -> _Session:
-        """The session of this process: neither threads nor SQLite connections survive a fork."""
+        """The session of this process; a new one after a fork, which does not copy threads."""
         with self._lock:
             if self._session is None or self._session.process != os.getpid():
                 if self._secrets is None:
@@ -110,7 +110,7 @@ class WebRetriever(RetrieverBase):
 
 
 class _Session:
-    """An event loop in a thread of its own, with all that talks to the outside."""
+    """An event loop in its own thread, with the connections to API, pages, cache and ledger."""
 
     def __init__(
         self, options: Options, secrets: Secrets, transport: httpx.AsyncBaseTransport | None
@@ -129,7 +129,7 @@ class _Session:
         self._stop = weakref.finalize(self, _stop, self._loop, thread, self._caller, self._pages)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, done in the loop; an interruption here ends it there."""
+        """Run `work` in the loop and return its result. An interruption of the caller cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -157,13 +157,13 @@ class _Session:
             parts = await self._pages.parts(results[:k], asked) if self._pages else {}
         except Fault as fault:
             return fault
-        except Exception as error:  # a bug in here must not take the other queries along
+        except Exception as error:  # an unexpected error must not fail the other queries
             log.error("%s", self._secrets.hide("".join(traceback.format_exception(error))))
             return Fault("failed", self._secrets.hide(f"{type(error).__name__}: {error}").partition("\n")[0])
         return hits_of(results, k, parts)
 
     def _check(self, query: str) -> None:
-        """Raise Fault where the query is the policy's own mistake."""
+        """Raise Fault if the query is empty or too long."""
         if not query:
             raise Fault("rejected", "the query is empty")
         if len(query) > self._api.max_chars:
@@ -174,7 +174,7 @@ class _Session:
             raise Fault("rejected", f"the query has more than {self._api.max_words} words")
 
     async def _results(self, query: str, k: int) -> list[Result]:
-        """From the cache, from a request that is on its way for somebody else, or from a new one."""
+        """From the cache, from an identical pending request, or from a new one."""
         key = self._key(query, k)
         kept = self._cache.results(key)
         if kept is not None:
@@ -186,7 +186,7 @@ class _Session:
         return await asyncio.shield(self._pending[key])
 
     def _done(self, key: str, task: asyncio.Task[list[Result]]) -> None:
-        """Forget a request; its error counts as seen also where whoever waited for it is gone."""
+        """Remove a pending request, and mark its error as retrieved in case nobody waits for it any more."""
         del self._pending[key]
         if not task.cancelled():
             task.exception()
@@ -197,7 +197,7 @@ class _Session:
         return results
 
     def _key(self, query: str, k: int) -> str:
-        """What an answer depends on: not the key and its variable's name, but what else is in variables."""
+        """Digest of all that results depend on: not the key and its variable, but other variables."""
         options, api = self._options, self._api.model_dump_json(exclude={"key_env"})
         others = [value for name, value in self._secrets.values.items() if name != self._api.key_env]
         asked = (options.language or "", options.country or "", str(options.answers), str(k), query)
@@ -205,10 +205,10 @@ class _Session:
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: Thread, *open_: Caller | PageReader | None) -> None:
-    """End what runs in `loop`, close what is open there, end the thread."""
-    if not thread.is_alive():  # in a process forked from the one that has it
+    """Cancel the tasks of `loop`, close its connections, and end the thread."""
+    if not thread.is_alive():  # in a forked process
         return
-    if thread is current_thread():  # the last reference was dropped in there
+    if thread is current_thread():  # the last reference was dropped in the loop's own thread
         loop.stop()
         return
     with suppress(TimeoutError):
@@ -229,7 +229,7 @@ async def _wind_up(open_: Iterable[Caller | PageReader | None]) -> None:
 
 
 def _open_cache(options: Options) -> Cache:
-    """The cache that `options` name. The user's own is a convenience: without it the search goes on."""
+    """The cache of `options`. If the default cache file cannot be opened, a warning is logged instead."""
     path = cache_path(options.cache)
     try:
         return Cache(open_file(path, "cache") if path else None, options.cache_days)

@@ -1,7 +1,7 @@
-"""Keys: read from the environment, put into requests at the last moment, taken out of what comes back.
+"""API keys: read from the environment, added to requests by the transport, removed from responses.
 
-httpx logs the URL of each request, and its exceptions carry the request. So the request that httpx
-sees has no key in it; the transport below sends a copy that has.
+httpx logs the URL of each request, and its exceptions contain the request. So requests are built without
+keys, and the transport sends a copy with the keys.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from srl.serve.client import is_loopback
 from srl_web.api import Api, Call, merged, secret_part
 
 logging.getLogger("httpcore").setLevel(logging.INFO)
-"""Its DEBUG lines show response headers, and a redirect there repeats the URL with the key."""
+"""Its DEBUG lines show response headers, and that of a redirect may contain the URL with the key."""
 
 
 class Secrets:
-    """The values of the environment variables that an API needs; shows none of them."""
+    """The values of the environment variables that an API needs. Its `repr` has no values."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self.values = dict(values)
@@ -33,9 +33,9 @@ class Secrets:
 
     @classmethod
     def of(cls, api: Api) -> Secrets:
-        """Those of `api`, from here on hidden wherever something is shown.
+        """Those of `api`, which are from now on hidden in all output.
 
-        Raises UserError naming the variable that is not set.
+        Raises UserError that names a variable that is not set.
         """
         keep_secret(api.environment())
         found = {name: os.environ.get(name, "").strip() for name in api.environment()}
@@ -50,7 +50,7 @@ class Secrets:
         return cls(found)
 
     def hide(self, text: str) -> str:
-        """`text` with each key in it, in whatever form, replaced."""
+        """`text` with all keys, also encoded ones, replaced."""
         return hidden(text, self._longest_first)
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class Secrets:
 
 
 class SigningTransport(httpx.AsyncBaseTransport):
-    """Adds the keys to a copy of each request and sends that."""
+    """Sends a copy of each request with the keys added."""
 
     def __init__(self, api: Api, secrets: Secrets, inner: httpx.AsyncBaseTransport) -> None:
         self._secret: Call = secret_part(api, secrets.values)
@@ -84,9 +84,9 @@ class SigningTransport(httpx.AsyncBaseTransport):
 
 
 def api_transport(url: str) -> httpx.AsyncBaseTransport:
-    """A transport to the API's host, through the proxy that the environment names, if it names one.
+    """A transport to the API's host, through the proxy of the environment if there is one.
 
-    Raises UserError where the environment names one that cannot be.
+    Raises UserError if the environment's proxy or certificates are invalid.
     """
     parsed = httpx.URL(url)
     direct = is_loopback(parsed.host) or bool(proxy_bypass(parsed.host))
@@ -101,5 +101,5 @@ def api_transport(url: str) -> httpx.AsyncBaseTransport:
 
 
 def no_cookies() -> CookieJar:
-    """A jar that keeps nothing: no request depends on what an earlier one was answered."""
+    """A cookie jar that stores no cookies, so that requests are independent of each other."""
     return CookieJar(DefaultCookiePolicy(allowed_domains=[]))

@@ -1,4 +1,4 @@
-"""The reward `em`: 1 for an answer that equals a gold answer."""
+"""The reward `em`: 1 for an answer that equals a golden answer, else 0."""
 
 from srl.plugins import hookimpl
 

@@ -7,7 +7,7 @@ from srl.trajectory import Score, Trajectory
 
 
 class ExactMatch:
-    """1 where the policy's own answer equals a gold answer after normalising; 0 for any other end."""
+    """1 if the policy's answer equals a golden answer after normalisation, else 0."""
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         return [Score(_score(trajectory)) for trajectory in trajectories]

@@ -1,4 +1,4 @@
-"""The reward `f1`: how many words the answer shares with the nearest gold answer."""
+"""The reward `f1`: word F1 of the answer against the closest golden answer."""
 
 from srl.plugins import hookimpl
 

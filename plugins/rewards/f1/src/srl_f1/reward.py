@@ -7,7 +7,7 @@ from srl.trajectory import Score, Trajectory
 
 
 class WordF1:
-    """The best word F1 of the policy's own answer with any gold answer; 0 without an answer."""
+    """The best word F1 of the policy's answer against any golden answer; 0 without an answer."""
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         return [Score(_score(trajectory)) for trajectory in trajectories]

@@ -1,4 +1,4 @@
-"""The reward `format`: exact match, with something for keeping to the form."""
+"""The reward `format`: exact match with scores for a well-formed episode."""
 
 from srl.plugins import hookimpl
 

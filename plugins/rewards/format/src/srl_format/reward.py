@@ -17,20 +17,20 @@ class Options(BaseModel):
     structure_score: float = Field(default=0.2, ge=0, le=1)
     """Score of a well-formed episode with a wrong answer; also the deduction if a right one is malformed."""
     final_format_score: float = Field(default=0.1, ge=0, le=1)
-    """Score of a malformed episode with a wrong answer, which at least is between the answer tags."""
+    """Score of a malformed episode with a wrong answer between answer tags."""
     retrieval_score: float = Field(default=0.0, ge=0, le=1)
     """Added to `structure_score` if the answer is wrong but a retrieved passage contains a golden answer."""
 
 
 class FormatReward:
-    """Exact match, softened by form: with s, f, r for the three options,
+    """Exact match with scores for the format; s, f and r are the three options:
 
                  well-formed                       malformed
       correct    1                                 1 - s
       wrong      s (+ r if retrieved)              f
       none       s (+ r if retrieved)              0
 
-    `retrieved`: a passage that a search of the episode returned holds a gold answer.
+    `retrieved`: a passage returned by a search of the episode contains a golden answer.
     """
 
     def __init__(self, options: Options | None = None) -> None:

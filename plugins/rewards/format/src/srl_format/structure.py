@@ -1,4 +1,4 @@
-"""Whether an episode keeps to the form, decided by who wrote what: no passage and no prompt has a say."""
+"""Checks whether an episode is well-formed. Tags in passages and prompts are ignored."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _INSIDE = frozenset({"thinking", "searching", "answering"})
 
 
 def is_well_formed(trajectory: Trajectory) -> bool:
-    """Whether the episode is think → (search → information → think)* → answer with only space between.
+    """Whether the episode is think → (search → information → think)* → answer, separated by whitespace.
 
-    Information is an observation segment: the policy's own `<information>` breaks the form, and so does
-    feedback on a useless turn. A template that has opened `<think>` has written it for the policy. A
-    search tag may name a retriever. The text of a segment is without special tokens, so an EOS after the
-    answer changes nothing.
+    Information must be an observation segment: an `<information>` of the policy is malformed, and so is
+    feedback on an invalid turn. If the template opens `<think>`, the policy need not. A search tag may name
+    a retriever. Segments' texts have no special tokens, so an EOS after the answer is allowed.
     """
     state = "thinking" if trajectory.think_is_open else "ready"
     for segment in trajectory.segments:
