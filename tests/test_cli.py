@@ -278,6 +278,29 @@ def test_an_option_by_its_old_name_works_and_is_warned_of_once(monkeypatch, caps
     assert capsys.readouterr().err == "warning: --engine is now --backend; write --backend\n"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--engine", "local", "--backend", "verl"],
+        ["--backend=verl", "--engine=local"],
+        ["--backend", "verl", "--seed", "1", "--engine=local"],
+    ],
+)
+def test_an_old_and_a_new_name_with_two_values_are_refused(capsys, arguments):
+    assert main(["train", *arguments]) == 2
+    assert capsys.readouterr().err == (
+        "srl: --engine local and --backend verl contradict each other: --engine is now --backend; "
+        "write --backend\n"
+    )
+
+
+def test_an_old_and_a_new_name_with_the_same_value_are_one(monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr("srl.cli.train._start", lambda resolved, algo, backend, json: started.append(backend))
+    assert main(["train", "--engine", "verl", "--backend=verl"]) == 0
+    assert started == ["verl"]
+
+
 def test_options_left_out_keep_their_defaults_and_those_given_are_converted(monkeypatch):
     seen = {}
 

@@ -220,6 +220,12 @@ def test_unknown_key_in_a_file_has_its_line(tmp_path):
         ("verl=3", "verl is 3, expected mapping"),
         ("reward.weights={}", "reward.weights is {}, expected mapping of names to numbers"),
         ("reward.weights.em=x", "reward.weights.em is 'x', expected number"),
+        (
+            "reward.weights.my.rewards.Mine=1",
+            "reward.weights.my is {'rewards': {'Mine': 1}}, expected number; for a class in a module, type: "
+            "--set reward.weights.my.rewards:Mine=1",
+        ),
+        ("model.device=gpu", "model.device is 'gpu', expected auto, cpu, mps, cuda or cuda:NUMBER"),
         ("data.train_files=[]", "data.train_files is [], expected text or list of text or null"),
         ("algorithm.name=3", "algorithm.name is 3, expected text"),
     ],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from textwrap import dedent
 
 import pytest
+from tests.plugin_site import forget_modules
 from tests.training import config, train, write_setting
 
 from srl.errors import CheckFailed, UserError
@@ -71,6 +73,39 @@ def test_a_dry_run_says_what_a_start_refuses(place, tmp_path, changes, message):
         train(chosen, tmp_path)
     assert message in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+RAISES = """
+    class Raises:
+        def __init__(self): raise ValueError("no weights")
+        def score(self, trajectories): ...
+        def search(self, queries, k): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("reward", {"reward.weights.raising:Raises": 1}),
+        ("retriever", {"retriever.name": "raising:Raises"}),
+        (
+            "retriever",
+            {"search.retrievers.other.retriever": "raising:Raises", "data.max_prompt_length": 128},
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_be_made_is_refused(place, tmp_path, monkeypatch, kind, changes):
+    (tmp_path / "raising.py").write_text(dedent(RAISES))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        chosen = config(place, sets=[f"{key}={value}" for key, value in changes.items()])
+        (said,) = startup_errors(chosen)
+        assert said.startswith(f"{kind} 'raising:Raises' (raising ")
+        assert said.endswith(f") raised ValueError: no weights ({tmp_path / 'raising.py'}:3)")
+        with pytest.raises(UserError, match="raised ValueError: no weights"):
+            train(chosen, tmp_path)
+    finally:
+        forget_modules(tmp_path)
 
 
 def test_prompts_that_are_too_long_are_said_for_each_split(place, tmp_path):

@@ -9,8 +9,10 @@ from textwrap import dedent
 import pytest
 from tests.plugin_site import forget_modules
 
+from srl.cli import main
 from srl.config import load_config, load_saved, located, save_config
 from srl.config.key_errors import split_key
+from srl.data.corpus import write_corpus
 from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.plugins import import_path, manager
@@ -66,6 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("_directories", "_used"):
         monkeypatch.setattr(import_path, name, [])
     yield here
+    monkeypatch.undo()  # it may bring back modules that a test made it forget
     forget_modules(tmp_path)
 
 
@@ -154,6 +157,8 @@ WRONG = {
     "my_rewards:Options": "my_rewards:Options is not a valid reward: expected a class with a method 'score'",
     "./my_rewards.py:Brevity": "expected MODULE:CLASS, as in my_plugins:Mine",
     "my_broken:A": "cannot be imported: ZeroDivisionError: division by zero ({here}/my_broken.py:1)",
+    "my_unread:A": "cannot be imported: SyntaxError: invalid syntax ({here}/my_unread.py:2)",
+    "my_rewards.py:Brevity": "expected a module, not a file; type my_rewards:Brevity",
     "my_needy:A": "annotate 'needed' with a pydantic model, or give it a default",
 }
 
@@ -162,11 +167,72 @@ WRONG = {
 def test_what_is_wrong_with_an_import_path_is_one_line(folder, name):
     write(folder, "my_rewards.py", REWARD)
     write(folder, "my_broken.py", "1 / 0")
+    write(folder, "my_unread.py", "\nx y")
     write(folder, "my_needy.py", "class A:\n    def __init__(self, needed): ...\n    def score(self, t): ...")
     with pytest.raises(UserError) as caught:
         load_config(sets=[f"reward.weights={{'{name}': 1}}"])
     assert WRONG[name].format(here=folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Empty", "number", "nothing"])
+@pytest.mark.parametrize("command", [["train", "--dry-run", "--algo"], ["plugins", "check"]])
+def test_what_is_not_an_algorithm_is_refused(folder, capsys, command, name):
+    write(folder, "mine.py", "class Empty: ...\nnumber = 3\ndef nothing(): ...")
+    assert main([*command, f"mine:{name}"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"srl: mine:{name} is not a valid algorithm: expected an srl.advantage.Algorithm, or a function that "
+        "returns one\n",
+    )
+
+
+RAISING = """
+    import json
+
+    class Raises:
+        def __init__(self):
+            json.loads("{")
+        def score(self, trajectories): ...
+        def search(self, queries, k): ...
+
+    class BuildRaises:
+        def build(self, passages, directory, progress):
+            raise KeyError("x")
+        def open(self, directory): ...
+        def search(self, queries, k): ...
+"""
+BUILD = ["index", "build", "--corpus", "corpus.jsonl", "--out", "made", "--retriever"]
+MADE = "raised JSONDecodeError: Expecting property name enclosed in double quotes"
+
+
+@pytest.mark.parametrize(
+    ("command", "found", "line"),
+    [
+        (["train", "--dry-run", "--algo", "mine:Raises"], MADE, 6),
+        (["plugins", "check", "mine:Raises"], MADE, 6),
+        ([*BUILD, "mine:Raises"], MADE, 6),
+        ([*BUILD, "mine:BuildRaises"], "raised KeyError: 'x'", 12),
+    ],
+)
+def test_plugin_that_raises_is_named_with_file_and_line(folder, capsys, command, found, line):
+    write(folder, "mine.py", RAISING)
+    write_corpus(folder / "corpus.jsonl", [Passage("p", '"T"\ntext')])
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"'{command[-1]}' (mine " in err
+    assert found in err
+    assert err.endswith(f" ({folder}/mine.py:{line})\n")
+    assert not (folder / "made").exists()
+
+
+def test_traceback_of_a_plugin_that_raises_is_logged(folder, caplog):
+    write(folder, "mine.py", RAISING)
+    import_path.look_in(folder)
+    with caplog.at_level("DEBUG", "srl"), pytest.raises(UserError):
+        manager.load("reward", "mine:Raises")
+    assert 'json.loads("{")' in caplog.text
 
 
 def test_option_that_the_class_does_not_have_is_named(folder):
@@ -193,8 +259,6 @@ def test_kind_is_told_by_the_methods(folder):
 
 
 def test_command_checks_a_class_of_the_current_directory(folder, capsys):
-    from srl.cli import main
-
     write(folder, "my_rewards.py", REWARD)
     assert main(["plugins", "check", "my_rewards:Brevity", "--set", "max_words=2"]) == 0
     assert "reward 'my_rewards:Brevity' (my_rewards " in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 from tests.plugin_site import hook, site
@@ -168,6 +169,40 @@ def test_missing_package_of_a_factory_is_an_error_that_says_what_to_type(site):
     site.install("srl-search-a", hook("reward", "a", factory="srl_a:make") + "\ndef make(): import no_such_x")
     with pytest.raises(UserError, match="No module named 'no_such_x'; type: pip install -U srl-search-a"):
         manager.load("reward", "a")
+
+
+RAISING = """
+from srl.plugins import hookimpl
+
+class Broken:
+    def __init__(self):
+        raise KeyError("x")
+
+@hookimpl
+def srl_rewards(register):
+    register("broken", "srl_broken:Broken", "raises")
+"""
+
+
+def test_factory_that_raises_is_an_error_of_one_line_with_its_place(site):
+    module = site.install("srl-search-broken", RAISING)
+    place = re.escape(str(site.folder / f"{module}.py"))
+    message = rf"^reward 'broken' \(srl-search-broken 1.2\) raised KeyError: 'x' \({place}:6\)$"
+    with pytest.raises(UserError, match=message):
+        manager.load("reward", "broken")
+
+
+def test_factory_of_our_own_that_raises_is_a_bug(site, monkeypatch):
+    site.install("srl-search-broken", RAISING)
+    monkeypatch.setattr(manager, "_own_packages", lambda: ["srl-search-broken"])
+    with pytest.raises(KeyError):
+        manager.load("reward", "broken")
+
+
+def test_installed_algorithm_that_is_none_is_refused(site):
+    site.install("srl-search-odd", hook("algorithm", "odd"))
+    with pytest.raises(UserError, match=r"^odd is not a valid algorithm: expected an srl.advantage"):
+        manager.load("algorithm", "odd")
 
 
 def test_factory_may_be_given_as_an_object(site):

@@ -66,8 +66,22 @@ def _current_options(command: str, arguments: list[str]) -> list[str]:
     for old in dict.fromkeys(name for name, _, _ in given if name in names):
         from srl.cli import output
 
+        _refuse_two_values(old, names[old], arguments)
         output.warn(f"warning: {renamed(old, names[old])}")
     return [names.get(name, name) + equals + value for name, equals, value in given]
+
+
+def _refuse_two_values(old: str, new: str, arguments: list[str]) -> None:
+    """Raise UserError if an option has one value by its old name and another by its current one."""
+    values: dict[str, str] = {}
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if name in (old, new):
+            values[name] = value if equals else following
+    if len(set(values.values())) > 1:
+        raise UserError(
+            f"{old} {values[old]} and {new} {values[new]} contradict each other: {renamed(old, new)}"
+        )
 
 
 class LeanCommand(_Lean, TyperCommand):

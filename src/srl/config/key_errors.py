@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from srl.config.keys import KeyPath, keys, place, plain, takes
+from srl.config.keys import KeyPath, flat, keys, place, plain, takes
 from srl.errors import UserError, nearest
 from srl.renamed import KEYS
 
@@ -90,4 +90,10 @@ def wrong(path: KeyPath, value: Any, origin: str) -> str:
     field = place(path)[1]
     inside_mapping = field is not None and place(path[:-1])[0] == "mapping"
     expected = "number" if inside_mapping else takes(field) if field else "something else"
-    return f"{origin}: {'.'.join(path)} is {reveal(value)}, expected {expected}"
+    said = f"{origin}: {'.'.join(path)} is {reveal(value)}, expected {expected}"
+    if path[:2] == ("reward", "weights") and isinstance(value, Mapping) and value:
+        (*module, name), weight = next(flat(value, path[2:]))
+        return (
+            f"{said}; for a class in a module, type: --set reward.weights.{'.'.join(module)}:{name}={weight}"
+        )
+    return said

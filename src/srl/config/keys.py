@@ -29,6 +29,7 @@ from srl.config.sections import (
     Search,
     Section,
     Sft,
+    Takes,
     Trainer,
     one_or_many,
 )
@@ -145,7 +146,8 @@ def plain(value: Any) -> Any:
 
 def takes(field: FieldInfo) -> str:
     """What a key accepts, in words: `integer ≥ 1 or null`."""
-    return _takes(field.annotation, field.metadata)
+    said = next((item.words for item in field.metadata if isinstance(item, Takes)), None)
+    return said or _takes(field.annotation, field.metadata)
 
 
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
@@ -199,8 +201,6 @@ def _bounds(metadata: Sequence[Any]) -> str:
                 sign, attribute = _BOUNDS[type(bound)]
                 limit = getattr(bound, attribute)
                 found.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
-            elif getattr(bound, "pattern", None):
-                found.append(f"like {bound.pattern}")
     return " " + " and ".join(found) if found else ""
 
 

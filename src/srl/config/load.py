@@ -317,5 +317,6 @@ def _first_wrong(error: ValidationError, values: Values) -> str:
     first, *_ = error.errors(include_url=False)
     location = tuple(str(part) for part in first["loc"])
     path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in values), location)
-    value, origin = values.get(path, (first["input"], "default"))
+    below = [origin for key, (_, origin) in values.items() if key[: len(location)] == location]
+    value, origin = values.get(path, (first["input"], below[-1] if below else "default"))
     return wrong(path, value, origin)

@@ -36,6 +36,13 @@ class OnDisk:
     """Marks a text that is or may be a path."""
 
 
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """Says in words what a value with a pattern may be."""
+
+    words: str
+
+
 File = Annotated[str, OnDisk()]
 Files = Annotated[tuple[str, ...], BeforeValidator(one_or_many), Field(min_length=1), OnDisk()]
 Texts = Annotated[tuple[str, ...], BeforeValidator(one_or_many), Field(min_length=1)]
@@ -75,7 +82,9 @@ class Model(Section):
     """Directory of the tokenizer. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32."""
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    device: Annotated[str, Takes("auto, cpu, mps, cuda or cuda:NUMBER")] = Field(
+        default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$"
+    )
     """auto (a GPU if there is one), cpu, cuda, cuda:1 or mps."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass. Takes less memory and about a third more time."""
@@ -136,7 +145,9 @@ class NamedRetriever(Section):
     options: dict[str, Any] = Field(default={})
     """Options of the live retriever, or machine-dependent options of the index. Keys and passwords do not
     belong here; they come from the environment."""
-    description: str = Field(default="", pattern=r"^[^<>{}\n]*$")
+    description: Annotated[str, Takes("one line of text without <, >, { and }")] = Field(
+        default="", pattern=r"^[^<>{}\n]*$"
+    )
     """Description in the prompt, such as: live results of a web search."""
     topk: Count | None = None
     """Passages per search. null: search.topk."""
@@ -150,13 +161,17 @@ class Search(Section):
     process."""
     index: File | None = None
     """Index directory, searched in this process. null: the index of data.corpus, built if missing."""
-    digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{12,32}$")
+    digest: Annotated[str | None, Takes("12 to 32 digits of 0-9 and a-f, or null")] = Field(
+        default=None, pattern=r"^[0-9a-f]{12,32}$"
+    )
     """Expected digest of the index, at least its first 12 digits. A run with another index is refused. null:
     any index."""
     retrievers: dict[str, NamedRetriever] = Field(default={})
     """Further retrievers by name (a-z, 0-9, - and _). `<search engine="NAME">` calls one; `<search>` calls
     the default, which the keys above describe. A prompt made from a template lists them."""
-    cassette: File | None = Field(default=None, pattern=r"^(record|replay) +\S.*$")
+    cassette: Annotated[File | None, Takes("'record FILE', 'replay FILE' or null")] = Field(
+        default=None, pattern=r"^(record|replay) +\S.*$"
+    )
     """`record FILE` writes every search and its outcome to FILE, a cassette. `replay FILE` answers searches
     from it, without a server or an index. null: neither."""
     topk: Count = 3

@@ -106,7 +106,8 @@ def _build(
             store = keep_passages(passages, place.directory, lambda done: report("reading", done, None))
             place.check_corpus(digest.hexdigest())
             count = len(store)
-            make(store, place.directory, lambda done: report("indexing", done, count))
+            with manager.named_errors(manager.find("retriever", retriever)):
+                make(store, place.directory, lambda done: report("indexing", done, count))
         of_corpus = (source[0], digest.hexdigest(), count) if source else ("", "", 0)
         files = mark_files(place.directory, leave_out=NOTE)
         sums = checksums(place.directory, files)

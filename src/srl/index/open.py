@@ -108,7 +108,8 @@ def live_index(retriever: str, options: Mapping[str, Any] | None = None) -> Inde
     live = load_retriever(retriever, options)
     if not live.live:
         raise UserError(f"{retriever} searches an index; type: srl index build --retriever {retriever} …")
-    opened = open_retriever(live, None)
+    with manager.named_errors(manager.find("retriever", retriever)):
+        opened = open_retriever(live, None)
     parameters, identity = build_parameters(retriever, options or {}), dict(opened.identity())
     return Index(None, make_manifest(retriever, parameters, identity), opened)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import traceback
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from srl.errors import UserError, nearest
 from srl.plugins.plugin import Plugin
+from srl.plugins.user_code import in_one_line
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -92,12 +92,20 @@ def _module(kind: str, name: str, module: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
-            places = ", ".join(["Python's path", *_directories])
-            raise UserError(
-                f"no {kind} {name!r}: there is no module {missing!r} in {places}; "
-                f"type: PYTHONPATH=DIRECTORY srl …, with the directory of {missing}.py"
-            ) from error
-        raise UserError(f"{kind} {name!r} cannot be imported: {_in_one_line(error)}") from error
+            raise UserError(f"no {kind} {name!r}: {_not_found(name, missing)}") from error
+        raise UserError(f"{kind} {name!r} cannot be imported: {in_one_line(error)}") from error
+
+
+def _not_found(name: str, missing: str) -> str:
+    """What to type instead of `name`, of which the module `missing` was not found."""
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        return f"expected a module, not a file; type {module.removesuffix('.py')}:{attribute}"
+    places = ", ".join(["Python's path", *_directories])
+    return (
+        f"there is no module {missing!r} in {places}; "
+        f"type: PYTHONPATH=DIRECTORY srl …, with the directory of {missing}.py"
+    )
 
 
 def _make_importable(module: str) -> None:
@@ -107,13 +115,6 @@ def _make_importable(module: str) -> None:
             sys.path.append(directory)
             _used.append(directory)
             return
-
-
-def _in_one_line(error: BaseException) -> str:
-    """The error, and where in the user's code it was raised."""
-    message = f"{type(error).__name__}: {error}".partition("\n")[0]
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{message} ({frame.filename}:{frame.lineno})"
 
 
 def _options_model(name: str, factory: Any) -> type[BaseModel] | None:

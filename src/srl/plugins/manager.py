@@ -7,13 +7,14 @@ points name. A factory and its options are imported when the plugin is used.
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from srl.errors import UserError, nearest
+from srl.errors import SrlError, UserError, nearest
 from srl.plugins import hookspecs
 from srl.plugins.plugin import Plugin as Plugin
 
@@ -55,13 +56,43 @@ def load(kind: str, name: str, options: Mapping[str, Any] | None = None) -> obje
     model = options_model(kind, name)
     if model is None and options:
         raise UserError(f"{entry} takes no options; remove {', '.join(map(repr, options))}")
-    factory = _import(entry, entry.factory)
-    if not callable(factory):
-        return factory
+    made = _import(entry, entry.factory)
+    if callable(made):
+        arguments = () if model is None else (_validated(entry, model, options or {}),)
+        with named_errors(entry):
+            made = made(*arguments)
+    if kind == "algorithm":
+        _check_algorithm(name, made)
+    return made
+
+
+def _check_algorithm(name: str, made: object) -> None:
+    if not all(hasattr(made, member) for member in ("estimator", "needs_critic", "defaults")):
+        raise UserError(
+            f"{name} is not a valid algorithm: expected an srl.advantage.Algorithm, or a function that "
+            "returns one"
+        )
+
+
+@contextmanager
+def named_errors(entry: Plugin) -> Iterator[None]:
+    """Around a call of a plugin's code: UserError for what it raises, with the plugin, the file and the line.
+
+    A full disk stays what it is, and so does an error in the plugins of this project, which is a bug.
+    """
     try:
-        return factory() if model is None else factory(_validated(entry, model, options or {}))
-    except ImportError as error:
-        raise UserError(_not_loaded(entry, error)) from error
+        yield
+    except SrlError:
+        raise
+    except Exception as error:
+        if isinstance(error, ImportError) and not is_import_path(entry.name):
+            raise UserError(_not_loaded(entry, error)) from error
+        from srl.files import why_not_written
+        from srl.plugins.user_code import in_one_line
+
+        if why_not_written(error) or entry.package in _own_packages():
+            raise
+        raise UserError(f"{entry} raised {in_one_line(error)}") from error
 
 
 def options_model(kind: str, name: str) -> type[BaseModel] | None:
@@ -132,9 +163,11 @@ def _import(entry: Plugin, target: Any) -> Any:
     from importlib import import_module
 
     module, _, attribute = target.partition(":")
+    with named_errors(entry):
+        found = import_module(module)
     try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        return getattr(found, attribute)
+    except AttributeError as error:
         raise UserError(_not_loaded(entry, error)) from error
 
 

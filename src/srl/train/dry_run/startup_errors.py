@@ -13,18 +13,20 @@ from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
 from srl.index import check_index, verify_once
+from srl.index.retriever import load_retriever
 from srl.model import check_directory, load_tokenizer
+from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
-from srl.train.load_components import load_codec
+from srl.train.load_components import load_algorithm, load_codec
 from srl.train.make_missing import BASE_MODEL, check_corpus, unusable_files
 from srl.train.questions import SPLITS, choose_template, load_split, load_template
 from srl.train.report import check_loggers
 
 
 def startup_errors(config: Config) -> Iterator[str]:
-    """A line for each error in model, questions, prompts, and what is searched. No server is contacted."""
+    """A line for each error in model, data, prompt, plugins, and what is searched. No server is contacted."""
     found = list(unusable_files(config))
     for check in _checks(config):
         try:
@@ -46,6 +48,9 @@ def _checks(config: Config) -> Iterator[Callable[[], object]]:
     if model.path is None and config.sft.train_files is not None:
         yield partial(read_demonstrations, Path(config.sft.train_files))
     yield partial(load_template, config)
+    yield partial(load_algorithm, config)
+    for name in config.reward.weights:
+        yield partial(manager.load, "reward", name, config.reward.options(name))
     if config.rollout.search:
         yield from _search_checks(config)
 
@@ -78,11 +83,22 @@ def _search_checks(config: Config) -> Iterator[Callable[[], object]]:
         return
     if corpus is not None:
         yield partial(check_corpus, Path(corpus))
+    yield from _retriever_checks(config)
     sources: list[Search | NamedRetriever] = [search, *search.retrievers.values()]
     for source in sources:
         yield from (partial(retrieve_url, url) for url in source.url or ())
         if source.index is not None:
             yield partial(_check_index, Path(source.index))
+
+
+def _retriever_checks(config: Config) -> Iterator[Callable[[], object]]:
+    """The retriever of the corpus, and the live ones with a name, are made of their options."""
+    search, name = config.search, config.retriever.name
+    if search.url is None and search.index is None:
+        yield partial(load_retriever, name, config.retriever.options(name))
+    for named in search.retrievers.values():
+        if named.retriever is not None:
+            yield partial(load_retriever, named.retriever, named.options)
 
 
 def _check_index(index: Path) -> None:

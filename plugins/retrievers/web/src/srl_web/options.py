@@ -116,5 +116,5 @@ def provided(name: str) -> Api:
     """The API of the provider plugin `name`. Raises UserError if it does not exist or is not an `Api`."""
     api = manager.load("provider", name)
     if not isinstance(api, Api):
-        raise UserError(f"the provider {name!r} is a {type(api).__name__}, expected an srl_web.api.Api")
+        raise UserError(f"{name} is not a valid provider: expected an srl_web.api.Api")
     return api
