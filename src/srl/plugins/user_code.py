@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def in_one_line(error: BaseException) -> str:
-    """`KeyError: 'x' (/home/me/mine.py:3)`; the log gets the traceback at level DEBUG, which `-v` shows."""
+    """`KeyError: 'x' (mine.py:3)`; the log gets the traceback at level DEBUG, which `-v` shows."""
     log.debug("a plugin's code raised an error", exc_info=error)
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     what = f"{type(error).__name__}: {said}" if said else type(error).__name__
