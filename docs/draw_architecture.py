@@ -35,13 +35,13 @@ def way() -> list[str]:
     """The parts of the way in the order of the data, and what an episode talks to."""
     x = COLUMNS[1]
     return [
-        text(20, 52, "The path of a question", "title"),
+        text(20, 52, "A question's path", "title"),
         text(20, 72, "the same code"),
         text(20, 90, "on both backends"),
         *cell(0, 28, 76, "box", "Question", "train/questions.py", "read with its prompt"),
         *cell(1, 28, 76, "box", "Episode", "rollout/episode.py", "turns, tokens, mask"),
         *cell(2, 28, 76, "box", "Reward", "reward/", "plugins, weighted"),
-        *cell(3, 28, 76, "box", "Step result", "train/compute_advantages.py", "KL, advantages, metrics"),
+        *cell(3, 28, 76, "box", "Step result", "train/", "compute_advantages.py"),
         *cell(4, 28, 76, "box", "Update", "update/, or verl's own", "losses, optimiser"),
         *cell(5, 28, 76, "box", "Log", "store/", "Parquet parts, DuckDB"),
         *(arrow([(left + WIDE, 66), (left + STEP, 66)]) for left in COLUMNS[:-1]),
