@@ -25,7 +25,7 @@ from srl.rollout.torch_engine import TorchEngine
 from srl.train.dry_run.memory import Layout, cache_bytes, footprint, gib
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import _available_memory, plan_local
-from srl.train.dry_run.remedy import Device, memory_warnings, with_settings
+from srl.train.dry_run.remedy import Device, memory_warnings
 from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, half_of_the_budgets, measure, step_times
 from srl.train.dry_run.text import plan_lines
 from srl.train.load_components import model_options
@@ -52,7 +52,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def configured(path: Path | str, **settings: object) -> Config:
     """A configuration with `section__key=value` on top of the defaults, on the CPU in float32."""
     given = {"model__path": str(path), "model__device": "cpu", "model__dtype": "float32", **settings}
-    return with_settings(Config(), {name.replace("__", "."): value for name, value in given.items()})
+    return Config().with_settings({name.replace("__", "."): value for name, value in given.items()})
 
 
 def bytes_of(tensors: list[torch.Tensor]) -> int:
@@ -273,7 +273,7 @@ def test_what_to_type_where_a_run_does_not_fit_makes_it_fit(saved, share):
         for word in line.split(": ", 1)[1].removeprefix("--set ").split(" --set "):
             key, _, value = word.partition("=")
             settings[key] = json.loads(value)
-    changed = with_settings(config, settings)
+    changed = config.with_settings(settings)
     slimmer = footprint(shape_of(changed, path, needs_critic=False), changed, GPU)
     assert max(slimmer.rollout, slimmer.update) <= room
 
@@ -349,7 +349,7 @@ def test_speed_is_measured():
 def test_half_of_the_budgets_is_written_and_read():
     config = load_config("one-gpu").config
     assert half_of_the_budgets(config) == EpisodeTokens(prompt=256, written=512, read=768)
-    alone = with_settings(config, {"rollout.search": False})
+    alone = config.with_settings({"rollout.search": False})
     assert half_of_the_budgets(alone).read == 0
 
 

@@ -38,7 +38,6 @@ from srl.train.dry_run.memory import (
 )
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import RunPlan, plan_verl, planned_job
-from srl.train.dry_run.remedy import with_settings
 from srl.train.dry_run.text import plan_lines
 from srl.train.verl import launch
 from srl.workspace import Workspace
@@ -277,7 +276,7 @@ def test_bound_of_the_logits_is_tight_where_rows_are_padded(dtype, entropy):
 
 def test_fused_kernels_of_flash_attention_take_less():
     config, shape = seven_b("actor.entropy_coeff=0.001")
-    fused = with_settings(config, {"model.attn_implementation": "flash_attention_2"})
+    fused = config.with_settings({"model.attn_implementation": "flash_attention_2"})
     assert logits_bytes(shape, fused, EIGHT, 1) == 4 * 2 * shape.vocabulary
     assert logits_bytes(shape, fused, EIGHT, 1) < logits_bytes(shape, config, EIGHT, 1)
 

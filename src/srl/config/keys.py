@@ -61,6 +61,15 @@ class Config(Section):
     verl: dict[str, Any] = Field(default={})
     """Any key of verl's own configuration, by verl's name. Only with `--backend verl`."""
 
+    def with_settings(self, settings: Mapping[str, Any]) -> Config:
+        """A copy with other values of `section.key`, which are not validated."""
+        config = self
+        for name, value in settings.items():
+            section, _, key = name.partition(".")
+            changed = getattr(config, section).model_copy(update={key: value})
+            config = config.model_copy(update={section: changed})
+        return config
+
     @property
     def needs_reference(self) -> bool:
         """Whether a KL to the reference policy is computed, in the rewards or in the loss."""

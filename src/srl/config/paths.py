@@ -32,8 +32,7 @@ def located(config: Config) -> Config:
     from srl.plugins.import_path import used_directories
 
     if config.trainer.plugin_path is None and (found := used_directories()):
-        trainer = config.trainer.model_copy(update={"plugin_path": found})
-        config = config.model_copy(update={"trainer": trainer})
+        config = config.with_settings({"trainer.plugin_path": found})
     return _mapped(config, lambda text: text)
 
 

@@ -106,7 +106,7 @@ def evaluate_model(
     settings = _settings(config, files, no_search_too, no_search_template)
     policy = load_policy(config.model, note)
     asked = _same_questions(settings, files, policy.codec, note, limit)
-    engine = load_engine(_with(config, "rollout", max_num_seqs=_episodes_at_once(config, n)), policy)
+    engine = load_engine(config.with_settings({"rollout.max_num_seqs": _episodes_at_once(config, n)}), policy)
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_cassette(config):
@@ -195,7 +195,7 @@ def _settings(
     """The configuration of each setting; files without prompts of their own get the default template."""
     has_prompts = all(Path(file).suffix == ".parquet" for file in files)
     if config.data.template is None and not has_prompts:
-        config = _with(config, "data", template=load_template(config).name)
+        config = config.with_settings({"data.template": load_template(config).name})
     if not config.rollout.search:
         return {"no_search": config}
     if not no_search_too:
@@ -203,7 +203,7 @@ def _settings(
     plain = no_search_template or WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
     return {
         "search": config,
-        "no_search": _with(_with(config, "rollout", search=False), "data", template=plain),
+        "no_search": config.with_settings({"rollout.search": False, "data.template": plain}),
     }
 
 
@@ -225,8 +225,3 @@ def _same_questions(
 def _episodes_at_once(config: Config, n: int) -> int:
     """How many episodes generate at the same time."""
     return config.eval.batch_size * n if config.eval.batch_size else config.rollout.max_num_seqs
-
-
-def _with(config: Config, section: str, **values: object) -> Config:
-    """`config` with other values in one section."""
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})

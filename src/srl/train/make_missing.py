@@ -67,7 +67,7 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
     if config.search.index is None and config.search.url is None:
         data["corpus"] = str(folder / "corpus.jsonl")
     given = config.data.model_dump(exclude_none=True)
-    return config.model_copy(update={"data": config.data.model_copy(update={**data, **given})})
+    return config.with_settings({f"data.{key}": value for key, value in data.items() if key not in given})
 
 
 def check_data(config: Config) -> None:

@@ -134,8 +134,7 @@ def with_steps(run: Path, config: Config, steps: int | None, done: int) -> Confi
             f"--steps {steps}: {run.name} has made {done} steps, and --steps is the new total: give a larger "
             "number, or leave it out"
         )
-    trainer = config.trainer.model_copy(update={"total_training_steps": steps})
-    return config.model_copy(update={"trainer": trainer})
+    return config.with_settings({"trainer.total_training_steps": steps})
 
 
 def progress_if_finished(run: Path, config: Config, done: int, note: Note) -> Progress | None:

@@ -153,7 +153,7 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
     if config.model.path is not None:
         return config
     path = BASE_MODEL if algo == SFT else cold_started(config, workspace, terminal.note)
-    return located(config.model_copy(update={"model": config.model.model_copy(update={"path": str(path)})}))
+    return located(config.with_settings({"model.path": str(path)}))
 
 
 def run_info(run: Path, config: Config, record: RunRecord, digests: IndexDigests) -> RunInfo:

@@ -107,7 +107,7 @@ def _check_digest(config: Config, search: SearchTool) -> None:
 
 def without_cassette(config: Config) -> Config:
     """`config` without a cassette."""
-    return config.model_copy(update={"search": config.search.model_copy(update={"cassette": None})})
+    return config.with_settings({"search.cassette": None})
 
 
 @dataclass(frozen=True, slots=True)

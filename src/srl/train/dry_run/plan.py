@@ -29,7 +29,7 @@ from srl.train.dry_run.memory import (
     machine_memory,
 )
 from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.remedy import USABLE, Device, Phase, memory_warnings, with_settings
+from srl.train.dry_run.remedy import USABLE, Device, Phase, memory_warnings
 from srl.train.dry_run.startup_errors import startup_errors
 from srl.train.dry_run.step_time import (
     DeviceSpeed,
@@ -116,11 +116,11 @@ def plan_local(config: Config) -> RunPlan:
 def plan_verl(config: Config, job: Job) -> RunPlan:
     """The plan of a run on verl. Raises UserError if it cannot be translated, or verl is not installed."""
     check_data(config)
-    named = with_settings(config, {"model.path": str(config.model.path or BASE_MODEL)})
+    named = config.with_settings({"model.path": str(config.model.path or BASE_MODEL)})
     composed = compose(named, job)
     layout = layout_of(composed, named, job)
     # The shape in the precision of verl's passes; the GPUs may be on another machine.
-    counted = with_settings(named, {"model.device": "cpu", "model.dtype": precision(named, job)})
+    counted = named.with_settings({"model.device": "cpu", "model.dtype": precision(named, job)})
     shape, device = _shape(counted), _verl_device(job)
     engine = generation(shape, counted, layout)
     fits = () if job.cpu else tuple(_fits(counted, footprint(shape, counted, layout), engine, device))

@@ -43,7 +43,7 @@ def memory_warnings(
     room = USABLE * device.memory
 
     def size(phase: Phase, settings: dict[str, Any]) -> int:
-        changed, other = with_settings(config, settings), shape
+        changed, other = config.with_settings(settings), shape
         if "model.lora_rank" in settings:
             other = shape_of(changed, path, needs_critic=shape.critic > 0)
         return getattr(footprint(other, changed, layout), phase)
@@ -77,12 +77,3 @@ def _halves(value: int, least: int) -> Iterator[int]:
     while value > least:
         value = max(value // 2, least)
         yield value
-
-
-def with_settings(config: Config, settings: dict[str, Any]) -> Config:
-    """`config` with other values of `section.key`."""
-    for name, value in settings.items():
-        section, _, key = name.partition(".")
-        changed = getattr(config, section).model_copy(update={key: value})
-        config = config.model_copy(update={section: changed})
-    return config
