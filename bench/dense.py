@@ -166,7 +166,8 @@ def hnsw_beside_flat(index: Path, asked: list[str], rounds: int) -> list[dict[st
     from srl_e5.search import vector_search, vectors_of
 
     flat, cpu = read_index(index / "e5" / "index.faiss"), torch.device("cpu")
-    queries = open_index(index)._retriever._encoder.queries(asked)
+    retriever: Any = open_index(index)._retriever
+    queries = retriever._encoder.queries(asked)
     exact = vector_search(flat, Options(n_threads=1), cpu)
     rows = []
     for spec in ("HNSW32", "HNSW64"):

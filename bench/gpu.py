@@ -51,7 +51,6 @@ from srl.rollout.many_episodes import rollout  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.train.dry_run.memory import Layout, footprint  # noqa: E402
 from srl.train.dry_run.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
-from srl.train.dry_run.remedy import with_settings  # noqa: E402
 from srl.train.dry_run.step_time import EpisodeTokens, measure, step_times  # noqa: E402
 from srl.train.experience import Learner, make_experience  # noqa: E402
 from srl.trajectory import Question, Score, Search, Trajectory  # noqa: E402
@@ -128,7 +127,7 @@ def new_codec() -> Codec:
 def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Bench:
     """The model with its adapter on the device, the engine, the optimiser and the questions."""
     settings = config.model
-    model = new_model(
+    model: Any = new_model(
         "qwen2", vocab_size=sizes["vocab_size"], layers=sizes["num_hidden_layers"],
         width=sizes["hidden_size"], heads=sizes["num_attention_heads"], ffn=sizes["intermediate_size"],
         kv_heads=sizes["num_key_value_heads"], max_length=sizes["max_position_embeddings"],
@@ -247,7 +246,7 @@ def main() -> int:
         )
         return 2
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = with_settings(preset(), {"model.device": device.type, **(SMOKE if arguments.smoke else {})})
+    config = preset().with_settings({"model.device": device.type, **(SMOKE if arguments.smoke else {})})
     found = run(config, SMOKE_SIZES if arguments.smoke else {}, device, arguments.steps)
     text = json.dumps(found, indent=2) + "\n"
     if not arguments.smoke:

@@ -53,7 +53,7 @@ def build_rounded(corpus: Path, out: Path, threads: int) -> None:
         def diff(self, starts: Any) -> Any:
             return np.array([rounded(length) for length in exact(starts).tolist()])
 
-    postings.np = Rounding()  # type: ignore[assignment]
+    postings.np = Rounding()
     build_bm25(corpus, out, threads)
 
 

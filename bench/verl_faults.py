@@ -380,8 +380,9 @@ def trial(place: Place, names: list[str], outcomes: list[Outcome]) -> None:
         print(f"{name}: {one.seconds:.0f} s, code {one.code}: {one.line} {one.wrong or ''}", flush=True)
         if one.code is not None:
             place.resume()
-    assert place.process is not None
-    if not until(lambda: place.process.poll() is not None, START_S) or place.process.returncode != 0:
+    process = place.process
+    assert process is not None
+    if not until(lambda: process.poll() is not None, START_S) or process.returncode != 0:
         raise Broken("the run did not finish")
 
 

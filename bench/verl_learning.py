@@ -69,7 +69,7 @@ def picture(rows: dict[str, Any]) -> None:
             algo, backend = name.split(", ")
             steps = [int(step) for step in row["val"]]
             colour = f"C{sorted({key.split(', ')[0] for key in rows}).index(algo)}"
-            style = {
+            style: dict[str, Any] = {
                 "linestyle": "-" if backend == "verl" else "--",
                 "marker": "o" if backend == "verl" else "s",
             }

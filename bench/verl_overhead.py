@@ -189,6 +189,7 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
     outputs: list[Any] = []
     with clock("hand_over"):
         for record in records:
+            assert record.score is not None
             outputs.append(to_output(record.trajectory, record.score, made.engine(1)))
             log_actor.add(1, "train", pickle.loads(pickle.dumps(record)))
     batch = batch_of(outputs)
