@@ -127,11 +127,12 @@ def new_codec() -> Codec:
 def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Bench:
     """The model with its adapter on the device, the engine, the optimiser and the questions."""
     settings = config.model
-    model: Any = new_model(
+    made: Any = new_model(
         "qwen2", vocab_size=sizes["vocab_size"], layers=sizes["num_hidden_layers"],
         width=sizes["hidden_size"], heads=sizes["num_attention_heads"], ffn=sizes["intermediate_size"],
         kv_heads=sizes["num_key_value_heads"], max_length=sizes["max_position_embeddings"],
-    ).to(device, torch.bfloat16)  # fmt: skip
+    )  # fmt: skip
+    model = made.to(device, torch.bfloat16)
     add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     engine = TorchEngine(
