@@ -46,6 +46,7 @@ from srl.data.world import make_world, questions  # noqa: E402
 from srl.model import add_lora, new_model  # noqa: E402
 from srl.protocol import template  # noqa: E402
 from srl.rollout.codec import Codec  # noqa: E402
+from srl.rollout.engine import Engine  # noqa: E402
 from srl.rollout.episode import EpisodeOptions  # noqa: E402
 from srl.rollout.many_episodes import rollout  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
@@ -92,7 +93,8 @@ class Bench:
     """All that the steps share."""
 
     config: Config
-    engine: TorchEngine
+    engine: Engine
+    codec: Codec
     learner: Learner
     optimiser: Optimiser
     asked: Sequence[Question]
@@ -135,9 +137,10 @@ def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Benc
     model = made.to(device, torch.bfloat16)
     add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    codec = new_codec()
     engine = TorchEngine(
         model,
-        new_codec(),
+        codec,
         max_num_seqs=config.rollout.max_num_seqs,
         max_model_len=config.data.max_episode_tokens,
     )
@@ -145,7 +148,8 @@ def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Benc
     count, prompt = config.data.train_batch_size, template("search-r1")
     asked = questions(make_world("train", 0), "train", 0, count)
     asked = [replace(item, prompt=prompt.messages(item.text)) for item in asked]
-    return Bench(config, engine, learner, Optimiser(model.parameters(), lr=config.actor.optim.lr), asked)
+    optimiser = Optimiser(model.parameters(), lr=config.actor.optim.lr)
+    return Bench(config, engine, codec, learner, optimiser, asked)
 
 
 def options_of(config: Config) -> EpisodeOptions:
@@ -176,7 +180,7 @@ def run_step(bench: Bench, number: int) -> tuple[Step, list[Trajectory]]:
     with measured(step, "rollout", device):
         trajectories = asyncio.run(
             rollout(
-                bench.asked, bench.engine, NoSearch(), codec=bench.engine.codec,
+                bench.asked, bench.engine, NoSearch(), codec=bench.codec,
                 template=template("search-r1"), options=options_of(config), n=config.rollout.n, step=number,
             )
         )  # fmt: skip

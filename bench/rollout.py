@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 from srl.model import count_parameters, new_model
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Sampling
+from srl.rollout.engine import Engine, Sampling
 from srl.rollout.torch_engine import TorchEngine
 
 VOCABULARY, EPISODES, GROUP = 659, 128, 8
@@ -61,7 +61,7 @@ def codec() -> Codec:
     return Codec(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0"))))
 
 
-async def _episode(plan: EpisodePlan, engine: TorchEngine) -> None:
+async def _episode(plan: EpisodePlan, engine: Engine) -> None:
     ids = list(plan.prompt)
     for turn, length in enumerate(plan.turns):
         sampling = Sampling(max_tokens=length, key=(plan.name, turn), stop=("</search>",))
@@ -71,7 +71,7 @@ async def _episode(plan: EpisodePlan, engine: TorchEngine) -> None:
     engine.finish(plan.name)
 
 
-def run_engine(engine: TorchEngine, plans: list[EpisodePlan]) -> None:
+def run_engine(engine: Engine, plans: list[EpisodePlan]) -> None:
     async def main() -> None:
         await asyncio.gather(*(_episode(plan, engine) for plan in plans))
 

@@ -46,6 +46,11 @@ BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}
 BARE_HELPERS = {"errors", "files", "manifests", "input_files", "answers", "safe_text", "pydantic_errors"}
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
+OTHER_ENGINES = {
+    Path("rollout/vllm_engine.py"): {"vllm"},
+    Path("rollout/openai_engine.py"): {"httpx", "tenacity"},
+}
+"""The modules of engines that need more, and what; they are imported late, where their engine is chosen."""
 WITHOUT_GPU = "without_gpu"
 
 
@@ -166,7 +171,7 @@ def test_noun_imports_only_nouns(path):
 @each(modules(*BARE, *BARE_HELPERS))
 def test_bare_rooms_need_only_torch_and_transformers(path):
     room = room_of(path)
-    libraries = LIBRARIES if room in BARE else set()
+    libraries = (LIBRARIES if room in BARE else set()) | OTHER_ENGINES.get(path, set())
     wrong = [
         item
         for item in imports_of(path)
@@ -176,6 +181,13 @@ def test_bare_rooms_need_only_torch_and_transformers(path):
     if room == "model":
         wrong = [item for item in wrong if not (item.top == "peft" and item.lazy)]
     assert not wrong, say(path, wrong, f"{room} runs on a bare GPU machine")
+
+
+@each([path for path in modules() if path not in OTHER_ENGINES])
+def test_modules_of_engines_that_need_more_are_imported_late(path):
+    others = {f"srl.{'.'.join(other.with_suffix('').parts)}" for other in OTHER_ENGINES}
+    wrong = [item for item in imports_of(path) if others & {item.name, *item.targets} and not item.lazy]
+    assert not wrong, say(path, wrong, "an engine that needs more is imported where it is chosen")
 
 
 @each([path for path in modules("train", "cli") if WITHOUT_GPU not in path.parts])

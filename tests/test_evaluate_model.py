@@ -262,8 +262,6 @@ class Actor(ScriptedEngine):
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec, lambda request, turn: "")
 
-    def reset(self) -> None: ...
-
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         text = self.codec.decode(token_ids)
         town = text.partition("lighthouse of ")[2].partition("?")[0]

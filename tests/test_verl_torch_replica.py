@@ -13,8 +13,8 @@ from srl.errors import SrlError, UserError
 from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling
-from srl.rollout.torch_engine import TorchEngine
-from srl.train.verl.without_gpu.torch_server import ServerOptions, TorchServer, as_array, load_state
+from srl.rollout.torch_engine import TorchEngine, load_state
+from srl.train.verl.without_gpu.torch_server import ServerOptions, TorchServer, as_array
 
 KEY = [7, "train", 3, "question", 1, 0, 0]
 PARAMS = {

@@ -60,18 +60,11 @@ def settings(place: Path, *sets: str, **given: object) -> Config:
     return config(place, "grpo", [*named, *sets], **said)
 
 
-class Scripted(ScriptedEngine):
-    """An engine that says its lines."""
-
-    def reset(self) -> None:
-        """Nothing to free."""
-
-
 def script(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the policy of every run say `SAYS`, whatever its weights."""
 
     def load(config, policy):
-        return Scripted(policy.codec, lambda request, turn: SAYS[turn])
+        return ScriptedEngine(policy.codec, lambda request, turn: SAYS[turn])
 
     monkeypatch.setattr("srl.train.local_backend.load_engine", load)
     monkeypatch.setattr("srl.train.evaluate_model.load_engine", load)

@@ -141,6 +141,11 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     for small, large in _AT_MOST:
         if _value(config, small) > _value(config, large):
             raise UserError(f"{say(small)} must not exceed {say(large)}")
+    if config.rollout.deterministic and config.rollout.engine not in ("auto", "torch"):
+        raise UserError(
+            f"{say('rollout.deterministic')} needs the torch engine, not {say('rollout.engine')}: "
+            "no other repeats a run; set rollout.engine=torch or rollout.deterministic=false"
+        )
     _check_urls("search.url", config.search.url or ())
     if config.search.url and config.search.index:
         raise UserError(f"give one of {say('search.url')} and {say('search.index')}; set the other to null")

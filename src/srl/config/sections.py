@@ -230,6 +230,9 @@ class Rollout(Section):
     """End the episode at `</answer>`. false: at the end-of-text token that the policy samples."""
     deterministic: bool = False
     """Fix the order in which episodes enter the batch, so that a run is bitwise repeatable on one thread."""
+    engine: Literal["auto", "torch", "vllm", "openai"] = "auto"
+    """What generates. torch: the policy's own model, in this process. vllm: vLLM, in this process. openai: a
+    server with OpenAI's API, for evaluation. auto: torch. With `--backend verl` see cluster.rollout."""
     max_num_seqs: Count = 128
     """Concurrent episodes; on verl, for each replica of the model."""
     logprobs: Literal["trainer", "sampler"] = "trainer"

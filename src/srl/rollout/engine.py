@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from srl.errors import UserError
 from srl.rollout.codec import Codec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +41,78 @@ class Completion:
     stop_reason: Literal["stop", "eos", "length"]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What a caller may rely on.
+
+    `keyed_sampling`: `Sampling.key` alone seeds a turn, so runs repeat. `same_weights`: it generates with the
+    tensors of the trainer's own model, so nothing is copied and `sync` is not called. `token_ids`: the ids
+    that it returns are those that were sampled, so they can be trained on.
+    """
+
+    keyed_sampling: bool
+    same_weights: bool
+    token_ids: bool
+
+
 class Engine(Protocol):
-    """Generates one turn at a time.
+    """Generates one turn at a time. A subclass inherits methods that do nothing, except `generate`.
 
     `request_id` is the same for all turns of an episode. Each call's `token_ids` begins with the ids and the
-    completion of the call before, so an engine can keep a KV cache. `finish` ends the episode.
+    completion of the call before, so an engine can keep a KV cache. `finish` ends the episode. A caller that
+    is cancelled aborts its turn. If the engine fails, every waiting caller gets the error.
+
+    A trainer calls `sleep`, updates the policy, calls `sync` unless the engine has the `same_weights`, and
+    calls `wake`. No turn is being generated then.
     """
+
+    traits: EngineTraits
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion: ...
 
-    def finish(self, request_id: str) -> None: ...
+    def finish(self, request_id: str) -> None:
+        """Forget the episode."""
+        return
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Generate with these weights from now on, and forget every cache; also while asleep.
+
+        Names are those of the plain Hugging Face model, any LoRA adapter merged. Raises UserError where
+        weights cannot be changed.
+        """
+        raise UserError(
+            "the weights of this engine cannot be changed, so it cannot be used in training; "
+            "set rollout.engine=torch"
+        )
+
+    def sleep(self) -> None:
+        """Free the memory that an update can use, caches first."""
+        return
+
+    def wake(self) -> None:
+        """Be ready to generate after `sleep`, with the weights as they are now."""
+        return
+
+    def reset(self) -> None:
+        """Forget every episode; turns that are being generated fail."""
+        return
+
+    def close(self) -> None:
+        """Free everything. The engine is not used again."""
+        return
 
 
 Script = Callable[[str, int], str]
 """(request id, turn) -> the text of that turn."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """An engine that says the texts of a script, for demonstrations and tests.
 
     Its log-probs are 0. A turn longer than its token limit is cut there, as a model's would be.
     """
+
+    traits = EngineTraits(keyed_sampling=True, same_weights=True, token_ids=True)
 
     def __init__(self, codec: Codec, script: Script) -> None:
         self.codec = codec
@@ -74,3 +129,6 @@ class ScriptedEngine:
 
     def finish(self, request_id: str) -> None:
         self.turns.pop(request_id, None)
+
+    def reset(self) -> None:
+        self.turns.clear()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
 from srl.model import evaluating
 from srl.rollout.cached_forward import choose_forward
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Sampling
+from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
 from srl.rollout.sampling import draw
 from srl.rollout.slot_table import Rows, SlotTable
 
@@ -84,7 +85,7 @@ class _Request:
     future: asyncio.Future[Completion] = field(compare=False)
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """An `Engine` that runs a causal language model in this process, on the model's device.
 
     An episode holds one of `max_num_seqs` slots from its first turn to `finish`. Its keys and values stay
@@ -98,6 +99,8 @@ class TorchEngine:
     one thread their completions are the same bit for bit in every process. Episodes must start together or
     when others finish, and between turns an episode may wait for its search only.
     """
+
+    traits = EngineTraits(keyed_sampling=True, same_weights=True, token_ids=True)
 
     def __init__(
         self,
@@ -135,6 +138,17 @@ class TorchEngine:
         self._fail(RuntimeError("the engine was reset while a turn was being generated"))
         if self.model.device.type != "cpu":  # on a CPU, new buffers cost more than keeping the old ones
             self._forward.release()
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the weights into the model. Raises SrlError, as `load_state`."""
+        load_state(self.model, dict(weights))
+        self.reset()
+
+    def sleep(self) -> None:
+        self.reset()
+
+    def close(self) -> None:
+        self.reset()
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One turn of the episode `request_id`, whose ids so far are `token_ids`.
@@ -320,3 +334,30 @@ class TorchEngine:
 def _by_key(key: Sequence[int | str]) -> tuple[Any, ...]:
     """A sort key for tuples of numbers and strings: numbers come before strings."""
     return tuple((isinstance(part, str), part) for part in key)
+
+
+@torch.no_grad()
+def load_state(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy the weights `state` into `model`.
+
+    Raises SrlError and leaves the model unchanged unless names and shapes match, no weight is missing (a tied
+    weight may have any of its names) and the values of tied weights are equal.
+    """
+    own = model.state_dict()
+    _refuse("unknown weights", [name for name in state if name not in own])
+    _refuse("weights with another shape", [name for name in state if state[name].shape != own[name].shape])
+    given: dict[int, Tensor] = {}
+    for name, tensor in state.items():
+        first = given.setdefault(own[name].data_ptr(), tensor)
+        agree = first is tensor or torch.equal(first, tensor)
+        _refuse("different values for a tied weight", [] if agree else [name])
+    _refuse("no value for", [name for name, tensor in own.items() if tensor.data_ptr() not in given])
+    for name, tensor in state.items():
+        own[name].copy_(tensor)
+
+
+def _refuse(what: str, names: Iterable[str]) -> None:
+    found = sorted(names)
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise SrlError(f"the trainer's weights do not fit the rollout: {what} {', '.join(found[:3])}{more}")

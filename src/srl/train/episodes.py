@@ -7,22 +7,27 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from srl import interrupts
 from srl.config import Config
 from srl.evaluate import summarise
+from srl.model import merged_state
 from srl.progress import counted
 from srl.protocol import Template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
+from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
-from srl.rollout.torch_engine import TorchEngine
 from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record
 from srl.train.report import Reporter, Terminal
 from srl.train.run_directory import Progress
 from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(slots=True)
@@ -55,7 +60,7 @@ class EpisodeRunner:
 
     config: Config
     environment: Environment
-    engine: TorchEngine
+    engine: Engine
     log: LogWriter
     terminal: Terminal
     reporters: Sequence[Reporter] = ()
@@ -64,10 +69,7 @@ class EpisodeRunner:
     def roll_out(
         self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
     ) -> list[Trajectory]:
-        """`n` episodes per question with the current weights.
-
-        Resets the engine at the end, so that its GPU memory is free for the update.
-        """
+        """`n` episodes per question with the engine's weights; it forgets them at the end."""
         environment, done = self.environment, itertools.count(1)
         try:
             with counted(f"{phase} episodes", n * len(questions)) as count:
@@ -81,6 +83,11 @@ class EpisodeRunner:
             )  # fmt: skip
         finally:
             self.engine.reset()
+
+    def give_weights(self, model: PreTrainedModel) -> None:
+        """Have the engine generate with the weights of `model` where it has a copy of its own."""
+        if not self.engine.traits.same_weights:
+            self.engine.sync(merged_state(model).items())
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         return interrupts.run(self.environment.reward.score(trajectories), self.event_loop)
@@ -119,6 +126,7 @@ class EpisodeRunner:
             reporter.metrics(step, metrics)
 
     def close(self) -> None:
-        """Close the connections to a search server."""
+        """Close the engine and the connections to a search server."""
+        self.engine.close()
         interrupts.run(aclose(self.environment.search), self.event_loop)
         self.event_loop.close()

@@ -121,6 +121,7 @@ def evaluate_model(
                 options=episode_options(setting).for_evaluation(setting.eval.temperature),
             )
         )  # fmt: skip
+    engine.close()
     searched, trained = IndexDigests.of(search), IndexDigests.read(read_card(Path(str(config.model.path))))
     return ModelReport(
         model=str(config.model.path),

@@ -17,8 +17,8 @@ from srl.model import load_model, load_tokenizer, model_digest
 from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
+from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
-from srl.rollout.torch_engine import TorchEngine
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.learning_rate import Network, rate_factor
@@ -104,8 +104,18 @@ def load_environment(
     return Environment(codec, load_template(config), episode_options(config), search, mix, known)
 
 
-def load_engine(config: Config, policy: LoadedModel) -> TorchEngine:
-    """The engine that generates with the policy's own weights."""
+def engine_name(config: Config) -> str:
+    """The engine that `rollout.engine` names; auto is torch."""
+    return "torch" if config.rollout.engine == "auto" else config.rollout.engine
+
+
+def load_engine(config: Config, policy: LoadedModel) -> Engine:
+    """The engine of `rollout.engine`, for the policy. Raises UserError."""
+    from srl.rollout.torch_engine import TorchEngine
+
+    name = engine_name(config)
+    if name != "torch":
+        raise UserError(f"rollout.engine = {name} is not available here; set torch")
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     for error in context_errors(config, context):
         raise UserError(error)

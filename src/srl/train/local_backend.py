@@ -17,7 +17,7 @@ import torch
 
 from srl.config import Config
 from srl.evaluate import step_metrics
-from srl.rollout.torch_engine import TorchEngine
+from srl.rollout.engine import Engine
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint
 from srl.train.cold_start import demonstration_file
@@ -84,9 +84,10 @@ class LocalTrainer:
         self._timings = {}
         with self._timed("step"):
             trajectories, scores = self._roll_out(step, questions)
-            with self._timed("adv"):
-                experience, metrics = make_experience(self.learner, trajectories, scores)
-            metrics |= self._update(step, experience)
+            with self._engine_asleep():
+                with self._timed("adv"):
+                    experience, metrics = make_experience(self.learner, trajectories, scores)
+                metrics |= self._update(step, experience)
         self.progress.step = step
         self.progress.seconds += self._timings["step"]
         metrics |= step_metrics(trajectories, scores)
@@ -145,6 +146,15 @@ class LocalTrainer:
         return metrics
 
     @contextmanager
+    def _engine_asleep(self) -> Iterator[None]:
+        """Inside, the update has the engine's memory; afterwards the engine has the new weights."""
+        self.runner.engine.sleep()
+        yield
+        with self._timed("update_weights"):
+            self.runner.give_weights(self.learner.actor)
+            self.runner.engine.wake()
+
+    @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
@@ -158,7 +168,7 @@ class LocalRun:
     config: Config
     terminal: Terminal
     environment: Environment
-    engine: TorchEngine
+    engine: Engine
     loop: Loop
     reference: str = ""
     """The digest of the reference policy."""
@@ -227,6 +237,7 @@ def rl_loop(config: Config, learner: Learner, optimisers: dict[str, Optimiser]) 
                 runner.terminal.note(line)
         if resumed_from is not None:
             runner.log.drop_steps_after(resumed_from)
+        runner.give_weights(learner.actor)
         return trainer.run()
 
     return loop

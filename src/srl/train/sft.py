@@ -58,6 +58,7 @@ def sft_loop(config: Config, policy: LoadedModel, place: Environment, file: Path
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
         progress = Progress()
+        runner.give_weights(policy.model)
         if config.trainer.val_before_train:
             runner.validate(progress)
             progress.test_em_start = runner.test(0)
@@ -69,7 +70,10 @@ def sft_loop(config: Config, policy: LoadedModel, place: Environment, file: Path
                 runner.terminal.step(step, config.sft.steps, metrics)
 
         began, longest = time.perf_counter(), config.actor.ppo_max_token_len
+        runner.engine.sleep()
         fine_tune_policy(config.sft, policy, episodes, on_step, longest, config.trainer.seed)
+        runner.give_weights(policy.model)
+        runner.engine.wake()
         progress.seconds = time.perf_counter() - began
         runner.validate(progress)
         progress.test_em_end = runner.test(progress.step)

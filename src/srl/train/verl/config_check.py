@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 REFUSED: dict[str, str] = {
     "rollout.deterministic": "episodes of several processes arrive in no fixed order",
+    "rollout.engine": "verl starts the engine, which cluster.rollout names",
     "actor.mask_observations": "verl has one mask for the loss and for every mean",
     "ref.path": "verl loads the reference from the policy's own directory",
 }
@@ -122,8 +123,10 @@ def _unsupported(config: Config, job: Job) -> Iterator[str]:
 
 def _refused_keys(config: Config) -> Iterator[str]:
     other_reference = config.needs_reference and config.ref.path not in (None, config.model.path)
+    engine = config.rollout.engine
     refused = (
         ("rollout.deterministic", "true", "set it to false", config.rollout.deterministic),
+        ("rollout.engine", engine, "leave it out and set cluster.rollout", engine != "auto"),
         ("actor.mask_observations", "false", "set it to true", not config.actor.mask_observations),
         ("ref.path", config.ref.path, "leave it out", other_reference),
     )

@@ -9,19 +9,25 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Sampling
+from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
 from srl.train.verl.job import TORCH
+
+TRAITS = EngineTraits(keyed_sampling=False, same_weights=False, token_ids=True)
 
 
 @dataclass(slots=True)
-class VerlEngine:
-    """An engine that asks verl's servers; `steps` are the versions of the weights that answered."""
+class VerlEngine(Engine):
+    """An engine that asks verl's servers; `steps` are the versions of the weights that answered.
+
+    verl itself hands new weights to its servers.
+    """
 
     generate_on: Callable[..., Awaitable[Any]]
     codec: Codec
     backend: str
     steps: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    traits: EngineTraits = TRAITS
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One turn; the ids are kept whole through the token that completes the stop string."""
@@ -38,9 +44,6 @@ class VerlEngine:
         self.steps.append(int(output.extra_fields.get("global_steps") or 0))
         reason = output.extra_fields.get("srl_stop") or reason_of(ids, sampling, self.codec)
         return Completion(ids, tuple(output.log_probs or [0.0] * len(ids)), reason)
-
-    def finish(self, request_id: str) -> None:
-        """Nothing to free: a server keeps no turn."""
 
 
 def server_params(request_id: str, sampling: Sampling, backend: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from srl.errors import SrlError
-from srl.rollout.engine import Completion, Sampling
+from srl.rollout.engine import Completion, Engine, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from srl.rollout.torch_engine import TorchEngine
 
 _READ = ("temperature", "top_p", "max_tokens", "stop", "srl_key")
 """Sampling parameters that are used …"""
@@ -69,7 +67,7 @@ class TorchServer:
     """
 
     model: PreTrainedModel  # from launch on
-    engine: TorchEngine
+    engine: Engine
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -153,8 +151,7 @@ class TorchServer:
     async def update_weights(self, state: Mapping[str, Tensor], global_steps: int | None = None) -> None:
         """Generate with the weights of step `global_steps` from now on. Raises SrlError, as `load_state`."""
         await self._abort()
-        load_state(self.model, state)
-        self.engine.reset()
+        self.engine.sync(state.items())
         self.global_steps = self.global_steps if global_steps is None else global_steps
 
     async def update_arrays(self, state: Mapping[str, NDArray[Any]], global_steps: int | None) -> None:
@@ -177,7 +174,7 @@ class TorchServer:
     async def sleep(self, **options: Any) -> None:
         """Drop the KV cache. The weights stay: they are the only copy between two updates."""
         await self._abort()
-        self.engine.reset()
+        self.engine.sleep()
 
     async def clear_kv_cache(self) -> None:
         await self.sleep()
@@ -231,30 +228,3 @@ def check_params(params: Mapping[str, Any]) -> None:
                 f"the torch rollout does not support sampling with {name}={value!r}; leave it out, or set "
                 "cluster.rollout=vllm"
             )
-
-
-@torch.no_grad()
-def load_state(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy the weights `state` into `model`.
-
-    Raises SrlError and leaves the model unchanged unless names and shapes match, no weight is missing (a tied
-    weight may have any of its names) and the values of tied weights are equal.
-    """
-    own = model.state_dict()
-    _refuse("unknown weights", [name for name in state if name not in own])
-    _refuse("weights with another shape", [name for name in state if state[name].shape != own[name].shape])
-    given: dict[int, Tensor] = {}
-    for name, tensor in state.items():
-        first = given.setdefault(own[name].data_ptr(), tensor)
-        agree = first is tensor or torch.equal(first, tensor)
-        _refuse("different values for a tied weight", [] if agree else [name])
-    _refuse("no value for", [name for name, tensor in own.items() if tensor.data_ptr() not in given])
-    for name, tensor in state.items():
-        own[name].copy_(tensor)
-
-
-def _refuse(what: str, names: Iterable[str]) -> None:
-    found = sorted(names)
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise SrlError(f"the trainer's weights do not fit the rollout: {what} {', '.join(found[:3])}{more}")
