@@ -225,7 +225,12 @@ def test_unknown_key_in_a_file_has_its_line(tmp_path):
             "reward.weights.my is {'rewards': {'Mine': 1}}, expected number; for a class in a module, type: "
             "--set reward.weights.my.rewards:Mine=1",
         ),
-        ("model.device=gpu", "model.device is 'gpu', expected auto, cpu, mps, cuda or cuda:NUMBER"),
+        ("model.device=gpu", "model.device is 'gpu', expected auto, cpu, cuda or cuda:NUMBER"),
+        (
+            "model.device=mps",
+            "model.device is 'mps', expected auto, cpu, cuda or cuda:NUMBER: sampling takes float64, which "
+            "mps does not have; set cpu",
+        ),
         ("data.train_files=[]", "data.train_files is [], expected text or list of text or null"),
         ("algorithm.name=3", "algorithm.name is 3, expected text"),
     ],

@@ -413,6 +413,12 @@ def test_model_that_reads_less_than_an_episode_is_warned_of(saved):
 
 
 @pytest.mark.usefixtures("quick")
+def test_plan_says_that_float16_is_not_trained_in(saved):
+    found = plan_local(configured(saved["qwen2"], model__dtype="float16"))
+    assert any("model.dtype = float16" in text for text in found.warnings)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

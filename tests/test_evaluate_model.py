@@ -256,6 +256,15 @@ def test_greedy_answers_do_not_depend_on_the_seed(place: Path) -> None:
     assert len(said) == 1
 
 
+def test_model_is_evaluated_in_half_precision(place: Path) -> None:
+    flags = {"search.index": place / "index", "model.dtype": "float16", "model.device": "cpu"}
+    config = settings_of(place / "model", None, None, flags, SMALL)
+    report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve(), limit=2)
+    said = [trajectory.policy_text for trajectory in report.settings["search"].trajectories]
+    assert len(said) == 2
+    assert all(said)
+
+
 class Actor(ScriptedEngine):
     """An engine that searches for the town, then answers with what it found, or with the town."""
 

@@ -210,6 +210,9 @@ def test_a_run_that_cannot_start_leaves_nothing(setting, workspace, monkeypatch)
     monkeypatch.setattr("srl.train.report.find_spec", lambda name: None)
     with pytest.raises(UserError, match="wandb is not installed"):
         train(config(setting, trainer__logger=["wandb"]), workspace)
+    for algo in ("grpo", "sft"):
+        with pytest.raises(UserError, match=r"model\.dtype = float16: .*set model\.dtype=bfloat16"):
+            train(config(setting, model__dtype="float16"), workspace, algo)
     assert Workspace(workspace).all_runs() == []
 
 

@@ -239,6 +239,13 @@ def test_devices_and_dtypes_by_name():
         pick_dtype("int4", torch.device("cpu"))
 
 
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_automatic_precision_is_one_that_the_gpu_computes_in(monkeypatch, native, dtype):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: native)
+    assert pick_dtype("auto", torch.device("cuda")) == dtype
+
+
 def test_tokenizer_without_pad_and_template_gains_no_token(tmp_path):
     tokenizer = copy.deepcopy(byte_level_tokenizer())
     tokenizer.pad_token = None

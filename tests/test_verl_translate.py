@@ -92,7 +92,7 @@ def test_defaults_are_supported_on_both_kinds_of_machine():
         ("cluster.rollout=sglang", job(), "cluster.rollout = sglang"),
         ("cluster.tensor_model_parallel_size=2", job(), "cluster.tensor_model_parallel_size = 2"),
         ("cluster.strategy=megatron", job(), "cluster.strategy = megatron"),
-        ("model.device=mps", GPU, "model.device = mps"),
+        ("model.device=cuda:1", GPU, "model.device = cuda:1"),
         ("model.device=cuda:1", GPU, "CUDA_VISIBLE_DEVICES"),
         ("model.device=cuda", job(), "model.device = cuda"),
         ("model.dtype=float16", job(), "model.dtype = float16"),

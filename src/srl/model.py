@@ -48,12 +48,17 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype `name`; `auto` is bfloat16 on CUDA and float32 on the CPU. Raises UserError."""
+    """The dtype `name`; `auto` is bfloat16 on a GPU that computes in it, else float32. Raises UserError."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return torch.bfloat16 if device.type == "cuda" and _computes_bfloat16() else torch.float32
     if name not in DTYPES:
         raise UserError(f"no dtype {name!r}: type auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _computes_bfloat16() -> bool:
+    """False on a GPU that only emulates it (before Ampere); true where none is here to ask."""
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def load_model(

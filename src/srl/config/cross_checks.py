@@ -47,6 +47,15 @@ def context_errors(config: Config, context: int | None) -> Iterator[str]:
         )
 
 
+def precision_errors(config: Config) -> Iterator[str]:
+    """A line where the local backend does not train in `model.dtype`."""
+    if config.model.dtype == "float16":
+        yield (
+            "model.dtype = float16: training needs loss scaling in float16, which the local backend does not "
+            "do; set model.dtype=bfloat16 or float32"
+        )
+
+
 def plugins_in_use(config: Config) -> Iterator[tuple[str, str]]:
     """`(kind, name)` of the plugins that a run with this configuration loads."""
     yield "algorithm", config.algorithm.name

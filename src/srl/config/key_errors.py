@@ -96,4 +96,6 @@ def wrong(path: KeyPath, value: Any, origin: str) -> str:
         return (
             f"{said}; for a class in a module, type: --set reward.weights.{'.'.join(module)}:{name}={weight}"
         )
+    if path == ("model", "device") and value == "mps":
+        return f"{said}: sampling takes float64, which mps does not have; set cpu"
     return said

@@ -81,11 +81,12 @@ class Model(Section):
     tokenizer: File | None = None
     """Directory of the tokenizer. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32."""
-    device: Annotated[str, Takes("auto, cpu, mps, cuda or cuda:NUMBER")] = Field(
-        default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$"
+    """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32. float16 is for
+    evaluation; the local backend does not train in it, since it does not scale the loss."""
+    device: Annotated[str, Takes("auto, cpu, cuda or cuda:NUMBER")] = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$"
     )
-    """auto (a GPU if there is one), cpu, cuda, cuda:1 or mps."""
+    """auto (a GPU if there is one), cpu, cuda or cuda:1. Not mps: sampling takes float64, which it lacks."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass. Takes less memory and about a third more time."""
     lora_rank: Natural = 0

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from srl.config import Config
+from srl.config.cross_checks import precision_errors
+from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.rollout.engine import Engine
 from srl.store import LogWriter, Record, RunInfo
@@ -195,7 +197,9 @@ class LocalRun:
 
 
 def check(config: Config) -> str:
-    """Set the number of threads; returns what the run trains on, in words."""
+    """Set the number of threads; returns what the run trains on, in words. Raises UserError."""
+    for error in precision_errors(config):
+        raise UserError(error)
     threads = set_threads(config.trainer.threads, config.rollout.deterministic)
     return f"{threads} thread{'' if threads == 1 else 's'}"
 

@@ -157,7 +157,7 @@ def _rollout(config: Config, job: Job) -> Iterator[str]:
 def _device(config: Config, job: Job) -> Iterator[str]:
     """Where the run may be: the workers use all visible GPUs, or none."""
     device = config.model.device
-    if device == "mps" or ":" in device:
+    if ":" in device:
         yield (
             f"model.device = {device}: with --backend verl the workers use all visible GPUs; set auto, and "
             "CUDA_VISIBLE_DEVICES to choose some"
