@@ -1,0 +1,37 @@
+"""The engines of `srl.rollout` hold to the contract, and say what they can do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from tests.engine_contract import MAX_MODEL_LEN, EngineContract, Subject
+from tests.tiny_models import byte_level_tokenizer
+
+from srl.errors import UserError
+from srl.rollout.codec import Codec
+from srl.rollout.engine import ScriptedEngine
+from srl.rollout.torch_engine import TorchEngine
+
+
+class TestTorchEngine(EngineContract):
+    tolerance = 1e-5
+
+    def start(self, model, codec, folder):
+        engine = TorchEngine(model, codec, max_num_seqs=4, max_model_len=MAX_MODEL_LEN)
+
+        def kill():
+            model.forward = broken
+
+        yield Subject(engine, copy.deepcopy(model), codec, kill)
+        engine.close()
+
+
+def broken(*args, **kwargs):
+    raise RuntimeError("the GPU is on fire")
+
+
+def test_weights_of_a_scripted_engine_cannot_change():
+    engine = ScriptedEngine(Codec(byte_level_tokenizer()), lambda request, turn: "")
+    with pytest.raises(UserError, match=r"set rollout\.engine=torch"):
+        engine.sync([])
