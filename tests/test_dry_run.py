@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tests.live_tensors import Live, bytes_of
 from tests.tiny_models import byte_level_tokenizer, tiny_model
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
 from srl.cli.train import app
@@ -53,34 +51,6 @@ def configured(path: Path | str, **settings: object) -> Config:
     """A configuration with `section__key=value` on top of the defaults, on the CPU in float32."""
     given = {"model__path": str(path), "model__device": "cpu", "model__dtype": "float32", **settings}
     return Config().with_settings({name.replace("__", "."): value for name, value in given.items()})
-
-
-def bytes_of(tensors: list[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-class Live(TorchDispatchMode):
-    """The most bytes that tensors made inside lived on at the same time."""
-
-    def __init__(self, known: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.known = {tensor.untyped_storage()._cdata for tensor in known}
-        self.sizes: dict[int, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
-        return out
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key not in self.known and key not in self.sizes:
-            self.sizes[key] = storage.nbytes()
-            self.peak = max(self.peak, sum(self.sizes.values()))
-            weakref.finalize(storage, self.sizes.pop, key, None)
 
 
 def part(shape: Shape, config: Config, name: str, phase: str = "update") -> int:

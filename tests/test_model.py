@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.live_tensors import Live
 from tests.tiny_models import EOS, byte_level_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from srl.errors import UserError
 from srl.model import (
+    add_lora,
     count_parameters,
     has_lora,
     load_model,
     load_tokenizer,
-    merged_state,
+    merged_weights,
     model_digest,
     new_model,
     pick_device,
@@ -149,8 +151,37 @@ def test_saved_lora_model_is_merged_and_its_adapter_lies_beside(saved, tmp_path)
     torch.testing.assert_close(logits(base), logits(model))
 
 
-def test_merged_state_has_the_names_of_the_plain_model(saved):
-    assert set(merged_state(with_trained_lora(saved))) == set(tiny_model().state_dict())
+def test_merged_weights_have_the_names_of_the_plain_model_tied_ones_once(saved):
+    names = [name for name, _ in merged_weights(with_trained_lora(saved))]
+    assert names == sorted(set(tiny_model().state_dict()) - {"lm_head.weight"})
+
+
+def test_merging_copies_one_matrix_at_a_time(saved):
+    model = with_trained_lora(saved)
+    adapted = [module.weight.nbytes for module in model.modules() if hasattr(module, "get_delta_weight")]
+    with Live(model.parameters()) as live:
+        for _ in merged_weights(model):
+            pass
+    assert live.peak <= 4 * max(adapted) < sum(adapted) / 2
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_saving_holds_one_shard_of_the_weights(tmp_path, monkeypatch, rank):
+    """Twelve layers: a shard is less than a fifth of the model, a layer less than a shard."""
+    model = tiny_model(layers=12, width=64, ffn=96, vocab_size=256)
+    if rank:
+        add_lora(model, rank)
+    whole, shard = sum(weight.nbytes for weight in model.parameters()), 300_000
+    monkeypatch.setattr("srl.model.SHARD", shard)
+    layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
+    with Live(model.parameters()) as live:
+        save_model(model, byte_level_tokenizer(), tmp_path / "cut")
+    assert live.peak <= (shard + layer if rank else 0)
+    assert shard + layer < whole / 2
+    files = list((tmp_path / "cut").glob("model-*-of-*.safetensors"))
+    assert len(files) >= 5
+    torch.testing.assert_close(logits(load_model(tmp_path / "cut")), logits(model))
+    assert model_digest(tmp_path / "cut") == model_digest(model)
 
 
 def test_digest_is_that_of_the_weights_wherever_they_are(saved, tmp_path):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,9 @@ from srl.protocol import STOP_STRINGS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+SHARD = 2 * 10**9
+"""Bytes of weights that saving a model holds in host memory."""
+_WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED_DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -266,22 +270,32 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The state dict with any LoRA adapter merged in, under the names of the plain model.
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Each weight under its name in the plain model, any LoRA adapter merged in; sorted by name.
 
-    The model itself is not changed.
+    One matrix is merged at a time, on its device, when it is asked for: nothing else is copied, and the model
+    itself is not changed. Of tied weights only the first is given.
     """
-    state = {
-        name.replace(".base_layer.", "."): tensor.detach()
-        for name, tensor in model.state_dict().items()
-        if not re.search(r"\.lora_\w+\.", name)
-    }
-    for name, module in model.named_modules() if has_lora(model) else ():
-        for adapter in getattr(module, "active_adapters", ()) if hasattr(module, "get_delta_weight") else ():
-            weight = state[f"{name}.weight"]
-            delta = module.get_delta_weight(adapter).detach()
-            state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
-    return state
+    plain: dict[str, tuple[str, Tensor]] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if place not in seen and not re.search(r"\.lora_\w+\.", name):
+            seen.add(place)
+            plain[name.replace(".base_layer.", ".")] = (name, tensor.detach())
+    for name, (own, tensor) in sorted(plain.items()):
+        module = own.removesuffix(".base_layer.weight")
+        yield name, tensor if module == own else _merged(model.get_submodule(module), tensor)
+
+
+def _merged(module: Any, weight: Tensor) -> Tensor:
+    """`weight` with the active adapters of its module, added in float32."""
+    if not module.active_adapters:
+        return weight
+    merged = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+    for adapter in module.active_adapters:
+        merged += module.get_delta_weight(adapter).detach()
+    return merged.to(weight.dtype)
 
 
 def save_model(
@@ -294,17 +308,53 @@ def save_model(
     """Write a Hugging Face directory that any tool reads, whole or not at all.
 
     A LoRA adapter is merged into the weights, and also saved by itself in `adapter/`. The generation config
-    has the stop strings, so other programs end turns where the policy was trained to.
+    has the stop strings, so other programs end turns where the policy was trained to. Beside the model there
+    is one merged matrix on its device, and at most `SHARD` bytes of weights in host memory.
     """
     with atomic_directory(directory) as folder:
         plain = _plain(model)
         plain.generation_config = copy.deepcopy(model.generation_config)
         plain.generation_config.stop_strings = list(stop_strings) or None
-        with quietly():
-            plain.save_pretrained(folder, state_dict=merged_state(model))
+        _save_weights(plain, merged_weights(model), folder)
         tokenizer.save_pretrained(folder)
         if has_lora(model):
             model.save_pretrained(folder / "adapter")
+
+
+def _save_weights(plain: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Config and weights: one file, or shards with an index. transformers writes each shard by itself, under
+    the published names of its weights; a layer is never cut in two."""
+    files: list[Path] = []
+
+    def write(shard: dict[str, Tensor]) -> None:
+        with quietly():
+            plain.save_pretrained(folder, state_dict=shard)
+        files.append((folder / _WEIGHTS).rename(folder / f"shard-{len(files) + 1}"))
+
+    shard: dict[str, Tensor] = {}
+    for _, layer in groupby(weights, key=lambda item: re.findall(r"\D*\d*", item[0])[0]):
+        held = {name: tensor.cpu() for name, tensor in layer}
+        if shard and sum(tensor.nbytes for tensor in [*shard.values(), *held.values()]) > SHARD:
+            write(shard)
+            shard = {}
+        shard |= held
+    write(shard)
+    _name_shards(files, folder)
+
+
+def _name_shards(files: Sequence[Path], folder: Path) -> None:
+    """Give the files of a model their usual names, and an index where there are several."""
+    if len(files) == 1:
+        files[0].rename(folder / _WEIGHTS)
+        return
+    stem, names, size = Path(_WEIGHTS).stem, dict[str, str](), 0
+    for number, file in enumerate(files, start=1):
+        named = file.rename(folder / f"{stem}-{number:05}-of-{len(files):05}.safetensors")
+        for name, entry, _ in _header(named):
+            names[name] = named.name
+            size += entry["data_offsets"][1] - entry["data_offsets"][0]
+    index = {"metadata": {"total_size": size}, "weight_map": names}
+    (folder / f"{_WEIGHTS}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _plain(model: PreTrainedModel) -> PreTrainedModel:
@@ -331,15 +381,8 @@ _Stored = tuple[str, str, Iterable[int], memoryview]
 
 
 def _live_tensors(model: PreTrainedModel) -> Iterator[_Stored]:
-    """(name, dtype, shape, bytes) sorted by name; of tied weights only the first name."""
-    seen: set[tuple[int, torch.Size]] = set()
-    named: dict[str, Tensor] = {}
-    for name, tensor in merged_state(model).items():
-        place = (tensor.data_ptr(), tensor.shape)
-        if place not in seen:
-            seen.add(place)
-            named[name] = tensor
-    for name, tensor in sorted(named.items()):
+    """(name, dtype, shape, bytes) of the weights, sorted by name."""
+    for name, tensor in merged_weights(model):
         data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         yield name, _STORED_DTYPES[tensor.dtype], tensor.shape, data.data
 

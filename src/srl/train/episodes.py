@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from srl import interrupts
 from srl.config import Config
 from srl.evaluate import summarise
-from srl.model import merged_state
+from srl.model import merged_weights
 from srl.progress import counted
 from srl.protocol import Template
 from srl.reward import RewardMix
@@ -87,7 +87,7 @@ class EpisodeRunner:
     def give_weights(self, model: PreTrainedModel) -> None:
         """Have the engine generate with the weights of `model` where it has a copy of its own."""
         if not self.engine.traits.same_weights:
-            self.engine.sync(merged_state(model).items())
+            self.engine.sync(merged_weights(model))
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         return interrupts.run(self.environment.reward.score(trajectories), self.event_loop)
