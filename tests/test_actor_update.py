@@ -25,6 +25,7 @@ from srl.update.actor import (
 from srl.update.logprobs import batched_stats
 from srl.update.losses import count_for
 from srl.update.optimiser import Optimiser
+from srl.update.rollout_correction import NO_CORRECTION
 
 SPECS = ("ppaaoaa", "paaa", "ppppafffa", "ppaaaoooaaaaa")
 FULL = ActorLoss(temperature=0.8, entropy_coeff=0.1, kl_loss_coef=0.2)
@@ -245,6 +246,7 @@ def test_the_mini_batch_size_counts_prompts_times_n(tmp_path, workspace):
     optimiser = Counting(model.parameters(), lr=1e-4)
 
     class Learner:
+        correction = NO_CORRECTION
         critic, actor = None, model
 
     LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})._update(1, part)
@@ -259,6 +261,7 @@ def test_the_critic_learns_first_where_that_is_asked_for(tmp_path):
     optimiser = Counting(model.parameters(), lr=1e-4)
 
     class Learner:
+        correction = NO_CORRECTION
         critic, actor = None, model
 
     trainer = LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})

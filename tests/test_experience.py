@@ -23,6 +23,7 @@ from srl.update.logprobs import batched_stats
 SPECS = ("ppaaooaa", "paafa", "paaa", "ppaoaaa")
 NAMES = ("x", "y", "x", "z")
 SCORES = (1.0, 0.5, 0.0, -1.0)
+CORRECTION = "algorithm__rollout_correction"
 
 
 def policy(seed=0):
@@ -182,7 +183,7 @@ def test_old_log_probs_are_the_trainers_own_at_the_sampling_temperature():
 
 def test_the_samplers_log_probs_make_truncated_weights():
     cap = 0.05
-    them = learner(rollout__logprobs="sampler", rollout__sampler_is_cap=cap)
+    them = learner(**{f"{CORRECTION}__rollout_is": "token", f"{CORRECTION}__rollout_is_threshold": cap})
     experience, _ = make_experience(them, episodes(), scores())
     ratio = (experience.old_logprobs - experience.batch.sampler_logprobs).exp()
     expected = torch.where(experience.mask.bool(), ratio.clamp(max=cap), 1.0)
@@ -253,7 +254,7 @@ def test_both_backends_make_the_same_tensors_and_metrics_bit_for_bit(algo, kl_in
     """The fields of a verl batch that has the local backend's numbers, turn rewards and a failed row."""
     trajectories = episodes(failed=(3,))
     given = [Score(1.0, per_turn=(0.25, 0.75)), *scores()[1:]]
-    sets = {"algorithm__use_kl_in_reward": kl_in_reward, "rollout__logprobs": "sampler"}
+    sets = {"algorithm__use_kl_in_reward": kl_in_reward, f"{CORRECTION}__rollout_is": "token"}
     them = learner(algo, critic=algo == "ppo", control=AdaptiveKL(0.3, target=0.01, horizon=40), **sets)
     them.algorithm = manager.load("algorithm", algo)
     if them.critic is not None:
@@ -270,9 +271,8 @@ def test_both_backends_make_the_same_tensors_and_metrics_bit_for_bit(algo, kl_in
         {"srl_group": item.question.id, "srl_valid": item.valid, "srl_per_turn": score.per_turn,
          "srl_turn_ends": item.turn_ends} for item, score in zip(trajectories, given, strict=True)
     ]  # fmt: skip
-    step = step_batch(
-        {name: field for name, field in fields.items() if field is not None}, extra, [False] * 4
-    )
+    known = {name: field for name, field in fields.items() if field is not None}
+    step = step_batch(known, extra, [False] * 4, them.correction)
     control = AdaptiveKL(0.3, target=0.01, horizon=40)
     found = compute_advantages(step, them.config, them.algorithm, control)
     for name in ("advantages", "returns", "weights"):

@@ -15,7 +15,6 @@ from srl.update.losses import (
     aggregate,
     count_for,
     entropy_from_logits,
-    importance_weights,
     policy_loss,
     sft_loss,
     value_loss,
@@ -104,13 +103,6 @@ def test_importance_weights_multiply_the_loss():
     logprobs, old, advantages, mask = four_ratios()
     loss, _ = policy_loss(logprobs, old, advantages, mask, weights=torch.tensor([[2.0, 1.0, 1.0, 0.5]]))
     assert loss.item() == pytest.approx((-2.4 - 0.5 + 0.8 + 1.5) / 4)
-
-
-def test_importance_weights_are_capped_and_one_off_the_mask():
-    old, sampler = torch.tensor([[-1.0, -1.0, NAN]]), torch.tensor([[-3.0, -0.5, -1.0]])
-    weights = importance_weights(old.requires_grad_(), sampler, torch.tensor([[1, 1, 0]]), cap=2.0)
-    assert_close(weights, torch.tensor([[2.0, math.exp(-0.5), 1.0]]))
-    assert not weights.requires_grad
 
 
 def test_value_loss_by_hand():

@@ -13,11 +13,11 @@ from srl.update.kl import kl_penalty
 from srl.update.losses import (
     aggregate,
     entropy_from_logits,
-    importance_weights,
     policy_loss,
     sft_loss,
     value_loss,
 )
+from srl.update.rollout_correction import RolloutCorrection
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
 
@@ -51,7 +51,7 @@ def assert_gradient_is_the_slope(function: Callable[[Tensor], Tensor], at: Tenso
 @pytest.mark.parametrize("normalise", MODES)
 @pytest.mark.parametrize("clip_c", [None, 3.0])
 def test_policy_loss(normalise, clip_c):
-    weights = importance_weights(random(1), random(2), MASK)
+    weights = RolloutCorrection("token").weights(random(1), random(2), MASK)
     assert_gradient_is_the_slope(
         lambda logprobs: policy_loss(
             logprobs, random(4), random(5), MASK, clip_c=clip_c, weights=weights, normalise=normalise

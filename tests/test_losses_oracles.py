@@ -15,13 +15,14 @@ from srl.update.losses import (
     aggregate,
     count_for,
     entropy_from_logits,
-    importance_weights,
     policy_loss,
     value_loss,
 )
+from srl.update.rollout_correction import RolloutCorrection
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run]
 
+TOKEN = RolloutCorrection("token")
 seeds = pytest.mark.parametrize("seed", range(5))
 ROWS, TOKENS, HORIZON = 8, 13, 20
 VERL_MODES = {
@@ -85,7 +86,7 @@ def test_aggregates_are_verls(verl, seed, normalise):
 @pytest.mark.parametrize("normalise", VERL_MODES)
 def test_policy_loss_is_verls(verl, seed, normalise):
     logprobs, old, advantages, mask = make_batch(seed)
-    weights = importance_weights(old, random(seed + 9) - 2, mask)
+    weights = TOKEN.weights(old, random(seed + 9) - 2, mask)
     ours, metrics = policy_loss(
         logprobs,
         old,
@@ -200,7 +201,7 @@ def test_policy_loss_with_k3_is_trls(seed, normalise, loss_type):
     """Retrieved tokens as trl's tool mask, its two-sided clip `delta` as our dual clip."""
     logprobs, old, advantages, mask = make_batch(seed)
     reference, beta = old + 0.3 * random(seed + 8), 0.1
-    weights = importance_weights(old, random(seed + 9) - 2, mask)
+    weights = TOKEN.weights(old, random(seed + 9) - 2, mask)
     inputs = {
         "prompt_ids": torch.ones(ROWS, 1),
         "prompt_mask": torch.ones(ROWS, 1),

@@ -247,10 +247,20 @@ def test_validation_samples_where_verl_says_so(tmp_path):
 
 def test_weights_between_sampler_and_trainer_are_carried(tmp_path):
     section = "algorithm.rollout_correction"
-    config, _ = imported(tmp_path, verl(f"{section}.rollout_is=token", f"{section}.rollout_is_threshold=1.5"))
-    assert (config.rollout.logprobs, config.rollout.sampler_is_cap) == ("sampler", 1.5)
-    _, made = imported(tmp_path, verl(f"{section}.rollout_is=sequence"))
-    said(made, "rollout_is=sequence has no equivalent")
+    given = {"rollout_is": "sequence", "rollout_is_threshold": "0.5_4", "rollout_is_batch_normalize": "true",
+             "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.9_1.1", "bypass_mode": True}  # fmt: skip
+    config, made = imported(tmp_path, verl(*(f"{section}.{name}={value}" for name, value in given.items())))
+    found = config.algorithm.rollout_correction
+    assert (found.rollout_is, found.bounds, found.rollout_is_batch_normalize) == (
+        "sequence",
+        (0.5, 4.0),
+        True,
+    )
+    assert found.rejections == [("seq_mean_k1", 0.9, 1.1)]
+    said(made, "srl has no bypass mode")
+    assert "switches it off" not in made.text
+    _, made = imported(tmp_path, verl())
+    said(made, "truncated importance sampling", f"{section}.rollout_is=off switches it off")
 
 
 @pytest.mark.parametrize(
@@ -384,6 +394,9 @@ OTHER_VALUES = {
     "actor.clip_ratio_high": 0.25, "actor.clip_ratio_c": 4.5, "actor.optim.betas": [0.8, 0.9],
     "critic.optim.betas": [0.8, 0.9], "trainer.project_name": "words", "trainer.experiment_name": "words",
     "cluster.strategy": "fsdp2", "cluster.rollout": "sglang", "actor.loss_agg_mode": "seq-mean-token-sum",
+    "algorithm.rollout_correction.rollout_is": "sequence",
+    "algorithm.rollout_correction.rollout_rs": "token_k3",
+    "algorithm.rollout_correction.rollout_is_batch_normalize": True,
     "critic.loss_agg_mode": "seq-mean-token-sum", "algorithm.kl_penalty": "mse", "actor.kl_loss_type": "mse",
     "actor.optim.lr_scheduler_type": "linear", "critic.optim.lr_scheduler_type": "linear",
 }  # fmt: skip

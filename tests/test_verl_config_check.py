@@ -264,6 +264,31 @@ def test_section_of_verls_is_not_a_value():
     assert "verl.trainer is a section" in refusal(with_verl(made(), trainer=3))
 
 
+CORRECTION = "algorithm__rollout_correction"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({f"{CORRECTION}__rollout_is": "token"}, "set algorithm.rollout_correction.rollout_is instead"),
+        ({f"+{CORRECTION}__rollout_rs": "token_k1"}, "set algorithm.rollout_correction.rollout_rs instead"),
+        ({CORRECTION: None}, "set algorithm.rollout_correction instead"),
+        ({f"{CORRECTION}__bypass_mode": True}, "srl has no bypass mode"),
+        ({"actor_rollout_ref__actor__policy_loss__loss_mode": "bypass_mode"}, "srl computes the old"),
+        ({"+critic__enable": True}, "verl.critic.enable is set by srl"),
+    ],
+)  # fmt: skip
+def test_what_our_trainer_would_not_read_is_refused_with_the_key_to_set(given, words):
+    assert words in refusal(with_verl(made(), **given))
+
+
+def test_top_p_on_vllm_needs_the_weights():
+    cut = ("rollout.top_p=0.9", "algorithm.rollout_correction.rollout_is='off'")
+    assert "rollout.top_p = 0.9: vLLM renormalises" in refusal(made(*cut), GPU)
+    compose(made("rollout.top_p=0.9"), GPU)
+    compose(made(*cut), job())
+
+
 @pytest.mark.parametrize("key", ["critic__enable", "data__custom_cls__path", "trainer__v1__trainer_mode"])
 def test_key_by_which_our_code_is_in_verl_cannot_be_changed(key):
     assert "is set by srl" in refusal(with_verl(made(), **{key: "other"}))

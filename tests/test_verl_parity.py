@@ -47,7 +47,7 @@ ACTOR = {
     "token-mean": {"actor.kl_loss_type": "k3"},
     "seq-mean-token-mean": {"actor.kl_loss_type": "k1", "actor.clip_ratio_c": None},
     "seq-mean-token-sum": {"actor.kl_loss_type": "k2", "actor.entropy_coeff": 0.0},
-    "constant": {"rollout.logprobs": "sampler", "actor.clip_ratio_c": 1.5},
+    "constant": {"algorithm.rollout_correction.rollout_is": "token", "actor.clip_ratio_c": 1.5},
 }
 """The actor's ways to make one loss of its tokens, each with another KL, dual clip or weights."""
 CRITIC = {
@@ -188,7 +188,7 @@ STEPS = ["actor token-mean True", "critic token-mean True"]
 def part_of(made, config):
     """What a case learns from: weights only where the configuration asks for them."""
     part = moved(made)
-    if config.rollout.logprobs != "sampler":
+    if config.algorithm.rollout_correction.rollout_is != "token":
         return part
     generator = torch.Generator().manual_seed(7)
     weights = 2 * torch.rand(part.mask.shape, generator=generator)

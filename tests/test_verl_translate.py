@@ -67,6 +67,7 @@ def test_tables_name_only_keys_that_exist():
 def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
     changed = {
         "rollout.deterministic": "rollout.deterministic=true",
+        "rollout.engine": "rollout.engine=torch",
         "actor.mask_observations": "actor.mask_observations=false",
         "ref.path": "ref.path=/other",
     }

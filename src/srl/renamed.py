@@ -7,8 +7,15 @@ from typing import Any
 
 Names = Mapping[str, str]
 
-KEYS: Names = {"search.engines": "search.retrievers"}
+KEYS: Names = {
+    "search.engines": "search.retrievers",
+    "rollout.logprobs": "algorithm.rollout_correction.rollout_is",
+    "rollout.sampler_is_cap": "algorithm.rollout_correction.rollout_is_threshold",
+}
 """Keys of the configuration."""
+
+VALUES: Mapping[str, Names] = {"rollout.logprobs": {"sampler": "token", "trainer": "off"}}
+"""Values, by old key."""
 
 OPTIONS: Mapping[str, Names] = {"srl train": {"--engine": "--backend"}}
 """Options, by command."""

@@ -56,6 +56,23 @@ def precision_errors(config: Config) -> Iterator[str]:
         )
 
 
+def truncation_errors(config: Config, engine: str) -> Iterator[str]:
+    """A line where `engine` renormalises what top_p leaves, and nothing corrects the log-probs for it.
+
+    vLLM's log-probs are then those of the distribution that it sampled from. The other engines give those of
+    the whole distribution, whatever top_p is.
+    """
+    if (
+        engine == "vllm"
+        and config.rollout.top_p < 1
+        and config.algorithm.rollout_correction.rollout_is == "off"
+    ):
+        yield (
+            f"rollout.top_p = {config.rollout.top_p}: vLLM renormalises what is left, which only importance "
+            "weights correct; set rollout.top_p=1.0 or algorithm.rollout_correction.rollout_is=token"
+        )
+
+
 def plugins_in_use(config: Config) -> Iterator[tuple[str, str]]:
     """`(kind, name)` of the plugins that a run with this configuration loads."""
     yield "algorithm", config.algorithm.name
@@ -155,6 +172,7 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             f"{say('rollout.deterministic')} needs the torch engine, not {say('rollout.engine')}: "
             "no other repeats a run; set rollout.engine=torch or rollout.deterministic=false"
         )
+    _check_rejection(config)
     _check_urls("search.url", config.search.url or ())
     if config.search.url and config.search.index:
         raise UserError(f"give one of {say('search.url')} and {say('search.index')}; set the other to null")
@@ -162,6 +180,18 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
         _check_named(name, named)
     _check_splits(config)
     return list(_warnings(config, algorithm))
+
+
+def _check_rejection(config: Config) -> None:
+    """Every rejection has its bounds."""
+    section, key = config.algorithm.rollout_correction, "algorithm.rollout_correction.rollout_rs"
+    try:
+        section.rejections  # noqa: B018
+    except ValueError as error:
+        raise UserError(
+            f"{key} = {section.rollout_rs} does not fit {key}_threshold = {section.rollout_rs_threshold}: "
+            f"{error}; expected a bound for all, or one for each, such as seq_mean_k1 and 0.9_1.1"
+        ) from error
 
 
 def _value(config: Config, key: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from srl.config.keys import KeyPath, flat, keys, place, plain, takes
 from srl.errors import UserError, nearest
-from srl.renamed import KEYS
+from srl.renamed import KEYS, VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def flatten(
         elif kind == "section" and value is not None:
             raise UserError(f"{origin(given)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
         elif kind != "section" and not (is_plugin and value is None):
-            yield Setting(path, value, origin(given), old_key)
+            yield Setting(path, _current_value(old_key, value), origin(given), old_key)
 
 
 def _current(given: KeyPath) -> tuple[KeyPath, str]:
@@ -51,6 +51,12 @@ def _current(given: KeyPath) -> tuple[KeyPath, str]:
         if given[: len(parts)] == parts:
             return (*new.split("."), *given[len(parts) :]), old
     return given, ""
+
+
+def _current_value(old_key: str, value: Any) -> Any:
+    """The current value for one that was given by an old key."""
+    known = VALUES.get(old_key, {})
+    return known.get(value, value) if isinstance(value, str) else value
 
 
 def split_key(key: str, base: KeyPath = ()) -> KeyPath:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -29,6 +31,25 @@ def one_or_many(value: object) -> object:
 def list_to_tuple(value: object) -> object:
     """A list from YAML becomes a tuple."""
     return tuple(value) if isinstance(value, list) else value
+
+
+_REJECTION = r"(token_k[123]|seq_(sum|mean)_k[123]|seq_max_k[23])"
+"""What `algorithm.rollout_correction.rollout_rs` may name."""
+
+
+def parsed_bounds(value: float | str) -> tuple[float | None, float]:
+    """`(lower, upper)` of `LOWER_UPPER`, or `(None, upper)` of a number. Raises ValueError."""
+    first, between, second = str(value).partition("_")
+    lower, upper = (float(first), float(second)) if between else (None, float(first))
+    if not (0 < (upper if lower is None else lower) <= upper < math.inf):
+        raise ValueError(f"{value}: expected 0 < lower ≤ upper")
+    return lower, upper
+
+
+def checked_bounds(value: float | str) -> float | str:
+    """`value`, if `parsed_bounds` reads it."""
+    parsed_bounds(value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +237,7 @@ class Rollout(Section):
     """Sampling temperature in training. Log-probs are computed at the same temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling in training. Below 1, the sampled distribution differs from the trained one (a
-    warning)."""
+    warning): tokens that it cuts off are never sampled."""
     max_turns: Natural = 4
     """Turns that may search. One more generation may only answer (as Search-R1 counts)."""
     max_turn_tokens: Count = 500
@@ -236,11 +257,6 @@ class Rollout(Section):
     server with OpenAI's API, for evaluation. auto: torch. With `--backend verl` see cluster.rollout."""
     max_num_seqs: Count = 128
     """Concurrent episodes; on verl, for each replica of the model."""
-    logprobs: Literal["trainer", "sampler"] = "trainer"
-    """Old log-probs are always recomputed by the trainer. sampler: also weight each token by truncated
-    importance sampling, for a sampler whose probabilities differ."""
-    sampler_is_cap: Positive = 2.0
-    """Upper bound of the importance weight; only with logprobs: sampler."""
 
 
 class Reward(PluginSection):
@@ -265,6 +281,62 @@ class KlCtrl(Section):
     """Horizon of the adaptive coefficient, in episodes."""
 
 
+class RolloutCorrection(Section):
+    """Correction for a sampler whose probabilities differ from the trainer's. Names and meanings as in
+    verl."""
+
+    rollout_is: Literal["auto", "token", "sequence", "off"] = "auto"
+    """Weight the loss by truncated importance sampling, π_trainer / π_sampler: of each token, or the product
+    of a sequence's. auto: token if the engine samples from a copy of the weights (vLLM, SGLang, any engine of
+    verl's), else off."""
+    rollout_is_threshold: Annotated[
+        float | str, AfterValidator(checked_bounds), Takes("number > 0, or LOWER_UPPER such as 0.5_5")
+    ] = 2.0
+    """Upper bound of the weights. `0.5_5`: weights outside 0.5 to 5 become 0 instead (IcePop)."""
+    rollout_is_batch_normalize: bool = False
+    """Divide the weights by their mean over the batch."""
+    rollout_rs: Annotated[str | None, Takes("null, or one or several of token_k1, seq_mean_k1 …")] = Field(
+        default=None, pattern=rf"^{_REJECTION}( *, *{_REJECTION})*$"
+    )
+    """Rejection: leave tokens (token) or episodes (seq_sum, seq_mean, seq_max) out of the loss whose
+    divergence is out of bounds. k1: the log-ratio, k2: half its square, k3: ratio − 1 − log-ratio. seq_sum_k1
+    bounds an episode's ratio, seq_mean_k1 its geometric mean. Of several, separated by commas, all must
+    hold."""
+    rollout_rs_threshold: Annotated[
+        float | str | None, Takes("null, a number > 0, or one for each, separated by commas")
+    ] = None
+    """Bounds of rollout_rs. k1: of the ratio, LOWER_UPPER such as 0.9_1.1, or its upper bound alone (lower:
+    1 / upper). k2, k3: the upper bound."""
+
+    @property
+    def bounds(self) -> tuple[float | None, float]:
+        """Lower and upper bound of the weights; without a lower one they are truncated."""
+        return parsed_bounds(self.rollout_is_threshold)
+
+    @property
+    def rejections(self) -> list[tuple[str, float | None, float]]:
+        """`(option, lower, upper)` of each rejection, the bounds of k1 those of the ratio.
+
+        Raises ValueError with the reason where rollout_rs and rollout_rs_threshold do not fit together.
+        """
+        options = list(dict.fromkeys(re.split(r" *, *", self.rollout_rs))) if self.rollout_rs else []
+        given = "" if self.rollout_rs_threshold is None else str(self.rollout_rs_threshold)
+        bounds = [part.strip() for part in given.split(",") if part.strip()]
+        if bool(options) != bool(bounds) or len(bounds) not in (0, 1, len(options)):
+            raise ValueError(f"{len(options)} options and {len(bounds)} bounds")
+        bounds = bounds * len(options) if len(bounds) == 1 else bounds
+        return [_rejection(option, bound) for option, bound in zip(options, bounds, strict=True)]
+
+
+def _rejection(option: str, text: str) -> tuple[str, float | None, float]:
+    lower, upper = parsed_bounds(text)
+    if option.endswith("k1"):
+        lower, upper = parsed_bounds(f"{1 / upper}_{upper}") if lower is None else (lower, upper)
+    elif lower is not None:
+        raise ValueError(f"{option} takes an upper bound only, not {text}")
+    return option, lower, upper
+
+
 class Algorithm(PluginSection):
     """How advantages are estimated. The options of an algorithm go under its name."""
 
@@ -279,6 +351,7 @@ class Algorithm(PluginSection):
     kl_penalty: KlEstimator = "k1"
     """KL estimator in the reward: k1 (difference of log-probs), k2 (half its square), k3 (low variance)."""
     kl_ctrl: KlCtrl = KlCtrl()
+    rollout_correction: RolloutCorrection = RolloutCorrection()
 
 
 class Optim(Section):

@@ -6,6 +6,7 @@ fields of its batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from srl.advantage import Algorithm, masked_mean, score_on_last_token
 from srl.config import Config
 from srl.update.critic import explained_variance
 from srl.update.kl import KLController, kl_penalty, mean_sequence_kl, penalised_rewards
-from srl.update.losses import importance_weights
+from srl.update.rollout_correction import NO_CORRECTION, Level, Rejection, RolloutCorrection
 
 
 @dataclass(slots=True)
@@ -37,20 +38,25 @@ class StepBatch:
     valid: Tensor  # (B,) bool
     mask: Tensor  # (B, T) 1 on the policy's tokens
     loss_mask: Tensor  # (B, T) as `mask`, or wider where observations are trained on too
-    old_logprobs: Tensor  # (B, T) float32, as the next two
+    old_logprobs: Tensor | None  # (B, T) float32, as the next two; None: the update's own are the old ones
     sampler_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None  # (B, T) in the critic's precision
+    correction: RolloutCorrection = NO_CORRECTION
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the update takes, each (B, T), and the metrics that describe it. `weights` correct the sampler's
-    log-probs, where `rollout.logprobs` is `sampler`."""
+    """What the update takes, each (B, T), and the metrics that describe it.
+
+    The masks are those of the batch without what `correction` rejects, `weights` its importance weights.
+    """
 
     rewards: Tensor
     advantages: Tensor
     returns: Tensor
+    mask: Tensor
+    loss_mask: Tensor
     weights: Tensor | None
     metrics: dict[str, float]
 
@@ -70,12 +76,79 @@ def compute_advantages(
         gamma=config.algorithm.gamma,
         lam=config.algorithm.lam,
     )
-    weights = None
-    if config.rollout.logprobs == "sampler" and batch.sampler_logprobs is not None:
-        cap = config.rollout.sampler_is_cap
-        weights = importance_weights(batch.old_logprobs, batch.sampler_logprobs, batch.mask, cap)
-    metrics = _policy_metrics(batch, returns) | penalty | _reward_metrics(batch, rewards, advantages)
-    return StepResult(rewards, advantages, returns, weights, metrics)
+    metrics = penalty | _reward_metrics(batch, rewards, advantages)
+    if batch.values is not None:
+        known = explained_variance(batch.values.float(), returns, batch.loss_mask)
+        metrics["critic/vf_explained_var"] = known
+    mask, loss_mask, weights = _corrected(batch)
+    if batch.old_logprobs is not None:
+        metrics |= policy_metrics(
+            batch.old_logprobs, batch.mask, batch.sampler_logprobs, batch.ref_logprobs, batch.correction
+        )
+    return StepResult(rewards, advantages, returns, mask, loss_mask, weights, metrics)
+
+
+def rollout_correction(config: Config, same_weights: bool) -> RolloutCorrection:
+    """What `algorithm.rollout_correction` asks for.
+
+    auto weights each token, unless the engine samples with the `same_weights` as the trainer's.
+    """
+    section = config.algorithm.rollout_correction
+    level: Level | None = None
+    if section.rollout_is in ("token", "sequence"):
+        level = section.rollout_is
+    elif section.rollout_is == "auto" and not same_weights:
+        level = "token"
+    lower, upper = section.bounds
+    rejections = tuple(_rejection(*each) for each in section.rejections)
+    return RolloutCorrection(level, upper, lower, section.rollout_is_batch_normalize, rejections)
+
+
+def _rejection(option: str, lower: float | None, upper: float) -> Rejection:
+    """With the bounds of the divergence; those of k1 are given as ratios."""
+    if lower is None:
+        return Rejection(option, 0.0, upper)
+    return Rejection(option, math.log(lower), math.log(upper))
+
+
+def needs_old_logprobs(config: Config, correction: RolloutCorrection) -> bool:
+    """Whether old log-probs are computed in a pass of their own before the update.
+
+    With one optimiser step for each rollout the policy of the update is still the old one, so the ratio is 1
+    and the update's own log-probs serve, unless something needs them for the whole batch beforehand.
+    """
+    one_step = (
+        config.actor.ppo_epochs == 1 and config.actor.ppo_mini_batch_size >= config.data.train_batch_size
+    )
+    beforehand = config.algorithm.use_kl_in_reward or correction.normalise or bool(correction.rejections)
+    return not one_step or beforehand
+
+
+def policy_metrics(
+    old: Tensor, mask: Tensor, sampler: Tensor | None, reference: Tensor | None, correction: RolloutCorrection
+) -> dict[str, float]:
+    """How far the policy, by its `old` log-probs, is from its sampler and its reference."""
+    metrics = dict[str, float]()
+    if sampler is not None:
+        gap = (old - sampler).abs().masked_fill(~mask.bool(), 0)
+        metrics["rollout/logprob_diff/mean"] = float(masked_mean(gap, mask))
+        metrics["rollout/logprob_diff/max"] = float(gap.max())
+        metrics |= correction.metrics(old, sampler, mask)
+    if reference is not None:
+        metrics["actor/ref_kl"] = float(masked_mean(kl_penalty(old, reference, "k3"), mask))
+    return metrics
+
+
+def _corrected(batch: StepBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Both masks without what is rejected, and the weights."""
+    mask, old, sampler = batch.mask, batch.old_logprobs, batch.sampler_logprobs
+    if old is None or sampler is None:
+        return mask, batch.loss_mask, None
+    weights = batch.correction.weights(old, sampler, mask)
+    if not batch.correction.rejections:
+        return mask, batch.loss_mask, weights
+    kept = batch.correction.kept(old, sampler, mask)
+    return mask * kept, batch.loss_mask * kept, weights
 
 
 def token_rewards(batch: StepBatch) -> Tensor:
@@ -101,6 +174,7 @@ def _penalised_rewards(
     rewards = token_rewards(batch)
     if not config.algorithm.use_kl_in_reward or batch.ref_logprobs is None:
         return rewards, {}
+    assert batch.old_logprobs is not None, "needs_old_logprobs says so"
     kl = kl_penalty(batch.old_logprobs, batch.ref_logprobs, config.algorithm.kl_penalty)
     measured = float(mean_sequence_kl(kl, batch.mask))
     metrics = {"critic/kl": measured, "critic/kl_coeff": kl_control.coef}
@@ -113,23 +187,6 @@ def _group_ids(groups: Sequence[str]) -> Tensor:
     """One number (B,) for each group, by its name."""
     numbers = {name: n for n, name in enumerate(dict.fromkeys(groups))}
     return torch.tensor([numbers[name] for name in groups])
-
-
-def _policy_metrics(batch: StepBatch, returns: Tensor) -> dict[str, float]:
-    """How far the policy is from its sampler and its reference, and the critic from the returns."""
-    mask, metrics = batch.mask, dict[str, float]()
-    if batch.sampler_logprobs is not None:
-        gap = (batch.old_logprobs - batch.sampler_logprobs).abs() * mask
-        metrics["rollout/logprob_diff/mean"] = float(masked_mean(gap, mask))
-        metrics["rollout/logprob_diff/max"] = float(gap.max())
-    if batch.ref_logprobs is not None:
-        kl = kl_penalty(batch.old_logprobs, batch.ref_logprobs, "k3")
-        metrics["actor/ref_kl"] = float(masked_mean(kl, mask))
-    if batch.values is not None:
-        metrics["critic/vf_explained_var"] = explained_variance(
-            batch.values.float(), returns, batch.loss_mask
-        )
-    return metrics
 
 
 def _reward_metrics(batch: StepBatch, rewards: Tensor, advantages: Tensor) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,13 @@ from torch import Tensor
 from srl.advantage import Algorithm, masked_mean
 from srl.config import Config
 from srl.model import without_lora
-from srl.train.compute_advantages import StepBatch, compute_advantages
+from srl.train.compute_advantages import (
+    StepBatch,
+    compute_advantages,
+    needs_old_logprobs,
+    policy_metrics,
+    rollout_correction,
+)
 from srl.trajectory import Score, Trajectory
 from srl.update.actor import Experience
 from srl.update.batch import Batch, collate
@@ -21,14 +27,26 @@ from srl.update.critic import Critic, batched_values
 from srl.update.kl import KLController
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.masks import response_and_loss_mask
+from srl.update.rollout_correction import RolloutCorrection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+Timed = Callable[[str], contextlib.AbstractContextManager[None]]
+"""Measures a part of a step by its name, verl's in `timing_s/…`."""
+
+
+def _untimed(name: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 @dataclass(slots=True)
 class Learner:
-    """The networks of the local backend, and the KL controller of their rewards."""
+    """The networks of the local backend, and the KL controller of their rewards.
+
+    `same_weights`: the engine samples with the actor's own tensors (`EngineTraits`).
+    """
 
     config: Config
     algorithm: Algorithm
@@ -36,6 +54,11 @@ class Learner:
     reference: PreTrainedModel | None
     critic: Critic | None
     kl_control: KLController
+    same_weights: bool = True
+
+    @property
+    def correction(self) -> RolloutCorrection:
+        return rollout_correction(self.config, self.same_weights)
 
     @property
     def device(self) -> torch.device:
@@ -72,31 +95,51 @@ class Learner:
 
 
 def make_experience(
-    learner: Learner, trajectories: Sequence[Trajectory], scores: Sequence[Score]
+    learner: Learner, trajectories: Sequence[Trajectory], scores: Sequence[Score], timed: Timed = _untimed
 ) -> tuple[Experience, dict[str, float]]:
     """The experience of one step and the metrics that describe it.
 
     A row whose search failed has `valid` 0 and a mask of zeros: it is out of the loss, of every mean and of
-    its group's baseline.
+    its group's baseline. Where old log-probs are those of the update (`needs_old_logprobs`), there are none
+    here, and `update_metrics` has the metrics that need them.
     """
     batch = collate(trajectories).to(learner.device)
     valid = torch.tensor([item.valid for item in trajectories], device=learner.device)  # (B,)
     mask, loss_mask = response_and_loss_mask(
         batch, valid, mask_observations=learner.config.actor.mask_observations
     )
-    old = learner.stats(learner.actor, batch, loss_mask)
+    correction, old = learner.correction, None
+    if needs_old_logprobs(learner.config, correction):
+        with timed("old_log_prob"):
+            old = learner.stats(learner.actor, batch, loss_mask)
+    with timed("ref"):
+        reference = learner.reference_logprobs(batch, loss_mask)
+    with timed("values"):
+        values = learner.values(batch)
     step = StepBatch(
         groups=[item.question.id for item in trajectories],
         scores=torch.tensor([score.value for score in scores], device=learner.device, dtype=torch.float32),
         per_turn=[score.per_turn for score in scores],
         turn_ends=[item.turn_ends for item in trajectories],
-        valid=valid, mask=mask, loss_mask=loss_mask, old_logprobs=old.logprobs,
-        sampler_logprobs=batch.sampler_logprobs, ref_logprobs=learner.reference_logprobs(batch, loss_mask),
-        values=learner.values(batch),
+        valid=valid, mask=mask, loss_mask=loss_mask, old_logprobs=None if old is None else old.logprobs,
+        sampler_logprobs=batch.sampler_logprobs, ref_logprobs=reference, values=values, correction=correction,
     )  # fmt: skip
-    result = compute_advantages(step, learner.config, learner.algorithm, learner.kl_control)
+    with timed("adv"):
+        result = compute_advantages(step, learner.config, learner.algorithm, learner.kl_control)
     experience = Experience(
-        batch, mask, loss_mask, result.advantages, result.returns, old.logprobs, step.ref_logprobs,
-        step.values, result.weights,
+        batch, result.mask, result.loss_mask, result.advantages, result.returns, step.old_logprobs,
+        reference, values, result.weights,
     )  # fmt: skip
-    return experience, {"actor/entropy": float(masked_mean(old.entropy, mask))} | result.metrics
+    return experience, ({} if old is None else _entropy(old, mask)) | result.metrics
+
+
+def update_metrics(learner: Learner, experience: Experience, stats: TokenStats) -> dict[str, float]:
+    """The metrics of the policy by the log-probs and entropies `stats` of its update."""
+    sampler, mask = experience.batch.sampler_logprobs, experience.mask
+    return _entropy(stats, mask) | policy_metrics(
+        stats.logprobs, mask, sampler, experience.ref_logprobs, learner.correction
+    )
+
+
+def _entropy(stats: TokenStats, mask: Tensor) -> dict[str, float]:
+    return {"actor/entropy": float(masked_mean(stats.entropy, mask))}

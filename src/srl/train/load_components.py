@@ -125,15 +125,18 @@ def load_engine(config: Config, policy: LoadedModel) -> Engine:
     )  # fmt: skip
 
 
-def load_learner(config: Config, policy: LoadedModel) -> Learner:
-    """Actor, frozen reference and critic, as far as the algorithm needs them. The critic starts as a copy."""
+def load_learner(config: Config, policy: LoadedModel, same_weights: bool = True) -> Learner:
+    """Actor, frozen reference and critic, as far as the algorithm needs them. The critic starts as a copy.
+
+    `same_weights` is the trait of the engine that samples.
+    """
     algorithm = load_algorithm(config)
     adapter = config.model.lora_rank > 0 and config.ref.path is None
     reference = _load_reference(config) if config.needs_reference and not adapter else None
     critic = Critic(policy.model) if algorithm.needs_critic else None
     control = config.algorithm.kl_ctrl
     kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
-    return Learner(config, algorithm, policy.model, reference, critic, kl)
+    return Learner(config, algorithm, policy.model, reference, critic, kl, same_weights)
 
 
 def _load_reference(config: Config) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from srl.config import Config
-from srl.config.cross_checks import precision_errors
+from srl.config.cross_checks import precision_errors, truncation_errors
 from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.rollout.engine import Engine
@@ -24,8 +24,9 @@ from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint
 from srl.train.cold_start import demonstration_file
 from srl.train.episodes import Environment, EpisodeRunner
-from srl.train.experience import Learner, make_experience
+from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.load_components import (
+    engine_name,
     load_engine,
     load_environment,
     load_learner,
@@ -46,7 +47,9 @@ from srl.train.threads import set_threads
 from srl.trajectory import Question, Score, Trajectory, failed_episodes
 from srl.update.actor import ActorLoss, Experience, update_actor
 from srl.update.critic import update_critic
+from srl.update.logprobs import TokenStats
 from srl.update.optimiser import Optimiser
+from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 from srl.workspace import Workspace
 
 
@@ -87,8 +90,7 @@ class LocalTrainer:
         with self._timed("step"):
             trajectories, scores = self._roll_out(step, questions)
             with self._engine_asleep():
-                with self._timed("adv"):
-                    experience, metrics = make_experience(self.learner, trajectories, scores)
+                experience, metrics = make_experience(self.learner, trajectories, scores, self._timed)
                 metrics |= self._update(step, experience)
         self.progress.step = step
         self.progress.seconds += self._timings["step"]
@@ -139,13 +141,21 @@ class LocalTrainer:
                     epochs=config.critic.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
                 )  # fmt: skip
         if step > config.trainer.critic_warmup:
-            with self._timed("update_actor"):
-                metrics |= update_actor(
-                    self.learner.actor, self.optimisers["actor"], experience, loss=actor_loss(config),
-                    mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
-                    epochs=config.actor.ppo_epochs, max_tokens=config.actor.ppo_max_token_len,
-                )  # fmt: skip
+            metrics |= self._update_actor(experience)
         return metrics
+
+    def _update_actor(self, experience: Experience) -> dict[str, float]:
+        config, seen = self.config, None
+        if experience.old_logprobs is None:
+            seen = TokenStats(torch.zeros_like(experience.mask), torch.zeros_like(experience.mask))
+        with self._timed("update_actor"):
+            metrics = update_actor(
+                self.learner.actor, self.optimisers["actor"], experience,
+                loss=actor_loss(config, self.learner.correction),
+                mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
+                epochs=config.actor.ppo_epochs, max_tokens=config.actor.ppo_max_token_len, seen=seen,
+            )  # fmt: skip
+        return metrics if seen is None else metrics | update_metrics(self.learner, experience, seen)
 
     @contextmanager
     def _engine_asleep(self) -> Iterator[None]:
@@ -210,11 +220,13 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
     splits = load_splits(config, policy.codec, terminal.note)
     environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
+    for error in truncation_errors(config, engine_name(config)):
+        raise UserError(error)
     engine = load_engine(config, policy)
     if algo == "sft":
         loop = sft_loop(config, policy, environment, demonstration_file(config, workspace, terminal.note))
         return LocalRun(config, terminal, environment, engine, loop)
-    learner = load_learner(config, policy)
+    learner = load_learner(config, policy, engine.traits.same_weights)
     optimisers = load_optimisers(config, learner)
     reference = reference_digest(config, learner.reference)
     return LocalRun(config, terminal, environment, engine, rl_loop(config, learner, optimisers), reference)
@@ -247,7 +259,7 @@ def rl_loop(config: Config, learner: Learner, optimisers: dict[str, Optimiser]) 
     return loop
 
 
-def actor_loss(config: Config) -> ActorLoss:
+def actor_loss(config: Config, correction: RolloutCorrection = NO_CORRECTION) -> ActorLoss:
     """The loss configured in the section `actor`."""
     actor = config.actor
     return ActorLoss(
@@ -260,6 +272,7 @@ def actor_loss(config: Config) -> ActorLoss:
         entropy_coeff=actor.entropy_coeff,
         kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_loss_type=actor.kl_loss_type,
+        correction=correction,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from srl.update.batch import Batch, micro_batches
 from srl.update.kl import kl_penalty
-from srl.update.logprobs import token_stats
+from srl.update.logprobs import TokenStats, token_stats
 from srl.update.losses import LossAggMode, aggregate, count_for, policy_loss
 from srl.update.optimiser import Optimiser
+from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +26,8 @@ class Experience:
     """What the update of one step learns from; all tensors are `(B, T)`.
 
     `mask` is 1 on the policy's tokens, and 0 throughout in rows with `valid` 0. `loss_mask` is the same, or
-    wider where retrieved text is trained on too.
+    wider where retrieved text is trained on too. Without `old_logprobs` those of the update are the old ones,
+    and the importance weights come from them too: for one optimiser step only.
     """
 
     batch: Batch
@@ -32,7 +35,7 @@ class Experience:
     loss_mask: Tensor
     advantages: Tensor
     returns: Tensor
-    old_logprobs: Tensor
+    old_logprobs: Tensor | None
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
     weights: Tensor | None = None
@@ -46,7 +49,7 @@ class Experience:
 
         return Experience(
             batch, self.mask[index, :width], self.loss_mask[index, :width], self.advantages[index, :width],
-            self.returns[index, :width], self.old_logprobs[index, :width], cut(self.ref_logprobs),
+            self.returns[index, :width], cut(self.old_logprobs), cut(self.ref_logprobs),
             cut(self.values), cut(self.weights),
         )  # fmt: skip
 
@@ -64,6 +67,7 @@ class ActorLoss:
     entropy_coeff: float = 0.0
     kl_loss_coef: float = 0.0
     kl_loss_type: str = "k3"
+    correction: RolloutCorrection = NO_CORRECTION
 
 
 def mini_batches(rows: int, size: int) -> list[Tensor]:
@@ -80,8 +84,12 @@ def update_actor(
     mini_batch_rows: int,
     epochs: int = 1,
     max_tokens: int = 16384,
+    seen: TokenStats | None = None,
 ) -> dict[str, float]:
-    """`epochs` passes with one optimiser step for each mini-batch; the mean metrics of the steps."""
+    """`epochs` passes with one optimiser step for each mini-batch; the mean metrics of the steps.
+
+    `seen` is filled with the log-probs and entropies of a single mini-batch, the whole experience.
+    """
     steps = []
     model.train()
     for _ in range(epochs):
@@ -89,15 +97,23 @@ def update_actor(
             part = experience.rows(index)
             if not bool(part.mask.any()):
                 continue
-            metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens)
+            metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens, seen=seen)
             steps.append({**metrics, "actor/lr": optimiser.lr, "actor/grad_norm": optimiser.step()})
     return mean_metrics(steps)
 
 
 def accumulate_actor(
-    model: PreTrainedModel, part: Experience, *, loss: ActorLoss, max_tokens: int
+    model: PreTrainedModel,
+    part: Experience,
+    *,
+    loss: ActorLoss,
+    max_tokens: int,
+    seen: TokenStats | None = None,
 ) -> dict[str, float]:
-    """Backward pass of one mini-batch; the losses of its micro-batches add up to its loss."""
+    """Backward pass of one mini-batch; the losses of its micro-batches add up to its loss.
+
+    `seen` (B, T) is filled with the log-probs and entropies on the way.
+    """
     denominator = count_for(part.mask, loss.normalise, loss.horizon)
     tokens = float(part.mask.sum())
     total: dict[str, float] = {}
@@ -105,7 +121,8 @@ def accumulate_actor(
         rows = part.rows(index)
         if not bool(rows.loss_mask.any()):
             continue
-        value, metrics = actor_loss(model, rows, loss, denominator, tokens)
+        put = None if seen is None else partial(seen.put, index)
+        value, metrics = actor_loss(model, rows, loss, denominator, tokens, put)
         value.backward()
         for name, number in metrics.items():
             total[name] = total.get(name, 0.0) + float(number.detach())
@@ -113,13 +130,27 @@ def accumulate_actor(
 
 
 def actor_loss(
-    model: PreTrainedModel, part: Experience, loss: ActorLoss, denominator: float, tokens: float
+    model: PreTrainedModel,
+    part: Experience,
+    loss: ActorLoss,
+    denominator: float,
+    tokens: float,
+    seen: Callable[[TokenStats], None] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Policy loss + β·KL − c·entropy of one micro-batch, divided by the mini-batch's `denominator`."""
+    """Policy loss + β·KL − c·entropy of one micro-batch, divided by the mini-batch's `denominator`.
+
+    `seen` is called with the log-probs and entropies.
+    """
     stats = token_stats(model, part.batch, part.loss_mask, loss.temperature)
+    if seen is not None:
+        seen(stats)
+    old, weights = part.old_logprobs, part.weights
+    if old is None:
+        old = stats.logprobs.detach()
+        weights = loss.correction.weights(old, part.batch.sampler_logprobs, part.mask)
     policy, found = policy_loss(
-        stats.logprobs, part.old_logprobs, part.advantages, part.mask,
-        clip_low=loss.clip_low, clip_high=loss.clip_high, clip_c=loss.clip_c, weights=part.weights,
+        stats.logprobs, old, part.advantages, part.mask,
+        clip_low=loss.clip_low, clip_high=loss.clip_high, clip_c=loss.clip_c, weights=weights,
         normalise=loss.normalise, denominator=denominator, tokens=tokens, loss_mask=part.loss_mask,
     )  # fmt: skip
     metrics = {"actor/pg_loss": policy, **{f"actor/{name}": value for name, value in found.items()}}

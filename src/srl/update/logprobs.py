@@ -30,6 +30,12 @@ class TokenStats:
     logprobs: Tensor  # (B, T)
     entropy: Tensor  # (B, T)
 
+    def put(self, index: Tensor, rows: TokenStats) -> None:
+        """Fill the rows `index` in with those of a micro-batch, which may be narrower."""
+        width = rows.logprobs.shape[1]
+        self.logprobs[index, :width] = rows.logprobs.detach().to(self.logprobs.dtype)
+        self.entropy[index, :width] = rows.entropy.detach().to(self.entropy.dtype)
+
 
 def token_stats(model: PreTrainedModel, batch: Batch, mask: Tensor, temperature: float = 1.0) -> TokenStats:
     """log π(token_t | tokens before t) at `temperature`, and the entropy of that distribution.
@@ -76,15 +82,13 @@ def batched_stats(
     model: PreTrainedModel, batch: Batch, mask: Tensor, *, max_tokens: int, temperature: float = 1.0
 ) -> TokenStats:
     """`token_stats` where `mask` (B, T) is 1, for a whole batch, in micro-batches, without gradients."""
-    logprobs, entropy = torch.zeros_like(mask), torch.zeros_like(mask)
+    found = TokenStats(torch.zeros_like(mask), torch.zeros_like(mask))
     with evaluating(model):
         for index in micro_batches(batch.lengths, max_tokens):
             rows = batch.rows(index)
             width = rows.input_ids.shape[1]
-            stats = token_stats(model, rows, mask[index, :width], temperature)
-            logprobs[index, :width] = stats.logprobs.to(mask.dtype)
-            entropy[index, :width] = stats.entropy.to(mask.dtype)
-    return TokenStats(logprobs, entropy)
+            found.put(index, token_stats(model, rows, mask[index, :width], temperature))
+    return found
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -87,7 +87,7 @@ def policy_loss(
 
     Schulman et al. 2017, eq. 7; c is the dual clip of Ye et al. 2020 (arXiv 1912.09729), `None` for
     none; clip_high above clip_low is DAPO's (arXiv 2503.14476). `weights` (B, T) multiply ℓ
-    (`importance_weights`). `loss_mask`, which contains `mask`, widens the loss beyond the policy's
+    (`srl.update.rollout_correction`). `loss_mask`, which contains `mask`, widens the loss beyond the policy's
     tokens while the count it is divided by, and the metrics, stay those of `mask`.
     """
     counted = mask if loss_mask is None else loss_mask
@@ -156,18 +156,6 @@ def sft_loss(
     per_token = -logprobs.masked_fill(weights == 0, 0) * weights
     loss = per_token.sum() / denominator
     return loss, {"nll": loss.detach()}
-
-
-def importance_weights(
-    old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, cap: float = 2.0
-) -> Tensor:
-    """Truncated importance sampling: min(π_trainer / π_sampler, cap) for each token, 1 off the mask.
-
-    Corrects for a sampler whose probabilities differ from the trainer's (Ionides 2008; Yao et al.
-    2025, "Your efficient RL framework secretly brings you off-policy RL training"). No gradient.
-    """
-    log_ratio = _log_ratio(old_logprobs.detach(), sampler_logprobs.detach())
-    return log_ratio.exp().clamp(max=cap).masked_fill(~mask.bool(), 1.0)  # (B, T)
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:

@@ -9,14 +9,13 @@ from typing import Any, get_args
 
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.sections import Rollout, Trainer
-from srl.train.importing.key_table import SEARCH_R1, VERL, defaults_of
+from srl.train.importing.key_table import CORRECTION, SEARCH_R1, VERL, defaults_of
 from srl.train.importing.source import Source
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 _MULTI_TURN = f"{ROLLOUT}.multi_turn"
 _VALIDATION = f"{ROLLOUT}.val_kwargs"
-_CORRECTION = "algorithm.rollout_correction"
 
 
 @dataclass
@@ -203,8 +202,17 @@ def _missing(conversion: Conversion) -> None:
             conversion.note(f"the file sets no {key}: the default is that of the made-up world")
 
 
+def _importance_weights(conversion: Conversion) -> None:
+    if f"{CORRECTION}.rollout_is" not in conversion.ours:
+        conversion.note(
+            "tokens are weighted by truncated importance sampling where the sampler is not the trainer, as ",
+            f"with vLLM: {CORRECTION}.rollout_is=off switches it off",
+        )
+
+
 _RULES: tuple[Callable[[Conversion], None], ...] = (
     _test_files, _length_of_run, _warm_ups, _loggers, _critic, _offloads, _shortest_answer, _missing,
+    _importance_weights,
 )  # fmt: skip
 
 # Search-R1
@@ -419,18 +427,6 @@ def _loss_of_verl(conversion: Conversion) -> None:
         conversion.ours["algorithm.grpo.norm_adv_by_std_in_grpo"] = norm
 
 
-def _importance_weights(conversion: Conversion) -> None:
-    level = conversion.given(f"{_CORRECTION}.rollout_is")
-    cap = conversion.given(f"{_CORRECTION}.rollout_is_threshold")
-    if level == "token":
-        conversion.ours["rollout.logprobs"] = "sampler"
-        conversion.ours["rollout.sampler_is_cap"] = 2.0 if cap is None else cap
-    elif level is not None:
-        conversion.note(
-            f"{_CORRECTION}.rollout_is={level} has no equivalent: rollout.logprobs=sampler weights each token"
-        )
-
-
 def _reward_of_verl(conversion: Conversion) -> None:
     conversion.ours["reward.weights"] = {"em": 1.0}
     paths = [conversion.given(f"{section}custom_reward_function.path") for section in ("", "reward.")]
@@ -445,5 +441,5 @@ def _reward_of_verl(conversion: Conversion) -> None:
 
 _VERL_RULES: tuple[Callable[[Conversion], None], ...] = (
     _mini_batch_of_questions, _sampled_validation, _multi_turn, _search_server, _clips, _loss_of_verl,
-    _importance_weights, _reward_of_verl,
+    _reward_of_verl,
 )  # fmt: skip

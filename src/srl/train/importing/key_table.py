@@ -33,6 +33,7 @@ LOSS_AGG = {
     "seq-mean-token-mean": "seq-mean-token-mean",
     "seq-mean-token-sum-norm": "constant",
 }
+CORRECTION = "algorithm.rollout_correction"
 ROLLOUTS = {"vllm": "vllm", "sglang": "sglang", "sglang_async": "sglang", "vllm_async": "vllm"}
 STRATEGIES = {"fsdp": "fsdp", "fsdp2": "fsdp2", "megatron": "megatron"}
 SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
@@ -112,6 +113,11 @@ _ALGORITHM = [
     _both("algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.kl_coef", 0.001),
     _both("algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.target_kl"),
     _both("algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.horizon"),
+    _verl(f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_is"),
+    _verl(f"{CORRECTION}.rollout_is_threshold", f"{CORRECTION}.rollout_is_threshold"),
+    _verl(f"{CORRECTION}.rollout_is_batch_normalize", f"{CORRECTION}.rollout_is_batch_normalize"),
+    _verl(f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs"),
+    _verl(f"{CORRECTION}.rollout_rs_threshold", f"{CORRECTION}.rollout_rs_threshold"),
 ]
 _ACTOR = [
     _both("actor_rollout_ref.actor.ppo_mini_batch_size", "actor.ppo_mini_batch_size", 256),
@@ -263,6 +269,9 @@ REPLACED: Mapping[str, list[str]] = {
         TOP: ray_kwargs.ray_init.runtime_env.* transfer_queue.* skip.* distillation.* hydra.* hydra/*
           ray_init.*
     """),
+    "srl has no bypass mode: it computes the old log-probs itself": _patterns(
+        "algorithm.rollout_correction: bypass_mode loss_type"
+    ),
     "reranking is the server's: let the one at search.url rerank": _patterns("reranker: do_rerank url topk"),
     "rewards are plugins: reward.weights": _patterns("""
         TOP: reward.* reward_model.* custom_reward_function.* sandbox_fusion.*
@@ -296,7 +305,7 @@ _KNOWN = _patterns("""
       pipeline_model_parallel_size quantization quantization_config_file router_config_path
       scheduling_policy checkpoint_engine.* disaggregation.* engine_kwargs.* prometheus.* profiler.* qat*
       mtp*
-    algorithm: use_pf_ppo pf_ppo.* filter_groups.* rollout_correction.* norm_adv_by_std_in_grpo
+    algorithm: use_pf_ppo pf_ppo.* filter_groups.* norm_adv_by_std_in_grpo
     critic: loss_scale_factor
     trainer: balance_batch ray_wait_register_center_timeout
     ray_kwargs: timeline_json_file ray_init.num_cpus ray_init.num_gpus ray_init.include_dashboard

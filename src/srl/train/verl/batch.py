@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from srl.train.compute_advantages import StepBatch, StepResult, spread
+from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 
 Extra = Mapping[str, Any]
 """What the agent loop adds to an episode's row: see `srl.train.verl.agent_loop.to_output`."""
 
 
-def step_batch(fields: Mapping[str, Tensor], extra: Sequence[Extra], padding: Sequence[bool]) -> StepBatch:
+def step_batch(
+    fields: Mapping[str, Tensor],
+    extra: Sequence[Extra],
+    padding: Sequence[bool],
+    correction: RolloutCorrection = NO_CORRECTION,
+) -> StepBatch:
     """verl's padded fields, (B, T) over the tokens after the prompt, as one step.
 
     `padding` is True for the rows that only fill the batch up; each is a group of its own.
@@ -32,6 +38,7 @@ def step_batch(fields: Mapping[str, Tensor], extra: Sequence[Extra], padding: Se
         sampler_logprobs=_float(fields.get("rollout_log_probs")),
         ref_logprobs=_float(fields.get("ref_log_prob")),
         values=fields.get("values"),
+        correction=correction,
     )  # fmt: skip
 
 
@@ -41,8 +48,10 @@ def update_fields(batch: StepBatch, result: StepResult) -> dict[str, Tensor]:
         "advantages": result.advantages,
         "returns": result.returns,
         "token_level_rewards": result.rewards,
-        "response_mask": batch.mask,
+        "response_mask": result.mask,
     }
+    if result.mask is not batch.mask:
+        fields["loss_mask"] = result.mask  # by which verl counts the tokens and rows of a mini-batch
     return fields if result.weights is None else {**fields, "rollout_is_weights": result.weights}
 
 

@@ -18,7 +18,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
-from srl.config.cross_checks import context_errors
+from srl.config.cross_checks import context_errors, truncation_errors
 from srl.errors import UserError
 from srl.train.verl.job import (
     TORCH,
@@ -150,6 +150,7 @@ def _rollout(config: Config, job: Job) -> Iterator[str]:
             f"cluster.tensor_model_parallel_size = {size}: the torch rollout keeps a whole copy of the model "
             "in each worker; set 1"
         )
+    yield from truncation_errors(config, chosen)
     if chosen == TORCH and precision(config, job) == "float16":
         yield "model.dtype = float16: the torch rollout has float32 and bfloat16"
 

@@ -27,6 +27,9 @@ OUR_OWN = (
     "trainer.v1.trainer_mode",
 )
 """Keys that make verl run our code; they cannot be changed."""
+CORRECTION = "algorithm.rollout_correction"
+"""verl's section and ours, with the same names. Our trainer replaces the method that reads verl's."""
+LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 OPEN = ("ray_kwargs.ray_init",)
 """Mappings that verl passes on unread, to `ray.init`."""
 ADD = "+"
@@ -42,16 +45,30 @@ def given(config: Config) -> Iterator[tuple[str, Any]]:
 def apply_overrides(composed: DictConfig, pristine: DictConfig, config: Config) -> None:
     """Set every key of the section `verl` in `composed`; `pristine` has verl's own defaults.
 
-    Raises UserError for a key that verl does not have, and for one of `OUR_OWN`.
+    Raises UserError for a key that verl does not have, and for one that our code sets or replaces.
     """
     from omegaconf import OmegaConf
 
     for key, value in given(config):
-        if key in OUR_OWN:
-            raise UserError(f"verl.{key} is set by srl and cannot be changed; leave it out")
+        _check_allowed(key.removeprefix(ADD), value)
         if not key.startswith(ADD):
             _check_known(composed if _has(composed, key) else pristine, key, value)
         OmegaConf.update(composed, key.removeprefix(ADD), value, merge=False, force_add=True)
+
+
+def _check_allowed(key: str, value: Any) -> None:
+    """Raises UserError for a key of verl's that our code sets, or that it would not read."""
+    if key in OUR_OWN:
+        raise UserError(f"verl.{key} is set by srl and cannot be changed; leave it out")
+    if key == CORRECTION or key.startswith(f"{CORRECTION}."):
+        name = key.rpartition(".")[2]
+        if name in ("bypass_mode", "loss_type"):
+            raise UserError(
+                f"verl.{key}: srl has no bypass mode, it computes the old log-probs itself; leave it out"
+            )
+        raise UserError(f"verl.{key} is not read: set {key} instead, without verl. before it")
+    if key == LOSS_MODE and value == "bypass_mode":
+        raise UserError(f"verl.{key} = {value}: srl computes the old log-probs itself; leave it out")
 
 
 def _check_known(composed: DictConfig, key: str, value: Any) -> None:

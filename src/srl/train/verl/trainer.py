@@ -26,7 +26,7 @@ from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
-from srl.train.compute_advantages import compute_advantages
+from srl.train.compute_advantages import compute_advantages, rollout_correction
 from srl.train.episodes import Splits
 from srl.train.load_components import load_algorithm
 from srl.train.resume import resume_with, too_many_failures
@@ -169,7 +169,8 @@ class SearchTrainer(PPOTrainerSync):
         extra = data.pop("extra_fields").tolist()
         mask = data["response_mask"]
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        step = step_batch(DataProto(batch=data.to_padded_tensor()).batch, extra, padding)
+        correction = rollout_correction(self.srl, same_weights=False)
+        step = step_batch(DataProto(batch=data.to_padded_tensor()).batch, extra, padding, correction)
         result = compute_advantages(step, self.srl, self.algorithm, self.kl)
         self.step_metrics = result.metrics | returns_and_values(step, result)
         self.tokens = tokens_by_trajectory(result, extra, padding, mask.offsets().diff().tolist())

@@ -1,0 +1,172 @@
+"""Corrections for a sampler whose probabilities differ from the trainer's, and how far the two are apart.
+
+ρ = π_trainer / π_sampler of a sampled token, both at the sampling temperature. Importance weights multiply
+the loss, rejection takes tokens or sequences out of it. Options, equations and metrics (`rollout_corr/…`) are
+those of verl's `algorithm.rollout_correction`. All tensors are (B, T); values where the mask is 0 are never
+read, and nothing here has a gradient.
+
+Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; Liu et al. 2025,
+"When speed kills stability: demystifying RL collapse from the training-inference mismatch".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from srl.advantage import masked_mean, masked_sum
+from srl.update.losses import MAX_LOG_RATIO, Metrics
+
+Level = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Keeps tokens or sequences whose divergence lies in [lower, upper].
+
+    `option` is a level and an estimator, such as `seq_mean_k1`. The estimators of a token are
+    k1 = −log ρ, k2 = (log ρ)² / 2 and k3 = ρ − 1 − log ρ. The levels: `token`, or a sequence's `seq_sum`,
+    `seq_mean` or `seq_max` of its tokens.
+    """
+
+    option: str
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCorrection:
+    """Which importance weights, and what is rejected. The default changes nothing and only measures.
+
+    `level` is that of the weights: ρ of each token, or the product of a sequence's. Weights are truncated
+    at `upper`; with `lower`, those outside [lower, upper] are 0 instead (IcePop). `normalise` divides them by
+    their mean.
+    """
+
+    level: Level | None = None
+    upper: float = 2.0
+    lower: float | None = None
+    normalise: bool = False
+    rejections: tuple[Rejection, ...] = ()
+
+    def weights(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> Tensor | None:
+        """The weights (B, T) for these log-probs, 1 off the mask; None without a level."""
+        if self.level is None:
+            return None
+        ratio = _ratios(_log_ratio(trainer, sampler, mask), mask, self.level)
+        weights = truncated(ratio, self.upper, self.lower)
+        if self.normalise:
+            weights = weights / _mean_weight(weights, mask, self.level).clamp(min=1e-8)
+        return weights.masked_fill(~mask.bool(), 1.0)
+
+    def kept(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        """What no rejection takes out (B, T), as bool; a rejected sequence is out as a whole row."""
+        log_ratio = _log_ratio(trainer, sampler, mask)
+        kept = torch.ones_like(mask, dtype=torch.bool)
+        for rejection in self.rejections:
+            found = _divergence(rejection.option, log_ratio, mask)
+            kept = kept & (found >= rejection.lower) & (found <= rejection.upper)
+        return kept
+
+    def metrics(self, trainer: Tensor, sampler: Tensor, mask: Tensor) -> dict[str, float]:
+        """`rollout_corr/…` of verl: how far sampler and trainer are apart, and what was done about it.
+
+        Rows without a policy token do not count. Empty if no row has one.
+        """
+        rows = mask.bool().any(dim=-1)
+        if not bool(rows.any()):
+            return {}
+        trainer, sampler, mask = trainer[rows], sampler[rows], mask[rows]
+        found = _mismatch(trainer, sampler, mask)
+        if self.level is not None:
+            log_ratio = _log_ratio(trainer, sampler, mask)
+            found |= _weight_metrics(log_ratio, mask, self.level, self.upper, self.lower)
+        if self.rejections:
+            lost = (~self.kept(trainer, sampler, mask) & mask.bool()).float()
+            found["rollout_rs_masked_fraction"] = masked_mean(lost, mask)
+            found["rollout_rs_seq_masked_fraction"] = lost.any(dim=-1).float().mean()
+        return {f"rollout_corr/{name}": float(value) for name, value in found.items()}
+
+
+NO_CORRECTION = RolloutCorrection()
+"""Measures, and changes nothing."""
+
+
+def truncated(ratios: Tensor, upper: float, lower: float | None = None) -> Tensor:
+    """min(ρ, upper) (Ionides 2008); with `lower`, ρ inside [lower, upper] and 0 outside (IcePop)."""
+    if lower is None:
+        return ratios.clamp(max=upper)
+    return ratios.where((ratios >= lower) & (ratios <= upper), 0.0)
+
+
+def _log_ratio(trainer: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+    """log ρ where the mask is 1, and 0 elsewhere."""
+    return (trainer.detach() - sampler.detach()).masked_fill(~mask.bool(), 0.0)
+
+
+def _ratios(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
+    """ρ of each token, or the product over its sequence in every place."""
+    if level == "sequence":
+        log_ratio = masked_sum(log_ratio, mask, dim=-1).unsqueeze(-1).expand_as(log_ratio)
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _mean_weight(weights: Tensor, mask: Tensor, level: Level) -> Tensor:
+    """The mean over tokens, or over the sequences that have one."""
+    if level == "token":
+        return masked_mean(weights, mask)
+    return masked_mean(masked_mean(weights, mask, dim=-1), mask.bool().any(dim=-1))
+
+
+def _divergence(option: str, log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """The statistic of a rejection (B, T), or (B, 1) for a sequence."""
+    level, _, kind = option.rpartition("_")
+    bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    estimators = {"k1": -bounded, "k2": bounded.square() / 2, "k3": torch.expm1(bounded) - bounded}
+    found = estimators[kind]
+    if level == "token":
+        return found
+    if level == "seq_max":
+        return found.masked_fill(~mask.bool(), 0.0).amax(dim=-1, keepdim=True)
+    reduce = {"seq_sum": masked_sum, "seq_mean": masked_mean}[level]
+    return reduce(found, mask, dim=-1).unsqueeze(-1)
+
+
+def _mismatch(trainer: Tensor, sampler: Tensor, mask: Tensor) -> Metrics:
+    """KL(sampler ‖ trainer) by k1 and k3, both perplexities, and the differences of their logarithms."""
+    log_ratio = _log_ratio(trainer, sampler, mask)
+    own, theirs = (-masked_mean(each, mask, dim=-1) for each in (trainer, sampler))  # (B,)
+    return {
+        "kl": masked_mean(-log_ratio, mask),
+        "k3_kl": masked_mean(_divergence("token_k3", log_ratio, mask), mask),
+        "training_ppl": own.exp().mean(),
+        "rollout_ppl": theirs.exp().mean(),
+        "log_ppl_diff": (own - theirs).mean(),
+        "log_ppl_abs_diff": (own - theirs).abs().mean(),
+    }
+
+
+def _weight_metrics(
+    log_ratio: Tensor, mask: Tensor, level: Level, upper: float, lower: float | None
+) -> Metrics:
+    """Mean and extremes of the weights, effective sample size, and shares out of bounds; not normalised.
+
+    The effective sample size is (Σ w)² / (n · Σ w²), in (0, 1], and 0 if every weight is. The shares are of
+    tokens, or of sequences; `low` is below `lower`, or below 1 / upper. Extremes of sequences are those of ρ.
+    """
+    ratios = _ratios(log_ratio, mask, level)
+    weights = truncated(ratios, upper, lower)
+    shares, on = (ratios, mask) if level == "token" else (ratios[:, :1], mask.bool().any(-1, keepdim=True))
+    seen = (weights if level == "token" else ratios)[mask.bool()]
+    mean, square = masked_mean(weights, mask), masked_mean(weights.square(), mask)
+    return {
+        "rollout_is_mean": mean,
+        "rollout_is_max": seen.max(),
+        "rollout_is_min": seen.min(),
+        "rollout_is_eff_sample_size": torch.where(square > 0, mean.square() / square, 0.0),
+        "rollout_is_ratio_fraction_high": masked_mean((shares > upper).float(), on),
+        "rollout_is_ratio_fraction_low": masked_mean((shares < (lower or 1 / upper)).float(), on),
+    }

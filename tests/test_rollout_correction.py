@@ -1,0 +1,296 @@
+"""Weights, rejection and metrics between sampler and trainer: by hand, as properties, and against verl's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tests.rows import experience, gradients, trajectory
+from torch import Tensor
+from torch.testing import assert_close
+
+from srl.config import load_config
+from srl.errors import UserError
+from srl.model import new_model
+from srl.train.compute_advantages import needs_old_logprobs, rollout_correction
+from srl.update.actor import ActorLoss, Experience, accumulate_actor
+from srl.update.logprobs import TokenStats, batched_stats
+from srl.update.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection
+
+NAN = float("nan")
+KEY = "algorithm.rollout_correction"
+LEVELS = ("token", "sequence")
+OPTIONS = (
+    *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
+    "seq_max_k2",
+    "seq_max_k3",
+)
+seeds = st.integers(0, 2**31)
+quick = hypothesis_settings(max_examples=30, deadline=None)
+
+
+def random(seed: int, rows: int = 6, tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of trainer and sampler and a mask with at least one token in each row."""
+    generator = torch.Generator().manual_seed(seed)
+    trainer = -2 * torch.rand(rows, tokens, generator=generator)
+    sampler = trainer + 0.4 * torch.randn(rows, tokens, generator=generator)
+    mask = (torch.rand(rows, tokens, generator=generator) > 0.3).float()
+    mask[:, 0] = 1
+    return trainer, sampler, mask
+
+
+def correction(*sets: str, same_weights: bool = False) -> RolloutCorrection:
+    return rollout_correction(settings_of(*sets), same_weights)
+
+
+def settings_of(*sets: str, algo: str = "grpo"):
+    return load_config(None, None, algo, {}, [f"{KEY}.{each}" if "." not in each.split("=")[0] else each
+                                             for each in sets]).config  # fmt: skip
+
+
+def test_token_weights_are_truncated_ratios_and_1_off_the_mask() -> None:
+    trainer, sampler = torch.tensor([[-1.0, -1.0, NAN]]), torch.tensor([[-3.0, -0.5, -1.0]])
+    weights = RolloutCorrection("token").weights(trainer.requires_grad_(), sampler, torch.tensor([[1, 1, 0]]))
+    assert_close(weights, torch.tensor([[2.0, math.exp(-0.5), 1.0]]))
+    assert not weights.requires_grad
+
+
+def test_a_sequences_weight_is_the_product_of_its_ratios() -> None:
+    trainer, sampler = (
+        torch.tensor([[-1.0, -1.0, NAN], [0.0, 0.0, 0.0]]),
+        torch.tensor([[-1.3, -0.9, 9.0]] * 2),
+    )
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    weights = RolloutCorrection("sequence", upper=3.0).weights(trainer, sampler, mask)
+    assert_close(weights, torch.tensor([[math.exp(0.2), math.exp(0.2), 1.0], [3.0, 1.0, 1.0]]))
+
+
+def test_with_two_bounds_weights_outside_are_0() -> None:
+    trainer, sampler = torch.zeros(1, 3), torch.tensor([[0.0, 1.0, -1.0]])
+    weights = RolloutCorrection("token", upper=2.0, lower=0.5).weights(trainer, sampler, torch.ones(1, 3))
+    assert weights.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_rejected_tokens_and_sequences_by_hand() -> None:
+    trainer, sampler = torch.zeros(2, 3), torch.tensor([[-0.1, 0.3, 9.0], [0.0, 0.1, -0.1]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    geometric = RolloutCorrection(rejections=(Rejection("seq_mean_k1", math.log(0.95), math.log(1.05)),))
+    assert geometric.kept(trainer, sampler, mask).tolist() == [[False] * 3, [True] * 3]  # e^0.1, e^0
+    token = RolloutCorrection(rejections=(Rejection("token_k2", 0.0, 0.02),))
+    assert token.kept(trainer, sampler, mask).tolist() == [[True, False, True], [True] * 3]
+    both = RolloutCorrection(rejections=geometric.rejections + token.rejections)
+    assert both.kept(trainer, sampler, mask).tolist() == [[False] * 3, [True] * 3]
+
+
+def test_metrics_by_hand() -> None:
+    trainer, sampler = torch.log(torch.tensor([[0.5, 0.2, NAN]])), torch.log(torch.tensor([[0.25, 0.4, 1.0]]))
+    mask = torch.tensor([[1.0, 1.0, 0.0]])
+    found = RolloutCorrection("token", upper=1.5).metrics(trainer, sampler, mask)
+    expected = {
+        "kl": 0.0, "k3_kl": (2 - 1 - math.log(2) + 0.5 - 1 + math.log(2)) / 2,
+        "training_ppl": 10**0.5, "rollout_ppl": 10**0.5, "log_ppl_diff": 0.0, "log_ppl_abs_diff": 0.0,
+        "rollout_is_mean": 1.0, "rollout_is_max": 1.5, "rollout_is_min": 0.5,
+        "rollout_is_eff_sample_size": 2.0**2 / (2 * (1.5**2 + 0.5**2)),
+        "rollout_is_ratio_fraction_high": 0.5, "rollout_is_ratio_fraction_low": 0.5,
+    }  # fmt: skip
+    expected = {f"rollout_corr/{name}": value for name, value in expected.items()}
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@quick
+@given(seeds, st.sampled_from(LEVELS), st.floats(1.0, 4.0), st.booleans())
+def test_weights_are_in_bounds_and_the_effective_sample_size_is_a_share(seed, level, upper, two) -> None:
+    trainer, sampler, mask = random(seed)
+    lower = 1 / upper if two else None
+    chosen = RolloutCorrection(level, upper, lower)
+    weights = chosen.weights(trainer, sampler, mask)
+    assert float(weights.max()) <= upper + 1e-6
+    assert (weights[mask == 0] == 1).all()
+    if two:
+        assert ((weights == 0) | (weights >= lower - 1e-6)).all()
+    size = chosen.metrics(trainer, sampler, mask)["rollout_corr/rollout_is_eff_sample_size"]
+    assert (0 < size <= 1 + 1e-6) or not bool(weights[mask == 1].any())
+
+
+@quick
+@given(seeds, st.sampled_from(LEVELS))
+def test_equal_log_probs_change_nothing(seed, level) -> None:
+    trainer, _, mask = random(seed)
+    rejections = tuple(Rejection(option, -1e-6, 1e-6) for option in OPTIONS)
+    chosen = RolloutCorrection(level, normalise=True, rejections=rejections)
+    assert_close(chosen.weights(trainer, trainer.clone(), mask), torch.ones_like(mask))
+    assert chosen.kept(trainer, trainer, mask).all()
+    found = chosen.metrics(trainer, trainer, mask)
+    assert found["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0)
+    for name in ("kl", "k3_kl", "log_ppl_abs_diff", "rollout_rs_masked_fraction"):
+        assert found[f"rollout_corr/{name}"] == pytest.approx(0.0, abs=1e-6)
+
+
+@quick
+@given(seeds, st.sampled_from(LEVELS))
+def test_normalised_weights_have_mean_1(seed, level) -> None:
+    trainer, sampler, mask = random(seed)
+    weights = RolloutCorrection(level, normalise=True).weights(trainer, sampler, mask)
+    means = weights[mask == 1] if level == "token" else weights[:, 0]
+    assert float(means.mean()) == pytest.approx(1.0, rel=1e-5)
+
+
+@quick
+@given(seeds)
+def test_rows_without_a_policy_token_do_not_count(seed) -> None:
+    trainer, sampler, mask = random(seed)
+    chosen = RolloutCorrection("sequence", rejections=(Rejection("seq_mean_k3", 0.0, 0.05),))
+    expected = chosen.metrics(trainer, sampler, mask)
+    empty = torch.full((2, 9), NAN)
+    wider = [torch.cat([part, empty]) for part in (trainer, sampler)]
+    found = chosen.metrics(*wider, torch.cat([mask, torch.zeros(2, 9)]))
+    assert found == pytest.approx(expected)
+    assert chosen.metrics(empty, empty, torch.zeros(2, 9)) == {}
+
+
+@pytest.fixture(scope="module")
+def verl():
+    return pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("threshold", [1.2, "0.4_2.5"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_weights_and_metrics_are_verls(verl, seed, level, threshold, normalise) -> None:
+    trainer, sampler, mask = random(seed)
+    chosen = correction(
+        f"rollout_is={level}", f"rollout_is_threshold={threshold}",
+        f"rollout_is_batch_normalize={str(normalise).lower()}",
+    )  # fmt: skip
+    theirs, _, metrics = verl.compute_rollout_correction_and_rejection_mask(
+        trainer, sampler, mask, level, threshold, normalise
+    )
+    weights = chosen.weights(trainer, sampler, mask)
+    assert_close(weights * mask, theirs.batch["rollout_is_weights"] * mask)
+    assert float((weights - 1).abs().max()) > 0.1
+    found = chosen.metrics(trainer, sampler, mask)
+    assert found == pytest.approx({name: metrics[name] for name in found}, rel=1e-4, abs=1e-6)
+    assert len(found) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("option", [*OPTIONS, "token_k1, seq_mean_k3"])
+def test_rejected_tokens_are_verls(verl, seed, option) -> None:
+    trainer, sampler, mask = random(seed)
+    bound = "1.5" if "sum" in option or "max" in option or option.startswith("token") else "1.05"
+    bound = "0.8_1.3, 0.08" if "," in option else bound if option.endswith("k1") else "0.08"
+    chosen = correction(f"rollout_rs={option}", f"rollout_rs_threshold={bound}")
+    _, theirs, metrics = verl.compute_rollout_correction_and_rejection_mask(
+        trainer, sampler, mask, rollout_rs=option, rollout_rs_threshold=bound
+    )
+    assert torch.equal(mask * chosen.kept(trainer, sampler, mask), theirs)
+    assert 0 < float(theirs.sum()) < float(mask.sum()) or "max" in option or "sum" in option
+    found = chosen.metrics(trainer, sampler, mask)
+    for name in ("rollout_rs_masked_fraction", "rollout_rs_seq_masked_fraction"):
+        assert found[f"rollout_corr/{name}"] == pytest.approx(metrics[f"rollout_corr/{name}"], rel=1e-5)
+
+
+def test_auto_weights_tokens_unless_the_engine_samples_with_the_trainers_weights() -> None:
+    assert correction(same_weights=True) == NO_CORRECTION
+    assert correction(same_weights=False) == RolloutCorrection("token", upper=2.0)
+    assert correction("rollout_is=off") == NO_CORRECTION
+    assert correction("rollout_is=sequence", same_weights=True).level == "sequence"
+
+
+def test_old_keys_are_read_with_a_warning() -> None:
+    made = load_config(None, None, "grpo", {}, ["rollout.logprobs=sampler", "rollout.sampler_is_cap=3"])
+    assert rollout_correction(made.config, True) == RolloutCorrection("token", upper=3.0)
+    assert any(
+        "rollout.logprobs is now algorithm.rollout_correction.rollout_is" in text for text in made.warnings
+    )
+    made = load_config(None, None, "grpo", {}, ["rollout.logprobs=trainer"])
+    assert rollout_correction(made.config, False) == NO_CORRECTION
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["rollout_is=yes"], f"{KEY}.rollout_is is 'yes', expected one of auto, token, sequence, off"),
+        (["rollout_is_threshold=0"], f"{KEY}.rollout_is_threshold is 0, expected number > 0, or LOWER_UPPER"),
+        (["rollout_is_threshold=3_2"], f"{KEY}.rollout_is_threshold is '3_2', expected number > 0"),
+        (["rollout_rs=geo"], f"{KEY}.rollout_rs is 'geo', expected null, or one or several of token_k1"),
+        (["rollout_rs=token_k1"], f"{KEY}.rollout_rs = token_k1 does not fit {KEY}.rollout_rs_thre"),
+        (["rollout_rs_threshold=2"], "0 options and 1 bounds"),
+        (["rollout_rs=token_k3", "rollout_rs_threshold=0.1_2"], "token_k3 takes an upper bound only"),
+        (["rollout_rs=token_k1", "rollout_rs_threshold=0.5"], "2.0_0.5: expected 0 < lower ≤ upper"),
+    ],
+)  # fmt: skip
+def test_a_bad_correction_is_one_line(sets, message) -> None:
+    with pytest.raises(UserError) as found:
+        correction(*sets)
+    assert message in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_old_log_probs_are_computed_beforehand_only_where_something_needs_them() -> None:
+    one_step = ("data.train_batch_size=16", "actor.ppo_mini_batch_size=16")
+
+    def needs(*sets: str, algo: str = "grpo") -> bool:
+        config = settings_of(*sets, algo=algo)
+        return needs_old_logprobs(config, rollout_correction(config, False))
+
+    assert not needs(*one_step)
+    assert not needs(*one_step, "rollout_is=sequence")
+    assert needs("data.train_batch_size=16", "actor.ppo_mini_batch_size=8")
+    assert needs(*one_step, "actor.ppo_epochs=2")
+    assert needs(*one_step, "rollout_is_batch_normalize=true")
+    assert needs(*one_step, "rollout_rs=seq_mean_k1", "rollout_rs_threshold=1.01")
+    assert needs(*one_step, algo="ppo"), "the KL is in its reward"
+
+
+SPECS = ("ppaaooaa", "paafa", "paaa", "ppaoaaa")
+
+
+def made(seed: int = 0, **changes: object) -> tuple[torch.nn.Module, Experience]:
+    model = new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64, seed=seed)
+    trajectories = [trajectory(spec, seed=n, question=f"q{n // 2}") for n, spec in enumerate(SPECS)]
+    return model, experience(trajectories, **changes)
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_the_updates_own_log_probs_serve_as_old_ones_bit_for_bit(observed) -> None:
+    """Gradients, metrics, weights and what `seen` records: those of a pass before the update."""
+    chosen = RolloutCorrection("token", upper=1.5)
+    loss = ActorLoss(temperature=0.7, entropy_coeff=0.1, kl_loss_coef=0.2, correction=chosen)
+    model, part = made(mask_observations=not observed)
+    stats = batched_stats(model, part.batch, part.loss_mask, max_tokens=16, temperature=0.7)
+    weights = chosen.weights(stats.logprobs, part.batch.sampler_logprobs, part.mask)
+    before = replace(part, old_logprobs=stats.logprobs, weights=weights)
+    expected = accumulate_actor(model, before, loss=loss, max_tokens=16)
+    wanted = gradients(model)
+    seen = TokenStats(torch.zeros_like(part.mask), torch.zeros_like(part.mask))
+    found = accumulate_actor(model, replace(part, old_logprobs=None), loss=loss, max_tokens=16, seen=seen)
+    assert found == expected
+    assert found["actor/ratio_mean"] == pytest.approx(1.0)
+    for name, gradient in gradients(model).items():
+        assert torch.equal(gradient, wanted[name]), name
+    assert torch.equal(seen.logprobs, stats.logprobs)
+    assert torch.equal(seen.entropy, stats.entropy)
+    assert float((weights - 1).abs().max()) > 0.1
+
+
+def test_rejected_rows_contribute_nothing() -> None:
+    """The gradient is that of the other rows alone, and so is what the loss is divided by."""
+    model, part = made()
+    out = torch.tensor([True, False, True, True])[:, None]
+    without = replace(part, mask=part.mask * out, loss_mask=part.loss_mask * out)
+    accumulate_actor(model, without, loss=ActorLoss(), max_tokens=1000)
+    found = gradients(model)
+    accumulate_actor(model, part.rows(torch.tensor([0, 2, 3])), loss=ActorLoss(), max_tokens=1000)
+    for name, gradient in gradients(model).items():
+        assert_close(found[name], gradient, msg=name)
