@@ -13,6 +13,7 @@ from srl.errors import UserError
 from srl.files import read_json, write_json
 from srl.serve.in_process import LocalSearch
 from srl.store import read_records
+from srl.train import experience
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Search
@@ -70,6 +71,27 @@ def test_every_algorithm_trains_from_start_to_end(setting, workspace, algo):
         assert values["rollout/logprob_diff/max"] < 1e-4, "the trainer's log-probs are the sampler's"
         assert values["actor/grad_norm"] > 0
     assert ("critic/vf_loss" in steps[1]) == (algo == "ppo")
+
+
+def test_one_optimiser_step_a_rollout_learns_the_same_without_the_pass_for_old_log_probs(
+    setting, tmp_path, monkeypatch
+):
+    """Bit for bit, in all metrics; only the pass is missing."""
+    found = {}
+    for name in ("with the pass", "without"):
+        if name == "with the pass":
+            monkeypatch.setattr(experience, "needs_old_logprobs", lambda *_: True)
+        sets = {"actor__ppo_mini_batch_size": 4, "rollout__deterministic": True}
+        train(config(setting, "grpo", **sets), tmp_path / name, "grpo")
+        monkeypatch.undo()
+        run = only_run(tmp_path / name)
+        metrics = metrics_of(run)[2]
+        times = {each for each in metrics if each.startswith("timing_s/")}
+        assert ("timing_s/old_log_prob" in times) == (name == "with the pass")
+        weights = (run / "checkpoints" / "step-000002" / "model.safetensors").read_bytes()
+        found[name] = {each: metrics[each] for each in metrics.keys() - times}, weights
+    assert found["without"] == found["with the pass"]
+    assert {"actor/entropy", "actor/ref_kl", "rollout_corr/k3_kl"} <= found["without"][0].keys()
 
 
 def test_the_log_has_every_phase_and_every_trajectory(finished):

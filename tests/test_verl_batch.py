@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.tiny_models import byte_level_tokenizer
@@ -15,12 +19,13 @@ from srl.rollout.engine import Sampling
 from srl.train.compute_advantages import compute_advantages, token_rewards
 from srl.train.episodes import Splits
 from srl.train.question_order import QuestionOrder
-from srl.train.verl.batch import returns_and_values, step_batch, tokens_by_trajectory
+from srl.train.verl.batch import returns_and_values, step_batch, tokens_by_trajectory, update_fields
 from srl.train.verl.dataset import Questions, read_row, row
-from srl.train.verl.engine import reason_of, seed_of, server_params
+from srl.train.verl.engine import VerlEngine, reason_of, seed_of, server_params
 from srl.train.verl.job import TORCH
 from srl.trajectory import Question
 from srl.update.kl import kl_controller
+from srl.update.rollout_correction import Rejection, RolloutCorrection
 
 MASK = [[1, 1, 0, 1, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
 SCORES = [1.0, 0.0, 1.0, 0.0]
@@ -81,6 +86,42 @@ def test_kl_in_the_reward_is_taken_from_the_policys_tokens_only():
     made = compute_advantages(given, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.1))
     torch.testing.assert_close(made.rewards[0], torch.tensor([-0.05, -0.05, 0.0, 0.95, 0.0]))
     assert made.metrics["critic/kl"] == pytest.approx(0.5)
+
+
+def test_rejected_episodes_leave_both_masks_that_verl_reads_and_keep_their_place_in_the_group():
+    """The first row is off by e^1 a token, so its mean is out of bounds; the padding has no mask."""
+    config = load_config(None, None, "grpo", {"rollout.n": 3}).config
+    sampler = torch.full((4, 5), -1.0)
+    sampler[0] -= 1.0
+    step = batch(rollout_log_probs=sampler)
+    rejection = Rejection("seq_mean_k1", math.log(0.9), math.log(1.1))
+    step.correction = RolloutCorrection("token", rejections=(rejection,))
+    made = compute_advantages(step, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.0))
+    fields = update_fields(step, made)
+    kept = step.mask * torch.tensor([[0], [1], [1], [0]])
+    assert torch.equal(fields["response_mask"], kept)
+    assert torch.equal(fields["loss_mask"], kept), "verl divides by the tokens of this one"
+    assert fields["rollout_is_weights"][0].tolist() == [2.0, 2.0, 1.0, 2.0, 1.0]
+    assert made.metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == pytest.approx(1 / 3)
+    assert float(made.advantages[1, 0]) < 0 < float(made.advantages[2, 0])
+    step.correction = RolloutCorrection()
+    everything = compute_advantages(
+        step, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.0)
+    )
+    assert torch.equal(everything.advantages, made.advantages), "a rejected episode stays in the baseline"
+    assert "loss_mask" not in update_fields(step, everything)
+
+
+@pytest.mark.parametrize("given", [None, [], [-1.0]])
+def test_a_turn_without_its_log_probs_is_an_error(given):
+    """With log-probs of 0 in their place the weights would be those of a sampler that is always certain."""
+
+    async def generate(**asked):
+        return SimpleNamespace(token_ids=[5, 6], log_probs=given, stop_reason="stop", extra_fields={})
+
+    engine = VerlEngine(generate, Codec(byte_level_tokenizer()), "vllm")
+    with pytest.raises(RuntimeError, match=r"e1: the server returned \d log-probs for 2 tokens"):
+        asyncio.run(engine.generate("e1", [1], Sampling(max_tokens=4)))
 
 
 def test_question_comes_out_of_verls_row_as_it_went_in():

@@ -41,9 +41,14 @@ class VerlEngine(Engine):
         ids = tuple(output.token_ids)
         if not ids or output.stop_reason in ("abort", "aborted"):
             raise RuntimeError(f"episode {request_id}: the server aborted the turn ({output.stop_reason})")
+        logprobs = tuple(output.log_probs or ())
+        if len(logprobs) != len(ids):
+            raise RuntimeError(
+                f"episode {request_id}: the server returned {len(logprobs)} log-probs for {len(ids)} tokens"
+            )
         self.steps.append(int(output.extra_fields.get("global_steps") or 0))
         reason = output.extra_fields.get("srl_stop") or reason_of(ids, sampling, self.codec)
-        return Completion(ids, tuple(output.log_probs or [0.0] * len(ids)), reason)
+        return Completion(ids, logprobs, reason)
 
 
 def server_params(request_id: str, sampling: Sampling, backend: str) -> dict[str, Any]:
