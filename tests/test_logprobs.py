@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.live_tensors import Live
 from tests.rows import gradients, trajectory
 
 from srl.model import new_model
@@ -268,3 +269,60 @@ def test_what_stands_after_a_row_is_not_read():
     ids[batch.attention_mask == 0] = VOCABULARY - 1
     stats = token_stats(model, replace(batch, input_ids=ids), batch.response_mask)
     torch.testing.assert_close(stats.logprobs, token_stats(model, batch, batch.response_mask).logprobs)
+
+
+def from_logits(rows, entropy, temperature=0.7, kept=2**21):
+    """Ours and, as an oracle, autograd through `log_softmax`: values and the gradient of a mixed sum."""
+    torch.manual_seed(0)
+    start, targets = 3 * torch.randn(rows, 11, dtype=torch.float64), torch.randint(11, (rows,))
+    weights = torch.randn(2, rows, dtype=torch.float64)
+    found = []
+    for ours in (True, False):
+        given = start.clone().requires_grad_()
+        if ours:
+            chosen, spread = logprobs_module._FromLogits.apply(given, targets, temperature, entropy)
+        else:
+            known = (given / temperature).log_softmax(-1)
+            chosen, spread = known.gather(1, targets[:, None])[:, 0], -(known.exp() * known).sum(-1)
+        total = (weights[0] * chosen).sum() + ((weights[1] * spread).sum() if entropy else 0)
+        total.backward()
+        found.append((chosen.detach(), spread.detach() if entropy else None, given.grad))
+    return found
+
+
+@pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("most", [1, 22, 2**21])
+def test_values_and_gradients_from_logits_are_autograds_whatever_is_in_memory(monkeypatch, entropy, most):
+    monkeypatch.setitem(logprobs_module.FLOAT32_LOGITS, "cpu", most)
+    ours, autograd = from_logits(5, entropy)
+    for mine, expected in zip(ours, autograd, strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_only_the_entropy_can_carry_a_gradient():
+    logits_ = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([1, 0, 6])
+    assert torch.autograd.gradcheck(
+        lambda z: logprobs_module._FromLogits.apply(z, targets, 2.0, True)[1], logits_
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_at_a_vocabulary_of_152k_is_that_of_one_chunk(monkeypatch, dtype):
+    """Forward and backward: a chunk's logits and their gradient in the model's dtype, little else."""
+    vocabulary, width, chunk, rows = 151_936, 8, 32, 150
+    monkeypatch.setattr(logprobs_module, "CHUNK", chunk)
+    monkeypatch.setattr(logprobs_module, "KEPT_LOGITS", 0)
+    monkeypatch.setitem(logprobs_module.FLOAT32_LOGITS, "cpu", vocabulary)
+    head = torch.nn.Linear(width, vocabulary, bias=False, dtype=dtype)
+    states = torch.randn(rows, width, dtype=dtype, requires_grad=True)
+    targets = torch.randint(vocabulary, (rows,))
+    of_chunk = chunk * vocabulary * dtype.itemsize
+    with Live([head.weight, states, targets]) as live:
+        pieces = [
+            logprobs_module._head(head, states[at : at + chunk], targets[at : at + chunk], 0.9, True)
+            for at in range(0, rows, chunk)
+        ]
+        torch.cat([chosen for chosen, _ in pieces]).sum().backward()
+    of_head = head.weight.nbytes
+    assert 2 * of_chunk < live.peak < 2.2 * of_chunk + 2 * of_head + 3 * 4 * vocabulary

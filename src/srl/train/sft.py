@@ -38,6 +38,7 @@ from srl.train.run_directory import Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.trajectory import Question, SearchTool, Trajectory
 from srl.update.batch import Batch, collate, micro_batches
+from srl.update.logits import packs
 from srl.update.logprobs import token_stats
 from srl.update.losses import sft_loss
 from srl.update.optimiser import Optimiser, schedule
@@ -203,12 +204,12 @@ def accumulate(
     weights = token_weights(batch, observation_weight)
     denominator = weights.sum()
     total, own = 0.0, 0.0
-    for index in micro_batches(batch.lengths, max_tokens):
+    for index in micro_batches(batch.lengths, max_tokens, packs(model)):
         rows = batch.rows(index)
         trained = weights[index, : rows.input_ids.shape[1]]
         if not bool(trained.any()):
             continue
-        stats = token_stats(model, rows, trained)
+        stats = token_stats(model, rows, trained, entropy=False)
         loss, _ = sft_loss(stats.logprobs, trained, denominator=denominator)
         loss.backward()
         total += float(loss.detach())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from srl.update.batch import Batch, micro_batches
 from srl.update.kl import kl_penalty
+from srl.update.logits import packs
 from srl.update.logprobs import TokenStats, token_stats
 from srl.update.losses import LossAggMode, aggregate, count_for, policy_loss
 from srl.update.optimiser import Optimiser
@@ -117,7 +118,7 @@ def accumulate_actor(
     denominator = count_for(part.mask, loss.normalise, loss.horizon)
     tokens = float(part.mask.sum())
     total: dict[str, float] = {}
-    for index in micro_batches(part.batch.lengths, max_tokens):
+    for index in micro_batches(part.batch.lengths, max_tokens, packs(model)):
         rows = part.rows(index)
         if not bool(rows.loss_mask.any()):
             continue
@@ -141,7 +142,8 @@ def actor_loss(
 
     `seen` is called with the log-probs and entropies.
     """
-    stats = token_stats(model, part.batch, part.loss_mask, loss.temperature)
+    known = bool(loss.entropy_coeff) or seen is not None
+    stats = token_stats(model, part.batch, part.loss_mask, loss.temperature, entropy=known)
     if seen is not None:
         seen(stats)
     old, weights = part.old_logprobs, part.weights

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from srl.update.actor import Experience, mean_metrics, mini_batches
 from srl.update.batch import Batch, micro_batches
-from srl.update.logits import last_hidden_state, trunk
+from srl.update.logits import states_before, trunk
 from srl.update.losses import LossAggMode, count_for, value_loss
 from srl.update.optimiser import Optimiser
+from srl.update.packing import packs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,10 +38,11 @@ class Critic(nn.Module):
         return self.decoder
 
     def forward(self, batch: Batch) -> Tensor:
-        """Values `(B, T)` in float32; 0 in the first column, as no token precedes it."""
-        hidden = last_hidden_state(self, batch)[:, :-1]  # (B, T-1, D)
-        values = self.head(hidden).squeeze(-1).float()  # (B, T-1)
-        return torch.cat([torch.zeros_like(values[:, :1]), values], dim=1)
+        """Values `(B, T)` in float32; 0 at padding and in the first column, as no token precedes it."""
+        wanted = batch.attention_mask[:, 1:] != 0  # (B, T-1)
+        found = self.head(states_before(self, batch, wanted)).squeeze(-1).float()  # (N,)
+        values = found.new_zeros(wanted.shape).masked_scatter(wanted, found)
+        return torch.nn.functional.pad(values, (1, 0))
 
 
 @torch.no_grad()
@@ -48,7 +50,7 @@ def batched_values(critic: Critic, batch: Batch, *, max_tokens: int) -> Tensor:
     """Values `(B, T)` of a whole batch, in micro-batches, without gradients."""
     values = torch.zeros_like(batch.response_mask)
     critic.eval()
-    for index in micro_batches(batch.lengths, max_tokens):
+    for index in micro_batches(batch.lengths, max_tokens, packs(critic.decoder)):
         rows = batch.rows(index)
         values[index, : rows.input_ids.shape[1]] = critic(rows)
     return values
@@ -94,7 +96,7 @@ def accumulate_critic(
     denominator = count_for(part.loss_mask, normalise, horizon)
     tokens = float(part.loss_mask.sum())
     total: dict[str, float] = {}
-    for index in micro_batches(part.batch.lengths, max_tokens):
+    for index in micro_batches(part.batch.lengths, max_tokens, packs(critic.decoder)):
         rows = part.rows(index)
         assert rows.values is not None, "the critic's update needs the values from before it"
         loss, metrics = value_loss(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from srl.model import evaluating
+from srl.update import packing
 from srl.update.batch import Batch
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def logits_of(model: PreTrainedModel) -> LogitsOf:
 
 def head_on_trunk(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
     """The trunk's states; the caller can turn any number of them into logits at a time."""
-    return last_hidden_state(model, batch)[:, :-1][wanted], model.get_output_embeddings()
+    return states_before(model, batch, wanted), model.get_output_embeddings()
 
 
 def whole_model(model: PreTrainedModel, batch: Batch, wanted: Tensor) -> tuple[Tensor, Head]:
@@ -81,6 +82,19 @@ def _probe(model: PreTrainedModel) -> Batch:
     ids = torch.arange(3, 11, device=device).reshape(2, 4) % vocabulary
     ones = torch.ones_like(ids)
     return Batch(ids, ones, ones.float(), ones.float(), ones.float())
+
+
+def packs(model: PreTrainedModel) -> bool:
+    """Whether `logits_of` packs the rows of a batch, so that padding costs nothing."""
+    return logits_of(model) is head_on_trunk and packing.packs(trunk(model))
+
+
+def states_before(model: nn.Module, batch: Batch, wanted: Tensor) -> Tensor:
+    """The trunk's states (N, D) at the N positions of `wanted` (B, T - 1), which predict the tokens after."""
+    if not packing.packs(trunk(model)):
+        return last_hidden_state(model, batch)[:, :-1][wanted]
+    kept = nn.functional.pad(wanted, (0, 1))[batch.attention_mask != 0]  # (all real tokens,)
+    return packing.packed_states(trunk(model), batch)[kept]
 
 
 def last_hidden_state(model: nn.Module, batch: Batch) -> Tensor:

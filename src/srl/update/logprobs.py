@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from srl.model import evaluating
 from srl.update.batch import Batch, micro_batches
-from srl.update.logits import Head, logits_of
-from srl.update.losses import entropy_from_logits
+from srl.update.logits import Head, logits_of, packs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,6 +20,8 @@ CHUNK = 2048
 """The most tokens whose logits are in memory at the same time."""
 KEPT_LOGITS = 2**24
 """A chunk with more logits than this recomputes them in the backward pass."""
+FLOAT32_LOGITS = {"cpu": 2**21, "cuda": 2**26}
+"""The most logits that are in float32 at the same time; on the CPU they stay in its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +38,92 @@ class TokenStats:
         self.entropy[index, :width] = rows.entropy.detach().to(self.entropy.dtype)
 
 
-def token_stats(model: PreTrainedModel, batch: Batch, mask: Tensor, temperature: float = 1.0) -> TokenStats:
-    """log π(token_t | tokens before t) at `temperature`, and the entropy of that distribution.
+def token_stats(
+    model: PreTrainedModel, batch: Batch, mask: Tensor, temperature: float = 1.0, *, entropy: bool = True
+) -> TokenStats:
+    """log π(token_t | tokens before t) at `temperature`, and the `entropy` of that distribution, else zeros.
 
-    Computed in float32 (float64 for a model in float64), only where `mask` (B, T) is not 0. A row's first
-    token has none. Both carry gradients if gradients are enabled.
+    Computed in float32 (float64 for a model in float64), only where `mask` (B, T) is not 0. Padding and a
+    row's first token have none. Both carry gradients if gradients are enabled.
     """
-    wanted = mask[:, 1:] != 0  # (B, T-1)
+    wanted = ((mask != 0) & (batch.attention_mask != 0))[:, 1:]  # (B, T-1)
     states, head = logits_of(model)(model, batch, wanted)  # (N, S): what predicts t + 1
     targets = batch.input_ids[:, 1:][wanted]  # (N,)
     pieces = [
-        _head(head, states[start : start + CHUNK], targets[start : start + CHUNK], temperature)
+        _head(head, states[start : start + CHUNK], targets[start : start + CHUNK], temperature, entropy)
         for start in range(0, len(targets), CHUNK)
     ]
     return TokenStats(*(_scatter(pieces, index, wanted) for index in range(2)))
 
 
-def _head(head: Head, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _head(
+    head: Head, states: Tensor, targets: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor]:
     """Log-prob of each target, and entropy. Large logits are recomputed in the backward pass, not kept."""
 
     def compute(states: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(states)  # (N, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-        chosen = torch.log_softmax(logits, dim=-1).gather(1, targets[:, None]).squeeze(1)
-        return chosen, entropy_from_logits(logits)
+        return _FromLogits.apply(head(states), targets, temperature, entropy)
 
     vocabulary = head.weight.shape[0] if hasattr(head, "weight") else states.shape[1]
     if torch.is_grad_enabled() and states.requires_grad and len(states) * vocabulary > KEPT_LOGITS:
         return checkpoint(compute, states, use_reentrant=False)
     return compute(states)
+
+
+class _FromLogits(torch.autograd.Function):
+    """Log-prob of each target and entropy, (N,) each, from logits (N, V) in any dtype.
+
+    With z the logits in float32 over the temperature, L = logsumexp(z) and p = exp(z − L):
+
+        log π = z[target] − L                  d log π / dz = 1[target] − p
+        H = L − Σ p·z                          dH / dz = −p·(z − L + H)
+
+    Softmax and its gradient exist for `FLOAT32_LOGITS` at a time, so that no other tensor has their size than
+    the logits and their gradient, in the logits' own dtype.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        chosen, norms, entropies = (logits.new_zeros(len(logits), dtype=wide) for _ in range(3))
+        for part in _parts(logits):
+            z = logits[part].to(wide) / temperature
+            norms[part] = torch.logsumexp(z, dim=-1)
+            chosen[part] = z.gather(1, targets[part, None]).squeeze(1) - norms[part]
+            if entropy:
+                p = (z - norms[part, None]).exp_()
+                entropies[part] = norms[part] - p.mul_(z).sum(dim=-1)
+        ctx.save_for_backward(logits, targets, norms, entropies)
+        return chosen, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:
+        logits, targets, norms, entropies = ctx.saved_tensors
+        of_chosen, of_entropy = grads
+        out = torch.empty_like(logits)
+        for part in _parts(logits):
+            logp = (logits[part].to(norms.dtype) / ctx.temperature).sub_(norms[part, None])
+            p = logp.exp()
+            slope = torch.zeros_like(norms[part]) if of_chosen is None else of_chosen[part]
+            if of_entropy is None:
+                found = p.mul_(-slope[:, None])
+            else:
+                weight = of_entropy[part, None] * (logp + entropies[part, None]) + slope[:, None]
+                found = p.mul_(weight).neg_()
+            found.scatter_add_(1, targets[part, None], slope[:, None])
+            out[part] = found.div_(ctx.temperature)
+        return out, None, None, None
+
+
+def _parts(logits: Tensor) -> list[slice]:
+    """Slices of the rows of `logits`, each with at most `FLOAT32_LOGITS` of them."""
+    most = FLOAT32_LOGITS["cpu" if logits.device.type == "cpu" else "cuda"]
+    rows = max(1, most // max(logits.shape[1], 1))
+    return [slice(start, start + rows) for start in range(0, len(logits), rows)]
 
 
 def _scatter(pieces: list[tuple[Tensor, Tensor]], index: int, wanted: Tensor) -> Tensor:
@@ -84,7 +142,7 @@ def batched_stats(
     """`token_stats` where `mask` (B, T) is 1, for a whole batch, in micro-batches, without gradients."""
     found = TokenStats(torch.zeros_like(mask), torch.zeros_like(mask))
     with evaluating(model):
-        for index in micro_batches(batch.lengths, max_tokens):
+        for index in micro_batches(batch.lengths, max_tokens, packs(model)):
             rows = batch.rows(index)
             width = rows.input_ids.shape[1]
             found.put(index, token_stats(model, rows, mask[index, :width], temperature))
