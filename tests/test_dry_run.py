@@ -333,7 +333,7 @@ def test_available_memory_is_read_in_bytes(tmp_path):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr("srl.train.dry_run.plan.measure", lambda *given: SPEED)
-    monkeypatch.setattr("srl.train.threads.fastest_threads", lambda: 1)
+    monkeypatch.setattr("srl.train.threads.usable_cores", lambda: 1)
 
 
 @pytest.mark.usefixtures("quick")

@@ -259,7 +259,7 @@ def test_shape_of_a_published_model_has_its_number_of_parameters(model, paramete
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
     monkeypatch.setattr("srl.train.dry_run.plan.measure", lambda *given: DeviceSpeed(1e12, 1e11, 0.01))
-    monkeypatch.setattr("srl.train.threads.fastest_threads", lambda: 1)
+    monkeypatch.setattr("srl.train.threads.usable_cores", lambda: 1)
     monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "workspace"))
     monkeypatch.chdir(tmp_path)
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from bench.resume import differences
 from safetensors.torch import load_file, save_file
 from tests.training import Said, config, train, write_setting
@@ -21,7 +20,6 @@ from srl.config import load_saved, save_config
 from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.serve.in_process import LocalSearch
-from srl.train import threads
 from srl.train.evaluate_model import settings_of
 from srl.train.resume import too_many_failures
 from srl.train.run import resume
@@ -138,17 +136,6 @@ def test_how_long_searches_take_changes_nothing(setting, workspace, whole, monke
     monkeypatch.setattr(LocalSearch, "search", dawdling(LocalSearch.search))
     train(config(setting, "grpo", **SETTINGS), workspace, "grpo")
     assert differences(only_run(workspace), whole("grpo")) == []
-
-
-def test_a_deterministic_run_has_one_thread(monkeypatch):
-    monkeypatch.setattr(threads, "fastest_threads", lambda: 2)
-    before = torch.get_num_threads()
-    try:
-        assert threads.set_threads(None, deterministic=True) == torch.get_num_threads() == 1
-        assert threads.set_threads(None, deterministic=False) == 2
-        assert threads.set_threads(1, deterministic=False) == torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_going_on_from_an_older_checkpoint_forgets_what_came_after(setting, workspace, whole):

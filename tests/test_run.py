@@ -32,9 +32,10 @@ class FakeBackend:
     digests: IndexDigests = DIGESTS
     reference: str = "123"
     trained: list[tuple[RunInfo, int | None]] = field(default_factory=list)
+    where: str = "on nothing"
 
-    def check(self, config: Config) -> str:
-        return "on nothing"
+    def check(self, config: Config) -> None:
+        """Nothing to check."""
 
     def prepare(self, config, algo, workspace, terminal) -> FakeBackend:
         return self

@@ -491,7 +491,8 @@ class Trainer(Section):
     experiment_name: str | None = None
     """Run name in external loggers. null: the run's name."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of torch. null: the fastest in a short measurement."""
+    """CPU threads of torch. null: as many as run the model fastest in a short trial, up to one for each core
+    that the process may use ($OMP_NUM_THREADS at most); 1 with rollout.deterministic."""
     plugin_path: Files | None = None
     """Directories with the modules of `module:Class` plugins, besides Python's own path. null: the current
     directory, which a run saves here."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,8 +23,12 @@ from srl.train.model_card import model_card, write_card
 from srl.train.questions import load_template
 from srl.train.search import RetrieverSettings, load_search, retriever_settings, without_cassette
 from srl.train.sft import demonstrated, fine_tune_policy
+from srl.train.threads import TRAINING_PASSES, choose_threads
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 """Keys of the section `model` that do not change the weights; only the device's type does."""
@@ -115,7 +121,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
 
     def fine_tuned(path: Path) -> None:
         note(f"cold start: {recipe.sft.steps} steps on {recipe.demonstrations.name} → {path}")
-        make(recipe, search, path)
+        make(recipe, search, path, lambda model: choose_threads(model, config, TRAINING_PASSES, note))
 
     return make_if_missing(workspace.models / f"cold-start-{recipe.key()[:8]}", fine_tuned)
 
@@ -126,11 +132,14 @@ def _without_cassette(config: Config) -> Config:
     return config if config.search.replays and not named else without_cassette(config)
 
 
-def make(recipe: Recipe, search: SearchTool | None, path: Path) -> None:
-    """Fine-tune the model of `recipe` on its demonstrations into the new directory `path`."""
+def make(
+    recipe: Recipe, search: SearchTool | None, path: Path, prepare: Callable[[PreTrainedModel], object]
+) -> None:
+    """Fine-tune the model of `recipe`, once `prepare` has had it, into the new directory `path`."""
     torch.manual_seed(recipe.seed)
     paths = {"path": str(recipe.start), "tokenizer": str(recipe.tokenizer)}
     policy = load_policy(recipe.model.model_copy(update=paths), lambda text: None)
+    prepare(policy.model)
     shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options)
     fine_tune_policy(recipe.sft, policy, shown, lambda step, metrics: None, recipe.max_tokens, recipe.seed)
     with atomic_directory(path) as folder:

@@ -25,7 +25,7 @@ from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
-from srl.train.threads import set_threads
+from srl.train.threads import choose_threads
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 from srl.workspace import Workspace
 
@@ -102,9 +102,9 @@ def evaluate_model(
     `limit` draws that many questions, the same each time. Raises UserError.
     """
     check_samples(n, config.eval.temperature)
-    set_threads(config.trainer.threads, config.rollout.deterministic)
     settings = _settings(config, files, no_search_too, no_search_template)
     policy = load_policy(config.model, note)
+    choose_threads(policy.model, config, 1, note)
     asked = _same_questions(settings, files, policy.codec, note, limit)
     engine = load_engine(config.with_settings({"rollout.max_num_seqs": _episodes_at_once(config, n)}), policy)
     if "search" in asked:

@@ -43,7 +43,7 @@ from srl.train.resume import checkpoint_notes, too_many_failures
 from srl.train.run_directory import LOG, Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.train.sft import Loop, sft_loop
-from srl.train.threads import set_threads
+from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
 from srl.trajectory import Question, Score, Trajectory, failed_episodes
 from srl.update.actor import ActorLoss, Experience, update_actor
 from srl.update.critic import update_critic
@@ -182,6 +182,7 @@ class LocalRun:
     environment: Environment
     engine: Engine
     loop: Loop
+    where: str
     reference: str = ""
     """The digest of the reference policy."""
 
@@ -206,18 +207,17 @@ class LocalRun:
                 runner.close()
 
 
-def check(config: Config) -> str:
-    """Set the number of threads; returns what the run trains on, in words. Raises UserError."""
+def check(config: Config) -> None:
+    """Raises UserError for a precision that this backend does not train in."""
     for error in precision_errors(config):
         raise UserError(error)
-    threads = set_threads(config.trainer.threads, config.rollout.deterministic)
-    return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> LocalRun:
     """Load and check everything. The seed is set first, for new weights such as an adapter's."""
     torch.manual_seed(config.trainer.seed)
     policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
+    where = in_words(choose_threads(policy.model, config, TRAINING_PASSES, terminal.note))
     splits = load_splits(config, policy.codec, terminal.note)
     environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
     for error in truncation_errors(config, engine_name(config)):
@@ -225,11 +225,12 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     engine = load_engine(config, policy)
     if algo == "sft":
         loop = sft_loop(config, policy, environment, demonstration_file(config, workspace, terminal.note))
-        return LocalRun(config, terminal, environment, engine, loop)
+        return LocalRun(config, terminal, environment, engine, loop, where)
     learner = load_learner(config, policy, engine.traits.same_weights)
     optimisers = load_optimisers(config, learner)
     reference = reference_digest(config, learner.reference)
-    return LocalRun(config, terminal, environment, engine, rl_loop(config, learner, optimisers), reference)
+    loop = rl_loop(config, learner, optimisers)
+    return LocalRun(config, terminal, environment, engine, loop, where, reference)
 
 
 def _note_of_tokenizer(config: Config, workspace: Workspace, terminal: Terminal) -> Note:

@@ -33,11 +33,15 @@ SFT = "sft"
 class Trainer(Protocol):
     """A run that is loaded and checked, but has no directory yet.
 
-    `questions` is the number of training questions, `reference` the digest of the reference policy.
+    `questions` is the number of training questions, `where` says in words what the run trains on, and
+    `reference` is the digest of the reference policy.
     """
 
     @property
     def questions(self) -> int: ...
+
+    @property
+    def where(self) -> str: ...
 
     @property
     def digests(self) -> IndexDigests: ...
@@ -53,8 +57,8 @@ class Trainer(Protocol):
 class Backend(Protocol):
     """A module that trains."""
 
-    def check(self, config: Config) -> str:
-        """Make the checks that need no file; returns what the run trains on, in words."""
+    def check(self, config: Config) -> None:
+        """Make the checks that need no file. Raises UserError."""
         ...
 
     def prepare(self, config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Trainer:
@@ -84,7 +88,7 @@ def start(
     """A new run. Its directory is created after all checks, so one that cannot start leaves nothing."""
     began = time.perf_counter()
     trains = load_backend(backend)
-    where = trains.check(config)
+    trains.check(config)
     with new_cassette(config):
         config = with_paths(config, algo, workspace, terminal)
         check_loggers(config.trainer.logger)
@@ -97,7 +101,7 @@ def start(
         )
         record.save(run)
         terminal.note(
-            f"run {run.name}: {trainer.questions:,} questions, {where}, "
+            f"run {run.name}: {trainer.questions:,} questions, {trainer.where}, "
             f"set up in {time.perf_counter() - began:.1f} s"
         )
         return _train(run, config, record, trainer)

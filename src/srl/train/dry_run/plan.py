@@ -40,7 +40,7 @@ from srl.train.dry_run.step_time import (
     step_times,
 )
 from srl.train.make_missing import BASE_MODEL, check_data
-from srl.train.threads import set_threads
+from srl.train.threads import choose_threads_for
 from srl.train.verl.config_check import compose, notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
 from srl.train.verl.overrides import given
@@ -159,9 +159,10 @@ def _shape(config: Config) -> Shape:
 
 
 def _measured(config: Config, shape: Shape, device: torch.device) -> DeviceSpeed:
-    """The device's speed with as many threads as the run would use."""
+    """The device's speed, with as many threads as multiply matrices of the model's width fastest."""
     before = torch.get_num_threads()
-    set_threads(config.trainer.threads, config.rollout.deterministic)
+    left, right = torch.ones(256, shape.width), torch.ones(shape.width, shape.ffn)
+    choose_threads_for(lambda: left @ right, config)
     try:
         return measure(shape, device, pick_dtype(config.model.dtype, device))
     finally:

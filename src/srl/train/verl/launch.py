@@ -66,6 +66,7 @@ class VerlRun:
     template: Template
     digests: IndexDigests
     reference: str
+    where: str = "on verl"
 
     @property
     def questions(self) -> int:
@@ -111,12 +112,11 @@ def _trainer(composed: DictConfig, run: Path, splits: Splits) -> RayTraining:
     return RayTraining(runner.run.remote(composed, run.resolve(), splits))
 
 
-def check(config: Config) -> str:
-    """Raises UserError for what no run on verl does; in words, what the run trains on."""
+def check(config: Config) -> None:
+    """Raises UserError for what no run on verl does."""
     for problem in refused(config):
         raise UserError(problem)
     check_installed(config)
-    return "on verl"
 
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> VerlRun:
