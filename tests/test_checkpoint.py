@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.live_tensors import Live
 from tests.training import SETTINGS, tokenizer
 
 from srl.advantage import Algorithm
@@ -35,7 +36,7 @@ from srl.update.optimiser import Optimiser, schedule
 ABOUT = {"template": "tiny", "search": True, "index_digest": "abc"}
 
 
-def learner(*, width=16, critic=True, dtype=torch.float32, lora=0, seed=0):
+def learner(*, width=16, critic=True, dtype=torch.float32, lora=0, critic_lora=0, seed=0):
     config = load_config(None, None, "ppo", SETTINGS).config
     sizes = {"vocab_size": len(tokenizer()), "layers": 1, "heads": 2, "ffn": 16, "max_length": 64}
     actor = new_model("qwen2", width=width, seed=seed, **sizes).to(dtype)
@@ -43,9 +44,8 @@ def learner(*, width=16, critic=True, dtype=torch.float32, lora=0, seed=0):
         torch.manual_seed(seed)
         add_lora(actor, lora)
     control = AdaptiveKL(0.25, target=0.1, horizon=10)
-    return Learner(
-        config, Algorithm("none", lambda **_: None), actor, None, Critic(actor) if critic else None, control
-    )
+    made = Critic(actor, lora_rank=critic_lora) if critic else None
+    return Learner(config, Algorithm("none", lambda **_: None), actor, None, made, control)
 
 
 def optimisers(them):
@@ -85,18 +85,18 @@ def assert_equal(found, expected):
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.parametrize(
-    ("dtype", "lora"), [(torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 4), (torch.bfloat16, 4)]
-)
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path, dtype, lora):
-    them = learner(dtype=dtype, lora=lora)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("lora", "critic_lora"), [(0, 0), (0, 4), (4, 0), (4, 2)])
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path, dtype, lora, critic_lora):
+    kinds = {"dtype": dtype, "lora": lora, "critic_lora": critic_lora}
+    them = learner(**kinds)
     those = optimisers(them)
     take_steps(them, those)
     them.kl_control.coef = 0.5
     path = save(tmp_path, them, those, seconds=1.5, val_em_best=0.25, val_em_best_step=2, test_em_start=0.1)
     saved = {name: value.clone() for name, value in weights(them).items()}
     take_steps(them, those)
-    again = learner(dtype=dtype, lora=lora)
+    again = learner(**kinds)
     resumed = optimisers(again)
     progress = load_checkpoint(path, again, resumed)
     assert_equal(weights(again), saved)
@@ -206,8 +206,11 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"not a checkpoint of this run: model\.embed_tokens"):
         load_checkpoint(path, wider, optimisers(wider))
     adapted = learner(lora=4)
-    with pytest.raises(UserError, match="not in both the model and the checkpoint"):
+    with pytest.raises(UserError, match=r"not a checkpoint of this run: .*actor\.pt"):
         load_checkpoint(path, adapted, optimisers(adapted))
+    of_adapter = save(tmp_path, adapted, optimisers(adapted), step=4)
+    with pytest.raises(UserError, match="not in both the model and the checkpoint"):
+        load_checkpoint(of_adapter, them, optimisers(them))
 
 
 def test_a_checkpoint_without_the_critic_is_refused(tmp_path):
@@ -294,17 +297,17 @@ def spoil(file):
     ],
 )
 def test_no_file_of_a_checkpoint_is_damaged_unnoticed(tmp_path, name):
-    them = learner()
+    them, again = learner(lora=2), learner(lora=2)
     those = optimisers(them)
     save(tmp_path, them, those, step=2)
     path = save(tmp_path, them, those, step=10)
     spoil(path / name)
     with pytest.raises(DamagedError, match=rf"{name} is damaged.*the checkpoint before it is step-000002$"):
-        load_checkpoint(path, learner(), optimisers(learner()))
+        load_checkpoint(path, again, optimisers(again))
     (path / name).unlink()
     if name != "trainer/state.json":
         with pytest.raises(DamagedError, match=f"{name} is missing"):
-            load_checkpoint(path, learner(), optimisers(learner()))
+            load_checkpoint(path, again, optimisers(again))
 
 
 def test_a_damaged_model_of_a_checkpoint_is_not_loaded(tmp_path):
@@ -329,10 +332,10 @@ def test_a_checkpoint_without_checksums_still_loads_and_its_damage_is_one_line(t
     them = learner()
     path = as_older(save(tmp_path, them, optimisers(them)))
     load_checkpoint(path, learner(), optimisers(learner()))
-    (path / "trainer" / "actor.pt").write_bytes(content)
+    (path / "trainer" / "critic.pt").write_bytes(content)
     with pytest.raises(DamagedError) as said:
         load_checkpoint(path, learner(), optimisers(learner()))
-    assert f"{path / 'trainer' / 'actor.pt'} is damaged" in str(said.value)
+    assert f"{path / 'trainer' / 'critic.pt'} is damaged" in str(said.value)
     assert "weights_only" not in str(said.value)
     assert "\n" not in str(said.value)
 
@@ -343,13 +346,57 @@ def test_a_broken_newest_checkpoint_says_how_to_go_on_from_the_one_before(tmp_pa
     those = optimisers(them)
     for step in (1, 2):
         save(run, them, those, step=step)
-    spoil(checkpoint_path(run, 2) / "trainer" / "actor.pt")
+    spoil(checkpoint_path(run, 2) / "trainer" / "critic.pt")
     with pytest.raises(DamagedError, match="before it is step-000001; to resume without it type: ") as said:
         load_newest(checkpoint_path(run, 2), learner(), optimisers(learner()))
     first, _, second = str(said.value).rpartition("type: ")[2].partition(" && ")
     assert second == resume_command(run)
     subprocess.run(shlex.split(first), check=True)
     assert load_newest(checkpoint_path(run, 1), learner(), optimisers(learner())).step == 1
-    spoil(checkpoint_path(run, 1) / "trainer" / "actor.pt")
+    spoil(checkpoint_path(run, 1) / "trainer" / "critic.pt")
     with pytest.raises(DamagedError, match=r"before it is none; to resume without it type: mv "):
         load_newest(checkpoint_path(run, 1), learner(), optimisers(learner()))
+
+
+def test_nothing_is_in_a_checkpoint_twice(tmp_path):
+    them = learner(critic_lora=2)
+    those = optimisers(them)
+    take_steps(them, those)
+    trainer = save(tmp_path, them, those) / "trainer"
+    assert sorted(path.name for path in trainer.iterdir()) == [
+        "actor-optimiser.pt", "critic-optimiser.pt", "critic.pt", "state.json",
+    ]  # fmt: skip
+    kept = torch.load(trainer / "critic.pt", weights_only=True)
+    assert kept.keys() == {name for name, value in them.critic.named_parameters() if value.requires_grad}
+    adapted = learner(lora=2, critic=False)
+    both = torch.load(save(tmp_path, adapted, optimisers(adapted), step=4) / "trainer" / "actor.pt")
+    assert all(".lora_" in name for name in both)
+
+
+def test_an_older_checkpoint_with_the_weights_beside_the_model_is_gone_on_from(tmp_path):
+    them = learner()
+    those = optimisers(them)
+    take_steps(them, those)
+    path = as_older(save(tmp_path, them, those))
+    other = {name: value.detach() + 1 for name, value in them.actor.named_parameters()}
+    torch.save(other, path / "trainer" / "actor.pt")
+    again = learner()
+    load_checkpoint(path, again, optimisers(again))
+    assert_equal(dict(again.actor.named_parameters()), other)
+
+
+def test_a_merged_checkpoint_holds_one_shard_and_nothing_else(tmp_path, monkeypatch):
+    """A policy of eight layers with an adapter and a critic on the same trunk."""
+    sizes = {"vocab_size": len(tokenizer()), "layers": 8, "heads": 2, "ffn": 128, "max_length": 64}
+    them = learner()
+    them.actor = new_model("qwen2", width=64, **sizes)
+    add_lora(them.actor, 4)
+    them.critic = Critic(them.actor, lora_rank=4)
+    those = optimisers(them)
+    take_steps(them, those, 1)
+    layer = sum(weight.nbytes for weight in them.actor.model.layers[0].parameters())
+    monkeypatch.setattr("srl.model.SHARD", layer)
+    networks = [*them.actor.parameters(), *them.critic.parameters()]
+    with Live(networks) as live:
+        save(tmp_path, them, those)
+    assert live.peak <= 2 * layer < sum(weight.nbytes for weight in them.actor.parameters()) / 3

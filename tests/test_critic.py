@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.rows import experience, gradients, trajectory
 
-from srl.model import add_lora, new_model
+from srl.model import add_lora, new_model, without_lora
 from srl.update.critic import (
     Critic,
     accumulate_critic,
@@ -78,13 +78,91 @@ def test_the_critic_starts_from_the_policy_and_goes_its_own_way():
     assert torch.equal(model.model.embed_tokens.weight, policy().model.embed_tokens.weight)
 
 
-def test_the_critic_of_a_policy_with_an_adapter_trains_all_its_weights():
-    model = policy()
+def adapted(seed=0):
+    """A policy whose adapter is no longer the identity."""
+    model = policy(seed)
     add_lora(model, 2)
-    made = Critic(model)
-    assert all(weight.requires_grad for weight in made.parameters())
-    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    assert any("q_proj" in name for name in frozen)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.normal_(std=0.1, generator=generator)
+    return model
+
+
+def trained(model):
+    return {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def with_head(made):
+    torch.nn.init.normal_(made.head.weight, generator=torch.Generator().manual_seed(0))
+    return made
+
+
+def test_the_critic_of_a_policy_with_an_adapter_copies_the_trunk_and_no_adapter():
+    made = Critic(adapted())
+    assert trained(made) == {name for name, _ in Critic(policy()).named_parameters()}
+    values, expected = (
+        batched_values(with_head(item), rows().batch, max_tokens=1000) for item in (made, Critic(policy()))
+    )
+    torch.testing.assert_close(values, expected)
+
+
+@pytest.mark.parametrize("make", [policy, adapted])
+def test_a_critic_with_an_adapter_starts_from_the_trunk_and_trains_adapter_and_head_alone(make):
+    made = Critic(make(), lora_rank=2)
+    assert made.head.weight.requires_grad
+    assert all(".lora_" in name for name in trained(made) - {"head.weight"})
+    assert len(trained(made)) == 1 + 2 * 7
+    values, expected = (
+        batched_values(with_head(item), rows().batch, max_tokens=1000) for item in (made, Critic(policy()))
+    )
+    torch.testing.assert_close(values, expected)
+
+
+def test_a_critic_shares_the_frozen_weights_of_a_policy_with_an_adapter():
+    model = adapted()
+    frozen = {id(weight) for weight in model.parameters() if not weight.requires_grad}
+    made = Critic(model, lora_rank=2)
+    assert {id(weight) for weight in made.parameters() if not weight.requires_grad} == frozen
+    assert not {id(weight) for weight in made.parameters() if weight.requires_grad} & {
+        id(weight) for weight in model.parameters()
+    }
+
+
+@pytest.mark.parametrize("make", [policy, adapted])
+def test_neither_a_critic_with_an_adapter_nor_its_policy_changes_when_the_other_learns(make):
+    model = make()
+    made, batch = with_head(Critic(model, lora_rank=2)), rows().batch
+
+    def learn(network):
+        optimiser = Optimiser(network.parameters(), lr=0.1)
+        for weight in optimiser.parameters:
+            weight.grad = torch.ones_like(weight)
+        optimiser.step()
+
+    def logits():
+        with torch.no_grad():
+            return model(input_ids=batch.input_ids).logits
+
+    before = logits()
+    learn(made)
+    assert torch.equal(logits(), before)
+    values = batched_values(made, batch, max_tokens=1000)
+    learn(model)
+    assert not torch.equal(logits(), before)
+    assert torch.equal(batched_values(made, batch, max_tokens=1000), values)
+
+
+def test_the_reference_of_a_policy_with_an_adapter_is_not_touched_by_the_critics():
+    model, batch = adapted(), rows().batch
+    made = with_head(Critic(model, lora_rank=2))
+    values = batched_values(made, batch, max_tokens=1000)
+    with without_lora(model), torch.no_grad():
+        assert torch.equal(
+            model(input_ids=batch.input_ids).logits, policy()(input_ids=batch.input_ids).logits
+        )
+        assert torch.equal(batched_values(made, batch, max_tokens=1000), values)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -132,14 +210,16 @@ def test_what_was_read_and_rows_that_are_out_teach_the_critic_nothing():
     assert update_critic(made, optimiser, failed, clip=None, mini_batch_rows=4) == {}
 
 
-def test_a_critic_learns_its_returns():
-    made = Critic(policy())
+@pytest.mark.parametrize(("make", "rank"), [(policy, 0), (policy, 4), (adapted, 4)])
+def test_a_critic_learns_its_returns(make, rank):
+    torch.manual_seed(0)
+    made = Critic(make(), lora_rank=rank)
     part = rows()
     returns = part.mask * torch.tensor([1.0, 0.0, -1.0, 0.5])[:, None]
     part = replace(part, returns=returns, values=torch.zeros_like(returns))
     optimiser = Optimiser(made.parameters(), lr=1e-2)
     before = explained_variance(part.values, returns, part.mask)
-    metrics = update_critic(made, optimiser, part, clip=None, mini_batch_rows=4, epochs=40)
+    metrics = update_critic(made, optimiser, part, clip=None, mini_batch_rows=4, epochs=100 if rank else 40)
     after = explained_variance(batched_values(made, part.batch, max_tokens=100), returns, part.mask)
     assert before == pytest.approx(0.0, abs=1e-6)
     assert after > 0.9

@@ -209,13 +209,13 @@ def older(harm: Callable[[Path], object]) -> Callable[[Path], object]:
             "state.json: unexpected fields",
         ),
         (
-            older(lambda run: cut(run / CHECKPOINT / "trainer" / "actor.pt")),
-            "is not a checkpoint of this run",
+            older(lambda run: cut(run / CHECKPOINT / "trainer" / "actor-optimiser.pt")),
+            "actor-optimiser.pt is damaged: it cannot be read as weights",
         ),
         (
-            lambda run: (run / CHECKPOINT / "trainer" / "actor.pt").write_bytes(b""),
-            "actor.pt is damaged: its checksum differs from the recorded one; the checkpoint before it is "
-            "none; to resume without it type: mv ",
+            lambda run: (run / CHECKPOINT / "trainer" / "actor-optimiser.pt").write_bytes(b""),
+            "actor-optimiser.pt is damaged: its checksum differs from the recorded one; the checkpoint "
+            "before it is none; to resume without it type: mv ",
         ),
         (lambda run: cut(run / CHECKPOINT / "manifest.json"), "manifest.json is damaged: "),
         (lambda run: (run / CHECKPOINT / "manifest.json").write_bytes(b""), "manifest.json is empty; the "),

@@ -22,6 +22,7 @@ from srl.model import (
     merged_weights,
     model_digest,
     new_model,
+    on_device,
     pick_device,
     pick_dtype,
     save_model,
@@ -137,6 +138,31 @@ def test_reference_is_the_model_without_its_adapter(saved):
     assert (trained - logits(tiny_model())).abs().max() > 0.01
     with pytest.raises(ValueError, match="no LoRA adapter"), without_lora(tiny_model()):
         pass
+
+
+def test_weights_are_copied_to_another_device_for_a_while(saved, monkeypatch):
+    """There is no other device here: a copy stands for it."""
+    model = load_model(saved)
+
+    def places() -> list[int]:
+        return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+
+    def spoilt() -> None:
+        with on_device(model, torch.device("cpu")):
+            found.extend(places())
+            assert torch.equal(logits(model), expected)
+            for weight in model.parameters():
+                weight.data.zero_()
+            raise KeyboardInterrupt
+
+    before, found, expected = places(), list[int](), logits(tiny_model())
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor.clone())
+    with pytest.raises(KeyboardInterrupt):
+        spoilt()
+    monkeypatch.undo()
+    assert not set(found) & set(before)
+    assert places() == before
+    assert torch.equal(logits(model), expected)
 
 
 def test_saved_lora_model_is_merged_and_its_adapter_lies_beside(saved, tmp_path):

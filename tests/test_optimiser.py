@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.live_tensors import Live, bytes_of
 from torch import nn
 
 from srl.update.optimiser import Optimiser, schedule
@@ -161,5 +162,87 @@ def test_a_saved_optimiser_goes_on_as_if_it_had_not_stopped(tmp_path, dtype):
 def test_the_state_of_another_model_is_refused():
     saved = Optimiser([parameter([1.0], torch.bfloat16)], lr=0.1).state_dict()
     other = Optimiser([parameter([1.0], torch.bfloat16), parameter([1.0], torch.bfloat16)], lr=0.1)
-    with pytest.raises(ValueError, match="parameter group"):
+    with pytest.raises(ValueError, match=r"has 1 weights, and this run.s has 2"):
         other.load_state_dict(saved)
+
+
+def test_gradients_of_bfloat16_weights_are_accumulated_in_float32():
+    """In bfloat16, 256 + 1 is 256: forty more of 1 would be lost."""
+    weight = parameter([0.0], torch.bfloat16)
+    optimiser = Optimiser([weight], lr=0.1, grad_clip=1e9)
+    for gradient in (256.0, *[1.0] * 40):
+        (weight * gradient).sum().backward()
+    assert weight.grad is None
+    assert optimiser.step() == 296.0
+    assert optimiser.step() == 0.0, "the next step starts from nothing"
+
+
+def test_an_optimiser_that_is_gone_takes_no_gradients():
+    weight = parameter([0.0], torch.bfloat16)
+    Optimiser([weight], lr=0.1)
+    optimiser = Optimiser([weight], lr=0.1)
+    weight.sum().backward()
+    assert optimiser.step() == 1.0
+    del optimiser
+    weight.sum().backward()
+    assert weight.grad.item() == 1.0
+
+
+def stack(dtype, layers=16, width=64):
+    return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_allocates_nothing_and_gradients_are_held_once(dtype):
+    """Sixteen equal matrices: 16 float32 gradients, and no more than two in lower precision beside them."""
+    model = stack(dtype)
+    matrix = 64 * 64
+    optimiser = Optimiser(model.parameters(), lr=1e-3)
+    states = [value for state in optimiser.adamw.state.values() for value in state.values()]
+    assert bytes_of(states) >= 2 * 16 * matrix * 4, "the moments are there before the first step"
+    known = [*model.parameters(), *optimiser.masters, *states]
+    for _ in range(2):
+        with Live(known) as live:
+            for _ in range(3):
+                model(torch.ones(1, 64, dtype=dtype)).sum().backward()
+        assert live.peak <= (16 * 4 + 2 * 4) * matrix + 10_000
+        gradients = [master.grad for master in optimiser.masters]
+        with Live([*known, *gradients]) as live:
+            optimiser.step()
+        assert live.peak < 2_000 < matrix
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_state_of_an_older_version_is_taken_over(tmp_path, dtype):
+    """It stepped all weights at once and had no state for weights without a gradient."""
+    start = [torch.tensor([1.0, -2.0]), torch.tensor([[0.5]]), torch.tensor([3.0])]
+    masters = [torch.nn.Parameter(value.clone()) for value in start]
+    adamw = torch.optim.AdamW(masters, lr=3e-3, foreach=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: 1.0)
+
+    def older_step(gradient):
+        for master in masters[:2]:
+            master.grad = torch.full_like(master, gradient)
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        adamw.step()
+        scheduler.step()
+
+    for gradient in (0.3, -0.1, 0.2):
+        older_step(gradient)
+    kept = [] if dtype == torch.float32 else [master.detach() for master in masters]
+    older = {"adamw": adamw.state_dict(), "scheduler": scheduler.state_dict(), "masters": kept}
+    torch.save(older, tmp_path / "actor-optimiser.pt")
+    weights = [torch.nn.Parameter(master.detach().to(dtype)) for master in masters]
+    resumed = Optimiser(weights, lr=3e-3)
+    resumed.load_state_dict(torch.load(tmp_path / "actor-optimiser.pt", weights_only=True, mmap=True))
+    for gradient in (0.25, -0.5):
+        older_step(gradient)
+        steps(resumed, weights[:2], [gradient])
+    for found, expected in zip(resumed.masters, masters, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_state_of_weights_of_other_shapes_is_refused():
+    saved = Optimiser([parameter([1.0])], lr=0.1).state_dict()
+    with pytest.raises(ValueError, match=r"expected shape \(2,\), found \(1,\)"):
+        Optimiser([parameter([1.0, 2.0])], lr=0.1).load_state_dict(saved)

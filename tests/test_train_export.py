@@ -394,7 +394,7 @@ def test_existing_directory_is_replaced_only_when_it_is_a_model_and_that_is_aske
     for own in (run, run.parent, run / "checkpoints", run / "checkpoints" / "step-000010", run / "run.json"):
         with pytest.raises(UserError, match=r"is not an exported model|found 'checkpoint'"):
             export(run, own, overwrite=True)
-    assert (run / "checkpoints" / "step-000010" / "trainer" / "actor.pt").is_file()
+    assert (run / "checkpoints" / "step-000010" / "trainer" / "actor-optimiser.pt").is_file()
 
 
 def test_file_that_somebody_put_into_an_exported_model_is_not_dropped(run: Path, tmp_path: Path) -> None:

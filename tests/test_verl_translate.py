@@ -69,6 +69,7 @@ def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
         "rollout.deterministic": "rollout.deterministic=true",
         "rollout.engine": "rollout.engine=torch",
         "actor.mask_observations": "actor.mask_observations=false",
+        "critic.lora_rank": "critic.lora_rank=8",
         "ref.path": "ref.path=/other",
     }
     assert set(changed) == set(REFUSED)

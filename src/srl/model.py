@@ -259,6 +259,19 @@ def without_lora(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
+def on_device(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Inside, copies of the weights on `device`; afterwards those that the model had, wherever they are."""
+    held = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
+    try:
+        for tensor, data in held:
+            tensor.data = data.to(device, non_blocking=True)
+        yield
+    finally:
+        for tensor, data in held:
+            tensor.data = data
+
+
+@contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Inside, `model` is in eval mode; afterwards each of its modules is in the mode that it was in."""
     training = [module for module in model.modules() if module.training]
@@ -360,7 +373,8 @@ def _name_shards(files: Sequence[Path], folder: Path) -> None:
 def _plain(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same class and config, without adapter and without memory for its weights."""
     with torch.device("meta"):
-        return type(model)(copy.deepcopy(model.config))
+        made: Any = type(model)(copy.deepcopy(model.config))
+    return made.to(model.dtype)
 
 
 def model_digest(model: PreTrainedModel | str | Path) -> str:

@@ -434,6 +434,10 @@ class Critic(Section):
     """Passes over the episodes of a step."""
     ppo_max_token_len: Count = 16384
     """Tokens per forward and backward pass, padding included."""
+    lora_rank: Natural = 0
+    """Rank of the critic's own LoRA adapter, on a frozen trunk: the policy's own if that has an adapter too,
+    else a copy of the policy as training starts. Scale and modules are those of model.lora_alpha and
+    model.lora_target_modules. 0: train a copy with all its weights, which takes far more memory."""
     cliprange_value: Positive = 0.5
     """Clip range of the value around the old one."""
     grad_clip: Positive = 1.0
@@ -448,6 +452,10 @@ class Ref(Section):
 
     path: File | None = None
     """Directory of the reference policy. null: the policy at the start of RL."""
+    param_offload: bool = True
+    """Keep the reference in the machine's memory, and bring it to the GPU for its pass: about a quarter of a
+    second a step for 6 GB. false: keep it on the GPU. Without effect on a CPU, and where the reference is the
+    policy without its adapter."""
 
 
 class Sft(Section):

@@ -24,7 +24,7 @@ from srl.manifests import (
     replaceable,
     write_manifest,
 )
-from srl.model import save_model
+from srl.model import has_lora, load_model, save_model
 from srl.train.experience import Learner
 from srl.train.model_card import write_card
 from srl.train.resume import names_a_way_around
@@ -46,7 +46,8 @@ def save_checkpoint(
 ) -> Path:
     """Write `checkpoints/step-…`, whole or not at all, and delete all but the newest `keep` (None: keep all).
 
-    Its manifest has the checksum of every file.
+    Nothing is in it twice: of a policy without an adapter the model has the weights. Its manifest has the
+    checksum of every file.
     """
     path = checkpoint_path(run, progress.step)
     with atomic_directory(path, replace=_REPLACEABLE) as folder:
@@ -57,9 +58,10 @@ def save_checkpoint(
         write_json(trainer / _STATE, {"format": 1, **asdict(progress)})
         for name, optimiser in optimisers.items():
             torch.save(optimiser.state_dict(), trainer / f"{name}-optimiser.pt")
-        torch.save(_trained(learner.actor), trainer / "actor.pt")
+        if has_lora(learner.actor):  # else its weights are the model's
+            torch.save(_trained(learner.actor), trainer / "actor.pt")
         if learner.critic is not None:
-            torch.save(learner.critic.state_dict(), trainer / "critic.pt")
+            torch.save(_trained(learner.critic), trainer / "critic.pt")
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
     for old in superseded_checkpoints(run, keep):
         old.rename(old.with_name(f".{old.name}.dropped"))
@@ -89,18 +91,27 @@ def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimise
     if (trainer / _STATE).is_file():
         check_checkpoint(path)
     progress = _read_state(trainer / _STATE)
-    device = learner.device
     try:
-        _put(learner.actor, _load(trainer / "actor.pt", device))
+        _put(learner.actor, _actor_weights(path, learner))
         if learner.critic is not None:
-            learner.critic.load_state_dict(_load(trainer / "critic.pt", device))
+            _put(learner.critic, _load(trainer / "critic.pt"))
         for name, optimiser in optimisers.items():
-            optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt", device))
+            optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt"))
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
         raise UserError(f"{path} is not a checkpoint of this run: {why}") from error
     learner.kl_control.load_state_dict(progress.kl)
     return progress
+
+
+def _actor_weights(path: Path, learner: Learner) -> dict[str, torch.Tensor]:
+    """The policy's trained weights in a checkpoint: an adapter's are in the trainer's state; without one they
+    are the model's own. An older checkpoint has them in the trainer's state too."""
+    own, actor = path / "trainer" / "actor.pt", learner.actor
+    if own.is_file() or has_lora(actor):
+        return _load(own)
+    trust, dtype = learner.config.model.trust_remote_code, str(actor.dtype).removeprefix("torch.")
+    return dict(load_model(path, dtype=dtype, device="cpu", trust_remote_code=trust).named_parameters())
 
 
 def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
@@ -122,12 +133,14 @@ def _read_state(path: Path) -> Progress:
     return read_json(path, Progress)
 
 
-def _load(path: Path, device: torch.device) -> Any:
-    """What `torch.save` wrote, read as data only. Raises DamagedError for anything else."""
+def _load(path: Path) -> Any:
+    """What `torch.save` wrote, mapped from the disk and read as data only. Raises DamagedError for others."""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it did not write
-            return torch.load(path, map_location=device, weights_only=True)
-    except (EOFError, pickle.UnpicklingError) as error:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise
+    except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise DamagedError(
-            f"{path} is damaged: it contains more than weights{before(path.parent.parent)}"
+            f"{path} is damaged: it cannot be read as weights{before(path.parent.parent)}"
         ) from error

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from srl.advantage import Algorithm, masked_mean
 from srl.config import Config
-from srl.model import without_lora
+from srl.model import on_device, without_lora
 from srl.train.compute_advantages import (
     StepBatch,
     compute_advantages,
@@ -86,9 +86,10 @@ class Learner:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[PreTrainedModel]:
-        """The frozen reference model; without one, the policy with its adapters switched off."""
+        """The frozen reference model, on the policy's device; without one, the policy without adapters."""
         if self.reference is not None:
-            yield self.reference
+            with on_device(self.reference, self.device):
+                yield self.reference
         else:
             with without_lora(self.actor):
                 yield self.actor

@@ -126,23 +126,39 @@ def load_engine(config: Config, policy: LoadedModel) -> Engine:
 
 
 def load_learner(config: Config, policy: LoadedModel, same_weights: bool = True) -> Learner:
-    """Actor, frozen reference and critic, as far as the algorithm needs them. The critic starts as a copy.
+    """Actor, frozen reference and critic, as far as the algorithm needs them.
 
     `same_weights` is the trait of the engine that samples.
     """
     algorithm = load_algorithm(config)
     adapter = config.model.lora_rank > 0 and config.ref.path is None
-    reference = _load_reference(config) if config.needs_reference and not adapter else None
-    critic = Critic(policy.model) if algorithm.needs_critic else None
+    reference = _load_reference(config, policy.model) if config.needs_reference and not adapter else None
+    critic = Critic(policy.model, **critic_options(config)) if algorithm.needs_critic else None
     control = config.algorithm.kl_ctrl
     kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
     return Learner(config, algorithm, policy.model, reference, critic, kl, same_weights)
 
 
-def _load_reference(config: Config) -> PreTrainedModel:
-    options = {**model_options(config.model), "lora_rank": 0, "gradient_checkpointing": False}
-    reference = load_model(_reference_path(config), **options)
-    return reference.eval().requires_grad_(False)
+def critic_options(config: Config) -> dict[str, Any]:
+    """The keywords of `srl.update.critic.Critic`: how its adapter is, if it has one."""
+    model = config.model
+    return {
+        "lora_rank": config.critic.lora_rank,
+        "lora_alpha": model.lora_alpha,
+        "lora_target_modules": model.lora_target_modules,
+    }
+
+
+def _load_reference(config: Config, policy: PreTrainedModel) -> PreTrainedModel:
+    """The frozen reference in the policy's precision; in pinned host memory where it is offloaded."""
+    away = config.ref.param_offload and policy.device.type == "cuda"
+    options = model_options(config.model) | {
+        "dtype": str(policy.dtype).removeprefix("torch."), "lora_rank": 0, "gradient_checkpointing": False,
+    } | ({"device": "cpu"} if away else {})  # fmt: skip
+    reference = load_model(_reference_path(config), **options).eval().requires_grad_(False)
+    for weight in reference.parameters() if away else ():
+        weight.data = weight.data.pin_memory()
+    return reference
 
 
 def reference_digest(config: Config, loaded: PreTrainedModel | None = None) -> str:

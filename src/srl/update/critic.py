@@ -1,13 +1,15 @@
-"""The critic, a copy of the policy's trunk with a value head, and its update."""
+"""The critic, a trunk like the policy's with a value head, and its update."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from srl.model import add_lora
 from srl.update.actor import Experience, mean_metrics, mini_batches
 from srl.update.batch import Batch, micro_batches
 from srl.update.logits import states_before, trunk
@@ -22,13 +24,26 @@ if TYPE_CHECKING:
 class Critic(nn.Module):
     """V_t, the value before token t, from the hidden state of token t − 1.
 
-    It starts as a copy of the policy's trunk with a zero head, so all initial values are 0.
+    It starts as the policy's trunk with a zero head, so all initial values are 0. With `lora_rank` 0 all
+    weights of the trunk are copied and trained. Above, the trunk is frozen and has a LoRA adapter: it is the
+    frozen one of a policy with an adapter of its own, whose tensors it shares, and else a copy of the policy
+    as it is now.
     """
 
-    def __init__(self, policy: PreTrainedModel) -> None:
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        *,
+        lora_rank: int = 0,
+        lora_alpha: int = 32,
+        lora_target_modules: str | Sequence[str] = "all-linear",
+    ) -> None:
         super().__init__()
-        self.decoder = copy.deepcopy(trunk(policy))
-        self.decoder.requires_grad_(True)
+        self.decoder = _trunk_without_adapter(policy, shared=lora_rank > 0)
+        if lora_rank > 0:
+            add_lora(self.decoder, lora_rank, lora_alpha, lora_target_modules)
+        else:
+            self.decoder.requires_grad_(True)
         width = self.decoder.config.hidden_size
         parameter = next(self.decoder.parameters())
         self.head = nn.Linear(width, 1, bias=False, device=parameter.device, dtype=parameter.dtype)
@@ -43,6 +58,16 @@ class Critic(nn.Module):
         found = self.head(states_before(self, batch, wanted)).squeeze(-1).float()  # (N,)
         values = found.new_zeros(wanted.shape).masked_scatter(wanted, found)
         return torch.nn.functional.pad(values, (1, 0))
+
+
+def _trunk_without_adapter(policy: PreTrainedModel, *, shared: bool) -> PreTrainedModel:
+    """A copy of the policy's trunk without its adapter; with `shared` its frozen weights are the policy's."""
+    frozen = [weight for weight in policy.parameters() if shared and not weight.requires_grad]
+    made = copy.deepcopy(trunk(policy), {id(weight): weight for weight in frozen})
+    for name, module in list(made.named_modules()):
+        if hasattr(module, "get_base_layer"):
+            made.set_submodule(name, module.get_base_layer())
+    return made
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -44,7 +45,8 @@ class Optimiser:
     """AdamW over the trainable parameters; one `step` for each accumulated gradient.
 
     Weights of less than 32 bits are updated through a float32 copy: an RL update is often smaller than the
-    resolution of bfloat16.
+    resolution of bfloat16. Their gradients are accumulated in float32 too, each as soon as a backward pass
+    has it, so that those of lower precision are never held all at once. The step itself allocates nothing.
     """
 
     def __init__(
@@ -62,9 +64,13 @@ class Optimiser:
         self.masters = [_master(parameter) for parameter in self.parameters]
         self.grad_clip = grad_clip
         self.adamw = torch.optim.AdamW(
-            self.masters, lr=lr, betas=betas, weight_decay=weight_decay, eps=eps, foreach=True
+            self.masters, lr=lr, betas=betas, weight_decay=weight_decay, eps=eps, fused=True
         )
+        for master in self.masters:
+            self.adamw.state[master] = _new_state(master)
         self.scheduler = LambdaLR(self.adamw, schedule)
+        for parameter, master in self._copies():
+            parameter.register_post_accumulate_grad_hook(_passed_on_to(master))
 
     @property
     def lr(self) -> float:
@@ -76,8 +82,7 @@ class Optimiser:
         The update is skipped if the norm is not finite.
         """
         for parameter, master in self._copies():
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-            parameter.grad = None
+            _pass_on(parameter, master)
         norm = nn.utils.clip_grad_norm_(self.masters, self.grad_clip)
         if bool(torch.isfinite(norm)):
             self.adamw.step()
@@ -99,12 +104,18 @@ class Optimiser:
         return {**known, "masters": masters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.adamw.load_state_dict(state["adamw"])
+        """Copy `state` in place, from any device. Raises ValueError if it is of another model."""
+        found, expected = len(state["adamw"]["param_groups"][0]["params"]), len(self.masters)
+        if found != expected:
+            raise ValueError(f"its optimiser has {found} weights, and this run's has {expected}")
+        for number, saved in state["adamw"]["state"].items():
+            own = self.adamw.state[self.masters[number]]
+            for name, value in saved.items():
+                _copy(value, own[name])
+        for (_, master), value in zip(self._copies(), state["masters"], strict=True):
+            _copy(value, master)
         self.scheduler.load_state_dict(state["scheduler"])
         at_its_step(self.scheduler)
-        with torch.no_grad():
-            for (_, master), saved in zip(self._copies(), state["masters"], strict=True):
-                master.copy_(saved)
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
@@ -112,3 +123,39 @@ def _master(parameter: nn.Parameter) -> Tensor:
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
     return parameter.detach().float().requires_grad_(True)
+
+
+def _new_state(master: Tensor) -> dict[str, Tensor]:
+    """AdamW's state of a weight before its first step; held from the start, so that memory is not cut up."""
+    moments = {name: torch.zeros_like(master, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+    return {"step": torch.zeros((), dtype=torch.float32, device=master.device), **moments}
+
+
+def _passed_on_to(master: Tensor) -> Callable[[Tensor], None]:
+    """A hook that passes a parameter's gradient on to its copy, for as long as the optimiser is there."""
+    known = weakref.ref(master)
+
+    def hook(parameter: Tensor) -> None:
+        if (copy := known()) is not None:
+            _pass_on(parameter, copy)
+
+    return hook
+
+
+def _pass_on(parameter: Tensor, master: Tensor) -> None:
+    """Add the parameter's gradient to that of its float32 copy, and free it."""
+    if parameter.grad is None:
+        return
+    if master.grad is None:
+        master.grad = parameter.grad.float()
+    else:
+        master.grad.add_(parameter.grad)
+    parameter.grad = None
+
+
+def _copy(saved: Tensor, own: Tensor) -> None:
+    """Copy a saved tensor in place. Raises ValueError if shapes differ."""
+    if saved.shape != own.shape:
+        raise ValueError(f"its optimiser: expected shape {tuple(own.shape)}, found {tuple(saved.shape)}")
+    with torch.no_grad():
+        own.copy_(saved)

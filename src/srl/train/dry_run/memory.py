@@ -24,7 +24,7 @@ from srl.update.logprobs import CHUNK, KEPT_LOGITS
 GIB = 2**30
 FLOAT32 = 4
 MOMENTS, STEP = 8, 8
-"""Bytes per trained number: AdamW's two moments in float32, and the temporaries of its step."""
+"""Bytes per trained number: AdamW's two moments in float32, and the temporaries of its step on verl."""
 LOGIT, ENTROPY = 12, 20
 """Bytes per logit of a local update: three float32 tensors at once (logits, softmax, log-softmax; in the
 backward pass the log-softmax and two gradients), and five more where the entropy has a gradient too."""
@@ -81,9 +81,8 @@ class Layout:
         """Bytes per number of weights, of gradients and of AdamW's state: the moments, and a float32 copy of
         other weights. `itemsize` is that of the passes."""
         weight = FLOAT32 if self.kind == "fsdp" else itemsize
-        gradient = itemsize if self.kind == "local" else FLOAT32
         copied = self.kind == "megatron" or weight < FLOAT32
-        return weight, gradient, MOMENTS + (FLOAT32 if copied else 0)
+        return weight, FLOAT32, MOMENTS + (FLOAT32 if copied else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,8 @@ def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
 
 def _update(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """Temporaries of the largest pass, or of the optimiser's step if that is larger."""
-    step = -(-STEP * max(shape.trainable, shape.critic) // layout.workers)
+    numbers = 0 if layout.kind == "local" else max(shape.trainable, shape.critic)
+    step = -(-STEP * numbers // layout.workers)
     candidates = [
         _pass(shape, config, layout, config.actor),
         [Part("optimiser step", 0, step, "gradients and a square root of moments in float32")],

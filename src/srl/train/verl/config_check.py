@@ -39,6 +39,7 @@ REFUSED: dict[str, str] = {
     "rollout.deterministic": "episodes of several processes arrive in no fixed order",
     "rollout.engine": "verl starts the engine, which cluster.rollout names",
     "actor.mask_observations": "verl has one mask for the loss and for every mean",
+    "critic.lora_rank": "our critic shares the weights of a policy in the same process",
     "ref.path": "verl loads the reference from the policy's own directory",
 }
 """Keys that must keep their default, with the reason."""
@@ -128,6 +129,7 @@ def _refused_keys(config: Config) -> Iterator[str]:
         ("rollout.deterministic", "true", "set it to false", config.rollout.deterministic),
         ("rollout.engine", engine, "leave it out and set cluster.rollout", engine != "auto"),
         ("actor.mask_observations", "false", "set it to true", not config.actor.mask_observations),
+        ("critic.lora_rank", config.critic.lora_rank, "set it to 0", config.critic.lora_rank > 0),
         ("ref.path", config.ref.path, "leave it out", other_reference),
     )
     for key, value, instead, is_set in refused:

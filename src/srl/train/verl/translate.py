@@ -89,6 +89,7 @@ READ_BY_US: dict[str, str] = {
 """Keys that our code reads in verl's processes or in the launcher. A name that ends in a dot is a section."""
 
 NOT_READ: dict[str, str] = {
+    "ref.param_offload": "FSDP keeps the reference in CPU memory, and Megatron follows cluster.param_offload",
     "eval.batch_size": "verl sends all questions of a validation to its servers, which queue them",
 }
 """Keys without effect, with the reason."""
