@@ -105,6 +105,8 @@ def index_of(towns):
 
 def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(towns, tmp_path):
     settled = {"data.val_files": None, "data.test_files": None, "trainer.total_training_steps": 1}
+    section = "algorithm.rollout_correction"
+    settled |= {f"{section}.rollout_rs": "seq_mean_k1", f"{section}.rollout_rs_threshold": 1.5}
     file = write_config(towns, "grpo", **settings(**settled))
     workspace = tmp_path / "ws"
     finished("train", "--backend", "verl", "--algo", "grpo", "--config", str(file), workspace=workspace)
@@ -116,6 +118,11 @@ def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(t
     for step in (1, 2, 3):
         asked = rows(run, f"SELECT DISTINCT question_id FROM trajectories WHERE step = {step}")
         assert {name for (name,) in asked} == {item.id for item in order.batch(step)}
+    for name, value in {"rollout_is_eff_sample_size": 1.0, "rollout_rs_masked_fraction": 0.0}.items():
+        found = metric(run, f"rollout_corr/{name}")
+        assert found == pytest.approx(dict.fromkeys((1, 2, 3), value), abs=1e-4), (
+            "weights are on by themselves"
+        )
 
 
 def test_grpo_samples_what_the_local_backend_samples(towns, tmp_path):
