@@ -6,7 +6,7 @@ LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt$(if $(TORCH), -f https://download.pytorch.org/whl/$(TORCH)/torch/)
 PIP := $(BIN)/pip $(INSTALL)
 
-.PHONY: demo test test-slow test-vllm lint docs bench bench-verl bench-retrieval setup clean
+.PHONY: demo test test-slow test-vllm lint docs bench bench-speed bench-verl bench-retrieval setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -38,6 +38,11 @@ bench: .venv/.ready-dev
 	$(BIN)/python bench/resume.py
 	$(BIN)/python bench/real_data.py
 	$(BIN)/python bench/learning.py
+
+# `make bench-speed SPEED="--against DIR"` measures another version of srl, in DIR, beside this one.
+bench-speed: .venv/.ready-oracles
+	$(BIN)/python bench/speed $(SPEED)
+	$(BIN)/python bench/readme.py
 
 bench-verl: .venv/.ready-oracles
 	$(BIN)/python bench/verl_learning.py

@@ -1,0 +1,89 @@
+"""The speed of rollouts, updates and steps on the shape of a real model, each beside what else there is.
+
+    python bench/speed                       every point, into bench/results/speed.json
+    python bench/speed --only rollout        one point; the others' figures stay as they are
+    python bench/speed --smoke               small sizes, to test the scripts; writes nothing
+
+Contenders run in processes of their own and take turns in one run; a ratio is the median over the rounds of
+two times of the same round. `--against` measures another version of `srl` beside this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[0] = str(ROOT)
+
+from bench.speed.harness import Options, environment, merged, provenance, round_off, said  # noqa: E402
+
+POINTS = ("rollout", "step", "update", "logprobs", "slow_search", "growth")
+RESULT = ROOT / "bench" / "results" / "speed.json"
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python bench/speed", description=__doc__.partition("\n")[0])
+    points = [*POINTS, "trl_settings"]  # the last: how trl's settings for `step` were chosen
+    parser.add_argument("--only", nargs="+", choices=points, metavar="POINT", help=", ".join(points))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--smoke", action="store_true", help="small sizes; writes nothing")
+    parser.add_argument("--against", type=Path, help="checkout of another version, measured beside this one")
+    parser.add_argument("--model", default=os.environ.get("SRL_BENCH_MODEL", ""),
+                        help="directory of SmolLM2-135M; default $SRL_BENCH_MODEL, else fetched")  # fmt: skip
+    beside = os.environ.get("SRL_SHARED_DATA") or ROOT.parent / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=beside, help="folder of published data sets")
+    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "bench-speed")
+    parser.add_argument("--vllm-python", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    return parser.parse_args()
+
+
+def with_material(options: Options) -> Options:
+    """The options with the paths of model and data, made in a process of its own."""
+    made = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "material.py"), json.dumps(asdict(options))],
+        env=environment(2, options), stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return replace(options, material=json.loads(made.stdout.splitlines()[-1]))
+
+
+def main() -> int:
+    given = parsed()
+    with tempfile.TemporaryDirectory() as temporary:
+        options = Options(
+            cache=temporary if given.smoke else str(given.cache.absolute()),
+            model=given.model,
+            data=str(given.data) if given.data.is_dir() else "",
+            against=str(given.against.absolute()) if given.against else "",
+            vllm_python=str(given.vllm_python) if given.vllm_python.is_file() else "",
+            rounds=1 if given.smoke else given.rounds,
+            smoke=given.smoke,
+        )
+        options = with_material(options)
+        for point in given.only or POINTS:
+            began = time.perf_counter()
+            found = importlib.import_module(f"bench.speed.{point}").run(options)
+            command = f"python bench/speed --only {point} --rounds {options.rounds}"
+            result = {"provenance": provenance([command], options.material), "results": found,
+                      "minutes": round_off((time.perf_counter() - began) / 60)}  # fmt: skip
+            if given.smoke:
+                said(json.dumps(result, indent=2))
+                continue
+            known = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
+            text = json.dumps(merged(known, point, result), indent=2)
+            given.out.write_text(text + "\n", encoding="utf-8")
+            said(f"{point}: {result['minutes']} minutes, in {given.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

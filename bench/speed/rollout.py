@@ -1,0 +1,330 @@
+"""A rollout of 32 episodes with searches: the engine against loops over `transformers.generate`, and vLLM.
+
+The lengths of all turns and the observations are fixed beforehand, so all write and read the same number of
+tokens; searches take no time. `greedy` compares the texts themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.speed.harness import (
+    Entry,
+    Options,
+    Rounds,
+    Runs,
+    interleaved,
+    medians,
+    ratio,
+    round_off,
+    with_before,
+)
+
+EPISODES, GROUP = {"real": 32, "tiny": 128}, {"real": 4, "tiny": 8}
+TURNS = {"real": (2, 5), "tiny": (2, 5)}
+TURN_TOKENS = {"real": (16, 65), "tiny": (8, 23)}
+OBSERVATION_TOKENS = {"real": (120, 241), "tiny": (40, 81)}
+LONGEST = {"real": 2048, "tiny": 512}
+FIXED_TOKENS = 500
+"""What each turn of Search-R1's published loop generates, before it is cut at the tag."""
+PROBE = 33
+"""Tokens of such a turn that are really generated here; the rest is scaled."""
+STOP = ("</no-such-tag>",)
+"""A stop string that costs what ours cost and is never written, since the lengths are fixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlan:
+    """One simulated episode: its prompt, the tokens of each turn, and the observations between them."""
+
+    name: str
+    prompt: list[int]
+    turns: list[int]
+    observations: list[list[int]]
+
+
+def make_plans(
+    shape: str, seed: int, prompts: Sequence[list[int]], texts: Sequence[int], count: int
+) -> list[EpisodePlan]:
+    """`count` episodes in groups that share a prompt; observations are cut from the token ids `texts`."""
+    rng = np.random.default_rng(seed)
+    plans = []
+    for index in range(count):
+        if index % GROUP[shape] == 0:
+            prompt = prompts[int(rng.integers(len(prompts)))]
+        turns = rng.integers(*TURN_TOKENS[shape], rng.integers(*TURNS[shape])).tolist()
+        lengths = rng.integers(*OBSERVATION_TOKENS[shape], len(turns) - 1).tolist()
+        starts = rng.integers(0, len(texts) - OBSERVATION_TOKENS[shape][1], len(lengths)).tolist()
+        parts = [list(texts[start : start + size]) for start, size in zip(starts, lengths, strict=True)]
+        plans.append(EpisodePlan(f"{seed}/{index}", prompt, turns, parts))
+    return plans
+
+
+def written(plans: Sequence[EpisodePlan]) -> int:
+    return sum(sum(plan.turns) for plan in plans)
+
+
+class Setting:
+    """The policy of a shape and its plans, the same in every contender."""
+
+    def __init__(self, options: Options, settings: dict[str, Any]) -> None:
+        from bench.speed.material import settings_of
+
+        from srl.data.corpus import read_corpus
+        from srl.train.load_components import load_policy
+        from srl.train.questions import load_questions
+
+        self.shape = settings["shape"]
+        self.count = 8 if options.smoke else EPISODES[self.shape]
+        self.config = config = settings_of(
+            self.shape, options,
+            {"model.dtype": settings.get("dtype", "float32"), "rollout.max_num_seqs": self.count,
+             "data.max_prompt_length": 256, "data.max_response_length": LONGEST[self.shape] - 256},
+        )  # fmt: skip
+        self.policy = load_policy(config.model, lambda text: None)
+        self.policy.codec.eos_ids = frozenset()  # lengths are fixed
+        for name, value in {"eos_token_id": None, "stop_strings": None, "pad_token_id": 0}.items():
+            setattr(self.policy.model.generation_config, name, value)
+        config, codec = with_questions(config, options), self.policy.codec
+        assert config.data.train_files is not None, "the files are given"
+        assert config.data.corpus is not None, "the files are given"
+        asked = load_questions(config.data.train_files, config, codec, lambda text: None)[:64]
+        self.prompts = [codec.encode_prompt(item.prompt)[0] for item in asked]
+        pages = [page.contents for page, _ in zip(read_corpus(config.data.corpus), range(200), strict=False)]
+        self.texts = codec.encode_text("\n".join(pages))
+
+    def plans(self, seed: int, count: int = 0) -> list[EpisodePlan]:
+        return make_plans(self.shape, seed, self.prompts, self.texts, count or self.count)
+
+
+def with_questions(config: Any, options: Options) -> Any:
+    """The made-up world's questions and passages where the configuration has none, as `srl train` does."""
+    from srl.train.make_missing import with_data
+    from srl.workspace import Workspace
+
+    return with_data(config, Workspace(Path(options.cache)), lambda text: None)
+
+
+async def _episode(plan: EpisodePlan, engine: Any, temperature: float) -> list[int]:
+    """The episode's ids; what the policy wrote is in them, in order."""
+    from srl.rollout.engine import Sampling
+
+    ids, wrote = list(plan.prompt), list[int]()
+    for turn, length in enumerate(plan.turns):
+        sampling = Sampling(length, temperature=temperature, key=(plan.name, turn), stop=STOP)
+        completion = await engine.generate(plan.name, ids, sampling)
+        assert len(completion.token_ids) == length, "all contenders write the same number of tokens"
+        wrote += completion.token_ids
+        ids += [*completion.token_ids, *(plan.observations[turn] if turn < len(plan.observations) else [])]
+    engine.finish(plan.name)
+    return wrote
+
+
+def engine_rollout(engine: Any, plans: Sequence[EpisodePlan], temperature: float) -> list[list[int]]:
+    async def main() -> list[list[int]]:
+        return await asyncio.gather(*(_episode(plan, engine, temperature) for plan in plans))
+
+    found = asyncio.run(main())
+    engine.reset()
+    return found
+
+
+def generate_rollout(model: Any, plans: Sequence[EpisodePlan], temperature: float) -> list[list[int]]:
+    """All episodes that have a turn left go through one call, padded on the left, for every turn."""
+    contexts, wrote = [list(plan.prompt) for plan in plans], [list[int]() for _ in plans]
+    for turn in range(max(len(plan.turns) for plan in plans)):
+        live = [index for index, plan in enumerate(plans) if turn < len(plan.turns)]
+        longest = max(plans[index].turns[turn] for index in live)
+        found = generated(model, [contexts[index] for index in live], longest, temperature)
+        for index, new in zip(live, found, strict=True):
+            kept = new[: plans[index].turns[turn]]
+            wrote[index] += kept
+            seen = plans[index].observations[turn] if turn < len(plans[index].observations) else []
+            contexts[index] += [*kept, *seen]
+    return wrote
+
+
+def generated(
+    model: Any, contexts: Sequence[Sequence[int]], tokens: int, temperature: float
+) -> list[list[int]]:
+    """`tokens` new ids for each context, of one call of `transformers.generate`."""
+    import torch
+
+    width = max(map(len, contexts))
+    ids = torch.zeros((len(contexts), width), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, context in enumerate(contexts):
+        ids[row, width - len(context) :] = torch.tensor(list(context))
+        mask[row, width - len(context) :] = 1
+    sampled = (
+        {"do_sample": True, "top_k": 0, "temperature": temperature} if temperature else {"do_sample": False}
+    )
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=tokens, **sampled)
+    return out[:, width:].tolist()
+
+
+def fixed_length_seconds(model: Any, plans: Sequence[EpisodePlan]) -> dict[str, float]:
+    """Seconds of the loop that Search-R1 published: every turn has 500 tokens of every episode, then is cut.
+
+    Each turn is timed with one new token and with 33; a token's share is multiplied. That later tokens have a
+    longer context, and cost more, is left out, in that loop's favour.
+    """
+    contexts, total, measured = [list(plan.prompt) for plan in plans], 0.0, 0.0
+    for turn in range(max(len(plan.turns) for plan in plans)):
+        live = [index for index, plan in enumerate(plans) if turn < len(plan.turns)]
+        found, seconds = [], []
+        for tokens in (1, PROBE):
+            began = time.perf_counter()
+            found = generated(model, [contexts[index] for index in live], tokens, 1.0)
+            seconds.append(time.perf_counter() - began)
+        total += seconds[0] + (FIXED_TOKENS - 1) * max(0.0, seconds[1] - seconds[0]) / (PROBE - 1)
+        measured += sum(seconds)
+        for index, new in zip(live, found, strict=True):
+            length = plans[index].turns[turn]
+            seen = plans[index].observations[turn] if turn < len(plans[index].observations) else []
+            contexts[index] += [*(new * (length // PROBE + 1))[:length], *seen]
+    return {"seconds": total, "measured_seconds": measured}
+
+
+def timed(run: Any, plans: Sequence[EpisodePlan], request: dict[str, Any]) -> dict[str, Any]:
+    """Seconds and tokens a second; with `greedy` also the ids."""
+    greedy = request.get("greedy", False)
+    began = time.perf_counter()
+    found = run(plans, 0.0 if greedy else 1.0)
+    seconds = time.perf_counter() - began
+    ids = {"ids": found} if greedy else {}
+    return {"seconds": seconds, "tokens_per_s": written(plans) / seconds, **ids}
+
+
+def torch_engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
+    """The engine that training loads, for the trainer's own weights."""
+    from srl.train.load_components import load_engine
+
+    made = Setting(options, settings)
+    engine = load_engine(made.config, made.policy)
+    answer(made, partial(engine_rollout, engine), rounds)
+
+
+def lockstep(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
+    made = Setting(options, settings)
+    made.policy.model.eval()
+    answer(made, partial(generate_rollout, made.policy.model), rounds)
+
+
+def fixed_length(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
+    made = Setting(options, settings)
+    made.policy.model.eval()
+    generated(made.policy.model, [made.prompts[0]], 2, 1.0)
+    rounds.report({})
+    rounds.serve(lambda request: fixed_length_seconds(made.policy.model, made.plans(request["round"])))
+
+
+def vllm_engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
+    """vLLM's build for CPUs in lock-step calls, with prefix caching, in its own environment."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    made = Setting(options, settings)
+    model = LLM(
+        made.config.model.path, dtype=settings["dtype"], max_model_len=LONGEST[made.shape], seed=0,
+        enable_prefix_caching=True, max_num_seqs=made.count,
+    )  # fmt: skip
+
+    def run(plans: Sequence[EpisodePlan], temperature: float) -> list[list[int]]:
+        contexts, wrote = [list(plan.prompt) for plan in plans], [list[int]() for _ in plans]
+        for turn in range(max(len(plan.turns) for plan in plans)):
+            live = [index for index, plan in enumerate(plans) if turn < len(plan.turns)]
+            sampling = [
+                SamplingParams(temperature=temperature, max_tokens=plans[index].turns[turn], ignore_eos=True,
+                               detokenize=False, logprobs=0)
+                for index in live
+            ]  # fmt: skip
+            prompts = [TokensPrompt(prompt_token_ids=contexts[index]) for index in live]
+            for index, out in zip(live, model.generate(prompts, sampling, use_tqdm=False), strict=True):
+                new = list(out.outputs[0].token_ids)
+                seen = plans[index].observations[turn] if turn < len(plans[index].observations) else []
+                wrote[index] += new
+                contexts[index] += [*new, *seen]
+        model.reset_prefix_cache()
+        return wrote
+
+    answer(made, run, rounds)
+
+
+def answer(made: Setting, run: Any, rounds: Rounds) -> None:
+    """Warm up on a rollout of its own, then serve: each round has other plans, the same in all contenders."""
+    began = time.perf_counter()
+    run(made.plans(1000), 1.0)
+    rounds.report({"warm_up_s": time.perf_counter() - began})
+    few = min(8, made.count)
+    rounds.serve(
+        lambda request: timed(run, made.plans(request["round"], few if request.get("greedy") else 0), request)
+    )
+
+
+CONTENDERS = {
+    "torch_engine": torch_engine, "lockstep": lockstep, "fixed_length": fixed_length, "vllm": vllm_engine
+}  # fmt: skip
+
+
+def entries_of(shape: str, threads: int, options: Options) -> list[Entry]:
+    """Ours and `generate` at both precisions, neither of which is always the faster one."""
+
+    def entry(name: str, function: str, dtype: str, python: str = "") -> Entry:
+        settings = {"shape": shape, "dtype": dtype}
+        return Entry(
+            f"{name}, {dtype}", function, threads, settings, **({"python": python} if python else {})
+        )
+
+    precisions = ["float32", "bfloat16"] if shape == "real" else ["float32"]
+    ours = [entry("torch engine", "torch_engine", dtype) for dtype in precisions]
+    found = [each for one in ours for each in with_before(one, options)]
+    found += [entry("transformers.generate, lock-step", "lockstep", dtype) for dtype in precisions]
+    if shape == "real":
+        found.append(entry("fixed length, as Search-R1 published", "fixed_length", "bfloat16"))
+        if options.vllm_python:
+            found.append(entry("vLLM", "vllm", "bfloat16", options.vllm_python))
+    return found
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Both shapes on 1 and 2 threads, and whether greedy texts are equal in float32."""
+    found: dict[str, Any] = {}
+    for shape in ("real", "tiny"):
+        for threads in (1, 2):
+            entries = entries_of(shape, threads, options)
+            runs, ready = interleaved("rollout", entries, options, options.rounds)
+            found[f"{shape}, {threads} threads"] = summary(entries, runs, ready)
+    found["equal greedy episodes"] = equal_share(options)
+    found["vLLM"] = "measured" if options.vllm_python else "not installed"
+    return found
+
+
+def summary(entries: Sequence[Entry], runs: Runs, ready: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Medians, and each one's time by the fastest of ours in the same round."""
+    ours = min(
+        (entry.name for entry in entries if entry.function == "torch_engine" and not entry.checkout),
+        key=lambda name: medians(runs[name])["seconds"],
+    )
+    return {
+        name: {**medians(results), "times_ours": ratio(results, runs[ours], "seconds"),
+               **{key: round_off(value) for key, value in ready[name].items() if key == "warm_up_s"}}
+        for name, results in runs.items()
+    }  # fmt: skip
+
+
+def equal_share(options: Options) -> dict[str, float]:
+    """The share of episodes whose greedy text is the same token for token: engine against `generate`."""
+    shares = {}
+    for shape in ("real", "tiny"):
+        entries = [Entry(name, name, 2, {"shape": shape}) for name in ("torch_engine", "lockstep")]
+        runs, _ = interleaved("rollout", entries, options, 1, {"greedy": True})
+        ours, theirs = (runs[entry.name][0]["ids"] for entry in entries)
+        shares[shape] = sum(map(list.__eq__, ours, theirs)) / len(ours)
+    return shares
