@@ -151,9 +151,65 @@ def test_more_episodes_than_slots_all_end_and_never_hold_more_than_there_are():
     engine = new_engine(tiny_model(), max_num_seqs=2)
     held = []
     advance = engine._advance
-    engine._advance = lambda rows: held.append(len(engine._row_of)) or advance(rows)
-    results = run(engine, *(episode(engine, f"e{index}", search=ticks) for index in range(9)))
+
+    def counted(rows):
+        advance(rows)
+        held.append((len(rows), len(engine._forward.seats.slot_of), len(engine._row_of)))
+
+    engine._advance = counted
+
+    def search(turn):
+        return ticks(30 + 20 * turn)
+
+    results = run(engine, *(episode(engine, f"e{index}", search=search) for index in range(9)))
     assert [len(turns) for turns in results] == [3] * 9
+    assert [max(column) for column in zip(*held, strict=True)] == [2, 2, 4]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_episode_that_waits_for_its_search_gives_its_slot_away_and_comes_back_to_its_own_cache(kind):
+    model = tiny_model(kind, dtype=torch.float64)
+    alone = [run(one := new_engine(model), episode(one, name)) for name in ("waits", "next")]
+    engine, fed = new_engine(model, max_num_seqs=1), []
+    advance = engine._advance
+    engine._advance = lambda rows: (
+        fed.extend((engine._table.known - engine._table.fed)[rows]) or advance(rows)
+    )
+
+    async def main():
+        next_is_done = asyncio.Event()
+        waits = asyncio.create_task(episode(engine, "waits", search=lambda turn: next_is_done.wait()))
+        other = await episode(engine, "next")  # only the slot of the one that waits is there
+        next_is_done.set()
+        return [[await waits], [other]]
+
+    assert [tokens(one) for one in asyncio.run(main())] == [tokens(one) for one in alone]
+    assert sum(fed) == 2 * (5 + 2 * 4 + 3 * 6 - 1), "nothing is fed twice"
+
+
+def test_new_episodes_wait_while_as_many_as_may_be_are_under_way():
+    engine = new_engine(tiny_model(), max_num_seqs=2)
+
+    async def main():
+        go_on = asyncio.Event()
+        tasks = [
+            asyncio.create_task(episode(engine, f"e{i}", search=lambda turn: go_on.wait())) for i in range(9)
+        ]
+        await ticks(500)
+        under_way = len(engine._row_of)
+        go_on.set()
+        await asyncio.gather(*tasks)
+        return under_way
+
+    assert asyncio.run(main()) == 4
+
+
+def test_deterministic_engine_gives_no_slot_away():
+    engine = new_engine(tiny_model(), max_num_seqs=2, deterministic=True)
+    held = []
+    advance = engine._advance
+    engine._advance = lambda rows: held.append(len(engine._row_of)) or advance(rows)
+    run(engine, *(episode(engine, f"e{index}", search=ticks) for index in range(9)))
     assert max(held) == 2
 
 

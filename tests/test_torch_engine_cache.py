@@ -154,16 +154,19 @@ def test_feeding_some_rows_leaves_what_is_stored_as_it_was_to_the_bit():
             table.begin(row, list(range(2, 2 + length)), turn, 0)
         forward.feed(table, np.arange(4))
         table.append(np.arange(4), np.full(4, 50), np.zeros(4, dtype=np.float32))
-        before = [layer.keys.clone() for layer in forward.cache.layers]
+        slots = forward.seats.slots(np.arange(4))
+        before = [layer.keys[slots].clone() for layer in forward.cache.layers]
         forward.feed(table, np.array([1, 2, 3]))  # a step in which row 0 is idle
         table.append(np.array([1, 2, 3]), np.full(3, 51), np.zeros(3, dtype=np.float32))
         table.begin(1, [*range(2, 8), 50, 51, *range(60, 80)], turn, 0)
         table.begin(2, [*range(2, 11), 50, 51, *range(60, 70)], turn, 0)
         forward.feed(table, np.array([1, 2]))  # a long span and a shorter one, padded
+    moved = forward.seats.slots(np.arange(4))
+    assert (moved != slots).any()
     for layer, keys in zip(forward.cache.layers, before, strict=True):
         for row, length in enumerate(lengths):
-            assert torch.equal(layer.keys[row, :, :length], keys[row, :, :length])
-        assert not layer.keys[0, :, lengths[0] :].any()
+            assert torch.equal(layer.keys[moved[row], :, :length], keys[row, :, :length])
+        assert not layer.keys[moved[0], :, lengths[0] :].any()
 
 
 def test_a_few_rows_among_many_idle_slots_are_gathered_and_right():
@@ -181,12 +184,12 @@ def test_samples_of_one_prompt_share_its_prefill_and_then_go_their_own_ways():
     forward = CachedForward(model, 4, 100)
     fed = []
     run = forward._run
-    forward._run = lambda rows, *rest: fed.append(rows) or run(rows, *rest)
+    forward._run = lambda slots, *rest: fed.append(slots) or run(slots, *rest)
     with torch.no_grad():
         for row in rows:
             table.begin(row, prompt, Sampling(max_tokens=3), 0)
         logits = forward.feed(table, rows)
-        assert [group.tolist() for group in fed] == [[2]]
+        assert [group.tolist() for group in fed] == [[forward.seats.slot_of[2]]]
         table.append(rows, np.array([20, 21, 22]), np.zeros(3, dtype=np.float32))
         logits = forward.feed(table, np.sort(rows))
         expected = model(torch.tensor([[*prompt, token] for token in (21, 20, 22)])).logits[:, -1]

@@ -1,14 +1,16 @@
-"""The model's forward pass over the slots of a table, with a key-value cache or without one.
+"""The model's forward pass over the rows of a table, with a key-value cache or without one.
 
 Both kinds give the logits after the last known id of each row, `feed(table, rows) -> (B, V)`.
-`choose_forward` takes the cached one only where a small probe shows that its logits are right.
+`choose_forward` takes a cached one only where a small probe shows that its logits are right.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,14 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from srl.errors import UserError
+from srl.rollout.attention import Bucket, grouped_attention
 from srl.rollout.engine import Sampling
-from srl.rollout.kv_cache import SlotCache
+from srl.rollout.kv_cache import SlotCache, Stored
 from srl.rollout.slot_table import Rows, SlotTable
 
 PADDED_TOKENS = 4096
 """The most tokens in one forward pass, padding included, where rows have several new tokens."""
 WIDTH_STEP = 16
 """Attention widths are rounded up to a multiple of this: kernels want alignment and few shapes."""
+LENGTHS = tuple(int(256 * 1.5**power) for power in range(20))
+"""Rows between two of these lengths attend together, so none reads much more than 1.5 times its own."""
 
 PROMPTS = (5, 11)
 """Lengths of the probe's two prompts."""
@@ -44,64 +50,169 @@ class Forward(Protocol):
     def release(self) -> None: ...
 
 
-class CachedForward:
-    """Feeds each row only its new ids; the keys and values of earlier ids are in a `SlotCache`."""
+class Seats:
+    """Which row of the table has which slot of the cache.
 
-    def __init__(self, model: PreTrainedModel, slots: int, max_length: int) -> None:
+    If there are fewer slots than rows, the row that was fed longest ago and is not active gives its slot
+    away; its keys and values wait in host memory.
+    """
+
+    def __init__(self, cache: SlotCache) -> None:
+        self.cache = cache
+        self.slot_of: dict[int, int] = {}  # the row fed longest ago first
+        self.stored: dict[int, Stored] = {}
+
+    def slots(self, rows: Rows) -> Rows:
+        return np.array([self.slot_of[row] for row in rows.tolist()], dtype=np.int64)
+
+    def seat(self, table: SlotTable, rows: Rows) -> None:
+        """Give each of `rows` a slot, and what was stored for it."""
+        for row in [row for row in (*self.slot_of, *self.stored) if not table.known[row]]:
+            self.slot_of.pop(row, None)  # its episode has ended
+            self.stored.pop(row, None)
+        wanted = rows.tolist()
+        slots = {row: self.slot_of.pop(row) for row in wanted if row in self.slot_of}
+        if len(slots) < len(wanted):
+            used = {*slots.values(), *self.slot_of.values()}
+            free = (slot for slot in range(self.cache.access.slots) if slot not in used)
+            for row in wanted:
+                if row not in slots:
+                    slot = next(free, None)
+                    slots[row] = self._take_slot(table) if slot is None else slot
+                    self._restore(table, row, slots[row])
+        self.slot_of |= {row: slots[row] for row in wanted}
+
+    def _take_slot(self, table: SlotTable) -> int:
+        row = next(row for row in self.slot_of if not table.active[row])
+        slot = self.slot_of.pop(row)
+        self.stored[row] = self.cache.take(slot, int(table.fed[row]))
+        return slot
+
+    def _restore(self, table: SlotTable, row: int, slot: int) -> None:
+        stored = self.stored.pop(row, None)
+        if stored is not None and table.fed[row]:
+            self.cache.put(slot, stored)
+
+    def move(self, table: SlotTable, rows: Rows, slots: Rows) -> None:
+        """Move `rows` to `slots`; the rows that were there go to the slots that become free."""
+        old = self.slots(rows)
+        moved = old != slots
+        if not moved.any():
+            return
+        source, target = old[moved].tolist(), slots[moved].tolist()
+        vacated = sorted(set(source) - set(target))
+        goes_to = dict(zip(sorted(set(target) - set(source)), vacated, strict=True))
+        displaced = [row for row, slot in self.slot_of.items() if slot in goes_to]
+        source += [self.slot_of[row] for row in displaced]
+        target += [goes_to[self.slot_of[row]] for row in displaced]
+        longest = table.fed[[*rows[moved].tolist(), *displaced]].max()
+        self.slot_of.update({row: goes_to[self.slot_of[row]] for row in displaced})
+        self.slot_of.update(zip(rows.tolist(), slots.tolist(), strict=True))
+        self.cache.copy(source, target, int(longest))
+
+
+class CachedForward:
+    """Feeds each row only its new ids; the keys and values of earlier ids are in a `SlotCache`.
+
+    Where every row has one new id, the rows are first moved to the first slots, long ones before short ones,
+    so that attention reads the cache in place and no row reads much more than its own length. With `grouped`
+    the attention is that of `srl.rollout.attention`, else the model's own.
+    """
+
+    def __init__(self, model: PreTrainedModel, slots: int, max_length: int, *, grouped: bool = True) -> None:
         self.model = model
         self.cache = SlotCache(slots, max_length)
-        self.options = {"use_cache": True, **_logits_of_the_last(model, 1)}
+        self.seats = Seats(self.cache)
+        self._attention = grouped_attention if grouped else nullcontext
+        self._splits = grouped and _takes_any_keyword(model)
+        self._last_only = _logits_of_the_last(model, 1)
+        self._head = head() if (head := getattr(model, "get_output_embeddings", None)) else None
 
     def feed(self, table: SlotTable, rows: Rows) -> Tensor:
-        """Logits (B, V) after the last known id of each row; the rows differ."""
-        counts = table.known[rows] - table.fed[rows]
-        if (counts == 1).all():
-            return self._decode(table, rows)
-        leaders, leader_of = _shared_prompts(table, rows)
-        groups = list(padded_groups(counts[leaders], PADDED_TOKENS))
-        logits = torch.cat([self._prefill(table, rows[leaders[group]]) for group in groups])
-        self._share(table, rows, leaders, leader_of)
-        place = np.empty(len(leaders), dtype=np.int64)  # leader -> its row of `logits`
-        place[np.concatenate(groups)] = np.arange(len(leaders))
-        return logits[torch.from_numpy(place[leader_of])]
+        """Logits (B, V) after the last known id of each row; the rows differ, and are not more than slots."""
+        self.seats.seat(table, rows)
+        fed = table.fed[rows]
+        with self._attention(self.model):
+            if fed.all() and (table.known[rows] - fed == 1).all():
+                return self._decode(table, rows)
+            return self._prefill(table, rows)
 
     def release(self) -> None:
         """Free the cache's memory."""
         self.cache.release()
+        self.seats = Seats(self.cache)
 
     def _decode(self, table: SlotTable, rows: Rows) -> Tensor:
-        """One id a row. If most slots up to the last one are active, the idle ones are computed too: a view
-        of the cache is cheaper than gathering rows."""
-        first = int(rows.max()) + 1
-        if 2 * len(rows) < first:
-            return self._prefill(table, rows)
-        positions = np.minimum(table.fed[:first], table.fed[rows].max())[:, None]
-        ids = np.take_along_axis(table.ids[:first], positions, axis=1)
-        kept = np.zeros((first, 1), dtype=np.bool_)
-        kept[rows] = True
-        logits = self._run(None, ids, positions, kept)
-        return logits if len(rows) == first else logits[torch.from_numpy(rows)]
+        """One id a row, for rows in the first slots."""
+        slots, buckets = arrange(self.seats.slots(rows), table.known[rows], LENGTHS if self._splits else ())
+        self.seats.move(table, rows, slots)
+        by_slot = rows[np.argsort(slots)]
+        positions = table.fed[by_slot][:, None]
+        ids = table.ids[by_slot[:, None], positions]
+        pick = None if (by_slot == rows).all() else (slots, np.zeros_like(slots))
+        return self._run(np.arange(len(rows)), ids, positions, np.ones_like(ids), pick, buckets)
 
     def _prefill(self, table: SlotTable, rows: Rows) -> Tensor:
-        """Any number of ids a row, padded on the left, so that the last column holds each row's last id."""
+        """Any number of new ids a row. Of rows with the same prompt one is computed, and copied."""
+        leaders, leader_of = _shared_prompts(table, rows)
+        counts, fresh = (table.known - table.fed)[rows[leaders]], table.fed[rows[leaders]] == 0
+        logits, order = [], []
+        for part, run in ((np.flatnonzero(fresh), self._begin), (np.flatnonzero(~fresh), self._extend)):
+            for group in padded_groups(counts[part], PADDED_TOKENS) if len(part) else ():
+                logits.append(run(table, rows[leaders[part[group]]]))
+                order.append(part[group])
+        self._share(table, rows, leaders, leader_of)
+        place = np.empty(len(leaders), dtype=np.int64)  # leader -> its row of `logits`
+        place[np.concatenate(order)] = np.arange(len(leaders))
+        return torch.cat(logits)[torch.from_numpy(place[leader_of])]
+
+    def _begin(self, table: SlotTable, rows: Rows) -> Tensor:
+        """Rows of which nothing has been fed, padded on the right, where a causal model never looks."""
+        counts = table.known[rows]
+        positions = np.arange(counts.max()).repeat(len(rows)).reshape(-1, len(rows)).T  # (B, Q)
+        kept = positions < counts[:, None]
+        pick = (np.arange(len(rows)), counts - 1)
+        return self._run(self.seats.slots(rows), table.ids[rows[:, None], positions], positions, kept, pick)
+
+    def _extend(self, table: SlotTable, rows: Rows) -> Tensor:
+        """Rows with a past, padded on the left, so that the last column holds each row's last id."""
         counts = table.known[rows] - table.fed[rows]
         offsets = np.arange(-counts.max(), 0)[None]  # (1, Q)
         positions = np.maximum(table.known[rows][:, None] + offsets, 0)  # (B, Q)
         kept = offsets >= -counts[:, None]
-        return self._run(rows, table.ids[rows[:, None], positions], positions, kept)
+        return self._run(self.seats.slots(rows), table.ids[rows[:, None], positions], positions, kept)
 
-    def _run(self, rows: Rows | None, ids: Rows, positions: Rows, kept: NDArray[np.bool_]) -> Tensor:
-        """One forward over `ids` (B, Q); ids that are not `kept` are not stored in the cache."""
+    def _run(
+        self,
+        slots: Rows,
+        ids: Rows,
+        positions: Rows,
+        kept: NDArray[Any],
+        pick: tuple[Rows, Rows] | None = None,
+        buckets: Sequence[Bucket] = (),
+    ) -> Tensor:
+        """The logits (B, V) of one forward over `ids` (B, Q).
+
+        Ids that are not `kept` are not stored in the cache. `pick` has the row and the column of the ids
+        whose logits are wanted, by default the last of each row. A decoding step has `buckets`, and its
+        `slots` are the first ones.
+        """
         access, longest = self.cache.access, int(positions.max()) + 1
+        past = longest - ids.shape[1]
         self.cache.reserve(longest)
-        slots = np.where(kept, (np.arange(len(ids)) if rows is None else rows)[:, None], access.slots)
-        feed, slot, place = torch.from_numpy(np.stack([ids, slots, positions])).to(self.model.device)
+        places = np.where(kept, slots[:, None], access.slots)
+        sent = _to_device([ids, places, positions, slots, *(pick or ())], self.model.device)
         width = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, access.capacity)
-        chosen = None if rows is None else torch.from_numpy(rows).to(feed.device)
-        access.set(slot, place, chosen, width, past=longest - ids.shape[1])
-        mask = causal_mask(place, width, self.model.dtype)
-        where = {"position_ids": place, "attention_mask": mask, "past_key_values": self.cache}
-        return self.model(input_ids=feed, **where, **self.options).logits[:, -1].float()
+        access.set(sent[1], sent[2], None if buckets else sent[3], width, past)
+        keywords: dict[str, Any] = {"position_ids": sent[2], "past_key_values": self.cache, "use_cache": True}
+        keywords["attention_mask"] = causal_mask(sent[2], width, self.model.dtype) if past else None
+        if len(buckets) > 1:
+            keywords["buckets"] = [(first, last, min(length, width)) for first, last, length in buckets]
+        if pick is None:
+            return self.model(input_ids=sent[0], **keywords, **self._last_only).logits[:, -1].float()
+        with _picked(self._head, sent[4], sent[5]):
+            logits = self.model(input_ids=sent[0], **keywords).logits
+        return (logits[sent[4], sent[5]] if self._head is None else logits[:, 0]).float()
 
     def _share(self, table: SlotTable, rows: Rows, leaders: Rows, leader_of: Rows) -> None:
         """Copy a leader's keys and values to the rows with the same prompt."""
@@ -109,7 +220,50 @@ class CachedForward:
         if len(followers):
             source = rows[leaders[leader_of[followers]]]
             length = int(table.known[source].max())
-            self.cache.copy(source.tolist(), rows[followers].tolist(), length)
+            self.cache.copy(
+                self.seats.slots(source).tolist(), self.seats.slots(rows[followers]).tolist(), length
+            )
+
+
+def arrange(slots: Rows, lengths: Rows, limits: Sequence[int]) -> tuple[Rows, list[Bucket]]:
+    """New slots (N,) for the rows that now have `slots` (N,), and the buckets in which they attend.
+
+    The rows take the slots 0 … N - 1. Those above one of the `limits` in length come before those below it,
+    and each bucket is as wide as its longest row. A row that is in its bucket already stays where it is.
+    """
+    count = len(slots)
+    kind = np.searchsorted(np.array(limits, dtype=np.int64), lengths)  # (N,), 0 are the shortest
+    kind_at = -np.sort(-kind)  # (N,) the kind of row that each slot is for
+    stays = (slots < count) & (kind_at[np.minimum(slots, count - 1)] == kind)
+    new = np.where(stays, slots, -1)
+    movers = np.flatnonzero(~stays)
+    new[movers[np.argsort(-kind[movers], kind="stable")]] = np.setdiff1d(np.arange(count), slots[stays])
+    starts = [0, *(np.flatnonzero(np.diff(kind_at)) + 1).tolist(), count]
+    by_slot = lengths[np.argsort(new)]
+    widths = [-(-int(by_slot[a:b].max()) // WIDTH_STEP) * WIDTH_STEP for a, b in pairwise(starts)]
+    return new, [(a, b, width) for (a, b), width in zip(pairwise(starts), widths, strict=True)]
+
+
+@contextmanager
+def _picked(head: torch.nn.Module | None, rows: Tensor, columns: Tensor) -> Iterator[None]:
+    """Inside, the head gets its input (B, Q, D) at these places only, as (N, 1, D)."""
+    if head is None:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, columns][:, None],))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _to_device(arrays: Sequence[Rows], device: torch.device) -> list[Tensor]:
+    """The arrays on `device`, by a single transfer."""
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 class PlainForward:
@@ -189,23 +343,46 @@ def _logits_of_the_last(model: PreTrainedModel, count: int) -> dict[str, Any]:
     return {"logits_to_keep": count} if known else {}
 
 
+def _takes_any_keyword(model: PreTrainedModel) -> bool:
+    base: Any = getattr(model, "get_base_model", lambda: model)()
+    parameters = inspect.signature(base.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
 def choose_forward(model: PreTrainedModel, slots: int, max_length: int) -> Forward:
-    """A cached forward where its logits equal those of a full one, else the plain one and a warning."""
-    try:
-        with torch.no_grad():
-            reason = _window(model, max_length) or _mismatch(model, max_length)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever a model's own code raises at a cache that it does not know
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    if reason is None:
-        return CachedForward(model, slots, max_length)
+    """A cached forward whose logits equal those of a full one, if possible with grouped attention.
+
+    Otherwise the plain one, and a warning. Raises UserError for flash attention, which cannot take its place.
+    """
+    reason: str | None = None
+    for grouped in (True, False):
+        reason = _why_not(model, max_length, grouped)
+        if reason is None:
+            return CachedForward(model, slots, max_length, grouped=grouped)
+        _log.debug("no cache with grouped=%s for %s: %s", grouped, type(model).__name__, reason)
+        own: str = getattr(model.config.get_text_config(), "_attn_implementation", None) or ""
+        if own.startswith("flash_attention"):
+            raise UserError(
+                f"{type(model).__name__} cannot generate with {own}: {reason}; "
+                "set model.attn_implementation=sdpa"
+            )
     _log.warning(
         "%s runs without a key-value cache, so every token recomputes its whole sequence: %s",
         type(model).__name__,
         reason,
     )
     return PlainForward(model)
+
+
+def _why_not(model: PreTrainedModel, max_length: int, grouped: bool) -> str | None:
+    """Why a cached forward would be wrong for this model; None where its logits are right."""
+    try:
+        with torch.no_grad():
+            return _window(model, max_length) or _mismatch(model, max_length, grouped)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model's own code raises at a cache that it does not know
+        return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _window(model: PreTrainedModel, max_length: int) -> str | None:
@@ -221,10 +398,11 @@ def _window(model: PreTrainedModel, max_length: int) -> str | None:
     return None
 
 
-def _mismatch(model: PreTrainedModel, max_length: int) -> str | None:
+def _mismatch(model: PreTrainedModel, max_length: int, grouped: bool) -> str | None:
     """How the logits with and without the cache differ over the probe's steps; None where they agree."""
     prompts = [min(length, max(1, max_length - STEPS[-1])) for length in PROMPTS]
-    cached, plain = CachedForward(model, 2, max(prompts) + STEPS[-1]), PlainForward(model)
+    cached = CachedForward(model, 2, max(prompts) + STEPS[-1], grouped=grouped)
+    plain = PlainForward(model)
     vocabulary = model.config.get_text_config().vocab_size
     ids = np.random.Generator(np.random.Philox(0)).integers(0, vocabulary, (2, max(prompts) + STEPS[-1]))
     table, worst = SlotTable(2), 0.0

@@ -1,7 +1,7 @@
 """A key-value cache with one slot for each episode, kept between the episode's turns.
 
-A forward pass writes every new key and value at its slot and position (padding goes to a spare slot) and
-attends to the first `width` positions of its slots under an explicit mask. Nothing is ever shifted.
+A forward pass writes every new key and value at its slot and position; padding goes to a spare slot. Nothing
+is ever shifted. Whole slots can be moved, and taken out of the cache and put back.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 BLOCK = 64
 """Slots grow by whole blocks of positions."""
 
+Stored = list[tuple[Tensor, Tensor]]
+"""The keys and values of one slot, each (heads, length, dim), layer by layer, in host memory."""
+
 
 class CacheAccess:
     """Where one forward pass writes in the cache and what it reads; shared by all layers.
 
     `slot` and `position` (B, Q) are the places of the new keys; slot number `slots` is the spare one.
-    `rows` (B,) are the slots to attend to, None for the first B. `past` is the length of the longest row.
+    `rows` (B,) are the slots to attend to, None for the first B. They have `past` positions at most, `width`
+    with the new ones. With `past` 0 the new keys are all there is, and none are read.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -77,6 +81,8 @@ class SlotLayer(CacheLayerMixin):
     def _exchange(self, buffer: Tensor, states: Tensor) -> Tensor:
         batch, heads, _, dim = states.shape
         buffer.view(-1, dim).index_copy_(0, self.access.places(heads), states.reshape(-1, dim))
+        if not self.access.past:
+            return states
         seen = buffer[:, :, : self.access.width]
         return seen[:batch] if self.access.rows is None else seen.index_select(0, self.access.rows)
 
@@ -88,12 +94,15 @@ class SlotLayer(CacheLayerMixin):
         self.values[:, :, : old_values.shape[2]] = old_values
 
     def copy(self, source: Tensor, target: Tensor, length: int) -> None:
-        """Give the slots `target` (N,) the first `length` positions of the slots `source` (N,)."""
+        """Give the slots `target` (N,) the first `length` positions of the slots `source` (N,).
+
+        All are read before any is written, so slots can be exchanged.
+        """
         for buffer in (self.keys, self.values):
             buffer[target, :, :length] = buffer[source, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.access.width, 0
+        return (self.access.width if self.access.past else query_length), 0
 
     def get_seq_length(self) -> int:
         return self.access.past
@@ -123,10 +132,23 @@ class SlotCache(Cache):
                 layer.grow()
 
     def copy(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
-        """Give the slots `target` the first `length` positions of the slots `source`."""
+        """Give the slots `target` the first `length` positions of the slots `source`; they may overlap."""
         for layer in self._made():
             device = layer.keys.device
             layer.copy(torch.tensor(source, device=device), torch.tensor(target, device=device), length)
+
+    def take(self, slot: int, length: int) -> Stored:
+        """A copy in host memory of the first `length` positions of a slot."""
+        return [
+            (_to_host(layer.keys[slot, :, :length]), _to_host(layer.values[slot, :, :length]))
+            for layer in self._made()
+        ]
+
+    def put(self, slot: int, stored: Stored) -> None:
+        """Write what `take` gave into a slot."""
+        for layer, (keys, values) in zip(self._made(), stored, strict=True):
+            layer.keys[slot, :, : keys.shape[1]] = keys.to(layer.device)
+            layer.values[slot, :, : values.shape[1]] = values.to(layer.device)
 
     def _made(self) -> list[SlotLayer]:
         """The layers with buffers; a model may skip some."""
@@ -135,6 +157,10 @@ class SlotCache(Cache):
     def release(self) -> None:
         """Free the memory; the next forward starts with empty buffers."""
         self.layers.clear()
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True)
 
 
 def _blocks(length: int) -> int:

@@ -26,6 +26,8 @@ ADMIT_SHARE = 8
 """Waiting requests are fed when there is one for every 8 active rows. Feeding costs about one step."""
 ADMIT_AGE = 8
 """They are also fed when the first of them has waited for 8 steps."""
+HELD = 2
+"""Episodes that may be under way, for each slot: one that waits for a search gives its slot away."""
 QUIET_TICKS = 8
 """Rounds of the event loop without a call after which all episodes are assumed to wait for something."""
 
@@ -88,16 +90,17 @@ class _Request:
 class TorchEngine(Engine):
     """An `Engine` that runs a causal language model in this process, on the model's device.
 
-    An episode holds one of `max_num_seqs` slots from its first turn to `finish`. Its keys and values stay
-    in the slot, so a turn feeds only new tokens. Other episodes wait for a free slot. Waiting requests are
-    fed together. Each step then draws one token for every active row and lets the episodes run; their
-    searches come back as new requests. Call `reset` when the weights have changed.
+    An episode has a row of the table from its first turn to `finish`. At most `max_num_seqs` rows are active,
+    and as many have a slot of the cache. A turn feeds only new tokens. While an episode waits for its search
+    another may use its slot; its keys and values are kept aside until it comes back. Waiting requests are fed
+    together, those of episodes under way first. Each step then draws one token for every active row and lets
+    the episodes run; their searches come back as new requests. Call `reset` when the weights have changed.
 
-    With `deterministic=True` timing has no influence. Slots and batches follow the order of the requests'
-    keys. When turns have ended, the engine waits for the next requests of their episodes before it feeds
-    anything, however long their searches take. The same episodes then go through the same batches, and on
-    one thread their completions are the same bit for bit in every process. Episodes must start together or
-    when others finish, and between turns an episode may wait for its search only.
+    With `deterministic=True` timing has no influence. No slot is given away, and rows and batches follow the
+    order of the requests' keys. When turns have ended, the engine waits for the next requests of their
+    episodes before it feeds anything, however long their searches take. The same episodes then go through the
+    same batches, and on one thread their completions are the same bit for bit in every process. Episodes must
+    start together or when others finish, and between turns an episode may wait for its search only.
     """
 
     traits = EngineTraits(keyed_sampling=True, same_weights=True, token_ids=True)
@@ -124,12 +127,13 @@ class TorchEngine(Engine):
         self._forget()
 
     def _forget(self) -> None:
-        self._table = SlotTable(self.max_num_seqs)
-        self._free = list(range(self.max_num_seqs))  # a heap: the lowest row first
-        self._row_of: dict[str, int] = {}  # the episodes that hold a slot
+        rows = self.max_num_seqs * (1 if self.deterministic else HELD)
+        self._table = SlotTable(rows)
+        self._free = list(range(rows))  # a heap: the lowest row first
+        self._row_of: dict[str, int] = {}  # the episodes that hold a row
         self._open: dict[str, _Request] = {}  # turns asked for and not ended
         self._at: dict[int, _Request] = {}  # those being generated, by row
-        self._new: list[_Request] = []  # a heap: first turns, waiting for a slot
+        self._new: list[_Request] = []  # a heap: first turns, waiting for a row
         self._back: list[_Request] = []  # later turns, waiting to be fed
         self._left = self._age = 0  # turns ended since requests were last fed; steps since the first
 
@@ -173,7 +177,7 @@ class TorchEngine(Engine):
             raise
 
     def finish(self, request_id: str) -> None:
-        """Free the episode's slot, where it has one."""
+        """Free the episode's row, where it has one."""
         row = self._row_of.pop(request_id, None)
         if row is not None:
             self._table.clear(row)
@@ -232,11 +236,12 @@ class TorchEngine(Engine):
         return int(np.count_nonzero(self._table.active))
 
     def _away(self) -> int:
-        """How many episodes hold a slot and are between two turns."""
+        """How many episodes hold a row and are between two turns."""
         return len(self._row_of) - self._active() - len(self._back)
 
     def _admissible(self) -> int:
-        return len(self._back) + min(len(self._new), len(self._free))
+        waiting = len(self._back) + min(len(self._new), len(self._free))
+        return min(waiting, self.max_num_seqs - self._active())
 
     def _pending(self) -> int:
         """The number of requests to feed; in deterministic mode the number of ended turns."""
@@ -253,12 +258,13 @@ class TorchEngine(Engine):
         return bool(self._active() or self._admissible())
 
     def _admit(self) -> None:
-        """Give free slots to new requests, and feed all requests that have a slot."""
+        """Feed the requests for which there is room: those that have a row, then new ones while rows last."""
         if not self._is_due():
             return
         self._left = self._age = 0
-        requests, self._back = sorted(self._back), []
-        while self._new and self._free:
+        room, back = self.max_num_seqs - self._active(), sorted(self._back)
+        requests, self._back = back[:room], back[room:]
+        while self._new and self._free and len(requests) < room:
             request = heapq.heappop(self._new)
             if self._open.get(request.id) is request:
                 self._row_of[request.id] = heapq.heappop(self._free)
@@ -309,7 +315,7 @@ class TorchEngine(Engine):
             request.future.set_result(Completion(tuple(ids), tuple(logprobs), reason))
 
     def _abandon(self, request: _Request) -> None:
-        """Drop a turn whose caller was cancelled. Its episode keeps the slot until `finish`."""
+        """Drop a turn whose caller was cancelled. Its episode keeps the row until `finish`."""
         if self._open.get(request.id) is not request:
             return
         del self._open[request.id]
