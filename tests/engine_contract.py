@@ -14,7 +14,7 @@ from tests.tiny_models import byte_level_tokenizer
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from srl.errors import SrlError, UserError
-from srl.model import merged_state
+from srl.model import merged_weights
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, Sampling
 
@@ -152,10 +152,10 @@ class EngineContract:
         before = subject.greedy(ids)
         if not self.weights_can_change:
             with pytest.raises(UserError, match=r"set rollout\.engine"):
-                subject.engine.sync(merged_state(other).items())
+                subject.engine.sync(merged_weights(other))
             return
         subject.engine.sleep()
-        subject.engine.sync(merged_state(other).items())
+        subject.engine.sync(merged_weights(other))
         subject.engine.wake()
         after = subject.greedy(ids)
         assert after.token_ids != before.token_ids

@@ -13,6 +13,7 @@ from srl.browse.runs import runs
 from srl.browse.sql import sql
 from srl.browse.trajectories import Filter, trajectories, verdicts
 from srl.errors import UserError
+from srl.store.verdict import VERDICTS
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_trajectories_are_sorted_and_limited(log):
 
 def test_verdicts_are_counted_by_what_is_asked(log):
     train, val = verdicts(log, Filter())
-    nothing = dict.fromkeys(["correct", "reader", "retriever", "no search", "unanswered", "failed search"], 0)
+    nothing = dict.fromkeys(VERDICTS, 0)
     assert train == {"phase": "train", "total": 3} | nothing | {"correct": 1, "reader": 1, "retriever": 1}
     assert val == {"phase": "val", "total": 2} | nothing | {"no search": 1, "failed search": 1}
     by_hops = verdicts(log, Filter(phase="val"), by="hops")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 
 import pytest
 from tests.engine_contract import MAX_MODEL_LEN, EngineContract, Subject
+from tests.fake_openai import MODEL, FakeServer, torch_app
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.errors import UserError
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
+from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, ServerOptions, find_model, returns_ids
 from srl.rollout.torch_engine import TorchEngine
 
 
@@ -25,6 +28,24 @@ class TestTorchEngine(EngineContract):
 
         yield Subject(engine, copy.deepcopy(model), codec, kill)
         engine.close()
+
+
+class TestOpenAiEngine(EngineContract):
+    tolerance = 1e-5
+    weights_can_change = False
+
+    def start(self, model, codec, folder):
+        fake = FakeServer(torch_app(model, codec, MAX_MODEL_LEN))
+        with fake.running() as url:
+            options = ServerOptions(url, MODEL, retries=1)
+            assert find_model(options, MAX_MODEL_LEN) == MODEL
+            assert returns_ids(options, codec)
+            engine = OpenAiEngine(
+                codec, OpenAiServer(options, sleep=lambda seconds: asyncio.sleep(0)), token_ids=True,
+                max_num_seqs=4, max_model_len=MAX_MODEL_LEN,
+            )  # fmt: skip
+            yield Subject(engine, copy.deepcopy(model), codec, lambda: fake.kill_after(3))
+            engine.close()
 
 
 def broken(*args, **kwargs):

@@ -288,7 +288,7 @@ class Actor(ScriptedEngine):
 def test_search_and_no_search_run_on_the_same_questions_with_their_own_prompts(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("srl.train.evaluate_model.load_engine", lambda config, policy: Actor(policy.codec))
+    monkeypatch.setattr("srl.train.load_components.load_engine", lambda config, policy: Actor(policy.codec))
     config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
     report = evaluate_model(
         config, [str(place / "test.parquet")], Workspace.resolve(), no_search_too=True, limit=3
@@ -439,7 +439,7 @@ def test_a_dead_search_is_exit_code_1_after_the_table(
     monkeypatch.setattr(evaluation, "measure", dead)
     code, out, err = run(place, capsys, "--index", str(place / "index"))
     assert code == 1
-    assert "lost to failed searches" in out
+    assert "lost to faults" in out
     assert "search failed in 50.0% of the episodes" in err
 
 

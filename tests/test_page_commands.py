@@ -39,9 +39,11 @@ from srl.serve.server import create_app
 
 HUB = "it asks the Hugging Face hub; tests/hub.py stands in for it"
 PUBLISHED = "it is pyserini's, or 65 GB; tests/test_published_import.py has small ones"
+MODEL_SERVER = "it asks the server of a model; tests/fake_openai.py stands in for it"
 CANNOT = {
     r"srl index pull ": HUB,
     r"srl data prepare search-r1": HUB,
+    r"srl (eval run|data demonstrations) .*rollout.engine=openai": MODEL_SERVER,
     r"hf download ": HUB,
     r"srl index import (wiki18-e5/|e5/)?e5_Flat.index ": PUBLISHED,
     r"srl index import (bm25|bm25/bm25|wiki-18-bm25) ": PUBLISHED,

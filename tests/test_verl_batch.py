@@ -15,13 +15,13 @@ from tests.training import questions
 from srl.config import load_config
 from srl.plugins import manager
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Sampling
+from srl.rollout.engine import Sampling, stop_reason
 from srl.train.compute_advantages import compute_advantages, token_rewards
 from srl.train.episodes import Splits
 from srl.train.question_order import QuestionOrder
 from srl.train.verl.batch import returns_and_values, step_batch, tokens_by_trajectory, update_fields
 from srl.train.verl.dataset import Questions, read_row, row
-from srl.train.verl.engine import VerlEngine, reason_of, seed_of, server_params
+from srl.train.verl.engine import VerlEngine, seed_of, server_params
 from srl.train.verl.job import TORCH
 from srl.trajectory import Question
 from srl.update.kl import kl_controller
@@ -178,6 +178,6 @@ def test_seed_of_a_turn_depends_on_all_of_its_key():
 def test_why_a_turn_ended_is_read_off_its_ids():
     codec = Codec(byte_level_tokenizer())
     stop = codec.encode_text("where is it</search>")
-    assert reason_of(stop, SAMPLING, codec) == "stop"
-    assert reason_of(codec.encode_text("and so on"), SAMPLING, codec) == "length"
-    assert reason_of([*stop, *codec.eos_ids], SAMPLING, codec) == "eos"
+    assert stop_reason(stop, SAMPLING.stop, codec) == "stop"
+    assert stop_reason(codec.encode_text("and so on"), SAMPLING.stop, codec) == "length"
+    assert stop_reason([*stop, *codec.eos_ids], SAMPLING.stop, codec) == "eos"

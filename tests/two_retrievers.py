@@ -67,7 +67,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> None:
         return ScriptedEngine(policy.codec, lambda request, turn: SAYS[turn])
 
     monkeypatch.setattr("srl.train.local_backend.load_engine", load)
-    monkeypatch.setattr("srl.train.evaluate_model.load_engine", load)
+    monkeypatch.setattr("srl.train.load_components.load_engine", load)
 
 
 def only_run(workspace: Path) -> Path:

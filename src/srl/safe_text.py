@@ -107,11 +107,11 @@ def safe_json(text: str) -> str:
     return text if text.isprintable() else "".join(map(_json_visible, text))
 
 
-def refuse_credentials(what: str, url: str) -> None:
-    """Raise UserError if the URL of a search server contains more than scheme, host, port and path.
+def refuse_credentials(what: str, url: str, variable: str = "SRL_SEARCH_TOKEN") -> None:
+    """Raise UserError if the URL of a server contains more than scheme, host, port and path.
 
     A user name, password, path parameter (`;…`), query or fragment may be a secret, and URLs are saved,
-    logged and shown. Search servers need none of them. The message does not repeat it.
+    logged and shown. The message does not repeat it, and names the environment `variable` for the key.
     """
     from urllib.parse import urlsplit
 
@@ -129,7 +129,7 @@ def refuse_credentials(what: str, url: str) -> None:
         named = f"{what} for {host}" if host else what
         raise UserError(
             f"{named} has a {found}, which would be saved and shown; give only http://HOST:PORT/PATH, and "
-            "the server's key in the environment: export SRL_SEARCH_TOKEN=…"
+            f"the server's key in the environment: export {variable}=…"
         )
 
 

@@ -141,6 +141,8 @@ class Trajectory:
     attempt: int = 0
     think_is_open: bool = False
     """Whether the rendered prompt ends inside `<think>`, so the policy need not open it."""
+    error: str = ""
+    """Why the engine did not generate the next turn, where that ended the episode."""
 
     @property
     def id(self) -> str:
@@ -150,8 +152,15 @@ class Trajectory:
 
     @property
     def valid(self) -> bool:
-        """False if a search failed: such an episode is logged and kept out of the loss."""
+        """False if a search or the engine failed: such an episode is logged and kept out of the loss."""
         return self.end != "failed"
+
+    @property
+    def fault(self) -> str:
+        """What made the episode fail, in one line; empty if nothing did."""
+        if self.error or self.valid or not self.searches:
+            return self.error
+        return f"{self.searches[-1].status}: {self.searches[-1].error}"
 
     @property
     def token_ids(self) -> list[int]:
@@ -201,16 +210,17 @@ class Score:
 
 
 class FailedEpisodes(NamedTuple):
-    """How many of `episodes` ended on a failed search, and the first `fault` (empty without one)."""
+    """How many of `episodes` failed, the first `fault` (empty without one), and `what` had it."""
 
     failed: int
     episodes: int
     fault: str
+    what: str = "search"
 
 
 def failed_episodes(trajectories: Sequence[Trajectory]) -> FailedEpisodes:
     """The episodes of `trajectories` that are not valid, counted."""
     failed = [trajectory for trajectory in trajectories if not trajectory.valid]
-    faults = (trajectory.searches[-1] for trajectory in failed if trajectory.searches)
-    fault = next((f"{search.status}: {search.error}" for search in faults), "")
-    return FailedEpisodes(len(failed), len(trajectories), fault)
+    first = next((trajectory for trajectory in failed if trajectory.fault), None)
+    fault, what = (first.fault, "the engine" if first.error else "search") if first else ("", "search")
+    return FailedEpisodes(len(failed), len(trajectories), fault, what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,10 +27,10 @@ _ROWS = {
     "valid actions": "env/ratio_of_valid_action",
     "finish ratio": "env/finish_ratio",
     "truncated": "env/truncated_share",
-    "lost to failed searches": "failed_share",
+    "lost to faults": "failed_share",
 }
 _LOST = {"em_completed", "failed_share"}
-"""Shown only if searches failed."""
+"""Shown only if a search or the engine failed."""
 
 
 @app.callback()
@@ -40,10 +40,14 @@ def _group() -> None:
 
 @app.command()
 def run(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Model directory, or a run (its newest checkpoint).")
-    ],
     data: Annotated[list[Path], typer.Option(help="Questions, Parquet or JSON lines (repeatable).")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Model directory, or a run (its newest checkpoint). A server's model needs none.",
+        ),
+    ] = None,
     index: Annotated[Path | None, typer.Option(help="Index directory to search.")] = None,
     url: Annotated[str | None, typer.Option(help="URL of a search server, instead of --index.")] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")] = 1,
@@ -74,7 +78,8 @@ def run(
     """Evaluate a model on questions: EM, F1, search behaviour, and the same without search.
 
     The settings of the model's run apply if it comes from one. Exit code 1 if more than eval.max_failed (1%)
-    of the questions were lost to failed searches.
+    of the questions were lost to faults. With --set rollout.engine=openai a server generates, at
+    rollout.openai.url; MODEL then gives settings and tokenizer only.
 
     \b
     Example:
@@ -88,8 +93,8 @@ def run(
     if index is not None and url is not None:
         raise UserError("--index and --url exclude each other: search either an index or a server")
     workspace = Workspace.resolve()
-    directory = model_directory(model, workspace)
-    workspace = Workspace.around(directory) or workspace
+    directory = None if model is None else model_directory(model, workspace)
+    workspace = (directory and Workspace.around(directory)) or workspace
     _check_inputs(data, index, [name for name in (template, no_search_template) if name])
     flags = {
         "search.index": index,
@@ -158,6 +163,18 @@ def _show(report: ModelReport, as_json: bool) -> None:
     samples = f" × {report.samples} at temperature {report.temperature:g}" if report.samples > 1 else ""
     note(f"{report.model}: {report.questions:,} questions{samples}")
     table(["", *(_HEADS[name] for name in report.settings)], _rows(list(report.settings.values())))
+    if report.usage:
+        note(usage_line(report.usage))
+
+
+def usage_line(usage: Mapping[str, float]) -> str:
+    """What a server was asked and charged, in one line."""
+    cost = f", cost {usage['cost']:,.4f}" if "cost" in usage else ""
+    failed = f" ({usage['failed_requests']:,.0f} failed)" if usage["failed_requests"] else ""
+    return (
+        f"{usage['requests']:,.0f} requests{failed}, {usage['prompt_tokens']:,.0f} tokens in, "
+        f"{usage['completion_tokens']:,.0f} out{cost}"
+    )
 
 
 def _rows(columns: list[Evaluation]) -> list[list[str]]:
@@ -211,5 +228,6 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         "trained_with": report.trained_with,
         "retriever_digests": dict(report.retriever_digests),
         "other_indexes": [asdict(other) for other in report.changed_indexes],
+        **({"usage": dict(report.usage)} if report.usage else {}),
         **settings,
     }

@@ -89,12 +89,15 @@ def trajectories(
     reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None,
     end: Annotated[str | None, typer.Option(help="answered, unanswered, truncated or failed.")] = None,
     verdict: Annotated[
-        str | None, typer.Option(help="correct, reader, retriever, no search, unanswered or failed search.")
+        str | None,
+        typer.Option(
+            help="correct, reader, retriever, no search, unanswered, failed search or failed engine."
+        ),
     ] = None,
     min_searches: MinSearches = None,
     max_searches: MaxSearches = None,
     contains: Contains = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only episodes lost to failed searches.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only episodes lost to faults.")] = False,
     sort: Annotated[
         str, typer.Option(metavar="COLUMN", help="Sort by a column; -COLUMN: descending.")
     ] = "-step",
@@ -165,7 +168,7 @@ def verdicts(
     json: Json = False,
     wide: Wide = False,
 ) -> None:
-    """Count the causes of wrong answers: retriever, reader, no search, no answer, failed search.
+    """Count the causes of wrong answers: retriever, reader, no search, no answer, fault.
 
     `reader`: the passages contained a golden answer, and the policy did not give it. `retriever`: no passage
     contained one.

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
 from srl.errors import UserError
-from srl.safe_text import refuse_credentials
+from srl.safe_text import quoted, refuse_credentials
 
 KINDS = ("retriever", "reward", "algorithm")
 """The kinds of plugins; each has a section of the same name."""
@@ -173,6 +173,7 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             "no other repeats a run; set rollout.engine=torch or rollout.deterministic=false"
         )
     _check_rejection(config)
+    _check_openai(config)
     _check_urls("search.url", config.search.url or ())
     if config.search.url and config.search.index:
         raise UserError(f"give one of {say('search.url')} and {say('search.index')}; set the other to null")
@@ -196,6 +197,18 @@ def _check_rejection(config: Config) -> None:
 
 def _value(config: Config, key: str) -> Any:
     return reduce(getattr, key.split("."), config)
+
+
+def _check_openai(config: Config) -> None:
+    """An engine behind a server has a URL, without secrets in it."""
+    url, key = config.rollout.openai.url, "rollout.openai.url"
+    if url is None:
+        if config.rollout.engine == "openai":
+            raise UserError(f"rollout.engine = openai needs a server: --set {key}=http://HOST:PORT/v1")
+        return
+    refuse_credentials(key, url, config.rollout.openai.key_variable or "OPENAI_API_KEY")
+    if not re.fullmatch(r"https?://[^/]+(/.*)?", url):
+        raise UserError(f"{key} = {quoted(url, 80)} is not a URL; expected http://HOST:PORT/v1")
 
 
 def _check_urls(key: str, urls: Sequence[str]) -> None:

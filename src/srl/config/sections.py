@@ -228,6 +228,30 @@ class Retriever(PluginSection):
     """The retriever plugin: an installed one (`srl plugins list`), or `module:Class`."""
 
 
+class OpenAi(Section):
+    """A server with OpenAI's API (vLLM, SGLang, llama.cpp, OpenAI), for rollout.engine=openai."""
+
+    url: str | None = None
+    """Base URL, such as http://127.0.0.1:8000/v1."""
+    model: str | None = None
+    """Name of the model on the server. null: the only one that it lists."""
+    api: Literal["completions", "chat"] = "completions"
+    """completions continues a text, as in training. chat is for servers without it: passages are sent as
+    messages of the user."""
+    key_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable with the API key. null: OPENAI_API_KEY, or SRL_API_KEY."""
+    timeout_s: Positive = 300.0
+    """Time-out of a request, in seconds."""
+    retries: Natural = 5
+    """Retries after a failed request."""
+    requests_per_minute: Count | None = None
+    """Most requests per minute. null: no limit of ours. Retry-After is honoured either way."""
+    price_in: NonNegative | None = None
+    """Price of a million prompt tokens. With it, the cost is shown."""
+    price_out: NonNegative | None = None
+    """Price of a million completion tokens."""
+
+
 class Rollout(Section):
     """How episodes are sampled."""
 
@@ -255,6 +279,7 @@ class Rollout(Section):
     engine: Literal["auto", "torch", "vllm", "openai"] = "auto"
     """What generates. torch: the policy's own model, in this process. vllm: vLLM, in this process. openai: a
     server with OpenAI's API, for evaluation. auto: torch. With `--backend verl` see cluster.rollout."""
+    openai: OpenAi = OpenAi()
     max_num_seqs: Count = 128
     """Concurrent episodes; on verl, for each replica of the model."""
 

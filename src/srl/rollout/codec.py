@@ -83,9 +83,47 @@ class Codec:
         text = text.encode("utf-8", "replace").decode()
         return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
+    def spelled(self, ids: Sequence[int]) -> str:
+        """The text of `ids` for a server, which puts BOS before it: special tokens by name, no first BOS."""
+        bos = self.tokenizer.bos_token_id
+        rest = list(ids[1:] if bos is not None and ids[:1] == [bos] else ids)
+        text: Any = self.tokenizer.decode(rest, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text  # a string, as `ids` is one sequence
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; spaces are kept as they are."""
         text: Any = self.tokenizer.decode(
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text  # a string, as `ids` is one sequence
+
+
+class TextCodec(Codec):
+    """A codec without a tokenizer, for text that a server reads: a token is up to three bytes of UTF-8.
+
+    Prompts are plain text. Nothing is lost, and lengths are about those of a tokenizer, rather longer.
+    """
+
+    _FIRST = (0, 1 << 8, (1 << 8) + (1 << 16))  # the first id of one, two and three bytes
+
+    def __init__(self) -> None:
+        self.eos_ids = frozenset()
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], bool, str]:
+        text = "\n".join(message["content"] for message in messages)
+        return self.encode_text(text), text.rstrip().endswith("<think>"), text
+
+    def encode_text(self, text: str) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        pieces = [data[start : start + 3] for start in range(0, len(data), 3)]
+        return [self._FIRST[len(piece) - 1] + int.from_bytes(piece) for piece in pieces]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        pieces = []
+        for token in ids:
+            size = sum(token >= first for first in self._FIRST)
+            pieces.append((token - self._FIRST[size - 1]).to_bytes(size))
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def spelled(self, ids: Sequence[int]) -> str:
+        return self.decode(ids)

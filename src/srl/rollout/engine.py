@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from srl.errors import UserError
+from srl.errors import SrlError, UserError
 from srl.rollout.codec import Codec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+StopReason = Literal["stop", "eos", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,19 @@ class Completion:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    stop_reason: Literal["stop", "eos", "length"]
+    stop_reason: StopReason
+
+
+class EngineFault(SrlError):  # noqa: N818 - a fault, as in srl.index.Fault
+    """Why an engine did not generate a turn, in one line: a fault of the infrastructure."""
+
+
+def stop_reason(token_ids: Sequence[int], stop: Sequence[str], codec: Codec) -> StopReason:
+    """Why a turn of these ids ended; most engines do not tell a stop string from EOS."""
+    if token_ids and token_ids[-1] in codec.eos_ids:
+        return "eos"
+    text = codec.decode(token_ids)
+    return "stop" if any(string in text for string in stop) else "length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +75,8 @@ class Engine(Protocol):
 
     `request_id` is the same for all turns of an episode. Each call's `token_ids` begins with the ids and the
     completion of the call before, so an engine can keep a KV cache. `finish` ends the episode. A caller that
-    is cancelled aborts its turn. If the engine fails, every waiting caller gets the error.
+    is cancelled aborts its turn. If the engine fails, every waiting caller gets the error: an EngineFault if
+    another try may help.
 
     A trainer calls `sleep`, updates the policy, calls `sync` unless the engine has the `same_weights`, and
     calls `wake`. No turn is being generated then.
@@ -124,7 +140,7 @@ class ScriptedEngine(Engine):
         self.turns[request_id] = turn + 1
         ids = self.codec.encode_text(self.script(request_id, turn))
         kept = tuple(ids[: sampling.max_tokens])
-        reason: Literal["stop", "length"] = "stop" if len(kept) == len(ids) else "length"
+        reason: StopReason = "stop" if len(kept) == len(ids) else "length"
         return Completion(kept, (0.0,) * len(kept), reason)
 
     def finish(self, request_id: str) -> None:

@@ -13,7 +13,7 @@ from srl.protocol import (
     unknown_retriever,
 )
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, Sampling
+from srl.rollout.engine import Completion, Engine, EngineFault, Sampling
 from srl.rollout.observation import fit_information
 from srl.trajectory import (
     EndReason,
@@ -112,7 +112,11 @@ class _Episode:
     async def run(self, request: str, key: tuple[int | str, ...]) -> EndReason:
         self._start()
         for turn in range(self.options.max_turns + 1):
-            completion = await self.engine.generate(request, self.ids, self._sampling(turn, key))
+            try:
+                completion = await self.engine.generate(request, self.ids, self._sampling(turn, key))
+            except EngineFault as fault:
+                self.trajectory.error = str(fault)
+                return "failed"
             text = self._add_policy(completion, turn)
             action = parse_action(text)
             if action is not None and action.kind == "answer":

@@ -12,11 +12,11 @@ from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.trajectory import Phase, Question, SearchTool, Trajectory
 
 ATTEMPTS = 2
-"""The most often that an episode is sampled while its searches fail."""
+"""The most often that an episode is sampled while its searches, or the engine, fail."""
 
 
 async def resample_if_failed(episode: Callable[[int], Awaitable[Trajectory]]) -> Trajectory:
-    """`episode(attempt)`, sampled once more if a failed search ended it. The second may be `failed` too."""
+    """`episode(attempt)`, sampled once more if a fault ended it. The second may be `failed` too."""
     for attempt in range(ATTEMPTS):
         trajectory = await episode(attempt)
         if trajectory.valid:

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from srl.errors import SrlError, UserError
 from srl.model import evaluating
 from srl.rollout.cached_forward import choose_forward
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
+from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, StopReason
 from srl.rollout.sampling import draw
 from srl.rollout.slot_table import Rows, SlotTable
 
@@ -30,8 +30,6 @@ HELD = 2
 """Episodes that may be under way, for each slot: one that waits for a search gives its slot away."""
 QUIET_TICKS = 8
 """Rounds of the event loop without a call after which all episodes are assumed to wait for something."""
-
-StopReason = Literal["stop", "eos", "length"]
 
 
 class StopFinder:

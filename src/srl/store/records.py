@@ -117,6 +117,7 @@ def _trajectory_row(record: Record, position: int, searches: list[Row], once: _O
         "total_tokens": _tokens(trajectory),
         "gold_in_passages": any(hit["has_answer"] for row in searches for hit in row["hits"]),
         "think_is_open": trajectory.think_is_open,
+        "error": trajectory.error,
         "index_digest": next((row["index_digest"] for row in searches if row["index_digest"]), ""),
         **once.question(trajectory.question),
         **_correctness(trajectory, score, once),
@@ -266,6 +267,7 @@ def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:
         searches=[_search(search) for search in searches],
         **{name: row[name] for name in ("end", "answer", "sample", "step", "phase", "attempt")},
         **{name: row[name] for name in ("valid_actions", "valid_searches", "think_is_open")},
+        error=row["error"] or "",
     )
     return Record(
         trajectory, _score(row), _per_token(segments, "advantages"), _per_token(segments, "returns")

@@ -132,7 +132,7 @@ _TRAJECTORIES = _columns(
     ("metadata", pa.string(), "The question's metadata as JSON."),
     ("golden_answers", _TEXTS, "The accepted answers."),
     ("sample", pa.int32(), "Index among the samples of the question, from 0."),
-    ("attempt", pa.int32(), "How many times the episode was resampled after a failed search."),
+    ("attempt", pa.int32(), "How many times the episode was resampled after a fault."),
     ("end", pa.string(), "`answered`, `unanswered`, `truncated` or `failed`."),
     ("answer", pa.string(), "The final answer; NULL if there is none."),
     ("em", pa.float64(), "Exact match: the reward part `em`, else computed; NULL without golden answers."),
@@ -140,7 +140,7 @@ _TRAJECTORIES = _columns(
     ("reward", pa.float64(), "The reward, the weighted sum of its parts; NULL if not scored."),
     ("parts", _NUMBERS, "The parts of the reward, unweighted."),
     ("per_turn", pa.list_(pa.float64()), "Rewards per turn, if the reward gives them."),
-    ("valid", pa.bool_(), "False if a search failed: logged, but excluded from the loss."),
+    ("valid", pa.bool_(), "False if a search or the engine failed: logged, but excluded from the loss."),
     ("turns", pa.int32(), "Number of generations."),
     ("searches", pa.int32(), "Number of searches, with any outcome."),
     ("valid_actions", pa.int32(), "Number of turns with a valid action."),
@@ -150,13 +150,14 @@ _TRAJECTORIES = _columns(
     ("gold_in_passages", pa.bool_(), "Whether a retrieved passage contains a golden answer."),
     ("think_is_open", pa.bool_(), "Whether the rendered prompt ends inside `<think>`."),
     ("index_digest", pa.string(), "The digest of the first index that answered, or an empty text."),
+    ("error", pa.string(), "Why the engine did not generate, if that ended the episode, or an empty text."),
 )  # fmt: skip
 
 _VERDICT = Column(
     "verdict",
     pa.string(),
-    "`correct`, or the cause of the error: `failed search`, `unanswered`, `no search`, `reader` (a passage "
-    "contained a golden answer) or `retriever` (none did); NULL without golden answers.",
+    "`correct`, or the cause of the error: `failed search`, `failed engine`, `unanswered`, `no search`, "
+    "`reader` (a passage contained a golden answer) or `retriever` (none did); NULL without golden answers.",
 )
 
 _SEGMENTS = _columns(
@@ -240,7 +241,7 @@ _PIVOT = (
     (
         "excluded_share",
         ("env/excluded_share",),
-        "`env/excluded_share`, the share of trajectories lost to failed searches.",
+        "`env/excluded_share`, the share of trajectories lost to faults.",
     ),
     ("entropy", ("actor/entropy",), "`actor/entropy`."),
     ("ppo_kl", ("actor/ppo_kl",), "`actor/ppo_kl`."),

@@ -9,14 +9,15 @@ VERDICTS = {
     "no search": "no search: answered without searching",
     "unanswered": "unanswered",
     "failed search": "failed search: infrastructure, not the policy; left out of the loss",
+    "failed engine": "failed engine: infrastructure, not the policy; left out of the loss",
 }
 """Each verdict, and how it is shown beside a trajectory."""
 
 VERDICT_SQL = """
-SELECT *, CASE
+SELECT * REPLACE (coalesce(error, '') AS error), CASE
     WHEN em IS NULL THEN NULL
     WHEN em >= 1 THEN 'correct'
-    WHEN "end" = 'failed' THEN 'failed search'
+    WHEN "end" = 'failed' THEN CASE WHEN error <> '' THEN 'failed engine' ELSE 'failed search' END
     WHEN answer IS NULL THEN 'unanswered'
     WHEN searches = 0 THEN 'no search'
     WHEN gold_in_passages THEN 'reader'

@@ -20,13 +20,12 @@ from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.load_components import episode_options, load_engine, load_policy
+from srl.train.load_components import episode_options, load_generation
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
-from srl.train.threads import choose_threads
-from srl.trajectory import Phase, Question, SearchTool, Trajectory
+from srl.trajectory import Phase, Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import Workspace
 
 
@@ -44,7 +43,8 @@ class ModelReport:
     """The measurement of a model, with the settings `search`, `no_search`, or both on the same questions.
 
     `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
-    `changed_indexes` are those with another digest than in training.
+    `changed_indexes` are those with another digest than in training. `usage` has the requests and tokens of a
+    server, and their cost where prices are set.
     """
 
     model: str
@@ -58,6 +58,7 @@ class ModelReport:
     settings: Mapping[str, Evaluation]
     retriever_digests: Mapping[str, str] = field(default_factory=dict)
     changed_indexes: Sequence[ChangedIndex] = ()
+    usage: Mapping[str, float] = field(default_factory=dict)
 
 
 async def measure(
@@ -99,14 +100,15 @@ def evaluate_model(
 ) -> ModelReport:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
-    `limit` draws that many questions, the same each time. Raises UserError.
+    With rollout.engine=openai it is a server's model. `limit` draws that many questions, the same each time.
+    Raises UserError.
     """
     check_samples(n, config.eval.temperature)
     settings = _settings(config, files, no_search_too, no_search_template)
-    policy = load_policy(config.model, note)
-    choose_threads(policy.model, config, 1, note)
-    asked = _same_questions(settings, files, policy.codec, note, limit)
-    engine = load_engine(config.with_settings({"rollout.max_num_seqs": _episodes_at_once(config, n)}), policy)
+    at_once = {"rollout.max_num_seqs": _episodes_at_once(config, n)}
+    loaded = load_generation(config.with_settings(at_once), note)
+    engine, codec = loaded.engine, loaded.codec
+    asked = _same_questions(settings, files, codec, note, limit)
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_cassette(config):
@@ -116,15 +118,15 @@ def evaluate_model(
         engine.reset()
         found[name] = interrupts.run(
             measure(
-                engine, search if setting.rollout.search else None, asked[name], codec=policy.codec,
+                engine, search if setting.rollout.search else None, asked[name], codec=codec,
                 template=load_template(setting), n=n, seed=config.trainer.seed,
                 options=episode_options(setting).for_evaluation(setting.eval.temperature),
             )
         )  # fmt: skip
     engine.close()
-    searched, trained = IndexDigests.of(search), IndexDigests.read(read_card(Path(str(config.model.path))))
+    searched, trained = IndexDigests.of(search), _trained_with(config)
     return ModelReport(
-        model=str(config.model.path),
+        model=loaded.name,
         files=tuple(files),
         questions=len(asked[next(iter(asked))]),
         samples=n,
@@ -135,7 +137,13 @@ def evaluate_model(
         settings=found,
         retriever_digests=searched.retriever_digests,
         changed_indexes=searched.changed_since(trained),
+        usage=loaded.usage(),
     )
+
+
+def _trained_with(config: Config) -> IndexDigests:
+    """The indexes that the model's card names; none without a directory."""
+    return IndexDigests.read({} if config.model.path is None else read_card(Path(config.model.path)))
 
 
 def check_samples(n: int, temperature: float) -> None:
@@ -149,10 +157,10 @@ def check_failures(report: ModelReport, limit: float) -> None:
     for evaluation in report.settings.values():
         episodes, searches = (evaluation.metrics[f"eval/{name}"] for name in _LOST_SHARES)
         if max(episodes, searches) > limit:
-            fault = next(item.searches[-1] for item in evaluation.trajectories if not item.valid)
+            found = failed_episodes(evaluation.trajectories)
             raise CheckFailed(
-                f"search failed in {episodes:.1%} of the episodes and {searches:.1%} of the searches, more "
-                f"than eval.max_failed={limit:g} ({fault.status}: {fault.error})"
+                f"{found.what} failed in {episodes:.1%} of the episodes and {searches:.1%} of the searches, "
+                f"more than eval.max_failed={limit:g} ({found.fault})"
             )
 
 
@@ -160,20 +168,24 @@ _LOST_SHARES = ("failed_share", "env/failed_search_share")
 
 
 def settings_of(
-    model: Path, preset: str | None, file: Path | None, flags: Mapping[str, object], sets: Sequence[str]
+    model: Path | None,
+    preset: str | None,
+    file: Path | None,
+    flags: Mapping[str, object],
+    sets: Sequence[str],
 ) -> Config:
     """The configuration to measure `model` with: that of `file`, of `preset`, or of the model's own run.
 
-    Without any of these it is the defaults, Search-R1's sizes. The template is the model's, if its `srl.json`
-    names one. An index or a server in `flags` replaces whatever was searched in training. The cassette and
-    the expected digest of the model's run do not apply.
+    Without any of these it is the defaults, Search-R1's sizes. Without a `model`, a server's is measured. The
+    template is the model's, if its `srl.json` names one. An index or a server in `flags` replaces whatever
+    was searched in training. The cassette and the expected digest of the model's run do not apply.
     """
-    saved = model.resolve().parent.parent / "config.yaml"
+    saved = None if model is None else model.resolve().parent.parent / "config.yaml"
     cleared = ["model.tokenizer=null", "model.lora_rank=0", "model.gradient_checkpointing=false"]
-    if file is None and preset is None and saved.is_file():
+    if file is None and preset is None and saved is not None and saved.is_file():
         file = saved
         cleared += ["search.cassette=null", "search.digest=null"]
-    known = read_card(model)
+    known = {} if model is None else read_card(model)
     talk = {"data.template": _template_of(known), "rollout.search": known.get("search")}
     given = {key: value for key, value in flags.items() if value is not None}
     if given.keys() & _SEARCHED:

@@ -5,26 +5,32 @@ Questions and prompt templates are loaded in `srl.train.questions`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srl.advantage import Algorithm
 from srl.config import Config
 from srl.config.cross_checks import context_errors
-from srl.config.sections import Model
+from srl.config.sections import Model, OpenAi
 from srl.errors import UserError
+from srl.files import json_object
 from srl.model import load_model, load_tokenizer, model_digest
 from srl.plugins import manager
 from srl.reward import RewardMix
-from srl.rollout.codec import Codec
+from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
+from srl.safe_text import keep_secret
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.learning_rate import Network, rate_factor
 from srl.train.make_missing import Note
 from srl.train.questions import load_template
 from srl.train.search import load_search
+from srl.train.threads import choose_threads
 from srl.update.critic import Critic
 from srl.update.kl import kl_controller
 from srl.update.logprobs import disable_dropout
@@ -34,6 +40,8 @@ from srl.workspace import Workspace
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
+
+    from srl.rollout.openai_engine import ServerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +117,85 @@ def engine_name(config: Config) -> str:
     return "torch" if config.rollout.engine == "auto" else config.rollout.engine
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What generates outside training: an engine with its codec, the model's name, and what a server used."""
+
+    engine: Engine
+    codec: Codec
+    name: str
+    usage: Callable[[], dict[str, float]] = dict
+
+
+def load_generation(config: Config, note: Note) -> Generation:
+    """The engine of an evaluation or of a teacher; for a server no model is loaded. Raises UserError."""
+    if engine_name(config) == "openai":
+        return _load_server(config, note)
+    if config.model.path is None:
+        raise UserError("which model? name its directory or run, or set rollout.engine=openai for a server's")
+    policy = load_policy(config.model, note)
+    choose_threads(policy.model, config, 1, note)
+    return Generation(load_engine(config, policy), policy.codec, config.model.path)
+
+
+def _load_server(config: Config, note: Note) -> Generation:
+    """The engine for the server of `rollout.openai`, which is asked for its models. Raises UserError."""
+    from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, find_model, returns_ids
+
+    section, longest = config.model, config.data.max_episode_tokens
+    options = _server_options(config.rollout.openai)
+    options = replace(options, model=find_model(options, longest))
+    named = section.tokenizer or section.path
+    if named is None or options.api == "chat":
+        note("lengths are counted in pieces of three bytes: no tokenizer is used (model.tokenizer)")
+        codec: Codec = TextCodec()
+        ids = False
+    else:
+        codec = load_codec(section, _generation_eos(Path(section.path or named)), note)
+        ids = returns_ids(options, codec)
+    if not ids and options.api == "completions":
+        note(f"{options.url} returns no token ids: prompts are sent as text")
+    server = OpenAiServer(options)
+    engine = OpenAiEngine(
+        codec, server, token_ids=ids, max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest,
+        note=note,
+    )  # fmt: skip
+    return Generation(engine, codec, f"{options.model} at {options.url}", server.used)
+
+
+def _generation_eos(directory: Path) -> int | list[int] | None:
+    """The ids that end a text by the directory's generation config; None where it has none."""
+    file = directory / "generation_config.json"
+    return json_object(file.read_bytes(), str(file)).get("eos_token_id") if file.is_file() else None
+
+
+def _server_options(section: OpenAi) -> ServerOptions:
+    """The section `rollout.openai`, with the key from the environment. Raises UserError."""
+    from srl.rollout.openai_engine import ServerOptions
+
+    names = (section.key_variable,) if section.key_variable else ("OPENAI_API_KEY", "SRL_API_KEY")
+    keep_secret(names)
+    found = {name: os.environ.get(name, "").strip() for name in names}
+    variable = next((name for name in names if found[name]), names[0])
+    key = found[variable]
+    if section.key_variable and not key:
+        raise UserError(f"the environment variable {variable} (rollout.openai.key_variable) is not set")
+    if not all("!" <= letter <= "~" for letter in key):
+        raise UserError(f"{variable} is not a valid key: it has characters that HTTP headers forbid")
+    return ServerOptions(
+        url=str(section.url), model=section.model or "", api=section.api, key=key, key_variable=variable,
+        timeout_s=section.timeout_s, retries=section.retries, price_in=section.price_in,
+        requests_per_minute=section.requests_per_minute, price_out=section.price_out,
+    )  # fmt: skip
+
+
 def load_engine(config: Config, policy: LoadedModel) -> Engine:
     """The engine of `rollout.engine`, for the policy. Raises UserError."""
     from srl.rollout.torch_engine import TorchEngine
 
     name = engine_name(config)
     if name != "torch":
-        raise UserError(f"rollout.engine = {name} is not available here; set torch")
+        raise UserError(f"rollout.engine = {name} is not available here; set rollout.engine=torch")
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     for error in context_errors(config, context):
         raise UserError(error)

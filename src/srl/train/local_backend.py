@@ -211,6 +211,11 @@ def check(config: Config) -> None:
     """Raises UserError for a precision that this backend does not train in."""
     for error in precision_errors(config):
         raise UserError(error)
+    if engine_name(config) == "openai":
+        raise UserError(
+            "rollout.engine = openai is not for training: the weights of a server cannot be changed; set "
+            "rollout.engine=torch, or fine-tune on what `srl data demonstrations` has the server write"
+        )
 
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> LocalRun:
@@ -223,6 +228,11 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     for error in truncation_errors(config, engine_name(config)):
         raise UserError(error)
     engine = load_engine(config, policy)
+    if not engine.traits.token_ids:
+        raise UserError(
+            f"rollout.engine = {config.rollout.engine} returns text, and training needs the sampled token "
+            "ids; set rollout.engine=torch"
+        )
     if algo == "sft":
         loop = sft_loop(config, policy, environment, demonstration_file(config, workspace, terminal.note))
         return LocalRun(config, terminal, environment, engine, loop, where)

@@ -76,12 +76,12 @@ def tells_how_to_resume(how: Callable[[], str], run: Path) -> Iterator[None]:
 
 
 def too_many_failures(run: Path, found: FailedEpisodes, limit: float) -> UserError | None:
-    """The error that ends `run` if search failed in more than the share `limit` of a step's episodes."""
+    """The error that ends `run` if a fault cost more than the share `limit` of a step's episodes."""
     if found.failed <= limit * found.episodes:
         return None
     return UserError(
-        f"search failed in {found.failed} of {found.episodes} episodes, more than "
-        f"search.max_failed={limit:g} ({found.fault}); repair the search and {resume_with(run)}"
+        f"{found.what} failed in {found.failed} of {found.episodes} episodes, more than "
+        f"search.max_failed={limit:g} ({found.fault}); repair it and {resume_with(run)}"
     )
 
 

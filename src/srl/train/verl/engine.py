@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any
 
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
+from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, stop_reason
 from srl.train.verl.job import TORCH
 
 TRAITS = EngineTraits(keyed_sampling=False, same_weights=False, token_ids=True)
@@ -47,7 +47,7 @@ class VerlEngine(Engine):
                 f"episode {request_id}: the server returned {len(logprobs)} log-probs for {len(ids)} tokens"
             )
         self.steps.append(int(output.extra_fields.get("global_steps") or 0))
-        reason = output.extra_fields.get("srl_stop") or reason_of(ids, sampling, self.codec)
+        reason = output.extra_fields.get("srl_stop") or stop_reason(ids, sampling.stop, self.codec)
         return Completion(ids, logprobs, reason)
 
 
@@ -75,11 +75,3 @@ def seed_of(key: Sequence[int | str]) -> int:
     """A seed below 2³¹ that depends on all of a turn's key, the same in every process."""
     text = "\0".join(map(str, key)).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") % 2**31
-
-
-def reason_of(ids: Sequence[int], sampling: Sampling, codec: Codec) -> Literal["stop", "eos", "length"]:
-    """Why a turn of these ids ended, in our terms; servers do not tell a stop string from EOS."""
-    if ids[-1] in codec.eos_ids:
-        return "eos"
-    text = codec.decode(tuple(ids))
-    return "stop" if any(stop in text for stop in sampling.stop) else "length"
