@@ -17,6 +17,7 @@ from statistics import mean
 from typing import Any
 
 import scale_tables
+import speed_tables
 import verl_tables
 
 ROOT = Path(__file__).parent.parent
@@ -159,7 +160,7 @@ def _with_range(row: dict[str, Any], name: str) -> str:
     return f"{_share(row[name])} ({_share(low)} to {_share(high)})"
 
 
-PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md")
+PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md")
 TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "recall": recall,
@@ -169,6 +170,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "server": server,
     "quality": quality,
     **scale_tables.TABLES,
+    **speed_tables.TABLES,
     **verl_tables.TABLES,
 }
 

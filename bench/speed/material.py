@@ -48,7 +48,7 @@ PROMPT = (
     "Search with <search> words </search>, read what comes between <information> and </information>, then "
     "write <answer> a few words </answer>. Think first between <think> and </think>. Question: {question}\n"
 )
-SFT_STEPS, SFT_BATCH = 10, 12
+SFT_STEPS, SFT_BATCH = 9, 6
 
 
 def prepare(options: Options) -> dict[str, str]:
@@ -202,7 +202,7 @@ def taught(cache: Path, found: dict[str, str], options: Options) -> Path:
         return Path(json.loads(note.read_text())["path"])
     sft = {
         "sft.train_files": found["demonstrations"], "sft.steps": 1 if options.smoke else SFT_STEPS,
-        "sft.batch_size": 4 if options.smoke else SFT_BATCH, "sft.optim.lr": 1e-4,
+        "sft.batch_size": 4 if options.smoke else SFT_BATCH, "sft.optim.lr": 1.5e-4,
         "sft.optim.lr_warmup_steps": 2, "trainer.seed": 0,
     }  # fmt: skip
     settings = real_settings(found, options.smoke) | sft

@@ -9,6 +9,7 @@ term, which is trl's default. trl computes no old log-probs then, its fastest wa
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +48,9 @@ def ours(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
                                      "tokens": values["response_length/mean"]})  # fmt: skip
             rounds.wait()
 
-    config = configured(options, settings).with_settings({"trainer.threads": settings["threads"]})
+    config = configured(options, settings).with_settings(
+        {"trainer.threads": int(os.environ["OMP_NUM_THREADS"])}
+    )
     workspace = Workspace(Path(options.cache) / "bench-workspace")
     start(config, preset="bench", algo="grpo", workspace=workspace, terminal=Reporting(quiet=True))
 
@@ -250,7 +253,7 @@ def run(options: Options) -> dict[str, Any]:
     """Both shapes on two threads; the first step of each process is its warm-up."""
     found: dict[str, Any] = {}
     for shape, more in (("real", 0), ("tiny", 1)):
-        srl = Entry("srl", "ours", 2, {"shape": shape, "threads": 2})
+        srl = Entry("srl", "ours", 2, {"shape": shape})
         entries = [*with_before(srl, options), Entry("trl", "trl", 2, {"shape": shape})]
         runs, ready = interleaved("step", entries, options, options.rounds + more)
         found[shape] = {
