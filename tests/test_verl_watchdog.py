@@ -343,7 +343,7 @@ class Gone:
     def poll(self) -> RunStatus:
         raise UserError(f"the log writer died (process 5 on 127.0.0.1); {GO_ON}")
 
-    def close(self, status: str) -> Progress:
+    def close(self, status: str, error: str = "") -> Progress:
         raise UserError("nobody answers")
 
 
@@ -409,7 +409,7 @@ def answers(monkeypatch) -> Answers:
 def test_the_writer_is_asked_through_ray_and_its_faults_are_lines(answers):
     actor = Actor()
     writer = watchdog.RayWriter(actor, FOLDER, 60.0)
-    assert writer.close("failed").arguments == ("failed",)
+    assert writer.close("failed").arguments == ("failed", "")
     for error, line in (
         (remote(UserError("the disk is full; free some space")), "^the disk is full; free some space$"),
         (DiedError("LogActor"), rf"^the log writer died \(process 77 on 10.0.0.3\); {GO_ON}$"),

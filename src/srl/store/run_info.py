@@ -91,11 +91,11 @@ def begin(log: Path, run: RunInfo, written: datetime | None) -> None:
     _write(log, run, started, RUNNING, {"ended": None, "resumed": now(), "earlier_s": earlier_s})
 
 
-def end(log: Path, run: RunInfo, status: str) -> None:
-    """Record the end of the run."""
+def end(log: Path, run: RunInfo, status: str, error: str = "") -> None:
+    """Record the end of the run, and the error that ended it."""
     before = load(log)
     times = {name: before[name] for name in ("resumed", "earlier_s")}
-    _write(log, run, before["run"]["started"], status, {"ended": now(), **times})
+    _write(log, run, before["run"]["started"], status, {"ended": now(), "error": error, **times})
 
 
 def _write(log: Path, run: RunInfo, started: str, status: str, times: Mapping[str, Any]) -> None:
@@ -189,6 +189,7 @@ def run_row(log: Path) -> dict[str, Any]:
         "ended": _utc(manifest["ended"]),
         "resumed": _resumed(manifest),
         "earlier_s": _earlier_s(manifest),
+        "error": manifest.get("error", ""),
         "config": json.dumps(run["config"], ensure_ascii=False),
         "host": manifest["writer"]["host"],
         "pid": manifest["writer"]["pid"],

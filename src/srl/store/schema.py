@@ -101,6 +101,7 @@ RUNS = _columns(
     ("ended", pa.timestamp("us"), "End (UTC); NULL while the run is not finished."),
     ("resumed", pa.timestamp("us"), "Start of the last session (UTC)."),
     ("earlier_s", pa.float64(), "Seconds of running time before the last session."),
+    ("error", pa.string(), "The error that a failed run ended with, on one line; otherwise empty."),
     ("parent", pa.string(), "The run it was derived from, or an empty text."),
     ("config", pa.string(), "The resolved configuration as JSON."),
     ("host", pa.string(), "The machine of the writer."),

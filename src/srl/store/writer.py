@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from srl.errors import UserError
 from srl.files import NotWritten, why_not_written
+from srl.safe_text import quoted
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
 from srl.store.database import attach, create_empty, create_runs, create_views, scan
@@ -40,6 +41,9 @@ from srl.trajectory import Phase
 
 COMPACT_AT = 32
 """Number of single parts of one writer that are compacted to one."""
+
+ERROR_WIDTH = 500
+"""Characters of a run's error that are kept."""
 
 _logger = logging.getLogger(__name__)
 _MAIN = "main"
@@ -124,10 +128,10 @@ class LogWriter:
                 raise NotWritten(f"{path} was not written: {why}; the run's parts are kept") from error
             raise
 
-    def close(self, status: str) -> None:
-        """Record how the run ended, and keep the parts for a resumed run."""
+    def close(self, status: str, error: str = "") -> None:
+        """Record how the run ended, and with which error; keep the parts for a resumed run."""
         self._require_main()
-        run_info.end(self.directory, self._run, status)
+        run_info.end(self.directory, self._run, status, quoted(error, ERROR_WIDTH))
         self._open = False
 
     def __enter__(self) -> Self:
@@ -141,7 +145,8 @@ class LogWriter:
         if kind is None:
             self.finish()
         else:
-            self.close("failed" if issubclass(kind, Exception) else "interrupted")
+            failed = issubclass(kind, Exception)
+            self.close("failed" if failed else "interrupted", str(error) or kind.__name__ if failed else "")
 
     def _require_main(self) -> None:
         if self._worker != _MAIN:

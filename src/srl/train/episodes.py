@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,22 +64,29 @@ class EpisodeRunner:
     terminal: Terminal
     reporters: Sequence[Reporter] = ()
     event_loop: asyncio.Runner = field(default_factory=asyncio.Runner)
+    ended: list[Trajectory] = field(default_factory=list)
+    """The episodes that have ended since the last call of `roll_out`."""
 
     def roll_out(
         self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
     ) -> list[Trajectory]:
         """`n` episodes per question with the engine's weights; it forgets them at the end."""
-        environment, done = self.environment, itertools.count(1)
+        environment, self.ended = self.environment, []
         try:
             with counted(f"{phase} episodes", n * len(questions)) as count:
+
+                def on_done(trajectory: Trajectory) -> None:
+                    self.ended.append(trajectory)
+                    count(len(self.ended))
+
                 return interrupts.run(
-                rollout(
-                    questions, self.engine, environment.search, codec=environment.codec,
-                    template=environment.template, options=options, n=n, seed=self.config.trainer.seed,
-                    step=step, phase=phase, on_done=lambda trajectory: count(next(done)),
-                ),
-                self.event_loop,
-            )  # fmt: skip
+                    rollout(
+                        questions, self.engine, environment.search, codec=environment.codec,
+                        template=environment.template, options=options, n=n,
+                        seed=self.config.trainer.seed, step=step, phase=phase, on_done=on_done,
+                    ),
+                    self.event_loop,
+                )  # fmt: skip
         finally:
             self.engine.reset()
 

@@ -113,10 +113,13 @@ def make_experience(
     if needs_old_logprobs(learner.config, correction):
         with timed("old_log_prob"):
             old = learner.stats(learner.actor, batch, loss_mask)
-    with timed("ref"):
-        reference = learner.reference_logprobs(batch, loss_mask)
-    with timed("values"):
-        values = learner.values(batch)
+    reference = values = None
+    if learner.config.needs_reference:
+        with timed("ref"):
+            reference = learner.reference_logprobs(batch, loss_mask)
+    if learner.critic is not None:
+        with timed("values"):
+            values = learner.values(batch)
     step = StepBatch(
         groups=[item.question.id for item in trajectories],
         scores=torch.tensor([score.value for score in scores], device=learner.device, dtype=torch.float32),

@@ -117,7 +117,11 @@ class LocalTrainer:
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
         with self._timed("gen"):
             options, n = self.runner.environment.options, self.config.rollout.n
-            trajectories = self.runner.roll_out(questions, "train", step, options, n)
+            try:
+                trajectories = self.runner.roll_out(questions, "train", step, options, n)
+            except Exception:
+                self._log_unfinished(step, self.runner.ended)
+                raise
         self._stop_on_failures(step, trajectories)
         with self._timed("reward"):
             return trajectories, self.runner.score(trajectories)
@@ -126,8 +130,13 @@ class LocalTrainer:
         """Log the episodes and raise UserError when search failed in more of them than is allowed."""
         found = failed_episodes(trajectories)
         if error := too_many_failures(self.run_directory, found, self.config.search.max_failed):
-            self.runner.record(step, "train", list(map(Record, trajectories)), step_metrics(trajectories))
+            self._log_unfinished(step, trajectories)
             raise error
+
+    def _log_unfinished(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Log the episodes of a step that ends the run; a resumed run samples them again."""
+        if trajectories:
+            self.runner.record(step, "train", list(map(Record, trajectories)), step_metrics(trajectories))
 
     def _update(self, step: int, experience: Experience) -> dict[str, float]:
         config, metrics = self.config, dict[str, float]()

@@ -185,8 +185,11 @@ class LogActor:
     def state(self) -> Progress:
         return self.progress
 
-    def close(self, status: str) -> Progress:
-        """Close the log. An unfinished run's log gets the episodes of its unfinished step too."""
+    def close(self, status: str, error: str = "") -> Progress:
+        """Close the log, with the error that ended the run.
+
+        An unfinished run's log gets the episodes of its unfinished step too.
+        """
         self._closed = True
         if status == "finished":
             self._writes.wait()
@@ -198,7 +201,7 @@ class LogActor:
                 records = self._taken(step, phase, None)
                 if records:
                     self._log.write(step, phase, records, measured(records, phase))
-        self._log.close(status)
+        self._log.close(status, error)
         return self.progress
 
     def _check_open(self) -> None:

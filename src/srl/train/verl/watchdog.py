@@ -44,7 +44,7 @@ class Writer(Protocol):
 
     def poll(self) -> RunStatus: ...
 
-    def close(self, status: str) -> Progress: ...
+    def close(self, status: str, error: str = "") -> Progress: ...
 
 
 def watch(
@@ -56,7 +56,7 @@ def watch(
     Raises UserError if the run cannot go on: what failed, and how to resume. An error from closing the log
     never replaces the error that ended the run.
     """
-    status = "failed"
+    status, why = "failed", ""
     try:
         training = begin()
         while not _is_over(training, writer, run, config, terminal, reporters):
@@ -65,8 +65,11 @@ def watch(
     except KeyboardInterrupt:
         status = "interrupted"
         raise
+    except Exception as error:
+        why = str(error)
+        raise
     finally:
-        progress = _closed(writer, status)
+        progress = _closed(writer, status, why)
     return progress
 
 
@@ -114,9 +117,9 @@ def _stop_if_stuck(status: RunStatus, limit: float, run: Path) -> None:
         )
 
 
-def _closed(writer: Writer, status: str) -> Progress:
+def _closed(writer: Writer, status: str, why: str) -> Progress:
     try:
-        return writer.close(status)
+        return writer.close(status, why)
     except Exception:
         if status == "finished":
             raise
@@ -161,8 +164,8 @@ class RayWriter:
         found: RunStatus = self._ask("poll")
         return found
 
-    def close(self, status: str) -> Progress:
-        found: Progress = self._ask("close", status)
+    def close(self, status: str, error: str = "") -> Progress:
+        found: Progress = self._ask("close", status, error)
         return found
 
     def _ask(self, name: str, *arguments: Any) -> Any:
