@@ -47,7 +47,7 @@ BARE_HELPERS = {"errors", "files", "manifests", "input_files", "answers", "safe_
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
 OTHER_ENGINES = {
-    Path("rollout/vllm_engine.py"): {"vllm"},
+    Path("rollout/vllm_engine.py"): {"vllm", "psutil"},
     Path("rollout/openai_engine.py"): {"httpx", "srl.serve.client.retry", "srl.serve.wire"},
 }
 """The modules of engines that need more, and what; they are imported late, where their engine is chosen."""

@@ -288,7 +288,9 @@ class Actor(ScriptedEngine):
 def test_search_and_no_search_run_on_the_same_questions_with_their_own_prompts(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("srl.train.load_components.load_engine", lambda config, policy: Actor(policy.codec))
+    monkeypatch.setattr(
+        "srl.train.load_components.load_engine", lambda config, policy, note: Actor(policy.codec)
+    )
     config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
     report = evaluate_model(
         config, [str(place / "test.parquet")], Workspace.resolve(), no_search_too=True, limit=3

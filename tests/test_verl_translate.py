@@ -68,6 +68,7 @@ def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
     changed = {
         "rollout.deterministic": "rollout.deterministic=true",
         "rollout.engine": "rollout.engine=torch",
+        "rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization=0.8",
         "actor.mask_observations": "actor.mask_observations=false",
         "critic.lora_rank": "critic.lora_rank=8",
         "ref.path": "ref.path=/other",

@@ -63,7 +63,7 @@ def settings(place: Path, *sets: str, **given: object) -> Config:
 def script(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the policy of every run say `SAYS`, whatever its weights."""
 
-    def load(config, policy):
+    def load(config, policy, note):
         return ScriptedEngine(policy.codec, lambda request, turn: SAYS[turn])
 
     monkeypatch.setattr("srl.train.local_backend.load_engine", load)

@@ -82,7 +82,7 @@ def rollout(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
 
     size = Size(**settings)
     policy, config = model_and_config(options, size)
-    engine = load_engine(config, policy)
+    engine = load_engine(config, policy, print)
     written, read = parts(size)
 
     async def episode(index: int) -> None:

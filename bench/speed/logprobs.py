@@ -18,7 +18,7 @@ def sampled(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     from srl.train.load_components import load_engine
 
     made = Setting(options, settings)
-    engine = load_engine(made.config, made.policy)
+    engine = load_engine(made.config, made.policy, print)
 
     async def one(plan: Any) -> dict[str, Any]:
         out = await engine.generate(plan.name, plan.prompt, Sampling(sum(plan.turns), key=(plan.name,)))

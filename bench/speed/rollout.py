@@ -208,7 +208,7 @@ def torch_engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> 
     from srl.train.load_components import load_engine
 
     made = Setting(options, settings)
-    engine = load_engine(made.config, made.policy)
+    engine = load_engine(made.config, made.policy, print)
     answer(made, partial(engine_rollout, engine), rounds)
 
 

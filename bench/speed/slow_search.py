@@ -29,7 +29,7 @@ def engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
 
     made = Setting(options, settings)
     slots = made.config.with_settings({"rollout.max_num_seqs": made.count // 2})
-    model = load_engine(slots, made.policy)
+    model = load_engine(slots, made.policy, print)
 
     async def episode(plan: Any, mode: str) -> float:
         ids = list(plan.prompt)

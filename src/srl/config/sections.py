@@ -275,13 +275,18 @@ class Rollout(Section):
     stop_at_answer: bool = True
     """End the episode at `</answer>`. false: at the end-of-text token that the policy samples."""
     deterministic: bool = False
-    """Fix the order in which episodes enter the batch, so that a run is bitwise repeatable on one thread."""
+    """Fix the order in which episodes enter the batch, so that a run is bitwise repeatable on one thread.
+    Needs the torch engine."""
     engine: Literal["auto", "torch", "vllm", "openai"] = "auto"
     """What generates. torch: the policy's own model, in this process. vllm: vLLM, in this process. openai: a
-    server with OpenAI's API, for evaluation. auto: torch. With `--backend verl` see cluster.rollout."""
+    server with OpenAI's API, for evaluation. auto: vllm on a GPU where it is installed and runs need not
+    repeat, else torch. With `--backend verl` see cluster.rollout."""
     openai: OpenAi = OpenAi()
     max_num_seqs: Count = 128
     """Concurrent episodes; on verl, for each replica of the model."""
+    gpu_memory_utilization: Share = 0.5
+    """Share of the GPU's memory that vLLM takes while it generates; the trainer needs the rest. Without a
+    GPU: of the free memory, at most. With `--backend verl` see cluster.gpu_memory_utilization."""
 
 
 class Reward(PluginSection):

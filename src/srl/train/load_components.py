@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srl.advantage import Algorithm
 from srl.config import Config
-from srl.config.cross_checks import context_errors
+from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.sections import Model, OpenAi
 from srl.errors import UserError
 from srl.files import json_object
-from srl.model import load_model, load_tokenizer, model_digest
+from srl.model import load_model, load_tokenizer, model_digest, pick_device
 from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec, TextCodec
@@ -113,8 +114,16 @@ def load_environment(
 
 
 def engine_name(config: Config) -> str:
-    """The engine that `rollout.engine` names; auto is torch."""
-    return "torch" if config.rollout.engine == "auto" else config.rollout.engine
+    """The engine that `rollout.engine` names.
+
+    auto is vLLM on a GPU where it is installed, runs need not repeat and `rollout.top_p` is corrected for.
+    """
+    rollout = config.rollout
+    if rollout.engine != "auto":
+        return rollout.engine
+    free = not rollout.deterministic and not list(truncation_errors(config, "vllm"))
+    fast = free and pick_device(config.model.device).type == "cuda" and util.find_spec("vllm") is not None
+    return "vllm" if fast else "torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,7 @@ def load_generation(config: Config, note: Note) -> Generation:
         raise UserError("which model? name its directory or run, or set rollout.engine=openai for a server's")
     policy = load_policy(config.model, note)
     choose_threads(policy.model, config, 1, note)
-    return Generation(load_engine(config, policy), policy.codec, config.model.path)
+    return Generation(load_engine(config, policy, note), policy.codec, config.model.path)
 
 
 def _load_server(config: Config, note: Note) -> Generation:
@@ -189,19 +198,37 @@ def _server_options(section: OpenAi) -> ServerOptions:
     )  # fmt: skip
 
 
-def load_engine(config: Config, policy: LoadedModel) -> Engine:
-    """The engine of `rollout.engine`, for the policy. Raises UserError."""
+def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
+    """The engine of `rollout.engine`, for the policy. Raises UserError.
+
+    Where auto chose vLLM and it does not start, `note` is told why the torch engine takes its place.
+    """
     from srl.rollout.torch_engine import TorchEngine
 
-    name = engine_name(config)
-    if name != "torch":
-        raise UserError(f"rollout.engine = {name} is not available here; set rollout.engine=torch")
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     for error in context_errors(config, context):
         raise UserError(error)
+    rollout, longest = config.rollout, config.data.max_episode_tokens
+    if engine_name(config) == "vllm":
+        try:
+            return _load_vllm(config, policy)
+        except UserError as error:
+            if rollout.engine == "vllm":
+                raise UserError(f"rollout.engine = vllm: {error}") from error
+            note(f"the torch engine generates: {error}")
     return TorchEngine(
+        policy.model, policy.codec, max_num_seqs=rollout.max_num_seqs, max_model_len=longest,
+        deterministic=rollout.deterministic,
+    )  # fmt: skip
+
+
+def _load_vllm(config: Config, policy: LoadedModel) -> Engine:
+    from srl.rollout.vllm_engine import VllmEngine
+
+    return VllmEngine(
         policy.model, policy.codec, max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=config.data.max_episode_tokens, deterministic=config.rollout.deterministic,
+        max_model_len=config.data.max_episode_tokens, seed=config.trainer.seed,
+        gpu_memory_utilization=config.rollout.gpu_memory_utilization,
     )  # fmt: skip
 
 

