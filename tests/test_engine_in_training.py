@@ -1,0 +1,108 @@
+"""What training asks of an engine: new weights after each update, and its memory during the update."""
+
+from __future__ import annotations
+
+import pytest
+from tests.test_local_backend import metrics_of, only_run, setting  # noqa: F401 - a fixture
+from tests.training import config, train
+
+from srl.config import load_config
+from srl.errors import UserError
+from srl.model import load_model
+from srl.rollout.engine import EngineTraits
+from srl.rollout.torch_engine import TorchEngine
+from srl.train import load_components
+
+
+class OwnCopy(TorchEngine):
+    """A torch engine with a copy of the model, as a server has one; `calls` are the trainer's."""
+
+    traits = EngineTraits(keyed_sampling=True, same_weights=False, token_ids=True)
+
+    def __init__(self, model, codec, **options):
+        super().__init__(model, codec, **options)
+        self.calls: list[str] = []
+
+    def sync(self, weights):
+        self.calls.append("sync")
+        super().sync(weights)
+
+    def sleep(self):
+        self.calls.append("sleep")
+        super().sleep()
+
+    def wake(self):
+        self.calls.append("wake")
+        super().wake()
+
+    def close(self):
+        self.calls.append("close")
+        super().close()
+
+
+class AnswersInText(OwnCopy):
+    traits = EngineTraits(keyed_sampling=True, same_weights=False, token_ids=False)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Makes every run use an engine of the class that is appended; the engines made are appended after it."""
+    classes: list = []
+
+    def load(config, policy):
+        model = load_model(config.model.path, dtype="float32", device="cpu")
+        engine = classes[0](model, policy.codec, max_num_seqs=8, max_model_len=160)
+        classes.append(engine)
+        return engine
+
+    monkeypatch.setattr("srl.train.local_backend.load_engine", load)
+    return classes
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_engine_with_weights_of_its_own_gets_the_new_ones_after_each_update(setting, workspace, made, rank):  # noqa: F811
+    made.append(OwnCopy)
+    train(config(setting, "grpo", model__lora_rank=rank), workspace)
+    assert made[1].calls == ["sync", "sleep", "sync", "wake", "sleep", "sync", "wake", "close"]
+    for values in metrics_of(only_run(workspace)).values():
+        assert values["rollout/logprob_diff/max"] < 1e-4, "the engine's weights are not the trainer's"
+        assert values["actor/grad_norm"] > 0
+
+
+def test_training_on_text_is_refused(setting, workspace, made):  # noqa: F811
+    made.append(AnswersInText)
+    with pytest.raises(UserError, match=r"returns text.*token ids; set rollout\.engine=torch"):
+        train(config(setting, "grpo"), workspace)
+
+
+@pytest.mark.parametrize("algo", ["grpo", "sft"])
+def test_training_with_a_server_is_refused(setting, workspace, algo):  # noqa: F811
+    url = "http://127.0.0.1:9/v1"
+    asked = config(setting, "grpo", rollout__engine="openai", rollout__openai__url=url)
+    with pytest.raises(UserError, match=r"openai is not for training.*`srl data demonstrations`"):
+        train(asked, workspace, algo)
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["rollout.engine=openai"], r"needs a server: --set rollout\.openai\.url=http://HOST:PORT/v1"),
+        (["rollout.openai.url=ftp://x"], r"rollout\.openai\.url = ftp://x is not a URL"),
+        (["rollout.openai.url=http://me:secret@h/v1"], r"has a password.*export OPENAI_API_KEY"),
+        (["rollout.engine=vllm", "rollout.deterministic=true"], "needs the torch engine"),
+        (["rollout.engine=vlm"], "rollout.engine"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(sets, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load_config(sets=sets)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_named_key_variable_must_be_set(monkeypatch):
+    sets = ["rollout.engine=openai", "rollout.openai.url=http://127.0.0.1:9/v1"]
+    asked = load_config(sets=[*sets, "rollout.openai.key_variable=TEACHER_KEY"]).config
+    monkeypatch.delenv("TEACHER_KEY", raising=False)
+    with pytest.raises(UserError, match=r"TEACHER_KEY \(rollout\.openai\.key_variable\) is not set"):
+        load_components.load_generation(asked, lambda text: None)
