@@ -78,6 +78,11 @@ def write_questions_and_corpora(folder: Path) -> None:
     for name in ("corpus", "wiki18-corpus"):
         (folder / name).mkdir()
         (folder / name / "wiki-18.jsonl.gz").write_bytes(gzip.compress(lines))
+    shown = [
+        {"question": asked, "golden_answers": [gold], "turns": [f"<answer> {gold} </answer>"]}
+        for asked, gold in ASKED.values()
+    ]
+    (folder / "shown.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in shown), encoding="utf-8")
     for name in ("train", "dev", "test", "data/test/test"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "prepared" / "train.parquet", folder / f"{name}.parquet")

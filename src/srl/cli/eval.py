@@ -14,6 +14,7 @@ from srl.cli.options import Json, Sets
 if TYPE_CHECKING:
     from srl.config import Config
     from srl.train.evaluate_model import Evaluation, ModelReport
+    from srl.workspace import Workspace
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a model on questions.")
 
@@ -86,16 +87,9 @@ def run(
       srl eval run last --data test.parquet --index my-index --no-search-too
     """
     from srl.cli.output import progress, show_counted
-    from srl.errors import UserError
-    from srl.train.run_directory import model_directory
-    from srl.workspace import Workspace
 
-    if index is not None and url is not None:
-        raise UserError("--index and --url exclude each other: search either an index or a server")
-    workspace = Workspace.resolve()
-    directory = None if model is None else model_directory(model, workspace)
-    workspace = (directory and Workspace.around(directory)) or workspace
-    _check_inputs(data, index, [name for name in (template, no_search_template) if name])
+    check_inputs(data, index, url, [name for name in (template, no_search_template) if name])
+    directory, workspace = read_model(model)
     flags = {
         "search.index": index,
         "search.url": url,
@@ -106,7 +100,7 @@ def run(
     with progress("starting", passing=True):
         from srl.train.evaluate_model import check_failures, evaluate_model, settings_of
     settings = settings_of(directory, preset, config, flags, sets or [])
-    _check_search(settings)
+    check_search(settings)
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
         no_search_template=no_search_template, note=_note,
@@ -115,12 +109,25 @@ def run(
     check_failures(report, settings.eval.max_failed)
 
 
-def _check_inputs(data: Iterable[Path], index: Path | None, templates: Iterable[str]) -> None:
+def read_model(model: str | None) -> tuple[Path | None, Workspace]:
+    """The directory of the model that was named, and the workspace around it. Raises UserError."""
+    from srl.train.run_directory import model_directory
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    directory = None if model is None else model_directory(model, workspace)
+    return directory, (directory and Workspace.around(directory)) or workspace
+
+
+def check_inputs(data: Iterable[Path], index: Path | None, url: str | None, templates: Iterable[str]) -> None:
     """Check the inputs before torch is imported. Raises UserError."""
+    from srl.errors import UserError
     from srl.index import check_index
     from srl.input_files import check_input
     from srl.protocol import template
 
+    if index is not None and url is not None:
+        raise UserError("--index and --url exclude each other: search either an index or a server")
     for file in data:
         check_input(file)
     for name in templates:
@@ -129,7 +136,7 @@ def _check_inputs(data: Iterable[Path], index: Path | None, templates: Iterable[
         check_index(index)
 
 
-def _check_search(settings: Config) -> None:
+def check_search(settings: Config) -> None:
     from srl.errors import UserError
 
     search = settings.search

@@ -1,0 +1,201 @@
+"""A model behind a server: `srl eval run` and `srl data demonstrations` against one on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli_mistakes import Shell, shell  # noqa: F401 - a fixture
+from tests.fake_openai import MODEL, FakeServer, Reply, completion, listing
+from tests.training import TOWNS, questions
+
+from srl.data.demonstration_file import read_demonstrations
+from srl.data.parquet import write_questions
+
+ASKED = 6
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Questions about the flags of towns, each about another."""
+    write_questions(tmp_path / "q.parquet", questions("train", ASKED))
+    return tmp_path
+
+
+class Teacher:
+    """Searches for the town and answers with its flag, but not of the towns that it does not `know`."""
+
+    def __init__(self, *unknown: str, chat: bool = False) -> None:
+        self.unknown, self.chat = unknown, chat
+        self.down: set[str] = set()
+        self.asked: list[str] = []
+
+    async def __call__(self, path: str, body: dict, headers: dict) -> Reply:
+        if path == "models":
+            return listing()
+        messages = body.get("messages") or [{"content": body["prompt"]}]
+        text = "".join(message["content"] for message in messages)
+        town = next(town for town in TOWNS if town in text)
+        if town in self.down:
+            return Reply(b"oops", 500)
+        if "<information>" not in text.partition(town)[2]:
+            self.asked.append(town)
+            return self.said(f"<think> I look it up </think> <search> {town} ")
+        flag = "purple" if town in self.unknown else TOWNS[town]
+        return self.said(f"<think> I know </think> <answer> {flag} ")
+
+    def said(self, text: str) -> Reply:
+        reply = completion(text)
+        if self.chat:
+            reply.body["choices"][0] = {"message": {"content": text}, "finish_reason": "stop"}
+        return reply
+
+
+@pytest.fixture
+def teacher():
+    return Teacher("brusk")
+
+
+@pytest.fixture
+def server(teacher):
+    fake = FakeServer(teacher)
+    with fake.running() as url:
+        yield url
+
+
+def options(url: str, *more: str) -> list[str]:
+    sets = [
+        "rollout.engine=openai", f"rollout.openai.url={url}", "rollout.openai.retries=0",
+        "data.max_response_length=1000", "rollout.max_turn_tokens=100", "eval.max_failed=0.1",
+        "rollout.openai.price_in=2", "rollout.openai.price_out=10", *more,
+    ]  # fmt: skip
+    return [part for setting in sets for part in ("--set", setting)]
+
+
+@pytest.fixture
+def corpus(place):
+    """An index of the towns' pages."""
+    from tests.training import PASSAGES
+
+    from srl.data.corpus import write_corpus
+    from srl.index import build_index
+
+    write_corpus(place / "corpus.jsonl", PASSAGES)
+    build_index(place / "corpus.jsonl", place / "index", "bm25", {})
+    return place / "index"
+
+
+def test_model_of_a_server_is_evaluated_without_one_here(shell: Shell, place, corpus, server):  # noqa: F811
+    command = ("eval", "run", "--data", place / "q.parquet", "--index", corpus, *options(server))
+    code, out, err = shell.typed(*command, "--json")
+    report = json.loads(out)
+    assert code == 0, err
+    assert report["model"] == f"{MODEL} at {server}"
+    assert report["search"]["metrics"]["em"] == pytest.approx(5 / 6)
+    assert report["search"]["metrics"]["env/number_of_valid_search"] == 1
+    assert report["usage"] == {
+        "requests": 12, "failed_requests": 0, "prompt_tokens": 120, "completion_tokens": 60, "cost": 0.00084,
+    }  # fmt: skip
+    _, _, err = shell.typed(*command)
+    assert "12 requests, 120 tokens in, 60 out, cost 0.0008" in err
+
+
+@pytest.mark.parametrize("teacher", [Teacher(chat=True)])
+def test_server_with_a_chat_api_only_is_evaluated(shell: Shell, place, corpus, server):  # noqa: F811
+    command = ("eval", "run", "--data", place / "q.parquet", "--index", corpus, "--json")
+    code, out, err = shell.typed(*command, *options(server, "rollout.openai.api=chat"))
+    assert code == 0, err
+    assert json.loads(out)["search"]["metrics"]["em"] == 1
+
+
+def test_episodes_that_a_server_fails_count_zero_and_end_with_exit_code_1(
+    shell: Shell, place, corpus, server, teacher  # noqa: F811
+):  # fmt: skip
+    teacher.down = {"velmar"}
+    command = ("eval", "run", "--data", place / "q.parquet", "--index", corpus, *options(server))
+    code, out, err = shell.typed(*command)
+    assert code == 1
+    assert "the engine failed in 16.7% of the episodes" in err
+    assert "HTTP 500: oops" in err.splitlines()[-1]
+    assert "lost to faults" in out
+
+
+def test_server_that_is_not_there_is_one_line(shell: Shell, place, corpus):  # noqa: F811
+    command = ("eval", "run", "--data", place / "q.parquet", "--index", corpus)
+    said = shell.refused(*command, *options("http://127.0.0.1:9/v1"))
+    assert "no connection" in said
+    assert "start the server, or correct rollout.openai.url" in said
+
+
+def test_without_a_model_and_a_server_the_command_asks_which(shell: Shell, place, corpus):  # noqa: F811
+    said = shell.refused("eval", "run", "--data", place / "q.parquet", "--index", corpus)
+    assert "which model? name its directory or run, or set rollout.engine=openai" in said
+
+
+def test_right_episodes_of_a_teacher_become_demonstrations(
+    shell: Shell, place, corpus, server, teacher  # noqa: F811
+):  # fmt: skip
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    code, out, err = shell.typed(*command, *options(server))
+    assert code == 0, err
+    assert out == "d.jsonl  5 demonstrations of 6 questions\n"
+    assert "12 requests, 120 tokens in, 60 out, cost 0.0008" in err
+    found = read_demonstrations(Path("d.jsonl"))
+    assert {item.golden_answers[0] for item in found} == {TOWNS[town] for town in TOWNS if town != "brusk"}
+    assert found[0].metadata["turns"] == [
+        "<think> I look it up </think> <search> velmar </search>",
+        "<think> I know </think> <answer> red </answer>",
+    ]
+    assert not list(shell.folder.glob("*.partial"))
+    assert "--overwrite" in shell.refused(*command, *options(server))
+
+
+def test_interrupted_demonstrations_go_on_where_they_stopped(
+    shell: Shell, place, corpus, server, teacher  # noqa: F811
+):  # fmt: skip
+    teacher.down = {"velmar", "ostrey"}
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    code, _, err = shell.typed(*command, *options(server))
+    assert code == 1
+    assert "type the same command again" in err
+    assert not Path("d.jsonl").exists()
+    with Path("d.jsonl.partial").open("a") as file:
+        file.write('{"id": "cut o')
+    teacher.down, teacher.asked = set(), []
+    code, out, err = shell.typed(*command, *options(server))
+    assert code == 0, err
+    assert sorted(teacher.asked) == ["ostrey", "velmar"]
+    assert "4 episodes of an earlier call are kept" in err
+    assert out == "d.jsonl  5 demonstrations of 6 questions\n"
+    assert len(read_demonstrations(Path("d.jsonl"))) == 5
+
+
+def test_answers_of_another_teacher_are_not_mixed_in(shell: Shell, place, corpus, server, teacher):  # noqa: F811
+    teacher.down = {"velmar"}
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    assert shell.typed(*command, *options(server))[0] == 1
+    before = shell.left()
+    code, _, err = shell.typed(*command, "--temperature", "0.5", *options(server))
+    assert code == 2
+    assert "another teacher or setting (temperature); remove it to start over" in err.splitlines()[-1]
+    assert shell.left() == before
+
+
+def test_wrong_answers_are_asked_again_up_to_the_number_of_attempts(
+    shell: Shell, place, corpus, server, teacher  # noqa: F811
+):  # fmt: skip
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    assert "--temperature 1" in shell.refused(*command, "--attempts", "3", *options(server))
+    code, _, err = shell.typed(*command, "--attempts", "3", "--temperature", "1", *options(server))
+    assert code == 0, err
+    assert sorted(teacher.asked) == sorted([*TOWNS, "brusk", "brusk"])
+
+
+@pytest.mark.parametrize("teacher", [Teacher(*TOWNS)])
+def test_teacher_that_is_never_right_leaves_nothing(shell: Shell, place, corpus, server):  # noqa: F811
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    code, _, err = shell.typed(*command, *options(server))
+    assert code == 1
+    assert "none of 6 answers was right" in err
+    assert not list(shell.folder.glob("d.jsonl*"))
