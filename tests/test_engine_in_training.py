@@ -49,7 +49,7 @@ def made(monkeypatch):
     """Makes every run use an engine of the class that is appended; the engines made are appended after it."""
     classes: list = []
 
-    def load(config, policy):
+    def load(config, policy, note):
         model = load_model(config.model.path, dtype="float32", device="cpu")
         engine = classes[0](model, policy.codec, max_num_seqs=8, max_model_len=160)
         classes.append(engine)
