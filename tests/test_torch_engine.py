@@ -323,12 +323,16 @@ def test_error_of_the_model_reaches_everyone_who_waits_and_the_engine_goes_on():
     assert len(run(engine, episode(engine, "e0"))[0]) == 3
 
 
-def test_logits_that_are_not_finite_are_an_error():
-    engine = new_engine(model := tiny_model())
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_logits_that_are_not_finite_are_an_error_and_not_the_caches_fault(when, caplog):
+    model = tiny_model()
+    engine = new_engine(model) if when == "after" else None
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
+    engine = engine or new_engine(model)
     with pytest.raises(SrlError, match="not finite"):
         run(engine, episode(engine, "a"))
+    assert "key-value cache" not in caplog.text
 
 
 def test_cancelling_everything_leaves_no_task_behind():

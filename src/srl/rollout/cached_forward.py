@@ -419,6 +419,11 @@ def _mismatch(model: PreTrainedModel, max_length: int, grouped: bool) -> str | N
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
-    """Root mean square difference in units of the logits' standard deviation."""
+    """Root mean square difference in units of the logits' standard deviation.
+
+    0 where `theirs` are not finite: that is not the cache's fault, and the first turn reports it.
+    """
+    if not bool(theirs.isfinite().all()):
+        return 0.0
     ratio = (ours - theirs).square().mean().sqrt() / theirs.std().clamp_min(1e-12)
     return float(ratio.nan_to_num(nan=float("inf")))
