@@ -14,6 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+BLOCK = 256
+"""Tokens that are added up together in float32 when a large vocabulary is searched."""
+CANDIDATES = 1024
+"""Most likely tokens that are looked at first where top-p is below 1."""
+
 
 def turn_uniforms(key: Sequence[int | str], count: int) -> NDArray[np.float64]:
     """`count` numbers in [0, 1) for the token positions of the turn with this key.
@@ -36,37 +41,72 @@ def draw(
     """One token for each row of `logits` (B, V), and its log-prob; the other arguments are (B,).
 
     Temperature 0 takes the largest logit. The log-prob is log_softmax(logits / temperature) in
-    float32 (temperature 1 for greedy rows), before top-p.
+    float32 (temperature 1 for greedy rows), before top-p. They reach the device in one transfer, and nothing
+    is read back.
     """
     greedy = temperature == 0
-    scale = _column(np.where(greedy, 1.0, temperature), logits)
-    logprobs = torch.log_softmax(logits.float() / scale.float(), dim=-1)  # (B, V)
+    scales = np.where(greedy, 1.0, temperature)
+    sent = torch.from_numpy(np.stack([scales, top_p, uniforms, greedy])).to(logits.device, non_blocking=True)
+    scale, limit, uniform, is_greedy = sent[..., None].unbind()  # (B, 1) each
+    scaled = logits.float() if (scales == 1).all() else logits.float() / scale.float()
+    logprobs = torch.log_softmax(scaled, dim=-1)  # (B, V)
     if greedy.all():
         tokens = logits.argmax(-1)
     else:
-        tokens = _invert(_truncate(logprobs.exp(), top_p, logits), _column(uniforms, logits))
+        probs = logprobs.exp()
+        tokens = _invert(probs if (top_p >= 1).all() else _truncate(probs, limit), uniform)
         if greedy.any():
-            tokens = torch.where(_column(greedy, logits)[:, 0], logits.argmax(-1), tokens)
+            tokens = torch.where(is_greedy[:, 0] != 0, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
 
 
-def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(values).to(like.device)[:, None]  # (B, 1)
+def _truncate(probs: Tensor, limit: Tensor) -> Tensor:
+    """`probs`, 0 outside the smallest set of most likely tokens with `limit` (B, 1) of the mass.
+
+    Tokens as likely as the least likely of the set stay too, so the order of equals does not matter.
+    """
+    ordered = _most_likely(probs, limit)
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered  # (B, K), mass of likelier tokens
+    least = ordered.masked_fill(before >= limit, torch.inf).amin(-1, keepdim=True)
+    return torch.where((probs >= least) | (limit >= 1), probs, 0.0)
 
 
-def _truncate(probs: Tensor, top_p: NDArray[np.float64], like: Tensor) -> Tensor:
-    """`probs`, set to 0 outside the smallest set of most likely tokens with `top_p` of the mass."""
-    if (top_p >= 1).all():
-        return probs
-    limit = _column(top_p, like)  # (B, 1)
-    ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1, dtype=torch.float64) - ordered  # (B, V), mass of likelier tokens
-    kept = torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, before < limit)
-    return torch.where(kept | (limit >= 1), probs, 0.0)
+def _most_likely(probs: Tensor, limit: Tensor) -> Tensor:
+    """The largest `probs` of each row in descending order, at least as many as reach the `limit`.
+
+    Where reading a result is free, sorting the whole vocabulary is avoided if a few tokens have the mass.
+    """
+    if probs.device.type == "cpu" and probs.shape[-1] > 4 * CANDIDATES:
+        largest = probs.topk(CANDIDATES, dim=-1).values
+        if ((largest.sum(-1, keepdim=True, dtype=torch.float64) >= limit) | (limit >= 1)).all():
+            return largest
+    return torch.sort(probs, dim=-1, descending=True).values
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds uniform × total; it never has weight 0."""
-    cumulative = weights.cumsum(-1, dtype=torch.float64)  # (B, V)
-    tokens = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)[:, 0]
-    return tokens.clamp_(max=weights.shape[-1] - 1)
+    """The first token whose cumulative weight exceeds uniform × total; it never has weight 0.
+
+    A large vocabulary is searched in two steps: which block of tokens, by the blocks' sums, and which token
+    in it. Only the sums and one block are added up in float64.
+    """
+    batch, vocabulary = weights.shape
+    if vocabulary <= 16 * BLOCK:
+        return _search(weights, uniforms)[0]
+    blocks = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK)).view(batch, -1, BLOCK)
+    chosen, rest = _search(blocks.sum(-1), uniforms)
+    block = blocks[torch.arange(batch, device=weights.device), chosen]
+    return (chosen * BLOCK + _search(block, rest)[0]).clamp_(max=vocabulary - 1)
+
+
+def _search(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """(the first index (B,) whose cumulative weight exceeds uniform × total, how far into it that is (B, 1)).
+
+    The second is a number in [0, 1): a uniform for what is inside that index.
+    """
+    cumulative = weights.cumsum(-1, dtype=torch.float64)  # (B, N)
+    total = cumulative[:, -1:]
+    wanted = torch.minimum(uniforms * total, total * (1 - 2.0**-52))  # rounding must not reach the total
+    index = torch.searchsorted(cumulative, wanted, right=True).clamp_(max=weights.shape[-1] - 1)
+    weight = weights.gather(-1, index)
+    inside = (wanted - cumulative.gather(-1, index)) / weight + 1
+    return index[:, 0], inside.clamp_(0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from srl.model import evaluating
 from srl.rollout.cached_forward import choose_forward
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, StopReason
+from srl.rollout.rollout_weights import MergedLora, is_onednn_faster, onednn_linears
 from srl.rollout.sampling import draw
 from srl.rollout.slot_table import Rows, SlotTable
 
@@ -92,7 +94,10 @@ class TorchEngine(Engine):
     and as many have a slot of the cache. A turn feeds only new tokens. While an episode waits for its search
     another may use its slot; its keys and values are kept aside until it comes back. Waiting requests are fed
     together, those of episodes under way first. Each step then draws one token for every active row and lets
-    the episodes run; their searches come back as new requests. Call `reset` when the weights have changed.
+    the episodes run; their searches come back as new requests.
+
+    A LoRA adapter is merged into the weights from the first turn on. Call `reset` (or `sleep`) when the
+    rollout ends, also by an error, and before the weights change: it takes the adapter out again.
 
     With `deterministic=True` timing has no influence. No slot is given away, and rows and batches follow the
     order of the requests' keys. When turns have ended, the engine waits for the next requests of their
@@ -118,8 +123,11 @@ class TorchEngine(Engine):
         vocabulary = max(model.config.get_text_config().vocab_size, len(codec.tokenizer))
         self._stops = StopFinder(codec, vocabulary)
         self._is_eos = np.isin(np.arange(vocabulary), list(codec.eos_ids))
+        self._lora = MergedLora(model)
         with evaluating(model):
             self._forward = choose_forward(model, max_num_seqs, max_model_len)
+        fast = not deterministic and is_onednn_faster(model, max_num_seqs)
+        self._linears = onednn_linears if fast else nullcontext
         self._scheduler: asyncio.Task[None] | None = None
         self._calls = 0
         self._forget()
@@ -136,15 +144,15 @@ class TorchEngine(Engine):
         self._left = self._age = 0  # turns ended since requests were last fed; steps since the first
 
     def reset(self) -> None:
-        """Forget every episode, for example after new weights, and free the cache's GPU memory."""
+        """Forget every episode, take the adapter out of the weights, and free the cache's GPU memory."""
         self._fail(RuntimeError("the engine was reset while a turn was being generated"))
         if self.model.device.type != "cpu":  # on a CPU, new buffers cost more than keeping the old ones
             self._forward.release()
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights into the model. Raises SrlError, as `load_state`."""
-        load_state(self.model, dict(weights))
         self.reset()
+        load_state(self.model, dict(weights))
 
     def sleep(self) -> None:
         self.reset()
@@ -207,7 +215,8 @@ class TorchEngine(Engine):
     async def _serve(self) -> None:
         """Feed, draw and let the episodes run, until all of them wait for something else."""
         try:
-            with evaluating(self.model):
+            self._lora.merge()
+            with evaluating(self.model), self._linears(self.model):
                 await self._let_episodes_run()
                 while self._can_advance():
                     self._admit()
@@ -282,13 +291,15 @@ class TorchEngine(Engine):
         with torch.no_grad():
             logits = self._forward.feed(table, rows)  # (B, V)
             drawn = draw(logits, table.temperature[rows], table.top_p[rows], table.uniform(rows))
-        tokens, logprobs = (tensor.cpu().numpy() for tensor in drawn)
+            tokens, logprobs = (
+                torch.stack([tensor.double() for tensor in drawn]).cpu().numpy()
+            )  # the one read
         if not np.isfinite(logprobs).all():
             raise SrlError(
                 "the model's logits are not finite: its weights have diverged, or overflow in this dtype; "
                 "start from an earlier checkpoint, or try float32"
             )
-        table.append(rows, tokens, logprobs)
+        table.append(rows, tokens := tokens.astype(np.int64), logprobs.astype(np.float32))
         self._end_turns(rows, tokens)
 
     def _end_turns(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
@@ -332,6 +343,7 @@ class TorchEngine(Engine):
                 request.future.cancel()
             elif not request.future.done():
                 request.future.set_exception(error)
+        self._lora.restore()
         self._forget()
 
 
