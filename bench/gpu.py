@@ -1,13 +1,14 @@
-"""The preset for one GPU at its real size: three steps with random weights, compared with the plan.
+"""GRPO on one GPU at 0.5B, 3B and 7B: steps with random weights, compared with the plan and the device.
 
-    python bench/gpu.py [--steps 3] [--out bench/results/gpu.json]
+    python bench/gpu.py [--models 0.5B 3B 7B] [--steps 3] [--out bench/results/gpu.json]
     python bench/gpu.py --smoke     # a small model on any device, to test this script; writes nothing
 
-A model of Qwen2.5-0.5B's shape with random weights, byte-level BPE trained here on the made-up world's
-pages, GRPO with LoRA as in `srl train --preset one-gpu`. Nothing is downloaded. Random weights neither
-search nor answer: every episode writes all its turns to the cap, and every other one is rewarded. So
-there is more decoding than in a real run and less reading, the same in every run; the plan's arithmetic
-is given the lengths that came about.
+Models of Qwen2.5's shapes with random weights, byte-level BPE trained here on the made-up world's pages. 0.5B
+and 7B with LoRA as in `srl train --preset one-gpu`, 3B with all weights (80 GB). Nothing is downloaded.
+Random weights neither search nor answer: every episode writes all its turns to the cap, and every other one
+is rewarded. So there is more decoding than in a real run and less reading, the same in every run; the plan's
+arithmetic is given the lengths that came about. `shares` has the decoded tokens a second by what the memory's
+bandwidth allows, and the update's operations a second by those of matrix products alone, both measured here.
 
 Needs torch, transformers, tokenizers, peft, numpy, pydantic, PyYAML and pluggy, and this repository's
 `src` and `plugins/algos/grpo/src`, which it finds by itself: srl need not be installed. Exits with 2 where
@@ -52,7 +53,7 @@ from srl.rollout.many_episodes import rollout  # noqa: E402
 from srl.rollout.torch_engine import TorchEngine  # noqa: E402
 from srl.train.dry_run.memory import Layout, footprint  # noqa: E402
 from srl.train.dry_run.model_size import PUBLISHED, Shape, shape_of  # noqa: E402
-from srl.train.dry_run.step_time import EpisodeTokens, measure, step_times  # noqa: E402
+from srl.train.dry_run.step_time import DeviceSpeed, EpisodeTokens, measure, step_times  # noqa: E402
 from srl.train.experience import Learner, make_experience  # noqa: E402
 from srl.trajectory import Question, Score, Search, Trajectory  # noqa: E402
 from srl.update.actor import ActorLoss, update_actor  # noqa: E402
@@ -60,7 +61,13 @@ from srl.update.kl import kl_controller  # noqa: E402
 from srl.update.optimiser import Optimiser  # noqa: E402
 from srl_grpo.estimator import algorithm  # noqa: E402
 
-MODEL = "Qwen/Qwen2.5-0.5B"
+FEWER = {"data.train_batch_size": 16, "actor.ppo_mini_batch_size": 16, "rollout.max_num_seqs": 80}
+MODELS: dict[str, dict[str, Any]] = {
+    "0.5B": {},
+    "3B": {"model.lora_rank": 0, "actor.use_kl_loss": False, "actor.optim.lr": 1e-6, **FEWER},
+    "7B": FEWER,
+}
+"""What each size sets beside the preset `one-gpu`; LoRA but at 3B, which trains all weights."""
 SMOKE_SIZES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 128, "vocab_size": 5000,
@@ -135,7 +142,8 @@ def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Benc
         kv_heads=sizes["num_key_value_heads"], max_length=sizes["max_position_embeddings"],
     )  # fmt: skip
     model = made.to(device, torch.bfloat16)
-    add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
+    if settings.lora_rank:
+        add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     codec = new_codec()
     engine = TorchEngine(
@@ -207,9 +215,31 @@ def lengths_of(trajectories: Sequence[Trajectory]) -> EpisodeTokens:
     return EpisodeTokens(prompts // count, written // count, (total - prompts - written) // count)
 
 
-def predicted(config: Config, shape: Shape, lengths: EpisodeTokens, device: torch.device) -> dict[str, Any]:
+def shares(
+    config: Config, shape: Shape, speed: DeviceSpeed, lengths: EpisodeTokens, step: Step
+) -> dict[str, float]:
+    """Decoded tokens a second by the bandwidth's bound, and the update's operations a second by the peak.
+
+    A decoding step reads all weights and the keys and values of its rows. The update's operations are those
+    of its matrix products, none recomputed: 6 a trained weight and token, 4 a frozen one.
+    """
+    episodes = config.data.train_batch_size * config.rollout.n
+    rows = min(config.rollout.max_num_seqs, episodes)
+    read = shape.parameters * shape.itemsize + rows * lengths.episode * shape.kv_bytes
+    head = shape.vocabulary * shape.width
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * lengths.episode**2
+    per_weight = 6 if shape.adapter == 0 else 4
+    trained = per_weight * (shape.body * lengths.episode + head * lengths.written) + 3 * attention
+    return {
+        "decode_of_bandwidth_bound": step.written_tokens_per_s / (rows * speed.bandwidth / read),
+        "update_of_peak_operations": episodes * trained / step.seconds["update"] / speed.operations,
+    }
+
+
+def predicted(
+    config: Config, shape: Shape, speed: DeviceSpeed, lengths: EpisodeTokens, device: torch.device
+) -> dict[str, Any]:
     """What the plan says of a step with these lengths."""
-    speed = measure(shape, device, torch.bfloat16)
     memory = footprint(shape, config, Layout("local", cpu=device.type == "cpu"))
     found = step_times(shape, config, speed, lengths)
     seconds = {"rollout": found.rollout_s, "logprobs": found.logprobs_s, "update": found.update_s}
@@ -217,22 +247,42 @@ def predicted(config: Config, shape: Shape, lengths: EpisodeTokens, device: torc
     return {"seconds": seconds, "peak_bytes": peaks, "speed": asdict(speed), "lengths": asdict(lengths)}
 
 
-def run(config: Config, sizes: dict[str, Any], device: torch.device, steps: int) -> dict[str, Any]:
-    """The steps, and the plan beside them."""
-    PUBLISHED[MODEL] |= sizes
-    bench = prepare(config, PUBLISHED[MODEL], device)
+def run(config: Config, model: str, sizes: dict[str, Any], steps: int) -> dict[str, Any]:
+    """The steps of one model, the plan beside them, and their shares of what the device can do."""
+    device = torch.device(config.model.device)
+    PUBLISHED[model] |= sizes
+    bench = prepare(config, PUBLISHED[model], device)
     done = []
     for number in range(1, steps + 1):
         step, trajectories = run_step(bench, number)
         done.append(step)
-        print(f"step {number}: {json.dumps(asdict(step))}", file=sys.stderr)
-    shape = shape_of(config, MODEL, needs_critic=False)
+        print(f"{model}, step {number}: {json.dumps(asdict(step))}", file=sys.stderr)
+    shape = shape_of(config, model, needs_critic=False)
+    speed, lengths = measure(shape, device, torch.bfloat16), lengths_of(trajectories)
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "torch": torch.__version__, "transformers": transformers.__version__,
         "episodes": config.data.train_batch_size * config.rollout.n, "shape": asdict(shape),
         "steps": [asdict(step) for step in done],
-        "predicted": predicted(config, shape, lengths_of(trajectories), device),
+        "shares": shares(config, shape, speed, lengths, done[-1]),
+        "predicted": predicted(config, shape, speed, lengths, device),
+    }  # fmt: skip
+
+
+def run_models(names: Sequence[str], steps: int, smoke: bool) -> dict[str, Any]:
+    """Each model in turn; one that does not fit says so, and the others go on."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = {}
+    for name in names:
+        settings = {**MODELS[name], "model.device": device.type, **(SMOKE if smoke else {})}
+        config = preset().with_settings(settings)
+        try:
+            found[name] = run(config, f"Qwen/Qwen2.5-{name}", SMOKE_SIZES if smoke else {}, steps)
+        except torch.OutOfMemoryError as error:
+            found[name] = {"out_of_memory": str(error).partition("\n")[0]}
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__, "transformers": transformers.__version__, "models": found,
     }  # fmt: skip
 
 
@@ -240,6 +290,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     parser.add_argument("--smoke", action="store_true")
@@ -250,9 +301,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = preset().with_settings({"model.device": device.type, **(SMOKE if arguments.smoke else {})})
-    found = run(config, SMOKE_SIZES if arguments.smoke else {}, device, arguments.steps)
+    found = run_models(arguments.models, arguments.steps, arguments.smoke)
     text = json.dumps(found, indent=2) + "\n"
     if not arguments.smoke:
         arguments.out.write_text(text)

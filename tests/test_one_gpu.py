@@ -319,4 +319,7 @@ def test_gpu_benchmark_needs_nothing_but_torch_and_its_kin(tmp_path, arguments, 
         assert "no CUDA device here" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     else:
-        assert json.loads(done.stdout)["steps"][0]["seconds"]["update"] > 0
+        models = json.loads(done.stdout)["models"]
+        assert list(models) == ["0.5B", "3B", "7B"]
+        assert all(found["steps"][0]["seconds"]["update"] > 0 for found in models.values())
+        assert all(share > 0 for found in models.values() for share in found["shares"].values())
