@@ -77,12 +77,13 @@ def trajectories(size: Size) -> list[Any]:
 
 
 def rollout(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
+    from bench.speed.rollout import loaded_engine
+
     from srl.rollout.engine import Sampling
-    from srl.train.load_components import load_engine
 
     size = Size(**settings)
     policy, config = model_and_config(options, size)
-    engine = load_engine(config, policy, print)
+    engine = loaded_engine(config, policy)
     written, read = parts(size)
 
     async def episode(index: int) -> None:

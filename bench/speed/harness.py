@@ -95,6 +95,8 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
     python: str = sys.executable
     checkout: str = ""
+    once: bool = False
+    """Only in the first round: what takes long and hardly varies."""
 
 
 class Child:
@@ -172,6 +174,9 @@ def interleaved(
         found: Runs = {entry.name: [] for entry in entries}
         for number in range(rounds):
             for child in children:
+                if number > 0 and child.entry.once:
+                    child.close()
+                    continue
                 found[child.entry.name].append(child.run({**request, "round": number}))
                 said(f"{subject}: {child.entry.name}: {json.dumps(found[child.entry.name][-1])[:300]}")
         return found, {child.entry.name: child.ready for child in children}
@@ -194,7 +199,7 @@ def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def ratio(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]], name: str) -> float:
     """The median over the rounds of theirs by ours, both of the same round."""
-    return round(median(one[name] / other[name] for one, other in zip(theirs, ours, strict=True)), 2)
+    return round(median(one[name] / other[name] for one, other in zip(theirs, ours, strict=False)), 2)
 
 
 def round_off(value: float) -> float:

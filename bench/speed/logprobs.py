@@ -11,14 +11,13 @@ EPISODES = 8
 
 
 def sampled(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
-    """Episodes of the torch engine: prompt, ids and log-probs of one turn each."""
-    from bench.speed.rollout import Setting
+    """Episodes of the engine: prompt, ids and log-probs of one turn each."""
+    from bench.speed.rollout import Setting, loaded_engine
 
     from srl.rollout.engine import Sampling
-    from srl.train.load_components import load_engine
 
     made = Setting(options, settings)
-    engine = load_engine(made.config, made.policy, print)
+    engine = loaded_engine(made.config, made.policy)
 
     async def one(plan: Any) -> dict[str, Any]:
         out = await engine.generate(plan.name, plan.prompt, Sampling(sum(plan.turns), key=(plan.name,)))
@@ -30,35 +29,6 @@ def sampled(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
 
     rounds.report({})
     rounds.serve(lambda request: {"episodes": asyncio.run(every())})
-
-
-def vllm_sampled(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
-    from bench.speed.rollout import LONGEST, Setting
-    from vllm import LLM, SamplingParams, TokensPrompt
-
-    made = Setting(options, settings)
-    model = LLM(made.config.model.path, dtype=settings["dtype"], max_model_len=LONGEST["real"], seed=0,
-                logprobs_mode="processed_logprobs", max_num_seqs=EPISODES)  # fmt: skip
-
-    def every(request: dict[str, Any]) -> dict[str, Any]:
-        plans = made.plans(0, EPISODES)
-        options = {"ignore_eos": True, "detokenize": False, "logprobs": 0}
-        sampling = [SamplingParams(max_tokens=sum(plan.turns), **options) for plan in plans]
-        prompts = [TokensPrompt(prompt_token_ids=plan.prompt) for plan in plans]
-        outs = [found.outputs[0] for found in model.generate(prompts, sampling, use_tqdm=False)]
-        chosen = [
-            [step[token].logprob for step, token in zip(out.logprobs, out.token_ids, strict=True)]
-            for out in outs
-        ]
-        return {
-            "episodes": [
-                {"prompt": plan.prompt, "ids": list(out.token_ids), "logprobs": values}
-                for plan, out, values in zip(plans, outs, chosen, strict=True)
-            ]
-        }
-
-    rounds.report({})
-    rounds.serve(every)
 
 
 def trainer(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
@@ -90,7 +60,7 @@ def trainer(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     rounds.serve(distance)
 
 
-CONTENDERS = {"sampled": sampled, "vllm": vllm_sampled, "trainer": trainer}
+CONTENDERS = {"sampled": sampled, "trainer": trainer}
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -104,8 +74,11 @@ def run(options: Options) -> dict[str, Any]:
         ]
     found = {}
     for name, sampler, trained in pairs:
-        function, more = ("vllm", {"python": options.vllm_python}) if name == "vLLM" else ("sampled", {})
-        episodes = once(Entry(name, function, 2, {"shape": "real", "dtype": sampler}, **more), options, {})
+        settings = {"shape": "real", "dtype": sampler}
+        samples = Entry(name, "sampled", 2, settings)
+        if name == "vLLM":
+            samples = Entry(name, "sampled", 2, {**settings, "engine": "vllm"}, options.vllm_python)
+        episodes = once(samples, options, {})
         entry = Entry("trainer", "trainer", 2, {"shape": "real", "dtype": trained})
         apart = once(entry, options, {"episodes": episodes["episodes"]})
         found[f"{name}, {sampler}; trainer, {trained}"] = {

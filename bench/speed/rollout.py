@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bench.speed.harness import (
     medians,
     ratio,
     round_off,
+    said,
     with_before,
 )
 
@@ -83,10 +85,11 @@ class Setting:
 
         self.shape = settings["shape"]
         self.count = 8 if options.smoke else EPISODES[self.shape]
+        more = {"rollout.engine": settings["engine"]} if "engine" in settings else {}
         self.config = config = settings_of(
             self.shape, options,
             {"model.dtype": settings.get("dtype", "float32"), "rollout.max_num_seqs": self.count,
-             "data.max_prompt_length": 256, "data.max_response_length": LONGEST[self.shape] - 256},
+             "data.max_prompt_length": 256, "data.max_response_length": LONGEST[self.shape] - 256, **more},
         )  # fmt: skip
         self.policy = load_policy(config.model, lambda text: None)
         self.policy.codec.eos_ids = frozenset()  # lengths are fixed
@@ -203,19 +206,24 @@ def timed(run: Any, plans: Sequence[EpisodePlan], request: dict[str, Any]) -> di
     return {"seconds": seconds, "tokens_per_s": written(plans) / seconds, **ids}
 
 
-def torch_engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
-    """The engine that training loads, for the trainer's own weights."""
+def loaded_engine(config: Any, policy: Any) -> Any:
+    """The engine that `srl train` would load; a version measured beside this one may take fewer arguments."""
     from srl.train.load_components import load_engine
 
+    given: Any = (config, policy, said)
+    return load_engine(*given[: len(signature(load_engine).parameters)])
+
+
+def engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
+    """The engine that training loads, or the one that the settings name."""
     made = Setting(options, settings)
-    engine = load_engine(made.config, made.policy, print)
-    answer(made, partial(engine_rollout, engine), rounds)
+    answer(made, partial(engine_rollout, loaded_engine(made.config, made.policy)), rounds)
 
 
 def lockstep(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     made = Setting(options, settings)
     made.policy.model.eval()
-    answer(made, partial(generate_rollout, made.policy.model), rounds)
+    answer(made, partial(generate_rollout, made.policy.model), rounds, warm_up=4)
 
 
 def fixed_length(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
@@ -226,41 +234,10 @@ def fixed_length(options: Options, settings: dict[str, Any], rounds: Rounds) -> 
     rounds.serve(lambda request: fixed_length_seconds(made.policy.model, made.plans(request["round"])))
 
 
-def vllm_engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
-    """vLLM's build for CPUs in lock-step calls, with prefix caching, in its own environment."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-
-    made = Setting(options, settings)
-    model = LLM(
-        made.config.model.path, dtype=settings["dtype"], max_model_len=LONGEST[made.shape], seed=0,
-        enable_prefix_caching=True, max_num_seqs=made.count,
-    )  # fmt: skip
-
-    def run(plans: Sequence[EpisodePlan], temperature: float) -> list[list[int]]:
-        contexts, wrote = [list(plan.prompt) for plan in plans], [list[int]() for _ in plans]
-        for turn in range(max(len(plan.turns) for plan in plans)):
-            live = [index for index, plan in enumerate(plans) if turn < len(plan.turns)]
-            sampling = [
-                SamplingParams(temperature=temperature, max_tokens=plans[index].turns[turn], ignore_eos=True,
-                               detokenize=False, logprobs=0)
-                for index in live
-            ]  # fmt: skip
-            prompts = [TokensPrompt(prompt_token_ids=contexts[index]) for index in live]
-            for index, out in zip(live, model.generate(prompts, sampling, use_tqdm=False), strict=True):
-                new = list(out.outputs[0].token_ids)
-                seen = plans[index].observations[turn] if turn < len(plans[index].observations) else []
-                wrote[index] += new
-                contexts[index] += [*new, *seen]
-        model.reset_prefix_cache()
-        return wrote
-
-    answer(made, run, rounds)
-
-
-def answer(made: Setting, run: Any, rounds: Rounds) -> None:
-    """Warm up on a rollout of its own, then serve: each round has other plans, the same in all contenders."""
+def answer(made: Setting, run: Any, rounds: Rounds, warm_up: int = 0) -> None:
+    """Warm up on `warm_up` episodes (0: all), then serve: each round has other plans, the same for all."""
     began = time.perf_counter()
-    run(made.plans(1000), 1.0)
+    run(made.plans(1000, warm_up), 1.0)
     rounds.report({"warm_up_s": time.perf_counter() - began})
     few = min(8, made.count)
     rounds.serve(
@@ -268,48 +245,58 @@ def answer(made: Setting, run: Any, rounds: Rounds) -> None:
     )
 
 
-CONTENDERS = {
-    "torch_engine": torch_engine, "lockstep": lockstep, "fixed_length": fixed_length, "vllm": vllm_engine
-}  # fmt: skip
+CONTENDERS = {"engine": engine, "lockstep": lockstep, "fixed_length": fixed_length}
 
 
-def entries_of(shape: str, threads: int, options: Options) -> list[Entry]:
-    """Ours and `generate` at both precisions, neither of which is always the faster one."""
+def entry_of(kind: str, function: str, shape: str, threads: int, dtype: str, **more: Any) -> Entry:
+    return Entry(f"{kind}, {dtype}", function, threads, {"shape": shape, "dtype": dtype}, **more)
 
-    def entry(name: str, function: str, dtype: str, python: str = "") -> Entry:
-        settings = {"shape": shape, "dtype": dtype}
-        return Entry(
-            f"{name}, {dtype}", function, threads, settings, **({"python": python} if python else {})
-        )
 
-    precisions = ["float32", "bfloat16"] if shape == "real" else ["float32"]
-    ours = [entry("torch engine", "torch_engine", dtype) for dtype in precisions]
-    found = [each for one in ours for each in with_before(one, options)]
-    found += [entry("transformers.generate, lock-step", "lockstep", dtype) for dtype in precisions]
+OURS, LOCKSTEP = "torch engine", "transformers.generate, lock-step"
+FIXED = "fixed length, as Search-R1 published"
+
+
+def entries_of(shape: str, threads: int, precisions: dict[str, list[str]], options: Options) -> list[Entry]:
+    """The contenders, ours and `generate` at the precisions given; the rest in bfloat16."""
+    ours = [entry_of(OURS, "engine", shape, threads, dtype) for dtype in precisions[OURS]]
+    found = [*ours[:-1], *with_before(ours[-1], options)]
+    found += [entry_of(LOCKSTEP, "lockstep", shape, threads, dtype) for dtype in precisions[LOCKSTEP]]
     if shape == "real":
-        found.append(entry("fixed length, as Search-R1 published", "fixed_length", "bfloat16"))
+        found.append(entry_of(FIXED, "fixed_length", shape, threads, precisions[LOCKSTEP][-1], once=True))
         if options.vllm_python:
-            found.append(entry("vLLM", "vllm", "bfloat16", options.vllm_python))
+            settings = {"shape": shape, "dtype": "bfloat16", "engine": "vllm"}
+            found.append(Entry("vLLM, bfloat16", "engine", threads, settings, options.vllm_python))
     return found
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Both shapes on 1 and 2 threads, and whether greedy texts are equal in float32."""
+    """Both shapes on 2 threads and then on 1, and whether greedy texts are equal in float32.
+
+    On one thread ours and `generate` run at the precision that was the faster one on two.
+    """
     found: dict[str, Any] = {}
     for shape in ("real", "tiny"):
-        for threads in (1, 2):
-            entries = entries_of(shape, threads, options)
+        both = ["float32", "bfloat16"] if shape == "real" else ["float32"]
+        precisions = {OURS: both, LOCKSTEP: both}
+        for threads in (2, 1):
+            entries = entries_of(shape, threads, precisions, options)
             runs, ready = interleaved("rollout", entries, options, options.rounds)
             found[f"{shape}, {threads} threads"] = summary(entries, runs, ready)
+            precisions = {kind: [fastest(kind, runs, known)] for kind, known in precisions.items()}
     found["equal greedy episodes"] = equal_share(options)
     found["vLLM"] = "measured" if options.vllm_python else "not installed"
     return found
 
 
+def fastest(kind: str, runs: Runs, precisions: Sequence[str]) -> str:
+    """The precision at which the contender of this kind took the least time."""
+    return min(precisions, key=lambda dtype: medians(runs[f"{kind}, {dtype}"])["seconds"])
+
+
 def summary(entries: Sequence[Entry], runs: Runs, ready: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Medians, and each one's time by the fastest of ours in the same round."""
     ours = min(
-        (entry.name for entry in entries if entry.function == "torch_engine" and not entry.checkout),
+        (entry.name for entry in entries if entry.name.startswith(OURS) and not entry.checkout),
         key=lambda name: medians(runs[name])["seconds"],
     )
     return {
@@ -323,7 +310,7 @@ def equal_share(options: Options) -> dict[str, float]:
     """The share of episodes whose greedy text is the same token for token: engine against `generate`."""
     shares = {}
     for shape in ("real", "tiny"):
-        entries = [Entry(name, name, 2, {"shape": shape}) for name in ("torch_engine", "lockstep")]
+        entries = [Entry(name, name, 2, {"shape": shape}) for name in ("engine", "lockstep")]
         runs, _ = interleaved("rollout", entries, options, 1, {"greedy": True})
         ours, theirs = (runs[entry.name][0]["ids"] for entry in entries)
         shares[shape] = sum(map(list.__eq__, ours, theirs)) / len(ours)

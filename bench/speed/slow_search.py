@@ -22,14 +22,13 @@ def hanging(plan: Any, turn: int) -> bool:
 
 
 def engine(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
-    from bench.speed.rollout import STOP, Setting
+    from bench.speed.rollout import STOP, Setting, loaded_engine
 
     from srl.rollout.engine import Sampling
-    from srl.train.load_components import load_engine
 
     made = Setting(options, settings)
     slots = made.config.with_settings({"rollout.max_num_seqs": made.count // 2})
-    model = load_engine(slots, made.policy, print)
+    model = loaded_engine(slots, made.policy)
 
     async def episode(plan: Any, mode: str) -> float:
         ids = list(plan.prompt)

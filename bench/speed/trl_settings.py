@@ -9,11 +9,9 @@ from bench.speed.harness import Entry, Options, interleaved, medians
 
 CONTENDERS = step.CONTENDERS
 TRIED: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "float32, micro-batches of 2": {"micro": 2},
-    "float32, micro-batches of 8": {"micro": 8},
-    "bfloat16 autocast": {"autocast": True},
-    "bfloat16 weights": {"weights": "bfloat16"},
+    "micro-batches of 4": {},
+    "micro-batches of 2": {"micro": 2},
+    "micro-batches of 8": {"micro": 8},
     "torch_compile": {"compile": True},
 }
 
