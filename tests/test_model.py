@@ -67,6 +67,28 @@ def test_dtype_and_attention_are_those_asked_for(saved):
     assert model.config._attn_implementation == "eager"
 
 
+def test_head_in_float32_is_exact_on_the_trunks_states_and_stays_the_models_own(saved, tmp_path):
+    """Sampling and update see the same float32 logits; weights, gradients and files keep their precision."""
+    plain = load_model(saved, dtype="bfloat16", device="cpu")
+    model = load_model(saved, dtype="bfloat16", device="cpu", cast_lm_head_to_fp32=True)
+    with torch.no_grad():
+        states = model.get_decoder()(IDS).last_hidden_state
+        exact = states.double() @ model.get_output_embeddings().weight.double().T
+    assert logits(model).dtype == torch.float32
+    torch.testing.assert_close(logits(model).double(), exact, rtol=1e-5, atol=1e-5)
+    assert float((logits(plain).double() - exact).abs().max()) > 1e-3, "bfloat16 rounds its logits"
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    model(IDS).logits[0, 0, 0].backward()
+    assert model.get_output_embeddings().weight.grad.dtype == torch.bfloat16
+    save_model(model, byte_level_tokenizer(), tmp_path / "again")
+    assert model_digest(tmp_path / "again") == model_digest(plain)
+
+
+def test_head_with_an_adapter_is_not_cast(saved):
+    with pytest.raises(UserError, match=r"cast_lm_head_to_fp32=true: the head of this model is a"):
+        load_model(saved, lora_rank=2, lora_target_modules=["lm_head"], cast_lm_head_to_fp32=True)
+
+
 def test_gradient_checkpointing_computes_the_same_gradients(saved):
     gradients = []
     for checkpointing in (False, True):

@@ -19,6 +19,8 @@ from transformers import (
     MistralConfig,
 )
 
+from srl.advantage import masked_mean
+from srl.model import cast_head
 from srl.protocol import TEMPLATES
 from srl.rollout.cached_forward import CachedForward, PlainForward, padded_groups
 from srl.rollout.codec import Codec
@@ -28,6 +30,8 @@ from srl.rollout.many_episodes import rollout
 from srl.rollout.slot_table import SlotTable
 from srl.rollout.torch_engine import TorchEngine
 from srl.trajectory import Question
+from srl.update.batch import collate
+from srl.update.logprobs import batched_stats
 
 VOCABULARY = 400
 
@@ -129,6 +133,27 @@ def test_sampler_logprobs_of_whole_episodes_are_those_the_trainer_would_compute(
         expected = logprobs.gather(1, ids[0, 1:, None])[:, 0][mask[1:]]
         sampled = torch.tensor(trajectory.logprobs)[mask]
         torch.testing.assert_close(sampled, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_in_float32_brings_sampler_and_trainer_closer_in_bfloat16():
+    """The same episodes; the trunk rounds alike in both, so what is left is what the head rounded."""
+    gaps = []
+    for cast in (False, True):
+        model, codec = tiny_model(dtype=torch.bfloat16), Codec(byte_level_tokenizer())
+        if cast:
+            cast_head(model)
+        engine = new_engine(model, max_num_seqs=4, max_model_len=900)
+        options = EpisodeOptions(max_turns=2, max_turn_tokens=24)
+        question = Question("q", "Who built the lighthouse of Velmar?", ("x",))
+        trajectories = asyncio.run(
+            rollout(
+                [question], engine, None, codec=codec, template=TEMPLATES["search-r1"], options=options, n=8
+            )
+        )
+        batch = collate(trajectories)
+        stats = batched_stats(model, batch, batch.response_mask, max_tokens=2048)
+        gaps.append(float(masked_mean((stats.logprobs - batch.sampler_logprobs).abs(), batch.response_mask)))
+    assert 0 < gaps[1] < 0.8 * gaps[0]
 
 
 def test_long_idle_row_is_not_disturbed_by_shorter_neighbours():

@@ -71,6 +71,7 @@ def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
         "rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization=0.8",
         "actor.mask_observations": "actor.mask_observations=false",
         "critic.lora_rank": "critic.lora_rank=8",
+        "model.cast_lm_head_to_fp32": "model.cast_lm_head_to_fp32=true",
         "ref.path": "ref.path=/other",
     }
     assert set(changed) == set(REFUSED)

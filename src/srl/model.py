@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from srl.errors import UserError
 from srl.files import atomic_directory
@@ -76,6 +76,7 @@ def load_model(
     lora_rank: int = 0,
     lora_alpha: int = 32,
     lora_target_modules: str | Sequence[str] = "all-linear",
+    cast_lm_head_to_fp32: bool = False,
 ) -> PreTrainedModel:
     """The causal language model in the directory `path`, in eval mode, on its device.
 
@@ -102,9 +103,34 @@ def load_model(
         raise UserError(f"{path} is incomplete: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     if lora_rank > 0:
         add_lora(model, lora_rank, lora_alpha, lora_target_modules)
+    if cast_lm_head_to_fp32:
+        cast_head(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.to(target).eval()
+
+
+class Float32Head(nn.Linear):
+    """A language-model head that computes logits in float32 from its weight in any precision."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return nn.functional.linear(input.to(dtype), self.weight.to(dtype), bias)
+
+
+def cast_head(model: PreTrainedModel) -> None:
+    """Make the head of `model` a Float32Head; its weight stays as it is, tied to the embeddings or not.
+
+    Raises UserError for a head that is no plain linear layer.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise UserError(
+            f"model.cast_lm_head_to_fp32=true: the head of this model is a {type(head).__name__}, not a "
+            "linear layer without an adapter; set it to false"
+        )
+    head.__class__ = Float32Head
 
 
 @contextmanager

@@ -120,6 +120,9 @@ class Model(Section):
     """Run Python code from the model's directory. Only for models whose authors you trust."""
     attn_implementation: str = "sdpa"
     """Attention implementation of transformers: sdpa, eager, flash_attention_2 …"""
+    cast_lm_head_to_fp32: bool = False
+    """Compute logits in float32 from weights of lower precision, in sampling and in the update, which brings
+    their log-probs closer together (trl's key of this name). Takes float32 products over the vocabulary."""
 
 
 class Data(Section):

@@ -76,7 +76,7 @@ def load_codec(section: Model, eos: int | list[int] | None, note: Note) -> Codec
 def model_options(section: Model) -> dict[str, Any]:
     """The keywords of `srl.model.load_model`, from the section `model`."""
     names = ("dtype", "device", "attn_implementation", "trust_remote_code", "gradient_checkpointing",
-             "lora_rank", "lora_alpha", "lora_target_modules")  # fmt: skip
+             "lora_rank", "lora_alpha", "lora_target_modules", "cast_lm_head_to_fp32")  # fmt: skip
     return {name: getattr(section, name) for name in names}
 
 

@@ -204,6 +204,8 @@ def _pass(shape: Shape, config: Config, layout: Layout, section: Actor | Critic)
     if layout.kind == "local" and not shape.adapter:  # a weight's gradient, before it is accumulated
         layer += shape.width * size * shape.ffn
         logits += shape.width * size * shape.vocabulary if logits else 0
+    if logits and config.model.cast_lm_head_to_fp32 and size < 4:
+        logits += 2 * 4 * shape.width * shape.vocabulary  # the head in float32, and its gradient
     gathered, kept = _gathered_bytes(shape) if layout.kind == "fsdp" else 0, activation_bytes(shape, config)
     at_once = f"up to {CHUNK:,} tokens at once" if _chunked(shape, layout, tokens) else "all tokens at once"
     largest = f"logits of {at_once}" if logits > layer else "one layer and its gradients"

@@ -41,6 +41,7 @@ REFUSED: dict[str, str] = {
     "rollout.gpu_memory_utilization": "verl starts the engine, with cluster.gpu_memory_utilization",
     "actor.mask_observations": "verl has one mask for the loss and for every mean",
     "critic.lora_rank": "our critic shares the weights of a policy in the same process",
+    "model.cast_lm_head_to_fp32": "verl's workers load the model themselves",
     "ref.path": "verl loads the reference from the policy's own directory",
 }
 """Keys that must keep their default, with the reason."""
@@ -132,6 +133,7 @@ def _refused_keys(config: Config) -> Iterator[str]:
         ("rollout.gpu_memory_utilization", share, "set cluster.gpu_memory_utilization", share != 0.5),
         ("actor.mask_observations", "false", "set it to true", not config.actor.mask_observations),
         ("critic.lora_rank", config.critic.lora_rank, "set it to 0", config.critic.lora_rank > 0),
+        ("model.cast_lm_head_to_fp32", "true", "set it to false", config.model.cast_lm_head_to_fp32),
         ("ref.path", config.ref.path, "leave it out", other_reference),
     )
     for key, value, instead, is_set in refused:
