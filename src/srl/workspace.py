@@ -19,7 +19,7 @@ _DEFAULT = Path("srl-workspace")
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A directory with `worlds/ indexes/ models/ runs/`; they are created when first written."""
+    """A directory with `worlds/ indexes/ models/ compiled/ runs/`; they are created when first written."""
 
     root: Path
 
@@ -58,6 +58,10 @@ class Workspace:
     @property
     def models(self) -> Path:
         return self.root / "models"
+
+    @property
+    def compiled(self) -> Path:
+        return self.root / "compiled"
 
     @property
     def runs(self) -> Path:

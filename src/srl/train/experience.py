@@ -25,6 +25,7 @@ from srl.update.actor import Experience
 from srl.update.batch import Batch, collate
 from srl.update.critic import Critic, batched_values
 from srl.update.kl import KLController
+from srl.update.logits import trunk
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.masks import response_and_loss_mask
 from srl.update.rollout_correction import RolloutCorrection
@@ -63,6 +64,12 @@ class Learner:
     @property
     def device(self) -> torch.device:
         return next(self.actor.parameters()).device
+
+    @property
+    def trunks(self) -> list[PreTrainedModel]:
+        """The trunks of all networks, the policy's first."""
+        networks = (self.actor, self.critic, self.reference)
+        return [trunk(network) for network in networks if network is not None]
 
     def stats(self, model: PreTrainedModel, batch: Batch, mask: Tensor) -> TokenStats:
         """Log-probs and entropies (B, T) where `mask` is 1, at the temperature of the rollout."""

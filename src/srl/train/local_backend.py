@@ -23,6 +23,7 @@ from srl.rollout.engine import Engine
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint
 from srl.train.cold_start import demonstration_file
+from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.load_components import (
@@ -47,6 +48,7 @@ from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
 from srl.trajectory import Question, Score, Trajectory, failed_episodes
 from srl.update.actor import ActorLoss, Experience, update_actor
 from srl.update.critic import update_critic
+from srl.update.logits import trunk
 from srl.update.logprobs import TokenStats
 from srl.update.optimiser import Optimiser
 from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
@@ -242,10 +244,13 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             f"rollout.engine = {config.rollout.engine} returns text, and training needs the sampled token "
             "ids; set rollout.engine=torch"
         )
+    tokens = tokens_of_updates(config, algo)
     if algo == "sft":
+        compile_updates(config, [trunk(policy.model)], tokens, workspace, terminal.note)
         loop = sft_loop(config, policy, environment, demonstration_file(config, workspace, terminal.note))
         return LocalRun(config, terminal, environment, engine, loop, where)
     learner = load_learner(config, policy, engine.traits.same_weights)
+    compile_updates(config, learner.trunks, tokens, workspace, terminal.note)
     optimisers = load_optimisers(config, learner)
     reference = reference_digest(config, learner.reference)
     loop = rl_loop(config, learner, optimisers)

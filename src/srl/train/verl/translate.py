@@ -89,6 +89,7 @@ READ_BY_US: dict[str, str] = {
 """Keys that our code reads in verl's processes or in the launcher. A name that ends in a dot is a section."""
 
 NOT_READ: dict[str, str] = {
+    "actor.use_torch_compile": "verl decides by its own keys, verl.actor_rollout_ref.actor.use_torch_compile",
     "ref.param_offload": "FSDP keeps the reference in CPU memory, and Megatron follows cluster.param_offload",
     "rollout.openai.": "rollout.engine=openai is refused, and nothing else reads them",
     "eval.batch_size": "verl sends all questions of a validation to its servers, which queue them",

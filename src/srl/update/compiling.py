@@ -1,0 +1,167 @@
+"""Fused kernels for packed batches: a model's layers through `torch.compile`, where a trial finds it pays.
+
+The layers of a model are alike, so all share what one of them compiles to, for any number of tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from srl.update.batch import Batch
+from srl.update.packing import ATTENTION, packed_attention, packed_states
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GAIN = 1.1
+"""Compiled layers are used where they are faster by this factor."""
+ROWS, LENGTH = 4, 256
+"""The batch of the trial: rows × tokens."""
+
+Note = Callable[[str], None]
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Seconds that forward and backward of one layer take, and that compiling it took."""
+
+    eager: float
+    compiled: float
+    compiling: float
+
+    @property
+    def pays(self) -> bool:
+        return self.compiled * GAIN < self.eager
+
+    def __str__(self) -> str:
+        return (
+            f"a layer takes {1e3 * self.compiled:.0f} ms compiled and {1e3 * self.eager:.0f} ms as it is for "
+            f"{ROWS * LENGTH:,} tokens, and took {self.compiling:.0f} s to compile"
+        )
+
+
+class CompiledLayer:
+    """Calls a layer compiled for packed batches, and as it is for all others, such as a rollout's.
+
+    Where the compiler fails, `failed` is called and the layer stays as it is.
+    """
+
+    def __init__(self, layer: nn.Module, failed: Note) -> None:
+        self._plain = layer._call_impl
+        self._compiled: Callable[..., Any] | None = torch.compile(layer.forward, dynamic=True)
+        self._failed = failed
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        mask = options.get("attention_mask")
+        if self._compiled is None or mask is None or mask.dtype != torch.int32:
+            return self._plain(*args, **options)
+        try:
+            return self._compiled(*args, **options)
+        except Exception as error:
+            if not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                raise
+            self._compiled = None
+            self._failed(str(error).strip().partition("\n")[0] or type(error).__name__)
+            return self._plain(*args, **options)
+
+
+def compile_layers(trunk: PreTrainedModel, note: Note) -> None:
+    """Have packed batches go through compiled layers; `note` is told once should the compiler fail."""
+    told: list[str] = []
+
+    def failed(why: str) -> None:
+        if not told:
+            note(f"torch.compile failed, and updates go on without it: {why}")
+        told.append(why)
+
+    _leave_attention_alone()
+    for layer in layers_of(trunk):
+        layer._compiled_call_impl = CompiledLayer(layer, failed)
+
+
+def _leave_attention_alone() -> None:
+    """Have compiled layers call our attention as it is: its kernels are fused, and it loops over the rows."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
+
+
+def layers_of(trunk: PreTrainedModel) -> Sequence[nn.Module]:
+    """The layers that the model repeats."""
+    names = set(getattr(trunk, "_no_split_modules", None) or ())
+    return [module for module in trunk.modules() if type(module).__name__ in names]
+
+
+def seconds_of_a_layer(trunk: PreTrainedModel) -> float:
+    """What forward and backward of one layer take without a compiler, for ROWS × LENGTH tokens."""
+    return _seconds(_layer_step(trunk))
+
+
+def try_compiling(trunk: PreTrainedModel) -> Trial:
+    """Compile one layer and time it. Raises whatever the compiler raises."""
+    step = _layer_step(trunk)
+    eager = _seconds(step)
+    _leave_attention_alone()
+    layer, failures = layers_of(trunk)[0], list[str]()
+    layer._compiled_call_impl = CompiledLayer(layer, failures.append)
+    try:
+        start = time.perf_counter()
+        step()
+        if failures:
+            raise RuntimeError(failures[0])
+        return Trial(eager, compiling=time.perf_counter() - start, compiled=_seconds(step))
+    finally:
+        layer._compiled_call_impl = None
+
+
+def _layer_step(trunk: PreTrainedModel) -> Step:
+    """Forward and backward of the first layer, with what it is given in a packed batch."""
+    layer = layers_of(trunk)[0]
+    args, options = _given(trunk, layer)
+    states = args[0].requires_grad_()
+    weights = [weight for weight in layer.parameters() if weight.requires_grad]
+
+    def step() -> None:
+        out = layer(states, *args[1:], **options)
+        first: Tensor = out[0] if isinstance(out, tuple) else out
+        torch.autograd.grad(first.sum(), [states, *weights], allow_unused=True)
+
+    return step
+
+
+@torch.no_grad()
+def _given(trunk: PreTrainedModel, layer: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `layer` in a pass of the trunk over ROWS × LENGTH ids."""
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    vocabulary, device = trunk.config.get_text_config().vocab_size, next(trunk.parameters()).device
+    ids = torch.arange(ROWS * LENGTH, device=device).reshape(ROWS, LENGTH) % vocabulary
+    ones = torch.ones_like(ids)
+    hook = layer.register_forward_pre_hook(lambda _, *given: found.append(given), with_kwargs=True)
+    try:
+        packed_states(trunk, Batch(ids, ones, ones.float(), ones.float(), ones.float()))
+    finally:
+        hook.remove()
+    args, options = found[0]
+    if not args:
+        args = (options.pop("hidden_states"),)
+    return tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args), options
+
+
+def _seconds(step: Step, times: int = 3) -> float:
+    """Median seconds of `step`, after one that does not count."""
+    taken = []
+    for _ in range(times + 1):
+        start = time.perf_counter()
+        step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return median(taken[1:])

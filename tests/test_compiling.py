@@ -1,0 +1,224 @@
+"""Compiled layers give what the layers give, in packed batches only, and a compiler may fail at any time."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch._dynamo
+from tests.rows import gradients, trajectory
+from tests.tiny_models import tiny_model
+from tests.training import config
+
+from srl.train.compile_updates import compile_updates, tokens_of_updates
+from srl.update import logits
+from srl.update.batch import collate
+from srl.update.compiling import Trial, compile_layers, layers_of, try_compiling
+from srl.update.logprobs import batched_stats, token_stats
+from srl.workspace import Workspace
+
+SPECS = ("ppaaoaa" * 3, "paaa", "ppppafffa", "paaoa" * 5)
+PAYS, COSTS = Trial(eager=1.0, compiled=0.5, compiling=3.0), Trial(eager=1.0, compiled=0.95, compiling=3.0)
+
+
+def batch_of(specs=SPECS):
+    return collate([trajectory(spec, vocabulary=400) for spec in specs])
+
+
+def learn(model, batch):
+    stats = token_stats(model, batch, batch.response_mask, 0.7)
+    (stats.logprobs * torch.linspace(0.5, 1.5, stats.logprobs.shape[1])).sum().backward()
+    return stats.logprobs.detach(), gradients(model)
+
+
+class Compiler:
+    """Stands in for `torch.compile`: counts the calls of what it returns, and fails at one of them."""
+
+    def __init__(self, fails_at=10**6):
+        self.calls, self.fails_at = 0, fails_at
+
+    def __call__(self, function, dynamic):
+        assert dynamic, "one graph must serve every number of tokens"
+
+        def compiled(*args, **options):
+            self.calls += 1
+            if self.calls >= self.fails_at:
+                raise torch._dynamo.exc.TorchDynamoException("C++ compile error\nwith a long tail")
+            return function(*args, **options)
+
+        return compiled
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    made = Compiler()
+    monkeypatch.setattr(torch, "compile", made)
+    return made
+
+
+def compiled(model, note=pytest.fail):
+    assert logits.packs(model)
+    compile_layers(logits.trunk(model), note)
+    return model
+
+
+def test_only_packed_batches_go_through_the_compiler(compiler):
+    model, batch = compiled(tiny_model()), batch_of()
+    model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+    model.generate(batch.input_ids[:1, :4], max_new_tokens=3, do_sample=False)
+    assert compiler.calls == 0
+    token_stats(model, batch, batch.response_mask)
+    assert compiler.calls == 2, "one call a layer"
+    batched_stats(model, batch, batch.response_mask, max_tokens=1000)
+    assert compiler.calls == 4, "log-probs from before the update are of the same kernels as those in it"
+
+
+def test_recomputed_layers_are_compiled_in_both_passes(compiler):
+    model = compiled(tiny_model().train())
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    learn(model, batch_of())
+    assert compiler.calls == 4
+
+
+def test_a_compiler_that_fails_in_the_middle_is_left_and_said_once(compiler):
+    compiler.fails_at = 4
+    notes, batch = [], batch_of()
+    expected = learn(tiny_model(), batch)
+    model = compiled(tiny_model(), notes.append)
+    for _ in range(3):
+        logprobs, found = learn(model, batch)
+        torch.testing.assert_close(logprobs, expected[0])
+        for name, gradient in expected[1].items():
+            torch.testing.assert_close(found[name], gradient, msg=name)
+    assert notes == ["torch.compile failed, and updates go on without it: C++ compile error"]
+
+
+def test_lack_of_memory_is_no_failure_of_the_compiler(monkeypatch):
+    def full(function, dynamic):
+        def compiled(*args, **options):
+            raise torch.OutOfMemoryError("no memory")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", full)
+    batch, model = batch_of(), compiled(tiny_model())
+    with pytest.raises(torch.OutOfMemoryError):
+        token_stats(model, batch, batch.response_mask)
+
+
+def test_a_copied_model_is_not_compiled(compiler):
+    model = copy.deepcopy(compiled(tiny_model()))
+    batch = batch_of()
+    assert logits.packs(model)
+    token_stats(model, batch, batch.response_mask)
+    assert compiler.calls == 0
+
+
+def test_a_trial_leaves_the_model_as_it_was(compiler):
+    model = tiny_model()
+    assert logits.packs(model)
+    trial = try_compiling(logits.trunk(model))
+    assert min(trial.eager, trial.compiled, trial.compiling) > 0
+    assert all(layer._compiled_call_impl is None for layer in layers_of(logits.trunk(model)))
+    assert all(weight.grad is None for weight in model.parameters())
+    assert compiler.calls > 1
+
+
+def test_a_trial_with_a_compiler_that_fails_raises_its_error(compiler):
+    compiler.fails_at = 1
+    model = tiny_model()
+    assert logits.packs(model)
+    with pytest.raises(RuntimeError, match=r"C\+\+ compile error"):
+        try_compiling(logits.trunk(model))
+
+
+class Decision:
+    """What `compile_updates` does with these settings: what it said, if it tried and if it compiled."""
+
+    def __init__(self, tmp_path, *settings, trial=PAYS, seconds=1.0, tokens=1e6):
+        self.notes, self.tries = [], 0
+        self.model = tiny_model()
+
+        def try_it(trunk):
+            self.tries += 1
+            if isinstance(trial, Exception):
+                raise trial
+            return trial
+
+        asked = config(tmp_path, sets=settings)
+        where, told = Workspace(tmp_path), self.notes.append
+        compile_updates(
+            asked, [self.model.model], tokens, where, told, try_it=try_it, seconds=lambda _: seconds
+        )
+        layer = layers_of(self.model.model)[0]
+        self.compiled = layer._compiled_call_impl is not None
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "before")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+
+def test_a_trial_that_pays_compiles_and_says_so_with_its_figures(tmp_path, compiler):
+    made = Decision(tmp_path)
+    assert (made.tries, made.compiled) == (1, True)
+    (note,) = made.notes
+    assert note.startswith("updates use torch.compile: a layer takes 500 ms compiled and 1000 ms as it is")
+
+
+def test_a_trial_that_does_not_pay_changes_nothing(tmp_path, compiler):
+    made = Decision(tmp_path, trial=COSTS)
+    assert (made.tries, made.compiled, len(made.notes)) == (1, False, 1)
+    assert made.notes[0].startswith("updates do without torch.compile:")
+    assert Decision(tmp_path, "actor.use_torch_compile=true", trial=COSTS).compiled
+
+
+def test_a_short_run_is_not_worth_a_trial(tmp_path, compiler):
+    made = Decision(tmp_path, seconds=1e-3, tokens=1e5)
+    assert (made.tries, made.compiled, made.notes) == (0, False, [])
+
+
+@pytest.mark.parametrize("setting", ["actor.use_torch_compile=false", "rollout.deterministic=true"])
+def test_no_trial_where_compiling_is_switched_off_or_runs_must_repeat(tmp_path, compiler, setting):
+    made = Decision(tmp_path, setting)
+    assert (made.tries, made.compiled, made.notes) == (0, False, [])
+
+
+def test_a_compiler_that_is_missing_is_one_line(tmp_path):
+    made = Decision(tmp_path, trial=RuntimeError("No working C++ compiler found\nin a long text"))
+    assert not made.compiled
+    assert made.notes == ["torch.compile failed, and updates go on without it: No working C++ compiler found"]
+
+
+def test_the_tiny_run_is_too_short_for_a_trial(tmp_path):
+    """With a layer that takes 4 ms for 1,024 tokens, as the small base model's does."""
+    asked = config(tmp_path)
+    assert 4 * 0.004 * tokens_of_updates(asked, "grpo") / 1024 < 600
+    assert tokens_of_updates(asked, "grpo") > 0
+    assert tokens_of_updates(asked, "sft") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_is_eager_with_the_real_compiler(tmp_path, monkeypatch, dtype):
+    """For two numbers of tokens, with gradients, and with no more graphs for the second."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    counters.clear()
+    batches = [batch_of(), batch_of(("paaaoa" * 4, "paa"))]
+    expected = [learn(tiny_model(dtype=dtype), batch) for batch in batches]
+    model = compiled(tiny_model(dtype=dtype))
+    graphs = []
+    for batch, (logprobs, wanted) in zip(batches, expected, strict=True):
+        found, gradient = learn(model, batch)
+        close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.1, "atol": 0.3}
+        torch.testing.assert_close(found, logprobs, **close)
+        for name, right in wanted.items():
+            apart = float((gradient[name] - right).norm() / right.norm().clamp(min=1.0))
+            assert apart < (1e-4 if dtype == torch.float32 else 0.1), name
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0
