@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from srl.errors import UserError
 from srl.model import add_lora, new_model
-from srl.rollout import rollout_weights
+from srl.rollout import cached_forward, rollout_weights, torch_engine
 from srl.rollout.cached_forward import LENGTHS, CachedForward, arrange
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
@@ -265,9 +267,70 @@ def test_trial_chooses_the_faster_library_and_says_no_to_wrong_results(monkeypat
     assert is_onednn_faster(model, 4)
     assert not is_onednn_faster(model, 4)
     monkeypatch.setattr(rollout_weights, "_seconds", lambda compute: pytest.fail("no trial is wanted"))
-    assert not is_onednn_faster(tiny_model(), 4), "small layers"
+    assert not is_onednn_faster(tiny_model(), 4), "all layers are small"
     monkeypatch.setattr(rollout_weights, "_onednn_linear", lambda layer, states: layer(states) + 1)
     assert not is_onednn_faster(model, 4)
+
+
+REDUCED = ("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+
+
+@pytest.fixture
+def reduced_precision():
+    """cuBLAS and cuDNN may round, until the test has ended."""
+    holders = [(torch.backends.cuda.matmul, name) for name in REDUCED] + [
+        (torch.backends.cudnn, "allow_tf32")
+    ]
+    before = [getattr(holder, name) for holder, name in holders]
+    for holder, name in holders:
+        setattr(holder, name, True)
+    yield holders
+    for (holder, name), value in zip(holders, before, strict=True):
+        setattr(holder, name, value)
+
+
+def test_deterministic_engine_on_a_gpu_sets_what_it_needs_or_says_that_it_cannot(
+    monkeypatch, reduced_precision
+):
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *a, **k: asked.append((a, k)))
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch_engine.make_cuda_deterministic()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert asked == [((True,), {"warn_only": True})]
+    assert not any(getattr(holder, name) for holder, name in reduced_precision)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    with pytest.raises(UserError, match="unset it, or set it to :4096:8"):
+        torch_engine.make_cuda_deterministic()
+
+
+@pytest.mark.parametrize("own", ["sdpa", "flash_attention_2"])
+def test_flash_attention_that_would_leave_no_cache_is_refused(own, monkeypatch, caplog):
+    model = tiny_model()
+    model.config._attn_implementation_internal = own
+    monkeypatch.setattr(cached_forward, "_why_not", lambda *rest: "its logits differ")
+    if own == "sdpa":
+        assert isinstance(cached_forward.choose_forward(model, 2, 100), cached_forward.PlainForward)
+        return
+    with pytest.raises(
+        UserError, match="Qwen2ForCausalLM cannot generate with flash_attention_2: its logits"
+    ):
+        cached_forward.choose_forward(model, 2, 100)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_model_set_to_flash_attention_decodes_with_grouped_attention(kind):
+    """The probe's reference needs the model's own kernel, which is for GPUs; it is replaced here."""
+    model, ids = tiny_model(kind), torch.arange(20)[None] + 3
+    with torch.no_grad():
+        expected = model(ids).logits[:, -1]
+    model.config._attn_implementation_internal = "flash_attention_2"
+    forward, table = CachedForward(model, 2, 100), SlotTable(2)
+    table.begin(0, ids[0].tolist(), Sampling(9), 0)
+    with torch.no_grad():
+        logits = forward.feed(table, np.array([0]))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert model.config._attn_implementation == "flash_attention_2"
 
 
 def test_deterministic_engine_makes_no_trial(monkeypatch):

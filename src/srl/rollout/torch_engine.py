@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -123,6 +124,8 @@ class TorchEngine(Engine):
         vocabulary = max(model.config.get_text_config().vocab_size, len(codec.tokenizer))
         self._stops = StopFinder(codec, vocabulary)
         self._is_eos = np.isin(np.arange(vocabulary), list(codec.eos_ids))
+        if deterministic and model.device.type == "cuda":
+            make_cuda_deterministic()
         self._lora = MergedLora(model)
         with evaluating(model):
             self._forward = choose_forward(model, max_num_seqs, max_model_len)
@@ -345,6 +348,24 @@ class TorchEngine(Engine):
                 request.future.set_exception(error)
         self._lora.restore()
         self._forget()
+
+
+def make_cuda_deterministic() -> None:
+    """Have this process compute the same bits on a GPU every time, as far as PyTorch can.
+
+    Deterministic kernels, no TF32 and no sums in reduced precision; PyTorch warns where an operation has no
+    such kernel. Raises UserError if the environment has a cuBLAS workspace that does not allow it.
+    """
+    workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if workspace not in (":4096:8", ":16:8"):
+        raise UserError(
+            f"rollout.deterministic cannot hold on a GPU with CUBLAS_WORKSPACE_CONFIG={workspace}; "
+            "unset it, or set it to :4096:8"
+        )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    matmul: Any = torch.backends.cuda.matmul
+    matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def _by_key(key: Sequence[int | str]) -> tuple[Any, ...]:
