@@ -23,17 +23,24 @@ class Hub:
         self.sent_instead: dict[str, bytes] = {}
         self.breaks_after: dict[str, list[int]] = {}
         self.statuses: list[int] = []
+        self.refuses: dict[str, int] = {}
+        """The status of requests for a file."""
         self.takes_ranges = True
         self.ranges: list[tuple[str, str]] = []
         self.tokens: list[tuple[str, str]] = []
+        self.asked: list[str] = []
+        """The questions about repositories and files of models, in order."""
         self.stalls_after: dict[str, int] = {}
         self.stalled, self.goes_on = threading.Event(), threading.Event()
         self.url = ""
         self.head = COMMIT
+        self.gated: set[str] = set()
+        """Repositories of models that only a request with a token may read."""
+        self.tags: list[str] = []
 
     def metadata(self, name: str) -> dict[str, Any]:
         siblings = [_sibling(path, data) for path, data in self.repositories[name].items()]
-        return {"id": name, "siblings": siblings, "private": False, "downloads": 0, "tags": []}
+        return {"id": name, "siblings": siblings, "private": False, "downloads": 0, "tags": self.tags}
 
 
 def _sibling(path: str, data: bytes) -> dict[str, Any]:
@@ -69,8 +76,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             hub.tokens.append((path, self.headers.get("Authorization", "")))
-            if path.startswith("/api/datasets/"):
-                self.tell(path.removeprefix("/api/datasets/"))
+            if path.startswith("/api/"):
+                self.tell(path.partition("/api/")[2].partition("/")[2])
             elif path.startswith("/datasets/"):
                 self.send_response(302)
                 where = f"http://localhost:{self.server.server_address[1]}/files{path}"
@@ -78,11 +85,26 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
             else:
-                self.give(path.removeprefix("/files/datasets/"))
+                self.give(path.removeprefix("/files/datasets/").lstrip("/"))
+
+        def do_HEAD(self) -> None:
+            """What huggingface_hub asks of a model's file before it downloads it."""
+            name, _, where = self.path.lstrip("/").partition("/resolve/")
+            hub.asked.append(self.path)
+            if name in hub.gated and not self.headers.get("Authorization"):
+                self.answer(401, b"", {"X-Error-Code": "GatedRepo"})
+                return
+            row = _sibling("", hub.repositories[name][where.partition("/")[2]])
+            etag = row["lfs"]["sha256"] if "lfs" in row else row["blobId"]
+            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"', "Content-Length": str(row["size"])}
+            self.answer(200, b"", headers)
 
         def tell(self, rest: str) -> None:
             name, _, revision = rest.partition("/revision/")
-            if name not in hub.repositories:
+            hub.asked.append(self.path)
+            if "/tree/" in name:
+                self.tell_tree(name.partition("/tree/")[0])
+            elif name not in hub.repositories:
                 self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             elif revision not in ("", "main", COMMIT):
                 self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
@@ -90,13 +112,21 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 commit = COMMIT if revision == COMMIT else hub.head
                 self.answer(200, json.dumps({**hub.metadata(name), "sha": commit}).encode())
 
+        def tell_tree(self, name: str) -> None:
+            rows = []
+            for path, data in hub.repositories[name].items():
+                row = _sibling(path, data)
+                lfs = {"lfs": {**row["lfs"], "oid": row["lfs"]["sha256"]}} if "lfs" in row else {}
+                rows.append({"type": "file", "path": path, "size": row["size"], "oid": row["blobId"], **lfs})
+            self.answer(200, json.dumps(rows).encode())
+
         def give(self, rest: str) -> None:
             name, _, where = rest.partition("/resolve/")
             file = where.partition("/")[2]
             asked = self.headers.get("Range", "")
             hub.ranges.append((file, asked))
-            if hub.statuses:
-                self.answer(hub.statuses.pop(0), b"")
+            if hub.statuses or file in hub.refuses:
+                self.answer(hub.statuses.pop(0) if hub.statuses else hub.refuses[file], b"")
                 return
             data = hub.sent_instead.get(file, hub.repositories[name][file])
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and hub.takes_ranges else 0

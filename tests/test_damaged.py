@@ -46,7 +46,7 @@ def test_a_damaged_index_is_named(shell: Shell, place: Path, harm, message) -> N
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda model: shutil.rmtree(model), "no model directory mine; download a model first"),
+        (lambda model: shutil.rmtree(model), "no model directory mine; give a directory with config.json"),
         (
             lambda model: (model / "config.json").unlink(),
             "mine is not a model directory: expected a config.json",

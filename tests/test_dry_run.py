@@ -333,7 +333,7 @@ def test_dry_run_of_the_preset_needs_no_model_and_writes_nothing(workspace, monk
         "grpo: 64 questions × 5",
         "total",
         "a step",
-        "--model DIRECTORY",
+        "(not downloaded yet)",
     ):
         assert said in result.stdout
     assert sorted(tmp_path.rglob("*")) == before

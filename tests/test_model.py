@@ -276,7 +276,10 @@ def lose_a_layer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.rename(path.with_name("gone")), "no model directory .*hf download"),
+        (
+            lambda path: path.rename(path.with_name("gone")),
+            "no model directory .*give a directory .*ORG",
+        ),
         (lambda path: (path / "config.json").unlink(), "not a model directory.*config.json"),
         (lambda path: (path / "config.json").write_text("{"), "not a model directory.*config.json"),
         (lambda path: (path / "model.safetensors").rename(path / "model.bin"), r"no \*\.safetensors"),

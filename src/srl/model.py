@@ -95,8 +95,7 @@ def load_model(
                 output_loading_info=True,
             )  # fmt: skip
     except Exception as error:  # transformers has many for a directory at fault
-        mismatch = "its weights do not have the shapes of its config.json"
-        why = mismatch if "ignore_mismatched_sizes" in str(error) else one_line(error)
+        why = loading_fault(error)
         raise UserError(f"{path} could not be loaded as a causal language model: {why}") from error
     model, info = loaded
     if info["missing_keys"]:
@@ -154,15 +153,12 @@ def check_directory(
 ) -> None:
     """Raises UserError if `path` is no model directory, or brings code that `setting` does not allow."""
     if not path.is_dir():
-        fetch = "for example with `hf download ORG/NAME --local-dir DIRECTORY`"
-        raise UserError(f"no model directory {path}; download a model first, {fetch}")
+        raise UserError(
+            f"no model directory {path}; give a directory with config.json and *.safetensors, ORG/NAME of "
+            "the Hugging Face hub, or a GGUF file"
+        )
     check_checkpoint(path, leave_out="trainer/")
-    config = _read_config(path)
-    if config.get("auto_map") and not trust_remote_code:
-        from transformers import CONFIG_MAPPING
-
-        if config.get("model_type") not in CONFIG_MAPPING:
-            raise UserError(f"{path} comes with Python code; read it, and if you trust it set {setting}")
+    check_code(path, trust_remote_code, setting)
     files = list(path.glob("*.safetensors"))
     if not files:
         raise UserError(
@@ -171,6 +167,16 @@ def check_directory(
         )
     for file in files:
         _header(file)
+
+
+def check_code(path: Path, trust_remote_code: bool, setting: str = "model.trust_remote_code=true") -> None:
+    """Raises UserError if the model in `path` needs Python code of its own that `setting` does not allow."""
+    config = _read_config(path)
+    if config.get("auto_map") and not trust_remote_code:
+        from transformers import CONFIG_MAPPING
+
+        if config.get("model_type") not in CONFIG_MAPPING:
+            raise UserError(f"{path} comes with Python code; read it, and if you trust it set {setting}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -188,6 +194,12 @@ def of_run(path: Path) -> str:
     """A hint for the error message if `path` is a run or inside one, else empty."""
     run = next((str(folder) for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
     return f"; `srl train export {run} --out DIR` writes the model of that run" if run else ""
+
+
+def loading_fault(error: Exception, sizes: str = "config.json") -> str:
+    """Why transformers could not load a model whose `sizes` are written there, as one line."""
+    mismatch = f"its weights do not have the shapes of its {sizes}"
+    return mismatch if "ignore_mismatched_sizes" in str(error) else one_line(error)
 
 
 def one_line(error: BaseException) -> str:

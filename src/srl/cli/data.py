@@ -239,9 +239,9 @@ def demonstrations(
     }
     output.show_counted()
     with output.progress("starting", passing=True):
-        from srl.train.evaluate_model import check_samples, settings_of
+        from srl.train.evaluate_model import check_samples, local_settings
         from srl.train.write_demonstrations import write_right_episodes
-    settings = settings_of(directory, preset, config, flags, sets or [])
+    settings = local_settings(directory, preset, config, flags, sets or [], workspace, output.note)
     check_samples(attempts, settings.eval.temperature)
     check_search(settings)
     written = write_right_episodes(

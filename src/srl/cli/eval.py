@@ -46,7 +46,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="Model directory, or a run (its newest checkpoint). A server's model needs none.",
+            help="Model directory, ORG/NAME of the Hugging Face hub, GGUF file, or run (newest checkpoint). "
+            "A server's model needs none.",
         ),
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Index directory to search.")] = None,
@@ -85,6 +86,7 @@ def run(
     \b
     Example:
       srl eval run last --data test.parquet --index my-index --no-search-too
+      srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index
     """
     from srl.cli.output import progress, show_counted
 
@@ -98,8 +100,8 @@ def run(
     }
     show_counted()
     with progress("starting", passing=True):
-        from srl.train.evaluate_model import check_failures, evaluate_model, settings_of
-    settings = settings_of(directory, preset, config, flags, sets or [])
+        from srl.train.evaluate_model import check_failures, evaluate_model, local_settings
+    settings = local_settings(directory, preset, config, flags, sets or [], workspace, _note)
     check_search(settings)
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,

@@ -33,7 +33,12 @@ def train(
     ] = "local",
     preset: Annotated[str, typer.Option(help="Preset: tiny, one-gpu, no-search …")] = "tiny",
     config: Annotated[Path | None, typer.Option(help="YAML file that overrides the preset.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Hugging Face directory of the model to train.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model to train: a Hugging Face directory, ORG/NAME of its hub, or a GGUF file."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps; with --resume, the new total.")] = None,
     sets: Sets = None,
@@ -58,6 +63,7 @@ def train(
     \b
     Example:
       srl train --algo grpo --set trainer.total_training_steps=60
+      srl train --preset one-gpu --model Qwen/Qwen2.5-0.5B-Instruct
     """
     if context.invoked_subcommand is not None:
         return
@@ -186,7 +192,7 @@ def _refuse_beside_resume(context: typer.Context) -> None:
 
 
 def _configured(
-    algo: str | None, preset: str, config: Path | None, model: Path | None, seed: int | None,
+    algo: str | None, preset: str, config: Path | None, model: str | None, seed: int | None,
     steps: int | None, sets: list[str],
 ) -> Any:  # fmt: skip
     """The resolved configuration; with `--algo sft`, `--steps` is the number of fine-tuning steps."""

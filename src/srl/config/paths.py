@@ -16,11 +16,13 @@ from pydantic.fields import FieldInfo
 from srl.config.keys import Config, KeyPath, flat, place
 from srl.config.sections import OnDisk
 from srl.errors import UserError
+from srl.pretrained import cached, hub_name
 from srl.protocol import TEMPLATES
 
 WORKSPACE = "${workspace}"
 """Stands for the workspace in a saved configuration."""
 _CASSETTE = ("search", "cassette")
+_MODELS = ("model.path", "model.tokenizer", "ref.path")
 _TEMPLATE = ("data", "template")
 
 
@@ -37,8 +39,14 @@ def located(config: Config) -> Config:
 
 
 def portable(config: Config, workspace: Path | None) -> Config:
-    """`config` as saved: paths in the workspace begin with `${workspace}`, others are absolute."""
-    return _mapped(config, lambda text: _inside(text, workspace) if workspace else text)
+    """`config` as saved: paths in the workspace begin with `${workspace}`, others are absolute.
+
+    A model in the cache of the Hugging Face hub is saved as `ORG/NAME@COMMIT`.
+    """
+    paths = (config.model.path, config.model.tokenizer, config.ref.path)
+    named = {key: name for key, path in zip(_MODELS, paths, strict=True) if (name := hub_name(path))}
+    mapped = _mapped(config, lambda text: _inside(text, workspace) if workspace else text)
+    return mapped.with_settings(named) if named else mapped
 
 
 def workspace_of(file: Path) -> Path | None:
@@ -58,6 +66,8 @@ def restored(path: KeyPath, value: Any, workspace: Path) -> Any:
         return {name: restored((*path, name), item, workspace) for name, item in value.items()}
     if not isinstance(value, str):
         return value
+    if ".".join(path) in _MODELS and (snapshot := cached(value)) != value:
+        return snapshot
     if WORKSPACE in value:
         return value.replace(f"{WORKSPACE}/", f"{workspace}/")
     beside = workspace.parent / value

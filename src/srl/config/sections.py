@@ -97,10 +97,11 @@ class Model(Section):
     """The policy: its weights, precision and device."""
 
     path: File | None = None
-    """Hugging Face directory of the model that training starts from. null: the small base model of the tiny
-    world."""
+    """The model that training starts from: a Hugging Face directory, ORG/NAME or ORG/NAME@REVISION of the
+    Hugging Face hub (fetched once, into the hub's cache), or a GGUF file (converted once, into the
+    workspace). null: the small base model of the tiny world."""
     tokenizer: File | None = None
-    """Directory of the tokenizer. null: the model's."""
+    """Directory of the tokenizer, or its name on the hub. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32. float16 is for
     evaluation; the local backend does not train in it, since it does not scale the loss."""
@@ -487,7 +488,7 @@ class Ref(Section):
     """The reference policy of the KL terms."""
 
     path: File | None = None
-    """Directory of the reference policy. null: the policy at the start of RL."""
+    """Reference policy: a directory, a name on the hub or a GGUF file. null: the policy as RL starts."""
     param_offload: bool = True
     """Keep the reference in the machine's memory, and bring it to the GPU for its pass: about a quarter of a
     second a step for 6 GB. false: keep it on the GPU. Without effect on a CPU, and where the reference is the

@@ -127,13 +127,13 @@ def run_pull(pull: Pull, report: Callable[[int], None] | None = None) -> Path:
     A kill at any moment keeps what has arrived, and the next call resumes there; called once more it checks
     every file again. `report` is told how many bytes are there. Raises UserError.
     """
-    tell, headers = report or _silent, _headers()
+    tell, headers = report or _silent, hub_headers()
     with _locked(pull.out):
         begun = {"name": pull.dataset.name, "revision": pull.commit}
         write_json(pull.out / _STATE, {"format": 1, **begun})
         done = 0
         for target in pull.targets:
-            _fetch_or_check(pull, target, headers, _offset(done, tell))
+            _fetch_or_check(pull, target, headers, offset(done, tell))
             done += target.size
             tell(done)
         write_manifest(pull.out, KIND, _facts(pull))
@@ -190,14 +190,14 @@ def _ask(dataset: HubDataset, revision: str | None, endpoint: str | None) -> tup
         ) from error
     at = {"repo_type": "dataset", "revision": info.sha, "endpoint": endpoint}
     parts = [
-        _part(each, hub.hf_hub_url(where, each.rfilename, **at))
+        published_part(each, hub.hf_hub_url(where, each.rfilename, **at))
         for each in info.siblings or ()
         if each.rfilename not in _NOT_DOWNLOADED
     ]
     return info.sha, parts
 
 
-def _part(file: Any, url: str) -> Part:
+def published_part(file: Any, url: str) -> Part:
     """A file as the hub lists it. Raises UserError where size or digest is missing."""
     large = file.lfs
     size = file.size if large is None else large.size
@@ -268,7 +268,7 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _headers() -> dict[str, str]:
+def hub_headers() -> dict[str, str]:
     """The hub's own headers. The token in them is not passed on when the hub redirects to another host."""
     hub_library("a pull")
     from huggingface_hub.utils import build_hf_headers
@@ -276,7 +276,7 @@ def _headers() -> dict[str, str]:
     return build_hf_headers(library_name="srl")
 
 
-def _offset(before: int, report: Callable[[int], None]) -> Callable[[int], None]:
+def offset(before: int, report: Callable[[int], None]) -> Callable[[int], None]:
     """Report bytes on top of those `before`."""
     return lambda arrived: report(before + arrived)
 

@@ -30,6 +30,7 @@ from srl.workspace import Workspace
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_NAME = "cold-start-"
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 """Keys of the section `model` that do not change the weights; only the device's type does."""
 
@@ -123,7 +124,12 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
         note(f"cold start: {recipe.sft.steps} steps on {recipe.demonstrations.name} → {path}")
         make(recipe, search, path, lambda model: choose_threads(model, config, TRAINING_PASSES, note))
 
-    return make_if_missing(workspace.models / f"cold-start-{recipe.key()[:8]}", fine_tuned)
+    return make_if_missing(workspace.models / f"{_NAME}{recipe.key()[:8]}", fine_tuned)
+
+
+def is_cold_started(model: Path, workspace: Workspace) -> bool:
+    """Whether the directory is one that `cold_started` made."""
+    return model.resolve().parent == workspace.models.resolve() and model.name.startswith(_NAME)
 
 
 def _without_cassette(config: Config) -> Config:

@@ -21,6 +21,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import episode_options, load_generation
+from srl.train.local_model import with_local_models
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
@@ -165,6 +166,24 @@ def check_failures(report: ModelReport, limit: float) -> None:
 
 
 _LOST_SHARES = ("failed_share", "env/failed_search_share")
+
+
+def local_settings(
+    model: Path | None,
+    preset: str | None,
+    file: Path | None,
+    flags: Mapping[str, object],
+    sets: Sequence[str],
+    workspace: Workspace,
+    note: Note,
+) -> Config:
+    """`settings_of` a model that may have to be fetched or converted first."""
+    settings = settings_of(model, preset, file, flags, sets)
+    local = with_local_models(settings, workspace, note)
+    if model is None or local.model.path == settings.model.path:
+        return local
+    known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
+    return with_local_models(known, workspace, note)
 
 
 def settings_of(

@@ -20,6 +20,7 @@ from srl.errors import UserError
 from srl.files import json_object
 from srl.model import load_model, load_tokenizer, model_digest, pick_device
 from srl.plugins import manager
+from srl.pretrained import hub_name
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
@@ -144,7 +145,8 @@ def load_generation(config: Config, note: Note) -> Generation:
         raise UserError("which model? name its directory or run, or set rollout.engine=openai for a server's")
     policy = load_policy(config.model, note)
     choose_threads(policy.model, config, 1, note)
-    return Generation(load_engine(config, policy, note), policy.codec, config.model.path)
+    name = hub_name(config.model.path) or config.model.path
+    return Generation(load_engine(config, policy, note), policy.codec, name)
 
 
 def _load_server(config: Config, note: Note) -> Generation:

@@ -22,7 +22,7 @@ from srl.evaluate import step_metrics
 from srl.rollout.engine import Engine
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint
-from srl.train.cold_start import demonstration_file
+from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
@@ -260,7 +260,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
 def _note_of_tokenizer(config: Config, workspace: Workspace, terminal: Terminal) -> Note:
     """Reports the flaws of a tokenizer, except for the small model that comes with `srl`."""
     path = Path(str(config.model.path))
-    ours = path == BASE_MODEL or path.resolve().parent == workspace.models.resolve()
+    ours = path == BASE_MODEL or is_cold_started(path, workspace)
     return (lambda text: None) if ours else terminal.note
 
 
@@ -269,7 +269,7 @@ def rl_loop(config: Config, learner: Learner, optimisers: dict[str, Optimiser]) 
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
         place = runner.environment
-        card = model_card(place.template, IndexDigests.of(place.search))
+        card = model_card(place.template, IndexDigests.of(place.search), config.model.path)
         trainer = LocalTrainer(config, run, runner, learner, optimisers, card)
         if resumed_from is not None and resumed_from >= 0:
             checkpoint = checkpoint_path(run, resumed_from)

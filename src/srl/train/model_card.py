@@ -9,14 +9,27 @@ from typing import Any
 from srl.errors import UserError
 from srl.files import FORMAT, check_format, write_json
 from srl.manifests import ABOUT
+from srl.pretrained import hub_name
 from srl.protocol import Template
 from srl.train.search import IndexDigests
 
 
-def model_card(template: Template, digests: IndexDigests | None = None) -> dict[str, Any]:
-    """The fields of `srl.json`: template, search, and the digests of the indexes used in training."""
+def model_card(
+    template: Template, digests: IndexDigests | None = None, start: str | None = None
+) -> dict[str, Any]:
+    """The fields of `srl.json`: template, search, and the digests of the indexes used in training.
+
+    `base_model` is the published model that the training began with, where the directory `start` is one.
+    """
     indexes = {} if digests is None else digests.as_fields()
-    return {"template": template.name, "search": template.searches, **indexes}
+    base = {} if start is None else base_model(Path(start))
+    return {"template": template.name, "search": template.searches, **base, **indexes}
+
+
+def base_model(directory: Path) -> dict[str, str]:
+    """The field `base_model`: the name on the hub with its commit, or what `srl.json` in `directory` says."""
+    name = hub_name(directory) or str(read_card(directory).get("base_model", ""))
+    return {"base_model": name} if name else {}
 
 
 def write_card(file: Path, card: dict[str, Any]) -> None:

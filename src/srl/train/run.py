@@ -18,9 +18,11 @@ from typing import Any, Protocol
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config
 from srl.errors import UserError
+from srl.pretrained import hub_name
 from srl.store import RunInfo
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
+from srl.train.local_model import with_local_models
 from srl.train.make_missing import BASE_MODEL, with_data
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import LOG, BackendName, Progress, RunRecord, checkpoint_path
@@ -123,6 +125,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     trains = load_backend(record.backend)
     trains.check(config)
     check_loggers(config.trainer.logger)
+    config = with_local_models(config, workspace, terminal.note)
     trainer = trains.prepare(config, record.algo, workspace, terminal)
     resuming.check_reference(run, record, config, trainer.reference)
     resuming.warn_about_other_indexes(run, record, trainer.digests, terminal.note)
@@ -149,11 +152,12 @@ def removed_unless_begun(run: Path) -> Iterator[None]:
 
 
 def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> Config:
-    """`config` with every path filled in and absolute: the world's files, the model to start from.
+    """`config` with every path filled in and absolute: the world's files, models from the hub, the start.
 
     Without a model of the user's own, fine-tuning starts from the base and RL from the cold-started base.
     """
     config = located(with_data(located(config), workspace, terminal.note))
+    config = with_local_models(config, workspace, terminal.note)
     if config.model.path is not None:
         return config
     path = BASE_MODEL if algo == SFT else cold_started(config, workspace, terminal.note)
@@ -165,8 +169,8 @@ def run_info(run: Path, config: Config, record: RunRecord, digests: IndexDigests
     known = config.model_dump() | ({"extended": record.extended} if record.extended else {})
     return RunInfo(
         run_id=run.name, preset=record.preset, algo=record.algo, seed=config.trainer.seed,
-        model=config.model.path or "", config=known, index_digest=digests.index_digest,
-        srl_version=__version__, started=record.started,
+        model=hub_name(config.model.path) or config.model.path or "", config=known,
+        index_digest=digests.index_digest, srl_version=__version__, started=record.started,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, read_json, write_json
 from srl.manifests import ABOUT
+from srl.pretrained import HubName
 from srl.renamed import current_fields
 from srl.workspace import Workspace
 
@@ -121,10 +122,13 @@ def write_latest_verl_step(run: Path, step: int) -> None:
 
 
 def model_directory(name: str, workspace: Workspace) -> Path:
-    """The model that `name` means: a model directory, or the newest checkpoint of a run. Raises UserError."""
+    """The model that `name` means: a model directory, or the newest checkpoint of a run. Raises UserError.
+
+    A name on the Hugging Face hub and a GGUF file are returned as they are.
+    """
     path = Path(name)
     is_run = (path / CHECKPOINTS).is_dir() or (path / "config.yaml").is_file()
-    if path.is_dir() and not is_run:
+    if (path.is_dir() and not is_run) or path.suffix == ".gguf" or HubName.parse(name):
         return path
     if not is_run and not workspace.all_runs():
         raise UserError(f"no model directory {name}, and there are no runs in {workspace.runs}")

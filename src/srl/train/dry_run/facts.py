@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from srl.config import Config
+from srl.pretrained import HubName, hub_name
 from srl.train.dry_run.memory import Layout, checkpoint_bytes, gib, millions
 from srl.train.dry_run.model_size import Shape
 from srl.train.learning_rate import updates_in_words
@@ -15,8 +16,12 @@ from srl.workspace import Workspace
 def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) -> dict[str, str]:
     """What is trained, how, on what, for how long, and what it leaves behind."""
     rollout, data, actor, trainer = config.rollout, config.data, config.actor, config.trainer
-    source = "" if Path(path).is_dir() else " (published sizes; no weights here)"
-    name = path if config.model.path is not None else "the small base model that comes with srl"
+    source = " (not downloaded yet)" if HubName.parse(path) else ""
+    name = (
+        hub_name(path) or path
+        if config.model.path is not None
+        else "the small base model that comes with srl"
+    )
     files = ", ".join(data.train_files or ()) or "those of the made-up world (data.train_files is not set)"
     share = shape.trainable / (shape.parameters + shape.adapter)
     what = f"a LoRA adapter of rank {config.model.lora_rank}" if shape.adapter else "all weights"

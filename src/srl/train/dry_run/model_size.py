@@ -14,6 +14,9 @@ import torch
 from srl.config import Config
 from srl.errors import UserError
 from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
+from srl.pretrained import HubName
+from srl.train.gguf_model import check_gguf, is_gguf
+from srl.train.local_model import described
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ class Shape:
 def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
     """The shape of a run that starts from the model `path`; its networks are built on the meta device.
 
-    Raises UserError where `path` is neither a model directory nor in `PUBLISHED`.
+    Of a model on the hub that is not in `PUBLISHED`, its `config.json` is fetched. Raises UserError.
     """
     settings = config.model
     dtype = pick_dtype(settings.dtype, pick_device(settings.device))
@@ -147,8 +150,12 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
         )
     if str(path) in PUBLISHED:
         return AutoConfig.for_model(**PUBLISHED[str(path)])
+    if is_gguf(path):
+        check_gguf(Path(path))
+        return AutoConfig.from_pretrained(str(Path(path).parent), gguf_file=Path(path).name)
+    if HubName.parse(path):
+        return _sizes(described(path, trust_remote_code), trust_remote_code)
     raise UserError(
-        f"no model directory {path} (expected a config.json in it); download a model first, for example with "
-        "`hf download ORG/NAME --local-dir DIRECTORY`, and pass that directory with --model"
-        f"{of_run(Path(path))}"
+        f"no model directory {path} (expected a config.json in it); give --model a directory, ORG/NAME of "
+        f"the Hugging Face hub, or a GGUF file{of_run(Path(path))}"
     )

@@ -39,6 +39,7 @@ from srl.train.dry_run.step_time import (
     measure,
     step_times,
 )
+from srl.train.local_model import with_cached_models
 from srl.train.make_missing import BASE_MODEL, check_data
 from srl.train.threads import choose_threads_for
 from srl.train.verl.config_check import compose, notes, problems
@@ -104,6 +105,7 @@ class RunPlan:
 def plan_local(config: Config) -> RunPlan:
     """The plan of a run on the local backend. Raises UserError where the configuration cannot be planned."""
     check_data(config)
+    config = with_cached_models(config)
     target, shape = pick_device(config.model.device), _shape(config)
     layout = Layout("local", cpu=target.type == "cpu")
     speed, assumed = _measured(config, shape, target), half_of_the_budgets(config)
@@ -117,6 +119,7 @@ def plan_local(config: Config) -> RunPlan:
 def plan_verl(config: Config, job: Job) -> RunPlan:
     """The plan of a run on verl. Raises UserError if it cannot be translated, or verl is not installed."""
     check_data(config)
+    config = with_cached_models(config)
     named = config.with_settings({"model.path": str(config.model.path or BASE_MODEL)})
     composed = compose(named, job)
     layout = layout_of(composed, named, job)
@@ -141,9 +144,7 @@ def _plan(
 ) -> RunPlan:  # fmt: skip
     """What both backends plan. `counted` is `config` in the precision of the passes."""
     path, memory = config.model.path or BASE_MODEL, footprint(shape, counted, layout)
-    missing = f"there are no weights at {path}; give --model DIRECTORY to train"
     said = [
-        *([] if Path(path).is_dir() else [missing]),
         *context_errors(config, shape.context),
         *startup_errors(config),
         *warnings,

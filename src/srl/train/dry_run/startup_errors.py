@@ -16,6 +16,7 @@ from srl.index import check_index, verify_once
 from srl.index.retriever import load_retriever
 from srl.model import check_directory, load_tokenizer
 from srl.plugins import manager
+from srl.pretrained import HubName
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
@@ -42,7 +43,7 @@ def _checks(config: Config) -> Iterator[Callable[[], object]]:
     for path in filter(None, (model.path, config.ref.path)):
         if Path(path).is_dir():
             yield partial(check_directory, Path(path), model.trust_remote_code)
-    if model.tokenizer is not None:
+    if model.tokenizer is not None and not HubName.parse(model.tokenizer):
         yield partial(load_tokenizer, model.tokenizer, model.trust_remote_code)
     yield from _question_checks(config)
     if model.path is None and config.sft.train_files is not None:

@@ -77,7 +77,7 @@ class VerlRun:
         """Start the processes, report what they do, and wait for the end of the training."""
         config, terminal = self.config, self.terminal
         if resumed_from is None:
-            write_card(run / ABOUT, model_card(self.template, self.digests))
+            write_card(run / ABOUT, model_card(self.template, self.digests, config.model.path))
         elif resumed_from >= 0:
             for line in checkpoint_notes(checkpoint_path(run, resumed_from, "verl")):
                 terminal.note(line)

@@ -1,0 +1,80 @@
+"""Names of models on the Hugging Face hub, and where its cache on this machine keeps them. No network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_WEIGHTS = ("model.safetensors.index.json", "model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """`ORG/NAME` or `ORG/NAME@REVISION`; the revision is a branch, a tag or a commit."""
+
+    repository: str
+    revision: str = "main"
+
+    @classmethod
+    def parse(cls, text: str | Path) -> HubName | None:
+        """The name that `text` is; None for a path: what exists, and GGUF files, are paths."""
+        found = _NAME.fullmatch(str(text))
+        if found is None or Path(text).exists() or str(text).endswith(".gguf"):
+            return None
+        return cls(found[1], found[2] or "main")
+
+    def __str__(self) -> str:
+        return self.repository if self.revision == "main" else f"{self.repository}@{self.revision}"
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the revision is a commit, which never changes."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
+    @property
+    def folder(self) -> Path:
+        """The repository's folder in the hub's cache."""
+        return cache() / f"models--{self.repository.replace('/', '--')}"
+
+    def snapshot(self) -> Path | None:
+        """The files of this revision in the cache, where there are any."""
+        ref = self.folder / "refs" / self.revision
+        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else self.revision
+        found = self.folder / "snapshots" / commit
+        return found if _COMMIT.fullmatch(commit) and found.is_dir() else None
+
+
+def cache() -> Path:
+    """The hub's cache: $HF_HUB_CACHE, or below $HF_HOME."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def hub_name(path: str | Path | None) -> str:
+    """`ORG/NAME@COMMIT` for a snapshot in the hub's cache; empty for anything else."""
+    folder = Path(path or "")
+    repository, kind = folder.parent.parent, folder.parent.name
+    if kind != "snapshots" or not _COMMIT.fullmatch(folder.name) or repository.parent != cache():
+        return ""
+    return f"{repository.name.removeprefix('models--').replace('--', '/', 1)}@{folder.name}"
+
+
+def cached(text: str) -> str:
+    """The snapshot's directory for a pinned name that is in the hub's cache; any other text as it is."""
+    name = HubName.parse(text)
+    found = name.snapshot() if name is not None and name.is_pinned else None
+    return text if found is None else str(found)
+
+
+def has_weights(snapshot: Path) -> bool:
+    """Whether all weight files are there, as far as the directory itself says which there are."""
+    from json import loads
+
+    if (index := snapshot / _WEIGHTS[0]).is_file():
+        shards = set(loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        return all((snapshot / shard).is_file() for shard in shards)
+    return any(snapshot.glob("*.safetensors"))

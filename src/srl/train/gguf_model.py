@@ -1,0 +1,96 @@
+"""GGUF files, llama.cpp's format: converted once to a Hugging Face directory in the workspace."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from srl.config.sections import Model
+from srl.errors import UserError
+from srl.files import digest_file
+from srl.manifests import ABOUT
+from srl.model import loading_fault, pick_device, pick_dtype, quietly, save_model
+from srl.train.make_missing import Note, make_if_missing
+from srl.train.model_card import write_card
+from srl.workspace import Workspace
+
+MAGIC = b"GGUF"
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether `path` is meant as a GGUF file, by its name."""
+    return str(path).lower().endswith(".gguf")
+
+
+def converted(file: Path, workspace: Workspace, model: Model, note: Note) -> Path:
+    """The directory made of `file`, in the precision of the section `model`; made first if missing.
+
+    Its name has a digest of the file, so a run that starts from it can be resumed without the file. Raises
+    UserError.
+    """
+    check_gguf(file)
+    dtype = pick_dtype(model.dtype, pick_device(model.device))
+    name = f"{file.stem}-{str(dtype).removeprefix('torch.')}-{digest_file(file)[:8]}"
+
+    def convert(path: Path) -> None:
+        note(f"converting {file} in {str(dtype).removeprefix('torch.')}, once, to {path}")
+        _convert(file, path, dtype)
+
+    return make_if_missing(workspace.models / name, convert)
+
+
+def check_gguf(file: Path) -> None:
+    """Raises UserError where `file` is missing or no GGUF file, or the package that reads it is missing."""
+    if not file.is_file():
+        raise UserError(f"no GGUF file {file}; give a model directory, a GGUF file or ORG/NAME")
+    with open(file, "rb") as content:
+        if content.read(len(MAGIC)) != MAGIC:
+            raise UserError(f"{file} is not a GGUF file: it does not begin with GGUF")
+    if find_spec("gguf") is None:
+        raise UserError(f"reading {file} needs the package gguf; type: pip install 'srl-search[gguf]'")
+
+
+def _convert(file: Path, path: Path, dtype: torch.dtype) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        _check_tokenizer(file)
+        with quietly(), redirect_stderr(StringIO()):  # its progress bar has no switch
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(file.parent), dtype=dtype, output_loading_info=True, **source
+            )
+            tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **source)
+    except UserError:
+        raise
+    except Exception as error:  # the reader has many for a damaged file
+        why = loading_fault(error, "metadata")
+        raise UserError(f"{file} could not be converted: {why}; give another file") from error
+    model, info = loaded
+    if info["missing_keys"]:
+        raise UserError(f"{file} is incomplete: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
+    _take_special_tokens(tokenizer, model.config)
+    model.config.dtype = dtype  # transformers keeps some files in float32 whatever is asked
+    save_model(model.to(dtype), tokenizer, path, stop_strings=())
+    write_card(path / ABOUT, {"base_model": file.name})
+
+
+def _check_tokenizer(file: Path) -> None:
+    from gguf import GGUFReader
+
+    if GGUFReader(file).get_field("tokenizer.ggml.tokens") is None:
+        raise UserError(f"{file} has no tokenizer; give a GGUF file that has one, or a model directory")
+
+
+def _take_special_tokens(tokenizer: Any, config: Any) -> None:
+    """EOS and pad as the file numbers them. transformers takes those of the architecture's first model:
+    for Qwen2.5-Instruct, EOS would be `<|endoftext|>` and not `<|im_end|>`."""
+    for name in ("eos_token", "pad_token"):
+        number = getattr(config, f"{name}_id", None)
+        if isinstance(number, int):
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(number))

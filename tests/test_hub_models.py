@@ -1,0 +1,324 @@
+"""`--model ORG/NAME`: what is fetched from the hub, what the cache answers, and how each failure reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.hub import COMMIT, Hub, serving
+from tests.tiny_models import byte_level_tokenizer, tiny_model
+from tests.training import Said, config, questions, train, write_setting
+
+import srl.store
+from srl.cli import main
+from srl.config import Config, load_config, load_saved, save_config
+from srl.data.parquet import write_questions
+from srl.errors import UserError
+from srl.index import download
+from srl.model import load_model, load_tokenizer, model_digest, save_model
+from srl.pretrained import HubName, cached, hub_name
+from srl.train.local_model import with_cached_models, with_local_models
+from srl.train.run import resume
+from srl.workspace import Workspace
+
+NAME = "acme/searcher"
+BAD = {"pytorch_model.bin": os.urandom(100), "original/consolidated.00.pth": os.urandom(100), "run.py": b"1"}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    """A model in two shards, as large ones are published."""
+    path = tmp_path_factory.mktemp("published") / "model"
+    save_model(tiny_model(), byte_level_tokenizer(), path)
+    model = load_model(path)
+    model.save_pretrained(path, max_shard_size="100KB")
+    (path / "model.safetensors").unlink()
+    assert len(list(path.glob("*.safetensors"))) > 1
+    return path
+
+
+@pytest.fixture
+def hub(directory, monkeypatch, tmp_path) -> Iterator[Hub]:
+    files = {file.name: file.read_bytes() for file in directory.iterdir()}
+    fake = Hub({NAME: files | BAD})
+    fake.tags = ["license:apache-2.0"]
+    monkeypatch.setattr(download, "_PAUSE_S", 0.0)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    with serving(fake) as running:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", running.url)
+        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield running
+
+
+def configured(path: str = NAME, **settings: object) -> Config:
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    return load_config("tiny", flags={"model.path": path, **given}).config
+
+
+def local(path: str = NAME, said: list[str] | None = None, **settings: object) -> Path:
+    """The directory that the run's model has on this machine."""
+    note = [].append if said is None else said.append
+    found = with_local_models(configured(path, **settings), Workspace.resolve(), note)
+    return Path(str(found.model.path))
+
+
+def refused(path: str = NAME, **settings: object) -> str:
+    with pytest.raises(UserError) as caught:
+        local(path, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_model_is_fetched_once_into_the_hubs_cache(hub, directory, tmp_path):
+    said: list[str] = []
+    folder = local(said=said)
+    assert folder == tmp_path / "hub" / "models--acme--searcher" / "snapshots" / COMMIT
+    assert {file.name for file in folder.iterdir()} == {file.name for file in directory.iterdir()}
+    assert model_digest(folder) == model_digest(directory)
+    assert torch.equal(load_model(folder).lm_head.weight, load_model(directory).lm_head.weight)
+    assert load_tokenizer(folder)[0].encode("Who?") == load_tokenizer(directory)[0].encode("Who?")
+    assert len(said) == 1
+    assert said[0].startswith(f"fetching {NAME} at {COMMIT[:12]}: 0.")
+    assert said[0].endswith(f"MB to download, licence apache-2.0, to {folder}")
+    ranges = len(hub.ranges)
+    assert local(said=said) == folder
+    assert len(said) == 1
+    assert len(hub.ranges) == ranges
+
+
+def test_other_tools_find_what_was_fetched(hub):
+    from huggingface_hub import snapshot_download
+
+    folder = local()
+    assert snapshot_download(NAME, local_files_only=True, allow_patterns=["config.json"]) == str(folder)
+    assert HubName.parse(NAME).snapshot() == folder
+
+
+def test_only_weights_tokenizer_and_configuration_are_fetched(hub):
+    local()
+    assert not {file for file, _ in hub.ranges} & BAD.keys()
+    assert "run.py" in {file.name for file in local(model__trust_remote_code=True).iterdir()}
+
+
+def test_a_directory_wins_over_a_name(hub, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path(NAME).mkdir(parents=True)
+    assert local() == Path(NAME)
+    assert hub.asked == []
+
+
+def test_tokenizer_and_reference_take_names_too(hub):
+    config = configured("here", model__tokenizer=NAME, ref__path=NAME, actor__use_kl_loss=True)
+    found = with_local_models(config, Workspace.resolve(), lambda text: None)
+    assert found.model.path == "here"
+    assert hub_name(found.model.tokenizer) == hub_name(found.ref.path) == f"{NAME}@{COMMIT}"
+
+
+def test_a_tokenizer_alone_brings_no_weights(hub):
+    config = configured("here", model__tokenizer=NAME)
+    found = with_local_models(config, Workspace.resolve(), lambda text: None)
+    assert not list(Path(str(found.model.tokenizer)).glob("*.safetensors"))
+    assert load_tokenizer(str(found.model.tokenizer))[0].encode("Who?")
+
+
+def test_a_run_is_saved_with_the_commit_and_read_with_the_directory(hub, tmp_path):
+    folder = local()
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    save_config(run, configured(str(folder), model__tokenizer=str(folder)))
+    text = (run / "config.yaml").read_text()
+    assert text.count(f"{NAME}@{COMMIT}") == 2
+    assert load_saved(run).model.path == str(folder)
+    assert cached(f"{NAME}@{COMMIT}") == str(folder)
+
+
+def test_a_run_is_fetched_again_where_the_cache_is_gone(hub, monkeypatch, tmp_path):
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    save_config(run, configured(str(local())))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    hub.head = "f" * 40
+    saved = load_saved(run)
+    assert saved.model.path == f"{NAME}@{COMMIT}"
+    found = with_local_models(saved, Workspace.resolve(), lambda text: None)
+    assert found.model.path == str(tmp_path / "elsewhere/models--acme--searcher/snapshots" / COMMIT)
+
+
+def test_a_pinned_model_in_the_cache_needs_no_hub(hub):
+    folder = local()
+    hub.asked.clear()
+    assert local(f"{NAME}@{COMMIT}") == folder
+    assert hub.asked == []
+
+
+def test_offline_the_cache_answers_or_one_line_says_what_to_do(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set: unset it" in refused()
+    assert hub.asked == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    folder = local()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    said: list[str] = []
+    assert local(said=said) == folder
+    assert said == hub.asked == []
+
+
+def test_a_hub_out_of_reach_is_replaced_by_the_cache(hub, monkeypatch):
+    folder, said = local(), list[str]()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert local(said=said) == folder
+    assert said == [f"the hub could not be reached: using {NAME} at {COMMIT[:12]} from its cache"]
+    assert "the hub could not be reached" in refused("acme/other")
+
+
+def test_an_interrupted_download_counts_for_nothing_and_continues(hub, directory, monkeypatch):
+    shard = sorted(file.name for file in directory.glob("*.safetensors"))[-1]
+    hub.breaks_after = {shard: [1000]}
+    monkeypatch.setattr(download, "_ATTEMPTS", 1)
+    assert "the same command again" in refused()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "no whole copy in the hub's cache" in refused()
+    assert with_cached_models(configured()).model.path == NAME
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    hub.ranges.clear()
+    assert model_digest(local()) == model_digest(directory)
+    assert hub.ranges == [(shard, "bytes=1000-")]
+
+
+def test_damaged_weights_are_not_kept(hub, directory):
+    shard = sorted(file.name for file in directory.glob("*.safetensors"))[0]
+    hub.sent_instead = {shard: b"x" * (directory / shard).stat().st_size}
+    assert "expected digest" in refused()
+    hub.sent_instead = {}
+    assert model_digest(local()) == model_digest(directory)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("acme/unknown", "no model directory acme/unknown, and no model of this name at http"),
+        (f"{NAME}@v9", f"{NAME} has no revision 'v9'"),
+        ("bin/only", r"bin/only has no *.safetensors file on the hub"),
+        ("gguf/only", "type: hf download gguf/only q4.gguf --local-dir DIR, and give DIR/q4.gguf"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_one_line(hub, path, said):
+    config = hub.repositories[NAME]["config.json"]
+    hub.repositories["bin/only"] = {"config.json": config, "pytorch_model.bin": os.urandom(100)}
+    hub.repositories["gguf/only"] = {"q4.gguf": os.urandom(100)}
+    assert said in refused(path)
+
+
+def test_a_gated_model_asks_for_its_terms_and_a_token(hub, monkeypatch):
+    hub.gated = {NAME}
+    said = refused()
+    assert f"{NAME} is gated: accept its terms at {hub.url}/{NAME}, and set HF_TOKEN" in said
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert local().is_dir()
+
+
+def test_weights_that_are_refused_ask_for_a_token(hub, directory):
+    hub.refuses = dict.fromkeys((file.name for file in directory.glob("*.safetensors")), 403)
+    assert "the hub denies access (status 403); set HF_TOKEN" in refused()
+
+
+def test_code_of_the_model_is_refused_before_its_weights_are_fetched(hub):
+    config = json.loads(hub.repositories[NAME]["config.json"])
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}
+    hub.repositories[NAME]["config.json"] = json.dumps(config).encode()
+    assert (
+        "comes with Python code; read it, and if you trust it set model.trust_remote_code=true" in refused()
+    )
+    assert not any(file.endswith(".safetensors") for file, _ in hub.ranges)
+
+
+def test_a_disk_that_is_too_small_is_noticed_before(hub, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("srl.train.local_model.shutil.disk_usage", lambda path: usage(10, 9, 1))
+    said = refused()
+    assert "more on the disk of" in said
+    assert "set HF_HOME to a directory on a larger disk" in said
+    assert hub.ranges == []
+
+
+def test_a_plan_needs_the_configuration_only(hub):
+    from srl.train.dry_run.plan import plan_local
+
+    found = plan_local(configured(model__device="cpu", trainer__threads=1))
+    assert found.facts["model"].startswith(f"{NAME} (not downloaded yet): qwen2")
+    assert {file for file, _ in hub.ranges} == {"config.json"}
+    local()
+    whole = plan_local(configured(model__device="cpu", trainer__threads=1))
+    assert whole.facts["model"].startswith(f"{NAME}@{COMMIT}: qwen2")
+    assert whole.shape == found.shape
+
+
+def test_a_run_and_its_checkpoints_name_the_model_and_resume_without_the_hub(hub, tmp_path, workspace):
+    setting = tmp_path / "towns"
+    setting.mkdir()
+    files = write_setting(setting)
+    hub.repositories["acme/towns"] = {
+        file.name: file.read_bytes() for file in Path(str(files["model.path"])).iterdir()
+    }
+    said = Said()
+    train(config(setting, model__path="acme/towns"), workspace, terminal=said)
+    (run,) = Workspace(workspace).all_runs()
+    name = f"acme/towns@{COMMIT}"
+    assert said.text.count("fetching acme/towns at") == 1
+    assert f"path: {name}" in (run / "config.yaml").read_text()
+    card = json.loads((run / "checkpoints" / "step-000002" / "srl.json").read_text())
+    assert card["base_model"] == name
+    with srl.store.open(run) as log:
+        assert log.execute("SELECT model FROM runs").fetchall() == [(name,)]
+    hub.asked.clear()
+    summary = resume(run, workspace=Workspace(workspace), terminal=Said(), steps=3)
+    assert summary.steps == 3
+    assert hub.asked == []
+
+
+def test_a_published_model_is_evaluated_by_name(hub, tmp_path, capsys):
+    write_questions(tmp_path / "test.parquet", questions("test", 2))
+    given = ["--set", "rollout.search=false", "--set", "data.max_response_length=64", "--json"]
+    given += ["--set", "data.max_prompt_length=128", "--set", "rollout.max_turn_tokens=8"]
+    given += [
+        "--set",
+        "rollout.min_answer_tokens=4",
+        "--set",
+        "trainer.threads=1",
+        "--set",
+        "data.template=tiny",
+    ]
+    assert main(["eval", "run", NAME, "--data", str(tmp_path / "test.parquet"), *given]) == 0
+    found = capsys.readouterr()
+    assert f"fetching {NAME}" in found.err
+    assert json.loads(found.out)["model"] == f"{NAME}@{COMMIT}"
+    assert main(["eval", "run", "acme/none", "--data", str(tmp_path / "test.parquet"), *given]) == 2
+    assert "no model directory acme/none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", HubName("Qwen/Qwen2.5-0.5B-Instruct")),
+        ("a/b@v1.0", HubName("a/b", "v1.0")),
+        ("a/b/c", None), ("./a/b", None), ("/a/b", None), ("../b", None), ("gpt2", None),
+        ("a/model.gguf", None), ("a/", None), ("a/b@", None),
+    ],
+)  # fmt: skip
+def test_names_and_paths_are_told_apart(text, name):
+    assert HubName.parse(text) == name
+
+
+def test_a_directory_that_is_no_snapshot_has_no_name(tmp_path):
+    assert hub_name(tmp_path) == hub_name(None) == ""
+    assert hub_name(tmp_path / "models--a--b" / "snapshots" / COMMIT) == ""
