@@ -11,6 +11,7 @@ from srl.errors import UserError
 from srl.model import load_model
 from srl.rollout.engine import EngineTraits
 from srl.rollout.torch_engine import TorchEngine
+from srl.safe_text import hidden
 from srl.train import load_components
 
 
@@ -98,6 +99,15 @@ def test_what_does_not_go_together_is_refused(sets, message):
         load_config(sets=sets)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_key_from_a_variable_of_any_name_is_hidden(monkeypatch):
+    monkeypatch.setenv("TEACHER", "abc-hush-77")
+    sets = ["rollout.engine=openai", "rollout.openai.url=http://127.0.0.1:9/v1"]
+    asked = load_config(sets=[*sets, "rollout.openai.key_variable=TEACHER"]).config
+    with pytest.raises(UserError, match="no connection"):
+        load_components.load_generation(asked, lambda text: None)
+    assert "hush" not in hidden("the key is abc-hush-77")
 
 
 def test_named_key_variable_must_be_set(monkeypatch):

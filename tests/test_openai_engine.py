@@ -164,6 +164,26 @@ def test_a_refusal_that_names_no_parameter_ends_the_run():
     assert len(made.sent) == 1
 
 
+def test_at_most_max_num_seqs_requests_are_under_way():
+    made, running, most = Made(completion("x")), 0, 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        running -= 1
+        return respond(completion("x"))
+
+    async def many() -> None:
+        made.server._transport = httpx.MockTransport(answer)
+        sampling = Sampling(max_tokens=4)
+        await asyncio.gather(*(made.engine.generate(str(n), [5, 6], sampling) for n in range(30)))
+
+    asyncio.run(many())
+    assert most == made.engine.max_num_seqs == 8
+
+
 def test_rate_limit_is_waited_for_by_everybody_and_forgotten():
     wait = Reply({"error": {"message": "slow down"}}, 429, {"Retry-After": "7"})
     made = Made(wait, completion("<answer>x</answer>"))
@@ -173,6 +193,14 @@ def test_rate_limit_is_waited_for_by_everybody_and_forgotten():
     assert made.said() == "<answer>x</answer>"
     assert made.waits == []
     assert made.server.used()["failed_requests"] == 1
+
+
+def test_rate_limit_that_one_request_meets_holds_for_all():
+    made = Made(Reply({"error": "slow down"}, 429, {"Retry-After": "7"}), completion("x"), retries=0)
+    with pytest.raises(UserError, match="HTTP 429: slow down"):
+        made.turn()
+    made.turn()
+    assert made.waits == [7.0]
 
 
 def test_requests_per_minute_space_the_requests():

@@ -136,8 +136,7 @@ class OpenAiServer:
             return await self._attempt(path, body)
 
         def wait_s(number: int, found: _Outcome) -> float:
-            pause = backoff(BACKOFF_S, number, repeatable_jitter(number, [name]), MAX_WAIT_S)
-            return found.wait_s + pause
+            return backoff(BACKOFF_S, number, repeatable_jitter(number, [name]), MAX_WAIT_S)
 
         last = await retried(
             attempt, attempts=self.options.retries + 1, is_retryable=lambda found: found.is_retryable,
