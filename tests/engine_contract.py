@@ -170,6 +170,13 @@ class EngineContract:
         subject.engine.wake()
         assert subject.greedy(ids).token_ids == before.token_ids
 
+    def test_reset_forgets_episodes_that_were_not_finished(self, subject):
+        ids = letters(subject)
+        (first,) = subject.run(subject.turn(ids))
+        subject.engine.reset()
+        (again,) = subject.run(subject.turn(ids))
+        assert again.token_ids == first.token_ids
+
     def test_engine_that_dies_in_the_middle_of_a_batch_fails_every_caller(self, subject):
         ids = letters(subject)
         subject.greedy(ids)
@@ -187,13 +194,6 @@ class EngineContract:
         assert len(found) == 6
         assert all(isinstance(error, Exception) for error in found), found
         assert all("\n" not in str(error) for error in found if isinstance(error, SrlError))
-
-    def test_reset_forgets_episodes_that_were_not_finished(self, subject):
-        ids = letters(subject)
-        (first,) = subject.run(subject.turn(ids))
-        subject.engine.reset()
-        (again,) = subject.run(subject.turn(ids))
-        assert again.token_ids == first.token_ids
 
 
 def random_model(seed: int, **sizes: int) -> PreTrainedModel:

@@ -262,32 +262,17 @@ def find_model(
 
     Raises UserError where the server is not there, refuses the key, or has a shorter context.
     """
-    with _sync_client(options, transport) as client:
-        try:
-            response = client.get("models")
-        except httpx.HTTPError as error:
-            raise UserError(
-                f"{options.url}: no connection ({quoted(str(error), _QUOTED)}); start the server, or correct "
-                "rollout.openai.url"
-            ) from error
-    found = _read(response.status_code, "", response.content)
+    found = _ask(options, transport, "GET", "models")
     if found.status in (401, 403):
         raise UserError(f"{options.url}: {found.fault}; {_set_key(options)}")
     listed = (found.answer or {}).get("data")
-    models = (
-        {item.get("id"): item for item in listed if isinstance(item, dict)}
-        if isinstance(listed, list)
-        else {}
-    )
+    items = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    models = {str(item.get("id")): item for item in items}
     if not options.model and len(models) != 1:
-        names = quoted(", ".join(map(str, list(models)[:8])), _QUOTED)
-        said = (
-            f"{options.url} has several models ({names})"
-            if models
-            else f"{options.url} does not list its models"
-        )
-        raise UserError(f"{said}; name one with --set rollout.openai.model=NAME")
-    name = options.model or str(next(iter(models)))
+        names = quoted(", ".join(list(models)[:8]), _QUOTED)
+        said = f"has several models ({names})" if models else "does not list its models"
+        raise UserError(f"{options.url} {said}; name one with --set rollout.openai.model=NAME")
+    name = options.model or next(iter(models))
     context = models.get(name, {}).get("max_model_len")
     if isinstance(context, int) and context < max_model_len:
         raise UserError(
@@ -305,21 +290,31 @@ def returns_ids(options: ServerOptions, codec: Codec, transport: httpx.BaseTrans
         "max_tokens": 1,
         "return_token_ids": True,
     }
-    with _sync_client(options, transport) as client:
-        try:
-            response = client.post("completions", json=payload)
-        except httpx.HTTPError:
-            return False
-    found = _read(response.status_code, "", response.content)
+    found = _ask(options, transport, "POST", "completions", payload)
     return found.answer is not None and _returned_ids(found.answer) is not None
 
 
-def _sync_client(options: ServerOptions, transport: httpx.BaseTransport | None) -> httpx.Client:
+def _ask(
+    options: ServerOptions,
+    transport: httpx.BaseTransport | None,
+    method: str,
+    path: str,
+    payload: Mapping[str, Any] | None = None,
+) -> _Outcome:
+    """One request before the event loop runs. Raises UserError where the server does not answer."""
     loopback = is_loopback(httpx.URL(options.url).host)
-    return httpx.Client(
+    with httpx.Client(
         base_url=options.url, transport=transport, headers=_headers(options), trust_env=not loopback,
-        timeout=min(options.timeout_s, 30.0),
-    )  # fmt: skip
+        timeout=options.timeout_s,
+    ) as client:  # fmt: skip
+        try:
+            response = client.request(method, path, json=payload)
+        except httpx.HTTPError as error:
+            why = quoted(f"{type(error).__name__}: {error}", _QUOTED)
+            raise UserError(
+                f"{options.url}: no connection ({why}); start the server, or correct rollout.openai.url"
+            ) from error
+    return _read(response.status_code, "", response.content)
 
 
 class OpenAiEngine(Engine):
@@ -389,7 +384,8 @@ class OpenAiEngine(Engine):
             refused = _refused(payload, answer)
             if not refused:
                 raise UserError(
-                    f"{self.server.options.url}: {answer}; episode {name} has {len(token_ids)} tokens"
+                    f"{self.server.options.url}: {answer}; episode {name} has {len(token_ids)} tokens and "
+                    f"asks for {sampling.max_tokens} (data.max_prompt_length, data.max_response_length)"
                 )
             for key in set(refused) - self._dropped:
                 self._dropped.add(key)
