@@ -151,7 +151,7 @@ def test_update_counts_the_network_whose_pass_takes_more(layout):
     tokens = pass_tokens(config, layout, config.critic)
     assert tokens > 10 * pass_tokens(config, layout, config.actor)
     found = bytes_of(footprint(shape, config, layout), "activations")[1]
-    assert found == activation_bytes(shape, config) * tokens
+    assert found == activation_bytes(shape, config, layout, 0) * tokens
 
 
 def test_generation_holds_as_many_whole_episodes_as_its_keys_and_values_allow():

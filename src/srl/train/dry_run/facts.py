@@ -25,7 +25,9 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
     files = ", ".join(data.train_files or ()) or "those of the made-up world (data.train_files is not set)"
     share = shape.trainable / (shape.parameters + shape.adapter)
     what = f"a LoRA adapter of rank {config.model.lora_rank}" if shape.adapter else "all weights"
-    critic = f", and a critic of {millions(shape.critic)}" if shape.critic else ""
+    rank = config.critic.lora_rank
+    kind = f"an adapter of rank {rank}, " if rank else ""
+    critic = f", and a critic: {kind}{millions(shape.critic_trained)}" if shape.critic else ""
     first = f"; first {config.sft.steps} steps of fine-tuning, unless the workspace has their result"
     before = "" if config.model.path is not None else first
     save, test = (

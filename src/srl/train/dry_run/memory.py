@@ -15,28 +15,28 @@ from typing import Literal
 
 from srl.config import Config
 from srl.config.sections import Actor, Critic
+from srl.model import SHARD
 from srl.rollout.cached_forward import PADDED_TOKENS
 from srl.rollout.kv_cache import BLOCK
 from srl.train.dry_run.model_size import Shape
 from srl.train.verl.translate import VLLM_TOKENS
-from srl.update.logprobs import CHUNK, KEPT_LOGITS
+from srl.update.logprobs import CHUNK, FLOAT32_LOGITS, KEPT_LOGITS
 
 GIB = 2**30
 FLOAT32 = 4
 MOMENTS, STEP = 8, 8
 """Bytes per trained number: AdamW's two moments in float32, and the temporaries of its step on verl."""
-LOGIT, ENTROPY = 12, 20
-"""Bytes per logit of a local update: three float32 tensors at once (logits, softmax, log-softmax; in the
-backward pass the log-softmax and two gradients), and five more where the entropy has a gradient too."""
+FORWARD_LOGIT, LOGIT, ENTROPY = 8, 12, 8
+"""Bytes per logit in float32 on the local backend: two tensors in a pass without gradients, three in an
+update, two more where the entropy has a gradient too."""
 VERL_LOGIT = {2: 12, 4: 20}
 VERL_LOGIT_WITH_ENTROPY = {2: 26, 4: 28}
 """Bytes per logit of an update in verl, by the bytes of a number of the pass: logits, their copy without
 padding, softmax and log-softmax in float32, gradients; more where the entropy has a gradient too."""
 FUSED_LOGIT = 4
 """Numbers per logit with flash attention, which brings fused kernels: logits, two gradients, their sum."""
-SAMPLED_LOGIT = 20
-"""Bytes per logit of the rollout: logits, log-probs and probabilities in float32, their cumulative sum in
-float64."""
+SAMPLED_LOGIT = 16
+"""Bytes per logit of the rollout: logits, scaled logits, log-probs and probabilities in float32."""
 SERVER = 2 * GIB
 """Allowance for a vLLM server beside weights and cache: CUDA context, graphs, buffers."""
 PROCESS = 3 * GIB // 5
@@ -87,12 +87,18 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One use of memory: its bytes at the peak of a rollout and of an update, and how they are counted."""
+    """One use of memory: its bytes at the peak of each phase, and how they are counted.
+
+    The local backend's log-probs (the policy's, the reference's and the critic's values) and checkpoint are
+    phases of their own; verl's are not counted.
+    """
 
     name: str
     rollout: int
     update: int
     how: str
+    logprobs: int = 0
+    checkpoint: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +115,32 @@ class Footprint:
     def update(self) -> int:
         return sum(part.update for part in self.parts)
 
+    @property
+    def logprobs(self) -> int:
+        return sum(part.logprobs for part in self.parts)
+
+    @property
+    def checkpoint(self) -> int:
+        return sum(part.checkpoint for part in self.parts)
+
 
 def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
     """The memory of one device, or of the whole machine where verl runs without a GPU.
 
     On verl's GPUs the engine comes on top (`generation`): it takes a fixed share of each GPU.
     """
-    generating = _rollout(shape, config, layout) if layout.kind == "local" else []
-    parts = [*_states(shape, config, layout), *generating, *_update(shape, config, layout)]
+    if layout.kind == "local":
+        held = [*_local_states(shape, config, layout), *_rollout(shape, config, layout)]
+        passes = [_logprobs(shape, config, layout), _merged(shape, layout)]
+        parts = [*held, *_update(shape, config, layout), *passes]
+    else:
+        parts = [*_states(shape, config, layout), *_update(shape, config, layout)]
     if layout.cpu and layout.kind != "local":
         count, each = layout.workers, f"{layout.workers} workers × "
         parts = [Part(p.name, p.rollout * count, p.update * count, f"{each}({p.how})") for p in parts]
         parts += machine_memory(shape, config, layout)
-    return Footprint(tuple(part for part in parts if part.rollout or part.update))
+    phases = ("rollout", "logprobs", "update", "checkpoint")
+    return Footprint(tuple(part for part in parts if any(getattr(part, phase) for phase in phases)))
 
 
 def gib(count: float) -> str:
@@ -132,23 +151,46 @@ def millions(count: int) -> str:
     return f"{count / 1e6:,.1f} M"
 
 
-def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """Weights, optimiser states and gradients; the offloaded ones only in an update. FSDP keeps the reference
-    in the machine's memory. verl has the gradients of one network at a time."""
-    local, trained = layout.kind == "local", (shape.trainable, shape.critic)
+def _local_states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """Weights and optimiser states, which stay where they are; the reference, which comes to a GPU for its
+    pass if it is offloaded; and gradients, which one network at a time has."""
     weight, gradient, optimiser = layout.state_bytes(shape.itemsize)
-    weights_away = not local and config.cluster.param_offload
-    states_away = not local and config.cluster.optimizer_offload
+    rows = (
+        ("policy weights", "", shape.parameters, weight),
+        ("adapter weights", "", shape.adapter, weight),
+        ("critic weights", "", shape.critic, weight),
+        ("policy optimiser", ", AdamW in float32", shape.trainable, optimiser),
+        ("critic optimiser", ", AdamW in float32", shape.critic_trained, optimiser),
+    )
+    parts = []
+    for name, note, count, each in rows:
+        size = count * each
+        parts.append(Part(name, size, size, f"{millions(count)} × {each} bytes{note}", size, size))
+    size, away = shape.reference * weight, config.ref.param_offload and not layout.cpu
+    how = f"{millions(shape.reference)} × {weight} bytes" + ("; else in the machine's memory" if away else "")
+    held = 0 if away else size
+    parts.append(Part("reference weights", held, held, how, size, held))
+    most, one = max(shape.trainable, shape.critic_trained), "; of one network at a time" * bool(shape.critic)
+    how = f"{millions(most)} × {gradient} bytes, accumulated in float32{one}"
+    return [*parts, Part("gradients", 0, most * gradient, how)]
+
+
+def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
+    """verl's weights, optimiser states and gradients; the offloaded ones only in an update, and gradients of
+    one network at a time. FSDP keeps the reference in the machine's memory."""
+    weight, gradient, optimiser = layout.state_bytes(shape.itemsize)
+    weights_away, states_away = config.cluster.param_offload, config.cluster.optimizer_offload
     reference = 0 if layout.kind == "fsdp" else shape.reference
-    adamw, one = ", AdamW in float32", "" if local or not shape.critic else "; of one network at a time"
+    adamw, one = ", AdamW in float32", "; of one network at a time" if shape.critic else ""
+    most = max(shape.trainable, shape.critic_trained)
     rows = (
         ("policy weights", "", shape.parameters, weight, layout.shards, weights_away),
         ("adapter weights", "", shape.adapter, weight, layout.shards, weights_away),
         ("critic weights", "", shape.critic, weight, layout.shards, weights_away),
         ("reference weights", "", reference, weight, layout.shards, weights_away),
         ("policy optimiser", adamw, shape.trainable, optimiser, layout.workers, states_away),
-        ("critic optimiser", adamw, shape.critic, optimiser, layout.workers, states_away),
-        ("gradients", one, sum(trained) if local else max(trained), gradient, layout.shards, False),
+        ("critic optimiser", adamw, shape.critic_trained, optimiser, layout.workers, states_away),
+        ("gradients", one, most, gradient, layout.shards, False),
     )
     parts = []
     for name, note, count, size, shards, offloaded in rows:
@@ -161,18 +203,31 @@ def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
 
 def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """The local engine's KV cache, which a GPU gives back before the update, and the temporaries of one
-    forward pass. The largest of three: sampling a token for every episode, repeating keys and values for each
-    query head, and the forward pass of the prompts."""
+    forward pass. The larger of two: sampling a token for every episode; or one layer's pass over prompts and
+    search results, with a mask and the keys and values of its episodes."""
     slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
-    sampling = SAMPLED_LOGIT * slots * shape.vocabulary
-    repeated = 2 * slots * shape.heads * shape.head_dim * longest * size if shape.repeats > 1 else 0
-    prompts = PADDED_TOKENS * (3 * shape.ffn * size + shape.width * (8 + 4 * size) + longest * size)
+    sampling, tokens = SAMPLED_LOGIT * slots * shape.vocabulary, max(PADDED_TOKENS, longest)
+    gathered = slots * longest * shape.kv_bytes // shape.layers
+    layer = tokens * longest * (1 + size) + _forward_layer(shape, tokens, gathered)
     cache = cache_bytes(shape, slots, longest)
+    kept = cache if layout.cpu else 0
     how = f"{slots} episodes × {longest:,} tokens × {shape.kv_bytes:,} bytes"
+    aside = shape.body * size if shape.adapter and layout.cpu else 0  # a GPU's lie in the machine's memory
+    largest = "logits" if sampling > layer else "one layer, a mask, keys and values of its episodes"
     return [
-        Part("KV cache", cache, cache if layout.cpu else 0, how),
-        Part("rollout buffers", max(sampling, repeated, prompts), 0, "logits, repeated keys, prompts"),
+        Part("KV cache", cache, kept, how, kept, kept),
+        Part("rollout buffers", max(sampling, layer), 0, largest),
+        Part("weights aside", aside, 0, "of the matrices with an adapter, while it is merged"),
     ]
+
+
+def _forward_layer(shape: Shape, tokens: int, gathered: int = 0) -> int:
+    """Bytes of a layer's forward pass without gradients: the states before and after it, and the largest of
+    its norm, its attention with `gathered` bytes of keys and values, and its feed-forward."""
+    size = shape.itemsize
+    norm, attention = shape.width * (8 + size), 4 * shape.heads * shape.head_dim * size
+    inner = max(tokens * norm, tokens * attention + gathered, tokens * 3 * shape.ffn * size)
+    return tokens * 2 * shape.width * size + inner
 
 
 def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
@@ -182,31 +237,32 @@ def cache_bytes(shape: Shape, slots: int, longest: int) -> int:
 
 
 def _update(shape: Shape, config: Config, layout: Layout) -> list[Part]:
-    """Temporaries of the largest pass, or of the optimiser's step if that is larger."""
-    numbers = 0 if layout.kind == "local" else max(shape.trainable, shape.critic)
-    step = -(-STEP * numbers // layout.workers)
-    candidates = [
-        _pass(shape, config, layout, config.actor),
-        [Part("optimiser step", 0, step, "gradients and a square root of moments in float32")],
-    ]
+    """Temporaries of the largest pass, or of the optimiser's step on verl if that is larger."""
+    candidates = [_pass(shape, config, layout, config.actor)]
     if shape.critic:
         candidates.append(_pass(shape, config, layout, config.critic))
+    if layout.kind != "local":
+        step = -(-STEP * max(shape.trainable, shape.critic_trained) // layout.workers)
+        how = "gradients and a square root of moments in float32"
+        candidates.append([Part("optimiser step", 0, step, how)])
     return max(candidates, key=lambda parts: sum(part.update for part in parts))
 
 
 def _pass(shape: Shape, config: Config, layout: Layout, section: Actor | Critic) -> list[Part]:
     """What one forward and backward pass of a network holds until it ends. During one layer's backward pass,
     its forward pass is repeated first where activations are not kept."""
-    size, tokens = shape.itemsize, pass_tokens(config, layout, section)
-    again = layer_bytes(shape, config) if config.model.gradient_checkpointing else 0
+    size, tokens, rank = shape.itemsize, pass_tokens(config, layout, section), _rank(config, section)
+    again = layer_bytes(shape, config, layout, rank) if config.model.gradient_checkpointing else 0
     layer = tokens * (again + 2 * (shape.ffn + shape.width) * size + 8 * shape.width)
     logits = logits_bytes(shape, config, layout, tokens) if section is config.actor else 0
-    if layout.kind == "local" and not shape.adapter:  # a weight's gradient, before it is accumulated
-        layer += shape.width * size * shape.ffn
-        logits += shape.width * size * shape.vocabulary if logits else 0
+    if layout.kind == "local" and not rank:  # a weight's gradient, before it is accumulated
+        head = shape.width * size * shape.vocabulary if logits else 0
+        layer += shape.width * size * shape.ffn + (head if shape.tied else 0)
+        logits += head
     if logits and config.model.cast_lm_head_to_fp32 and size < 4:
         logits += 2 * 4 * shape.width * shape.vocabulary  # the head in float32, and its gradient
-    gathered, kept = _gathered_bytes(shape) if layout.kind == "fsdp" else 0, activation_bytes(shape, config)
+    gathered = _gathered_bytes(shape) if layout.kind == "fsdp" else 0
+    kept = activation_bytes(shape, config, layout, rank)
     at_once = f"up to {CHUNK:,} tokens at once" if _chunked(shape, layout, tokens) else "all tokens at once"
     largest = f"logits of {at_once}" if logits > layer else "one layer and its gradients"
     who = "policy" if section is config.actor else "critic"
@@ -219,6 +275,32 @@ def _pass(shape: Shape, config: Config, layout: Layout, section: Actor | Critic)
     ]
 
 
+def _logprobs(shape: Shape, config: Config, layout: Layout) -> Part:
+    """A pass without gradients: one layer at a time, or the logits of a chunk beside the states."""
+    tokens, size = pass_tokens(config, layout, config.actor), shape.itemsize
+    if shape.critic:
+        tokens = max(tokens, pass_tokens(config, layout, config.critic))
+    chunk = min(CHUNK, tokens) * shape.vocabulary
+    logits = tokens * shape.width * size + chunk * size + FORWARD_LOGIT * _in_float32(chunk, layout)
+    layer = _forward_layer(shape, tokens)
+    largest = f"logits of up to {CHUNK:,} tokens at once" if logits > layer else "one layer"
+    return Part("log-prob buffers", 0, 0, f"{tokens:,} tokens: {largest}", logprobs=max(layer, logits))
+
+
+def _merged(shape: Shape, layout: Layout) -> Part:
+    """What saving a policy with an adapter holds: the largest matrix in float32, its change twice, the matrix
+    before it; and without a GPU the shard that is being written."""
+    largest = shape.width * shape.ffn * (FLOAT32 + 3 * shape.itemsize) if shape.adapter else 0
+    shard = min(SHARD, shape.parameters * shape.itemsize) if shape.adapter and layout.cpu else 0
+    how = "one matrix" + (" and a shard of the merged weights" if shard else ", on its way to the disk")
+    return Part("merged weights", 0, 0, how, checkpoint=largest + shard)
+
+
+def _rank(config: Config, section: Actor | Critic) -> int:
+    """The rank of a network's adapter, 0 where all its weights are trained."""
+    return config.model.lora_rank if section is config.actor else config.critic.lora_rank
+
+
 def pass_tokens(config: Config, layout: Layout, section: Actor | Critic) -> int:
     """The most tokens, padding included, of one forward and backward pass of a worker."""
     longest = config.data.max_episode_tokens
@@ -228,29 +310,37 @@ def pass_tokens(config: Config, layout: Layout, section: Actor | Critic) -> int:
     )
 
 
-def activation_bytes(shape: Shape, config: Config) -> int:
+def activation_bytes(shape: Shape, config: Config, layout: Layout, rank: int) -> int:
     """Bytes per token kept until the backward pass: layers (their input alone with gradient checkpointing),
-    last norm, mask."""
+    last norm, and a mask where rows are padded. `rank` is that of the network's adapter."""
     size, longest = shape.itemsize, config.data.max_episode_tokens
     checkpointed = config.model.gradient_checkpointing
-    layer = shape.width * size if checkpointed else layer_bytes(shape, config)
-    return shape.layers * layer + shape.width * (4 + 2 * size) + longest * (1 + size)
+    layer = shape.width * size if checkpointed else layer_bytes(shape, config, layout, rank)
+    mask = 0 if packed(config, layout) else longest * (1 + size)
+    return shape.layers * layer + shape.width * (4 + 2 * size) + mask
 
 
-def layer_bytes(shape: Shape, config: Config) -> int:
+def packed(config: Config, layout: Layout) -> bool:
+    """Whether the local backend packs the rows of an update, which takes no padding and no mask."""
+    return layout.kind == "local" and config.model.attn_implementation == "sdpa"
+
+
+def layer_bytes(shape: Shape, config: Config, layout: Layout, rank: int) -> int:
     """Bytes per token that one decoder layer keeps for its backward pass.
 
-    Two norms (their input in float32, and their output, twice where their weight is trained); queries, keys
-    and values for each query head, the attention's output, the original keys and values, and the softmax's
-    normaliser; the four tensors of the gated feed-forward; the inner activations of seven LoRA adapters.
-    Eager attention also keeps its weights, in float32 and in the model's precision.
+    Two norms (their input in float32, and their output, twice where their weight is trained); queries and the
+    attention's output; keys and values for each query head, or where rows are packed the output once more;
+    the original keys and values, and the softmax's normaliser; the four tensors of the gated feed-forward;
+    the inner activations of seven LoRA adapters. Eager attention also keeps its weights, in float32 and in
+    the model's precision.
     """
     size, heads = shape.itemsize, shape.heads * shape.head_dim
-    norms = 2 * shape.width * (4 + (size if shape.adapter else 2 * size))
-    attention = (4 * heads + 2 * shape.kv_heads * shape.head_dim) * size + 4 * shape.heads
+    norms = 2 * shape.width * (4 + (size if rank else 2 * size))
+    wide = 3 if packed(config, layout) else 4
+    attention = (wide * heads + 2 * shape.kv_heads * shape.head_dim) * size + 4 * shape.heads
     if config.model.attn_implementation == "eager":
         attention += shape.heads * config.data.max_episode_tokens * (4 + size)
-    return norms + attention + (4 * shape.ffn + 7 * config.model.lora_rank) * size
+    return norms + attention + (4 * shape.ffn + 7 * rank) * size
 
 
 def _chunked(shape: Shape, layout: Layout, tokens: int) -> bool:
@@ -261,19 +351,25 @@ def _chunked(shape: Shape, layout: Layout, tokens: int) -> bool:
 def logits_bytes(shape: Shape, config: Config, layout: Layout, tokens: int) -> int:
     """Bytes of the logits of `tokens` tokens and of what is computed from them.
 
-    verl has those of a pass all at once. Locally there is one chunk at a time, recomputed in the backward
-    pass; small chunks are kept.
+    verl has those of a pass all at once. Locally there is one chunk at a time with its gradient, recomputed
+    in the backward pass, and a part of it in float32; small chunks are kept.
     """
     entropy = config.actor.entropy_coeff != 0
+    size = FLOAT32 if config.model.cast_lm_head_to_fp32 else shape.itemsize
     if layout.kind != "local":
         per_logit = (VERL_LOGIT_WITH_ENTROPY if entropy else VERL_LOGIT)[shape.itemsize]
         if "flash" in config.model.attn_implementation:
             per_logit = FUSED_LOGIT * shape.itemsize
         return per_logit * tokens * shape.vocabulary
-    chunk, more = min(CHUNK, tokens) * shape.vocabulary, ENTROPY if entropy else 0
-    if _chunked(shape, layout, tokens):
-        return (LOGIT + more) * chunk
-    return LOGIT * tokens * shape.vocabulary + max(more, 4) * chunk
+    chunk = min(CHUNK, tokens) * shape.vocabulary
+    held = chunk if _chunked(shape, layout, tokens) else tokens * shape.vocabulary
+    per_number = LOGIT + (ENTROPY if entropy else 0)
+    return (held + chunk) * size + per_number * _in_float32(chunk, layout)
+
+
+def _in_float32(logits: int, layout: Layout) -> int:
+    """How many of `logits` the local backend has in float32 at the same time."""
+    return min(logits, FLOAT32_LOGITS["cpu" if layout.cpu else "cuda"])
 
 
 def _gathered_bytes(shape: Shape) -> int:
@@ -312,7 +408,7 @@ def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """What one of verl's machines holds in its memory beside the workers' parts: with GPUs, while weights
     load (`rollout`) and after (`update`); without, throughout the run."""
     cluster, nodes, copies = config.cluster, layout.nodes, layout.copies
-    held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic
+    held, trained = shape.parameters + shape.adapter + shape.critic, shape.trainable + shape.critic_trained
     reference = 0 if layout.kind == "megatron" else shape.reference * FLOAT32 // nodes
     processes = f"{layout.processes} × {PROCESS / GIB:.1f} GiB"
     off_gpus = "" if layout.cpu else "; FSDP keeps it off the GPUs"
@@ -343,7 +439,8 @@ def machine_memory(shape: Shape, config: Config, layout: Layout) -> list[Part]:
 def checkpoint_bytes(shape: Shape, layout: Layout) -> int:
     """Bytes on disk of one checkpoint: the local backend's merged model and the state to resume from;
     verl's weights and moments of policy and critic in float32."""
-    trained, size = shape.trainable + shape.critic, shape.itemsize
+    trained, size = shape.trainable + shape.critic_trained, shape.itemsize
     if layout.kind == "local":
-        return shape.parameters * size + trained * (size + layout.state_bytes(size)[2])
+        beside = 2 * shape.adapter + shape.critic_trained  # an adapter is saved to resume, and for others
+        return (shape.parameters + beside) * size + trained * layout.state_bytes(size)[2]
     return (shape.parameters + shape.adapter + shape.critic) * FLOAT32 + trained * MOMENTS

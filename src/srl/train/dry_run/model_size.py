@@ -16,10 +16,12 @@ from srl.errors import UserError
 from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
 from srl.pretrained import HubName
 from srl.train.gguf_model import check_gguf, is_gguf
+from srl.train.load_components import critic_options
 from srl.train.local_model import described
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
@@ -52,7 +54,9 @@ class Shape:
 
     `parameters` are the policy's without the LoRA adapter, `body` those without embeddings and head as well.
     `trainable` are what its training changes: the adapter's alone, where there is one. `critic` and
-    `reference` are networks held beside the policy. `itemsize` is the bytes of a number in a pass.
+    `reference` are held beside the policy; what the critic shares with the policy does not count, and
+    `critic_trained` of it are trained. `tied` is whether the head is the embedding. `itemsize` is the bytes
+    of a number in a pass.
     """
 
     kind: str
@@ -70,7 +74,9 @@ class Shape:
     adapter: int
     trainable: int
     critic: int
+    critic_trained: int
     reference: int
+    tied: bool
 
     @property
     def kv_bytes(self) -> int:
@@ -94,7 +100,7 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
     parameters, outside = count_parameters(policy), _embeddings(policy)
     if settings.lora_rank > 0:
         add_lora(policy, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
-    sizes = policy.config.get_text_config()
+    sizes, critic = policy.config.get_text_config(), _critic(config, policy) if needs_critic else []
     heads = sizes.num_attention_heads
     return Shape(
         kind=sizes.model_type, layers=sizes.num_hidden_layers, width=sizes.hidden_size, heads=heads,
@@ -104,9 +110,17 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
         vocabulary=sizes.vocab_size, context=getattr(sizes, "max_position_embeddings", None),
         itemsize=dtype.itemsize, parameters=parameters, body=parameters - outside,
         adapter=count_parameters(policy) - parameters, trainable=count_parameters(policy, trainable=True),
-        critic=count_parameters(Critic(policy)) if needs_critic else 0,
-        reference=_reference(config, parameters, dtype),
+        critic=sum(weight.numel() for weight in critic),
+        critic_trained=sum(weight.numel() for weight in critic if weight.requires_grad),
+        reference=_reference(config, parameters, dtype), tied=outside <= sizes.vocab_size * sizes.hidden_size,
     )  # fmt: skip
+
+
+def _critic(config: Config, policy: PreTrainedModel) -> list[nn.Parameter]:
+    """The critic's weights that are not the policy's too."""
+    shared = {id(weight) for weight in policy.parameters()}
+    critic = Critic(policy, **critic_options(config))
+    return [weight for weight in critic.parameters() if id(weight) not in shared]
 
 
 def _reference(config: Config, parameters: int, dtype: torch.dtype) -> int:

@@ -29,7 +29,15 @@ from srl.train.dry_run.memory import (
     machine_memory,
 )
 from srl.train.dry_run.model_size import Shape, shape_of
-from srl.train.dry_run.remedy import USABLE, Device, Phase, memory_warnings
+from srl.train.dry_run.remedy import (
+    LOCAL,
+    USABLE,
+    Device,
+    Phase,
+    memory_warnings,
+    settings_that_fit,
+    sizes,
+)
 from srl.train.dry_run.startup_errors import startup_errors
 from srl.train.dry_run.step_time import (
     DeviceSpeed,
@@ -51,8 +59,9 @@ from srl.workspace import Workspace
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-GPUS = {"24 GB": 24.0, "48 GB": 45.0, "80 GB": 79.6, "141 GB": 139.0}
+GPUS = {"16 GB": 15.6, "24 GB": 24.0, "48 GB": 45.0, "80 GB": 79.6, "141 GB": 139.0}
 """GiB of the usual GPUs, for a plan made on a machine without one."""
+NOT_HERE = Device("cuda", "a GPU that is not here", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,19 @@ class GpuFit:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalFit:
+    """Whether a local run fits a GPU that is not here: `settings` make it fit, None where nothing does."""
+
+    name: str
+    settings: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunPlan:
     """A run before it starts. `memory` is of one device, or of the whole machine where verl has no GPU.
 
-    The local backend alone has times. verl alone has what follows them; `host` is the memory of each machine.
+    The local backend alone has times, on a device that is here, and `local_fits` on a GPU that is not. verl
+    alone has what follows them; `host` is the memory of each machine.
     """
 
     facts: dict[str, str]
@@ -94,6 +112,7 @@ class RunPlan:
     speed: DeviceSpeed | None = None
     assumed: EpisodeTokens | None = None
     time: StepTimes | None = None
+    local_fits: tuple[LocalFit, ...] = ()
     machines: dict[str, str] = field(default_factory=dict)
     settings: tuple[VerlSetting, ...] = ()
     host: tuple[Part, ...] = ()
@@ -106,6 +125,8 @@ def plan_local(config: Config) -> RunPlan:
     """The plan of a run on the local backend. Raises UserError where the configuration cannot be planned."""
     check_data(config)
     config = with_cached_models(config)
+    if config.model.device.startswith("cuda") and not torch.cuda.is_available():
+        return _plan_elsewhere(config)
     target, shape = pick_device(config.model.device), _shape(config)
     layout = Layout("local", cpu=target.type == "cpu")
     speed, assumed = _measured(config, shape, target), half_of_the_budgets(config)
@@ -114,6 +135,19 @@ def plan_local(config: Config) -> RunPlan:
         _plan(config, config, shape, device_of(target), layout, warnings=warnings), speed=speed,
         assumed=assumed, time=step_times(shape, config, speed, assumed),
     )  # fmt: skip
+
+
+def _plan_elsewhere(config: Config) -> RunPlan:
+    """The plan of a run on a GPU, made where there is none: no times, and which of the usual GPUs fit."""
+    dtype = str(pick_dtype(config.model.dtype, torch.device("cuda"))).removeprefix("torch.")
+    counted = config.with_settings({"model.device": "cpu", "model.dtype": dtype})
+    shape, layout, path = _shape(counted), Layout("local"), config.model.path or BASE_MODEL
+    size = sizes(counted, shape, path, layout)
+    fits = (
+        LocalFit(name, settings_that_fit(counted, shape, size, memory * 2**30))
+        for name, memory in GPUS.items()
+    )
+    return replace(_plan(config, counted, shape, NOT_HERE, layout), local_fits=tuple(fits))
 
 
 def plan_verl(config: Config, job: Job) -> RunPlan:
@@ -140,7 +174,7 @@ def plan_verl(config: Config, job: Job) -> RunPlan:
 
 def _plan(
     config: Config, counted: Config, shape: Shape, device: Device, layout: Layout,
-    phases: Sequence[Phase] = ("rollout", "update"), warnings: Iterable[str] = (),
+    phases: Sequence[Phase] = LOCAL, warnings: Iterable[str] = (),
 ) -> RunPlan:  # fmt: skip
     """What both backends plan. `counted` is `config` in the precision of the passes."""
     path, memory = config.model.path or BASE_MODEL, footprint(shape, counted, layout)
@@ -216,7 +250,7 @@ def _verl_device(job: Job) -> Device:
     """This machine's CPU where the run uses no GPU, else its GPU, or one that is not here."""
     if job.cpu or torch.cuda.is_available():
         return device_of(torch.device("cpu" if job.cpu else "cuda"))
-    return Device("cuda", "a GPU that is not here", None)
+    return NOT_HERE
 
 
 def _fits(config: Config, memory: Footprint, engine: GenerationMemory, device: Device) -> Iterator[GpuFit]:

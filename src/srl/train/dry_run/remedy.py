@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,13 +14,21 @@ from srl.train.dry_run.model_size import Shape, shape_of
 USABLE = 0.9
 """Share of a device's memory that a run can plan with; libraries and fragmentation take the rest."""
 
-Phase = Literal["rollout", "update"]
+Phase = Literal["rollout", "logprobs", "update", "checkpoint"]
+LOCAL: tuple[Phase, ...] = ("rollout", "logprobs", "update", "checkpoint")
+"""The phases of a step on the local backend, with its checkpoint."""
 
+NAMES: dict[Phase, str] = {"logprobs": "log-prob pass"}
 KEYS: dict[Phase, str] = {
     "rollout": "rollout.max_num_seqs, data.max_response_length",
-    "update": "model.gradient_checkpointing, actor.ppo_max_token_len, model.lora_rank",
+    "logprobs": "actor.ppo_max_token_len",
+    "update": "model.gradient_checkpointing, actor.ppo_max_token_len, critic.lora_rank, model.lora_rank",
+    "checkpoint": "critic.lora_rank, model.lora_rank",
 }
 """What decides the memory of each phase, for a given model."""
+
+Size = Callable[[Phase, dict[str, Any]], int]
+"""The bytes of a phase with some settings changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,42 +42,83 @@ class Device:
 
 def memory_warnings(
     config: Config, shape: Shape, path: str | Path, device: Device, layout: Layout,
-    phases: Sequence[Phase] = ("rollout", "update"),
+    phases: Sequence[Phase] = LOCAL,
 ) -> Iterator[str]:  # fmt: skip
     """A line for each phase that does not fit the device, with the settings that make it fit, as options to
     type; else with the keys to try."""
     if device.memory is None:
         return
-    room = USABLE * device.memory
-
-    def size(phase: Phase, settings: dict[str, Any]) -> int:
-        changed, other = config.with_settings(settings), shape
-        if "model.lora_rank" in settings:
-            other = shape_of(changed, path, needs_critic=shape.critic > 0)
-        return getattr(footprint(other, changed, layout), phase)
-
+    room, size = USABLE * device.memory, sizes(config, shape, path, layout)
     for phase in phases:
         if (needed := size(phase, {})) <= room:
             continue
         advice = f"no setting of {KEYS[phase]} is enough; use a smaller model or shorter episodes"
-        for settings in _candidates(config, phase):
-            if size(phase, settings) <= room:
-                advice = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items())
-                break
-        yield f"the {phase} needs {gib(needed)}, and {device.name} has {gib(device.memory)}: {advice}"
+        fitting = next((s for s in _candidates(config, shape, phase) if size(phase, s) <= room), None)
+        if fitting is not None:
+            advice = typed(fitting)
+        name = NAMES.get(phase, phase)
+        yield f"the {name} needs {gib(needed)}, and {device.name} has {gib(device.memory)}: {advice}"
 
 
-def _candidates(config: Config, phase: Phase) -> Iterator[dict[str, Any]]:
-    """Settings to try, the cheapest first."""
-    if phase == "rollout":
-        yield from ({"rollout.max_num_seqs": count} for count in _halves(config.rollout.max_num_seqs, 1))
-        return
-    halves = _halves(config.actor.ppo_max_token_len, config.data.max_episode_tokens)
-    tokens = [{}, *({"actor.ppo_max_token_len": count} for count in halves)]
-    checkpointing = {} if config.model.gradient_checkpointing else {"model.gradient_checkpointing": True}
-    adapter = {} if config.model.lora_rank else {"model.lora_rank": 32}
-    for more in ({}, checkpointing, checkpointing | adapter):
-        yield from (more | shorter for shorter in tokens)
+def sizes(config: Config, shape: Shape, path: str | Path, layout: Layout) -> Size:
+    """How large the phases of a run are, with any settings changed. Adapters change the shape; each kind of
+    networks is built once."""
+    shapes = {(config.model.lora_rank, config.critic.lora_rank): shape}
+
+    def size(phase: Phase, settings: dict[str, Any]) -> int:
+        changed = config.with_settings(settings)
+        ranks = changed.model.lora_rank, changed.critic.lora_rank
+        if ranks not in shapes:
+            shapes[ranks] = shape_of(changed, path, needs_critic=shape.critic > 0)
+        return getattr(footprint(shapes[ranks], changed, layout), phase)
+
+    return size
+
+
+def settings_that_fit(config: Config, shape: Shape, size: Size, memory: float) -> dict[str, Any] | None:
+    """The settings with which every phase of a local run fits `memory` bytes; None if none are enough."""
+    room, chosen = USABLE * memory, dict[str, Any]()
+    for phase in ("update", "logprobs", "rollout", "checkpoint"):
+        fitting = ({}, *_candidates(config.with_settings(chosen), shape, phase))
+        found = next((settings for settings in fitting if size(phase, chosen | settings) <= room), None)
+        if found is None:
+            return None
+        chosen |= found
+    return chosen
+
+
+def typed(settings: dict[str, Any]) -> str:
+    """Settings as options to type."""
+    return " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items())
+
+
+def _candidates(config: Config, shape: Shape, phase: Phase) -> Iterator[dict[str, Any]]:
+    """Settings to try, the cheapest first: those that leave what is learned as it is, then adapters."""
+    many, longest = config.rollout.max_num_seqs, config.data.max_episode_tokens
+    halves = _halves(config.actor.ppo_max_token_len, longest)
+    limits = ["actor.ppo_max_token_len", *(["critic.ppo_max_token_len"] if shape.critic else [])]
+    fewer: dict[Phase, list[dict[str, Any]]] = {
+        "rollout": [{"rollout.max_num_seqs": count} for count in _halves(many, 1)],
+        "logprobs": [dict.fromkeys(limits, count) for count in halves],
+        "checkpoint": [],
+    }
+    fewer["update"] = fewer["logprobs"]
+    for more in _less_held(config, shape, phase):
+        yield from (more | less for less in ({}, *fewer[phase]))
+
+
+def _less_held(config: Config, shape: Shape, phase: Phase) -> Iterator[dict[str, Any]]:
+    """Nothing; the activations of one layer; a critic that is an adapter; a policy with an adapter."""
+    more: dict[str, Any] = {}
+    yield more
+    if phase == "update" and not config.model.gradient_checkpointing:
+        more = more | {"model.gradient_checkpointing": True}
+        yield more
+    if shape.critic and not config.critic.lora_rank:
+        more = more | {"critic.lora_rank": 32}
+        yield more
+    if not config.model.lora_rank:
+        yield more | {"model.lora_rank": 32}
 
 
 def _halves(value: int, least: int) -> Iterator[int]:

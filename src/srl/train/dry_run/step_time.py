@@ -123,8 +123,9 @@ def step_times(shape: Shape, config: Config, speed: DeviceSpeed, tokens: Episode
     forwards = 2 if config.model.gradient_checkpointing else 1
     trained = shape.trainable if shape.adapter else shape.body
     actor = (forwards + 1) * forward + 2 * trained * tokens.episode + (3 if shape.adapter else 4) * head
-    critic = (forwards + 2) * forward if shape.critic else 0
-    update = config.actor.ppo_epochs * actor + config.critic.ppo_epochs * critic
+    own = config.critic.lora_rank > 0
+    critic = (forwards + 1) * forward + 2 * (shape.critic_trained if own else shape.body) * tokens.episode
+    update = config.actor.ppo_epochs * actor + config.critic.ppo_epochs * critic * (shape.critic > 0)
     rollout = _rollout_s(shape, config, speed, tokens, forward)
     episodes = config.data.train_batch_size * config.rollout.n
     logprobs_s, update_s = (episodes * operations / speed.operations for operations in (logprobs, update))
@@ -138,16 +139,15 @@ def _rollout_s(
     """Seconds to read the prompts (once per question) and search results, and to decode token by token.
 
     A decoding step takes its launch, and the longer of two: moving all weights, and for every episode in
-    flight its logits and mean KV cache (written and read once more where keys and values are repeated for
-    each query head); or its operations. The longest episode writes twice as much as the mean.
+    flight its logits and mean KV cache; or its operations. The longest episode writes twice as much as the
+    mean.
     """
     episodes = config.data.train_batch_size * config.rollout.n
     read = config.data.train_batch_size * tokens.prompt + episodes * tokens.read
     reading = 2 * (shape.body + shape.adapter) * read / speed.operations
     steps = max(2 * tokens.written, math.ceil(episodes * tokens.written / config.rollout.max_num_seqs))
     in_flight = episodes * tokens.written / steps
-    copies = 1 + (2 * shape.repeats if shape.repeats > 1 else 0)
-    per_episode = shape.kv_bytes * tokens.episode / 2 * copies + 40 * shape.vocabulary
+    per_episode = shape.kv_bytes * tokens.episode / 2 + 40 * shape.vocabulary
     moved = (shape.parameters + shape.adapter) * shape.itemsize + in_flight * per_episode
     operations = in_flight * (forward / tokens.episode + 2 * shape.width * shape.vocabulary)
     return reading + steps * (speed.forward_s + max(moved / speed.bandwidth, operations / speed.operations))

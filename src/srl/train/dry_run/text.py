@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from srl.train.dry_run.memory import Part, gib
 from srl.train.dry_run.plan import RunPlan
+from srl.train.dry_run.remedy import typed
 
 
 def plan_lines(plan: RunPlan) -> list[str]:
     """The plan in blocks with an empty line between them; what a backend does not have is left out."""
     blocks = (
         _columns(plan.facts.items()), _columns(plan.machines.items()), _memory(plan),
-        _table(("memory of each machine, estimated", "at the start", "after it", ""), plan.host),
-        _generation(plan), _time(plan), _settings(plan),
+        _table("memory of each machine, estimated", AT_THE_START, plan.host),
+        _generation(plan), _local_fits(plan), _time(plan), _settings(plan),
         [f"note: {text}" for text in plan.notes],
         [f"warning: {text}" for text in plan.warnings],
     )  # fmt: skip
@@ -35,24 +36,46 @@ def _columns(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterat
 
 
 def _memory(plan: RunPlan) -> Iterator[str]:
-    where = "" if plan.time else " of each GPU" if plan.fits else " of this machine"
+    where = "" if not plan.machines else " of each GPU" if plan.fits else " of this machine"
     has = ""
     if plan.device.memory is not None:
         available = " available" if plan.device.kind == "cpu" else ""
         has = f"{plan.device.name} has {gib(plan.device.memory)}{available}"
-    return _table((f"memory{where}, estimated", "rollout", "update", ""), plan.memory.parts, has)
+    phases = PHASES if plan.machines else LOCAL_PHASES
+    return _table(f"memory{where}, estimated", phases, plan.memory.parts, has)
 
 
-def _table(title: Sequence[str], parts: Sequence[Part], has: str = "") -> Iterator[str]:
-    """The bytes of each part in two columns, how they are counted, and their sums; nothing without parts."""
+PHASES = {"rollout": "rollout", "update": "update"}
+AT_THE_START = {"rollout": "at the start", "update": "after it"}
+LOCAL_PHASES = {"rollout": "rollout", "logprobs": "log-probs", "update": "update", "checkpoint": "checkpoint"}
+"""The phases that have a column, and its title."""
+
+
+def _table(title: str, phases: Mapping[str, str], parts: Sequence[Part], has: str = "") -> Iterator[str]:
+    """The bytes of each part in a column for each phase, how they are counted, and their sums."""
     if not parts:
         return
-    total = Part("total", sum(part.rollout for part in parts), sum(part.update for part in parts), has)
-    rows = [
-        (part.name, *(gib(size) if size else "–" for size in (part.rollout, part.update)), part.how)
-        for part in (*parts, total)
+    rows = [(part.name, [getattr(part, phase) for phase in phases], part.how) for part in parts]
+    sums = [sum(column) for column in zip(*(sizes for _, sizes, _ in rows), strict=True)]
+    lines = [
+        (name, *(gib(size) if size else "–" for size in sizes), how)
+        for name, sizes, how in (*rows, ("total", sums, has))
     ]
-    yield from _columns([title, *rows], right=(1, 2))
+    yield from _columns([(title, *phases.values(), ""), *lines], right=range(1, 1 + len(phases)))
+
+
+def _local_fits(plan: RunPlan) -> Iterator[str]:
+    """A row for each of the usual GPUs: what to type, beside what was typed, for a run to fit it."""
+    if plan.local_fits:
+        yield "on one GPU"
+    rows = []
+    for fit in plan.local_fits:
+        if fit.settings is None:
+            said = "does not fit"
+        else:
+            said = f"fits with {typed(fit.settings)}" if fit.settings else "fits"
+        rows.append((fit.name, said))
+    yield from _columns(rows) if rows else ()
 
 
 def _generation(plan: RunPlan) -> Iterator[str]:
