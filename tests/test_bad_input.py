@@ -187,7 +187,7 @@ def test_a_mistake_in_a_configuration_file_has_its_line(shell: Shell, content, m
         (("data", "prepare"), "; type: srl data prepare --help"),
         (("data", "prepare", "--nope"), "No such option: --nope; type: srl data prepare --help"),
         (("data", "show", "a", "-n", "x"), "'--number'"),
-        (("eval", "run"), "Missing argument 'MODEL'; type: srl eval run --help"),
+        (("eval", "run"), "Missing option '--data'; type: srl eval run --help"),
         (("serve", "retriever", "--index", "i", "--port", "99999"), "'--port'"),
         (("inspect", "trajectories", "-n", "-3"), "'--limit'"),
         (("plugins", "new", "toy", "x"), "'toy'"),

@@ -11,13 +11,17 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.rows import experience, gradients, trajectory
+from tests.tiny_models import byte_level_tokenizer, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
 from srl.config import load_config
 from srl.errors import UserError
-from srl.model import new_model
+from srl.model import add_lora, new_model
+from srl.rollout.codec import Codec
+from srl.rollout.torch_engine import TorchEngine
 from srl.train.compute_advantages import needs_old_logprobs, rollout_correction
+from srl.train.load_components import samples_as_trained
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection
@@ -205,6 +209,17 @@ def test_auto_weights_tokens_unless_the_engine_samples_with_the_trainers_weights
     assert correction(same_weights=False) == RolloutCorrection("token", upper=2.0)
     assert correction("rollout_is=off") == NO_CORRECTION
     assert correction("rollout_is=sequence", same_weights=True).level == "sequence"
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_an_adapter_merged_in_less_than_float32_is_another_sampler(dtype, exact) -> None:
+    codec = Codec(byte_level_tokenizer())
+    small = {"max_num_seqs": 2, "max_model_len": 64}
+    plain = tiny_model(dtype=dtype)
+    assert samples_as_trained(TorchEngine(plain, codec, **small), plain)
+    adapted = tiny_model(dtype=dtype)
+    add_lora(adapted, 2)
+    assert samples_as_trained(TorchEngine(adapted, codec, **small), adapted) is exact
 
 
 def test_old_keys_are_read_with_a_warning() -> None:

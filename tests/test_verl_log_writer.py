@@ -210,8 +210,8 @@ def test_lost_episodes_are_counted_with_the_first_fault(log):
     broken = episode(7, end="failed", answer=None)
     broken.searches[-1] = search("query", status="refused", error="nobody listens")
     writer.add(1, "train", record(broken, advantage=None))
-    assert writer.failed_episodes(1, "train") == (1, 3, "refused: nobody listens")
-    assert writer.failed_episodes(2, "train") == (0, 0, "")
+    assert writer.failed_episodes(1, "train") == (1, 3, "refused: nobody listens", "search")
+    assert writer.failed_episodes(2, "train") == (0, 0, "", "search")
     writer.close("failed")
     assert entries(log) == [("train", 1, 3)], "asking for another step has not made one"
 

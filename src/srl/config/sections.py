@@ -322,7 +322,7 @@ class RolloutCorrection(Section):
     rollout_is: Literal["auto", "token", "sequence", "off"] = "auto"
     """Weight the loss by truncated importance sampling, π_trainer / π_sampler: of each token, or the product
     of a sequence's. auto: token if the engine samples from a copy of the weights (vLLM, SGLang, any engine of
-    verl's), else off."""
+    verl's) or from an adapter merged in less than float32, else off."""
     rollout_is_threshold: Annotated[
         float | str, AfterValidator(checked_bounds), Takes("number > 0, or LOWER_UPPER such as 0.5_5")
     ] = 2.0

@@ -46,7 +46,7 @@ def _untimed(name: str) -> contextlib.AbstractContextManager[None]:
 class Learner:
     """The networks of the local backend, and the KL controller of their rewards.
 
-    `same_weights`: the engine samples with the actor's own tensors (`EngineTraits`).
+    `same_weights`: what samples has the actor's weights, to the bit.
     """
 
     config: Config

@@ -18,7 +18,7 @@ from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.sections import Model, OpenAi
 from srl.errors import UserError
 from srl.files import json_object
-from srl.model import load_model, load_tokenizer, model_digest, pick_device
+from srl.model import has_lora, load_model, load_tokenizer, model_digest, pick_device
 from srl.plugins import manager
 from srl.pretrained import hub_name
 from srl.reward import RewardMix
@@ -234,10 +234,18 @@ def _load_vllm(config: Config, policy: LoadedModel) -> Engine:
     )  # fmt: skip
 
 
+def samples_as_trained(engine: Engine, model: PreTrainedModel) -> bool:
+    """Whether `engine` samples with the weights of `model` as the trainer has them.
+
+    An adapter that is merged into weights of less than float32 is rounded, a small one away.
+    """
+    return engine.traits.same_weights and not (has_lora(model) and model.dtype.itemsize < 4)
+
+
 def load_learner(config: Config, policy: LoadedModel, same_weights: bool = True) -> Learner:
     """Actor, frozen reference and critic, as far as the algorithm needs them.
 
-    `same_weights` is the trait of the engine that samples.
+    `same_weights`: what samples has the policy's weights (`samples_as_trained`).
     """
     algorithm = load_algorithm(config)
     adapter = config.model.lora_rank > 0 and config.ref.path is None

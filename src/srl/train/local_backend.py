@@ -34,6 +34,7 @@ from srl.train.load_components import (
     load_optimisers,
     load_policy,
     reference_digest,
+    samples_as_trained,
 )
 from srl.train.make_missing import BASE_MODEL, Note
 from srl.train.model_card import model_card
@@ -249,7 +250,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
         compile_updates(config, [trunk(policy.model)], tokens, workspace, terminal.note)
         loop = sft_loop(config, policy, environment, demonstration_file(config, workspace, terminal.note))
         return LocalRun(config, terminal, environment, engine, loop, where)
-    learner = load_learner(config, policy, engine.traits.same_weights)
+    learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
     compile_updates(config, learner.trunks, tokens, workspace, terminal.note)
     optimisers = load_optimisers(config, learner)
     reference = reference_digest(config, learner.reference)
