@@ -293,3 +293,29 @@ def test_an_update_moves_log_probs_the_way_of_the_advantages():
 def test_metrics_are_means_over_the_optimiser_steps_that_have_them():
     assert mean_metrics([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": 2.0, "b": 2.0}
     assert mean_metrics([]) == {}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_forty_micro_batches_in_bfloat16_have_the_gradient_of_one(seed):
+    """The optimiser accumulates in float32; in bfloat16 the same additions are further from the gradient."""
+    specs = ("ppaaoaa", "paaa", "ppppafffa", "ppaaaoooaaaaa") * 10
+    part = experience([trajectory(spec, seed=n + 40 * seed) for n, spec in enumerate(specs)], seed=seed)
+    loss = ActorLoss(temperature=0.8)
+
+    def gradient(budget, dtype, accumulated=True):
+        model = policy(dtype=dtype)
+        optimiser = Optimiser(model.parameters(), lr=0.1) if accumulated else None
+        accumulate_actor(model, part, loss=loss, max_tokens=budget)
+        owners = optimiser.masters if optimiser else model.parameters()
+        return torch.cat([owner.grad.flatten().double() for owner in owners])
+
+    exact = gradient(10_000, torch.float64)
+
+    def off(found):
+        return float((found - exact).norm() / exact.norm())
+
+    whole, summed = off(gradient(10_000, torch.bfloat16)), off(gradient(1, torch.bfloat16))
+    in_bfloat16 = off(gradient(1, torch.bfloat16, accumulated=False))
+    assert summed < 1.2 * whole
+    assert summed < 0.7 * in_bfloat16
+    torch.testing.assert_close(gradient(1, torch.float32), gradient(10_000, torch.float32))
