@@ -92,6 +92,7 @@ def test_a_compiler_that_fails_in_the_middle_is_left_and_said_once(compiler):
         for name, gradient in expected[1].items():
             torch.testing.assert_close(found[name], gradient, msg=name)
     assert notes == ["torch.compile failed, and updates go on without it: C++ compile error"]
+    assert compiler.calls == 5, "a layer whose compiler failed does not ask it again"
 
 
 def test_lack_of_memory_is_no_failure_of_the_compiler(monkeypatch):
