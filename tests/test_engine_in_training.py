@@ -6,10 +6,11 @@ import pytest
 from tests.test_local_backend import metrics_of, only_run, setting  # noqa: F401 - a fixture
 from tests.training import config, train
 
+import srl.store
 from srl.config import load_config
 from srl.errors import UserError
 from srl.model import load_model
-from srl.rollout.engine import EngineTraits
+from srl.rollout.engine import EngineFault, EngineTraits
 from srl.rollout.torch_engine import TorchEngine
 from srl.safe_text import hidden
 from srl.train import load_components
@@ -41,6 +42,15 @@ class OwnCopy(TorchEngine):
         super().close()
 
 
+class FailsOnce(OwnCopy):
+    """Fails the first turn of one sample of every question, however often it is asked."""
+
+    async def generate(self, request_id, token_ids, sampling):
+        if request_id.startswith("train/") and request_id.split("/")[-2] == "1":
+            raise EngineFault("the engine is on fire")
+        return await super().generate(request_id, token_ids, sampling)
+
+
 class AnswersInText(OwnCopy):
     traits = EngineTraits(keyed_sampling=True, same_weights=False, token_ids=False)
 
@@ -68,6 +78,27 @@ def test_engine_with_weights_of_its_own_gets_the_new_ones_after_each_update(sett
     for values in metrics_of(only_run(workspace)).values():
         assert values["rollout/logprob_diff/max"] < 1e-4, "the engine's weights are not the trainer's"
         assert values["actor/grad_norm"] > 0
+
+
+def test_episodes_that_the_engine_fails_are_left_out_of_the_update_and_named_in_the_log(
+    setting, workspace, made  # noqa: F811
+):  # fmt: skip
+    made.append(FailsOnce)
+    train(config(setting, "grpo", ["rollout.n=3", "search.max_failed=0.5"]), workspace)
+    run = only_run(workspace)
+    for values in metrics_of(run).values():
+        assert values["env/excluded_share"] == pytest.approx(1 / 3)
+        assert values["actor/grad_norm"] >= 0
+    with srl.store.open(run) as log:
+        query = "SELECT DISTINCT sample, valid, error FROM trajectories WHERE phase = 'train' ORDER BY ALL"
+        found = log.execute(query).fetchall()
+    assert found == [(0, True, ""), (1, False, "the engine is on fire"), (2, True, "")]
+
+
+def test_too_many_failed_turns_end_the_run_and_name_the_engine(setting, workspace, made):  # noqa: F811
+    made.append(FailsOnce)
+    with pytest.raises(UserError, match=r"the engine failed in 4 of 8 episodes.*the engine is on fire"):
+        train(config(setting, "grpo"), workspace)
 
 
 def test_training_on_text_is_refused(setting, workspace, made):  # noqa: F811
