@@ -52,12 +52,17 @@ def context_errors(config: Config, context: int | None) -> Iterator[str]:
         )
 
 
-def precision_errors(config: Config) -> Iterator[str]:
-    """A line where the local backend does not train in `model.dtype`."""
+def local_errors(config: Config) -> Iterator[str]:
+    """A line for each setting that the local backend does not train with."""
     if config.model.dtype == "float16":
         yield (
             "model.dtype = float16: training needs loss scaling in float16, which the local backend does not "
             "do; set model.dtype=bfloat16 or float32"
+        )
+    if config.rollout.engine == "openai":
+        yield (
+            "rollout.engine = openai is not for training: the weights of a server cannot be changed; set "
+            "rollout.engine=torch, or fine-tune on what `srl data demonstrations` has the server write"
         )
 
 

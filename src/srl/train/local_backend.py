@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from srl.config import Config
-from srl.config.cross_checks import precision_errors, truncation_errors
+from srl.config.cross_checks import local_errors, truncation_errors
 from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.rollout.engine import Engine
@@ -220,14 +220,9 @@ class LocalRun:
 
 
 def check(config: Config) -> None:
-    """Raises UserError for a precision that this backend does not train in."""
-    for error in precision_errors(config):
+    """Raises UserError for what this backend does not train with."""
+    for error in local_errors(config):
         raise UserError(error)
-    if engine_name(config) == "openai":
-        raise UserError(
-            "rollout.engine = openai is not for training: the weights of a server cannot be changed; set "
-            "rollout.engine=torch, or fine-tune on what `srl data demonstrations` has the server write"
-        )
 
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> LocalRun:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from srl.config import Config
-from srl.config.cross_checks import algorithm_plugin, context_errors, precision_errors
+from srl.config.cross_checks import algorithm_plugin, context_errors, local_errors
 from srl.model import pick_device, pick_dtype
 from srl.train.dry_run.facts import machine_facts, run_facts
 from srl.train.dry_run.memory import (
@@ -130,7 +130,7 @@ def plan_local(config: Config) -> RunPlan:
     target, shape = pick_device(config.model.device), _shape(config)
     layout = Layout("local", cpu=target.type == "cpu")
     speed, assumed = _measured(config, shape, target), half_of_the_budgets(config)
-    warnings = tuple(precision_errors(config))
+    warnings = tuple(local_errors(config))
     return replace(
         _plan(config, config, shape, device_of(target), layout, warnings=warnings), speed=speed,
         assumed=assumed, time=step_times(shape, config, speed, assumed),
