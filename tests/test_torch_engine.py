@@ -169,7 +169,7 @@ def test_more_episodes_than_slots_all_end_and_never_hold_more_than_there_are():
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_episode_that_waits_for_its_search_gives_its_slot_away_and_comes_back_to_its_own_cache(kind):
     model = tiny_model(kind, dtype=torch.float64)
-    alone = [run(one := new_engine(model), episode(one, name)) for name in ("waits", "next")]
+    alone = [run(one := new_engine(model), episode(one, name))[0] for name in ("waits", "next")]
     engine, fed = new_engine(model, max_num_seqs=1), []
     advance = engine._advance
     engine._advance = lambda rows: (
@@ -177,13 +177,22 @@ def test_episode_that_waits_for_its_search_gives_its_slot_away_and_comes_back_to
     )
 
     async def main():
-        next_is_done = asyncio.Event()
-        waits = asyncio.create_task(episode(engine, "waits", search=lambda turn: next_is_done.wait()))
-        other = await episode(engine, "next")  # only the slot of the one that waits is there
-        next_is_done.set()
-        return [[await waits], [other]]
+        it_waits, next_is_done = asyncio.Event(), asyncio.Event()
 
-    assert [tokens(one) for one in asyncio.run(main())] == [tokens(one) for one in alone]
+        async def search(turn):
+            it_waits.set()
+            await next_is_done.wait()
+
+        waits = asyncio.create_task(episode(engine, "waits", search=search))
+        await it_waits.wait()
+        other = await episode(engine, "next")  # the only slot is that of the one that waits
+        next_is_done.set()
+        return [await waits, other]
+
+    together = asyncio.run(main())
+    assert tokens(together) == tokens(alone)
+    for ours, theirs in zip(together[0], alone[0], strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, rel=1e-5, abs=1e-7)
     assert sum(fed) == 2 * (5 + 2 * 4 + 3 * 6 - 1), "nothing is fed twice"
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from srl.rollout import sampling
 from srl.rollout.sampling import draw, turn_uniforms
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.5, -3.0, 0.0, 0.7])
@@ -78,6 +79,37 @@ def test_token_without_probability_is_never_drawn():
     tokens, logprobs = draw(logits, np.ones(4), np.ones(4), edges)
     assert tokens.tolist() == [3] * 4
     assert logprobs.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("vocabulary", [5_000, 49_152])
+def test_large_vocabulary_is_searched_in_blocks_with_the_draws_of_one_long_sum(vocabulary):
+    logits = torch.randn(64, vocabulary, generator=torch.Generator().manual_seed(0)) * 3
+    logits[:, ::7] = -torch.inf
+    uniforms = turn_uniforms(("large",), 64)
+    uniforms[:3] = 0.0, 1 - 2**-53, 2**-53
+    tokens, logprobs = draw(logits, np.ones(64), np.ones(64), uniforms)
+    cumulative = torch.softmax(logits.double(), -1).cumsum(-1).numpy()
+    expected = [
+        np.searchsorted(row, u * row[-1], side="right") for row, u in zip(cumulative, uniforms, strict=True)
+    ]
+    assert tokens.tolist() == expected
+    assert torch.isfinite(logprobs).all()
+
+
+@pytest.mark.parametrize("spread", [0.1, 8.0], ids=["the mass is everywhere", "the mass is in a few tokens"])
+def test_top_p_of_a_large_vocabulary_keeps_what_sorting_all_of_it_keeps(spread):
+    probs = torch.softmax(torch.randn(6, 9_000, generator=torch.Generator().manual_seed(1)) * spread, -1)
+    limit = torch.tensor([0.1, 0.5, 0.9, 0.95, 0.99, 1.0], dtype=torch.float64)[:, None]
+    ordered, order = probs.sort(-1, descending=True)
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
+    kept = torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, (before < limit) | (limit >= 1))
+    assert torch.equal(sampling._truncate(probs, limit), torch.where(kept, probs, 0.0))
+
+
+def test_tokens_as_likely_as_the_last_that_top_p_keeps_stay_too():
+    probs = torch.tensor([[0.4, 0.2, 0.2, 0.2]])
+    kept = sampling._truncate(probs, torch.tensor([[0.5]], dtype=torch.float64))
+    assert kept.tolist() == probs.tolist()
 
 
 def test_half_precision_logits_give_float32_logprobs():

@@ -307,13 +307,13 @@ def causal_mask(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 def padded_groups(counts: Rows, budget: int) -> Iterator[Rows]:
     """Indices into `counts`, longest first, in groups of at most `budget` padded tokens.
 
-    No member of a group is shorter than half the longest, so at most half of a group is padding.
+    No member of a group is shorter than three quarters of the longest, so little of a group is padding.
     """
     order = np.argsort(-counts, kind="stable")
     first = 0
     for place, index in enumerate(order):
         longest = counts[order[first]]
-        if place > first and (longest * (place + 1 - first) > budget or 2 * counts[index] < longest):
+        if place > first and (longest * (place + 1 - first) > budget or 4 * counts[index] < 3 * longest):
             yield order[first:place]
             first = place
     yield order[first:]
