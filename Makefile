@@ -19,7 +19,7 @@ test-slow: .venv/.ready-oracles
 
 test-vllm: .venv-vllm/.ready
 	CI=true SRL_CI_VLLM=1 timeout 1800 .venv-vllm/bin/python -m pytest -q -m slow --durations=20 \
-		tests/test_vllm_engine.py tests/test_verl_vllm.py
+		tests/test_vllm_engine.py tests/test_vllm_server.py tests/test_verl_vllm.py
 
 lint: .venv/.ready-dev
 	$(BIN)/ruff check .
