@@ -26,6 +26,7 @@ import torch  # noqa: E402
 from bench.speed.harness import Options  # noqa: E402
 
 from srl.config import Config, load_config  # noqa: E402
+from srl.config.load import defaults  # noqa: E402
 from srl.data.corpus import write_corpus  # noqa: E402
 from srl.data.parquet import write_questions  # noqa: E402
 from srl.data.sources import SOURCES  # noqa: E402
@@ -187,10 +188,15 @@ def tiny_settings(smoke: bool) -> dict[str, Any]:
 
 
 def settings_of(shape: str, options: Options, more: dict[str, Any] | None = None) -> Config:
-    """The configuration of a step on the shape `real` or `tiny`; everything not named is the default."""
+    """The configuration of a step on the shape `real` or `tiny`; everything not named is the default.
+
+    Keys of `more` that a version measured beside this one does not know are left out.
+    """
     tiny = shape == "tiny"
     flags = tiny_settings(options.smoke) if tiny else real_settings(options.material, options.smoke)
-    return load_config("tiny" if tiny else None, None, "grpo", {**flags, **(more or {})}).config
+    known = {".".join(path) for path in defaults()}
+    given = {key: value for key, value in (more or {}).items() if key in known}
+    return load_config("tiny" if tiny else None, None, "grpo", {**flags, **given}).config
 
 
 def taught(cache: Path, found: dict[str, str], options: Options) -> Path:

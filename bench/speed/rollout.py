@@ -89,7 +89,8 @@ class Setting:
         self.config = config = settings_of(
             self.shape, options,
             {"model.dtype": settings.get("dtype", "float32"), "rollout.max_num_seqs": self.count,
-             "data.max_prompt_length": 256, "data.max_response_length": LONGEST[self.shape] - 256, **more},
+             "data.max_prompt_length": 256, "data.max_response_length": LONGEST[self.shape] - 256, **more,
+             **settings.get("keys", {})},
         )  # fmt: skip
         self.policy = load_policy(config.model, lambda text: None)
         self.policy.codec.eos_ids = frozenset()  # lengths are fixed

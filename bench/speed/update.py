@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.speed.harness import Entry, Options, Rounds, interleaved, medians, ratio, round_off, with_before
+from bench.speed.harness import (
+    Entry,
+    Options,
+    Rounds,
+    interleaved,
+    medians,
+    ratio,
+    round_off,
+    said,
+    with_before,
+)
 
 EPISODES = 16
 
@@ -84,12 +96,24 @@ def ours(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
 
     made = setting(options, settings)
     learner = load_learner(made.config, made.policy)
+    compiled_as_in_training(learner, made.config, options)
     optimisers = load_optimisers(made.config, learner)
     done = trajectories_of(made, made.updates)
     experience, _ = make_experience(learner, done, [Score(float(index % 2)) for index in range(len(done))])
     nothing: Any = None
     trainer = LocalTrainer(made.config, Path(options.cache), nothing, learner, optimisers)
     measured(made, lambda: trainer._update(1, experience), rounds)
+
+
+def compiled_as_in_training(learner: Any, config: Any, options: Options) -> None:
+    """What `srl train` decides about `torch.compile` for a long run; nothing in a version without it."""
+    if find_spec("srl.train.compile_updates") is None:
+        return
+    from srl.workspace import Workspace
+
+    chosen = import_module("srl.train.compile_updates")
+    tokens = chosen.tokens_of_updates(config, "grpo")
+    chosen.compile_updates(config, learner.trunks, tokens, Workspace(Path(options.cache)), said)
 
 
 def eager(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
@@ -144,14 +168,20 @@ def products(options: Options, settings: dict[str, Any], rounds: Rounds) -> None
 CONTENDERS = {"ours": ours, "eager": eager, "products": products}
 
 
+def entries_of(options: Options) -> list[Entry]:
+    """Eager float32 first, then what paid step by step, and the machine's products last."""
+    plain: dict[str, Any] = {"keys": {"actor.use_torch_compile": False}}
+    found = [Entry("eager float32, padded", "eager", 2, {"dtype": "float32"})]
+    for dtype in ("float32", "bfloat16"):
+        found.append(Entry(f"srl, {dtype}, not compiled", "ours", 2, {"dtype": dtype, **plain}, once=True))
+        found.append(Entry(f"srl, {dtype}", "ours", 2, {"dtype": dtype}))
+    before = with_before(Entry("srl, float32", "ours", 2, {"dtype": "float32"}, once=True), options)[1:]
+    return [*found, *before, Entry("matrix products", "products", 2)]
+
+
 def run(options: Options) -> dict[str, Any]:
     """Ours at both precisions, eager float32, and the machine's products, in turns on two threads."""
-    entries = [
-        Entry("eager float32, padded", "eager", 2, {"dtype": "float32"}),
-        *with_before(Entry("srl, float32", "ours", 2, {"dtype": "float32"}), options),
-        Entry("srl, bfloat16", "ours", 2, {"dtype": "bfloat16"}),
-        Entry("matrix products", "products", 2),
-    ]
+    entries = entries_of(options)
     runs, ready = interleaved("update", entries, options, options.rounds)
     speeds = medians(runs["matrix products"])
     rates = {name: round_off(speeds[name] / 1e9) for name in ("float32", "bfloat16")}
