@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -69,20 +70,28 @@ def main() -> int:
             smoke=given.smoke,
         )
         options = with_material(options)
-        for point in given.only or POINTS:
-            began = time.perf_counter()
-            found = importlib.import_module(f"bench.speed.{point}").run(options)
-            command = f"python bench/speed --only {point} --rounds {options.rounds}"
-            result = {"provenance": provenance([command], options.material), "results": found,
-                      "minutes": round_off((time.perf_counter() - began) / 60)}  # fmt: skip
-            if given.smoke:
-                said(json.dumps(result, indent=2))
-                continue
-            known = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
-            text = json.dumps(merged(known, point, result), indent=2)
-            given.out.write_text(text + "\n", encoding="utf-8")
-            said(f"{point}: {result['minutes']} minutes, in {given.out}")
-    return 0
+        failed = [point for point in given.only or POINTS if not measured(point, options, given.out)]
+    return int(bool(failed))
+
+
+def measured(point: str, options: Options, out: Path) -> bool:
+    """Measure a point and save it; False, with its traceback printed, if it failed: the others go on."""
+    began = time.perf_counter()
+    try:
+        found = importlib.import_module(f"bench.speed.{point}").run(options)
+    except Exception:
+        traceback.print_exc()
+        return False
+    command = f"python bench/speed --only {point} --rounds {options.rounds}"
+    minutes = round_off((time.perf_counter() - began) / 60)
+    source = provenance([command], options.material)
+    result = {"provenance": source, "results": found, "minutes": minutes}
+    said(json.dumps(result, indent=2))
+    if not options.smoke:
+        known = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+        out.write_text(json.dumps(merged(known, point, result), indent=2) + "\n", encoding="utf-8")
+        said(f"{point}: {minutes} minutes, in {out}")
+    return True
 
 
 if __name__ == "__main__":

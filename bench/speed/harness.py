@@ -14,17 +14,21 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from threading import Timer
 from typing import Any, TextIO
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "transformers", "trl", "vllm")
 FORMAT = 1
+BEFORE = ", before"
+LIMIT_S = 900.0
+"""A contender that takes longer to set up, or for a round, is ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,10 @@ class Child:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None, "it was opened as a pipe"
+        limit = Timer(LIMIT_S, self._process.kill)
+        limit.start()
         line = self._process.stdout.readline()
+        limit.cancel()
         if not line:
             raise ChildError(f"{self.entry.name}: exit code {self._process.wait()}; its error is above")
         return json.loads(line)
@@ -130,7 +137,8 @@ class Child:
     def close(self) -> None:
         """Tell the child that there are no more rounds, and wait for its end."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
@@ -165,21 +173,33 @@ def interleaved(
 
     All are loaded before the first round, and only one computes at a time.
     """
+    found, ready = Runs(), dict[str, dict[str, Any]]()
     with ExitStack() as stack:
-        children = []
+        children: list[Child] = []
         for entry in entries:
             said(f"{subject}: {entry.name}, {entry.threads} threads: setting up")
-            children.append(Child(subject, entry, options))
-            stack.callback(children[-1].close)
-        found: Runs = {entry.name: [] for entry in entries}
+            with without_failing(subject):
+                children.append(Child(subject, entry, options))
+                stack.callback(children[-1].close)
+                ready[entry.name], found[entry.name] = children[-1].ready, []
         for number in range(rounds):
-            for child in children:
-                if number > 0 and child.entry.once:
+            for child in list(children):
+                with without_failing(subject):
+                    found[child.entry.name].append(child.run({**request, "round": number}))
+                    said(f"{subject}: {child.entry.name}: {json.dumps(found[child.entry.name][-1])[:300]}")
+                if child.entry.once or len(found[child.entry.name]) <= number:
                     child.close()
-                    continue
-                found[child.entry.name].append(child.run({**request, "round": number}))
-                said(f"{subject}: {child.entry.name}: {json.dumps(found[child.entry.name][-1])[:300]}")
-        return found, {child.entry.name: child.ready for child in children}
+                    children.remove(child)
+    return {name: results for name, results in found.items() if results}, ready
+
+
+@contextmanager
+def without_failing(subject: str) -> Iterator[None]:
+    """A contender whose process ended is left out, and the others go on."""
+    try:
+        yield
+    except (ChildError, BrokenPipeError) as error:
+        said(f"{subject}: left out: {error}")
 
 
 def one_by_one(subject: str, entries: Sequence[Entry], options: Options) -> dict[str, dict[str, Any]]:
@@ -213,7 +233,7 @@ def said(text: str) -> None:
 
 def with_before(entry: Entry, options: Options) -> list[Entry]:
     """One of ours, and the same of the other version where there is one."""
-    before = replace(entry, name=f"{entry.name}, before", checkout=options.against)
+    before = replace(entry, name=f"{entry.name}{BEFORE}", checkout=options.against)
     return [entry, before] if options.against else [entry]
 
 

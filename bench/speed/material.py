@@ -162,7 +162,8 @@ def demonstration(question: Question) -> dict[str, Any]:
 
 def real_settings(material: dict[str, str], smoke: bool) -> dict[str, Any]:
     """A GRPO step on the real shape: 4 questions × 4 episodes of up to 3 turns, no KL as in trl's default."""
-    small = {"rollout.max_turn_tokens": 16, "rollout.max_obs_length": 40, "data.max_response_length": 120}
+    small = {"rollout.max_turn_tokens": 16, "rollout.max_obs_length": 40, "data.max_response_length": 120,
+             "actor.use_torch_compile": False}  # fmt: skip
     return {
         "model.path": material["model"], "model.device": "cpu",
         "data.train_files": [material["questions"]], "data.corpus": material["corpus"],
@@ -188,15 +189,16 @@ def tiny_settings(smoke: bool) -> dict[str, Any]:
 
 
 def settings_of(shape: str, options: Options, more: dict[str, Any] | None = None) -> Config:
-    """The configuration of a step on the shape `real` or `tiny`; everything not named is the default.
-
-    Keys of `more` that a version measured beside this one does not know are left out.
-    """
+    """The configuration of a step on the shape `real` or `tiny`; everything not named is the default."""
     tiny = shape == "tiny"
     flags = tiny_settings(options.smoke) if tiny else real_settings(options.material, options.smoke)
-    known = {".".join(path) for path in defaults()}
-    given = {key: value for key, value in (more or {}).items() if key in known}
-    return load_config("tiny" if tiny else None, None, "grpo", {**flags, **given}).config
+    return load_config("tiny" if tiny else None, None, "grpo", known({**flags, **(more or {})})).config
+
+
+def known(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without the keys that a version measured beside this one does not have."""
+    keys = {".".join(path) for path in defaults()}
+    return {key: value for key, value in settings.items() if key in keys}
 
 
 def taught(cache: Path, found: dict[str, str], options: Options) -> Path:

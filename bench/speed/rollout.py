@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from bench.speed.harness import (
+    BEFORE,
     Entry,
     Options,
     Rounds,
@@ -282,7 +283,7 @@ def run(options: Options) -> dict[str, Any]:
         for threads in (2, 1):
             entries = entries_of(shape, threads, precisions, options)
             runs, ready = interleaved("rollout", entries, options, options.rounds)
-            found[f"{shape}, {threads} threads"] = summary(entries, runs, ready)
+            found[f"{shape}, {threads} threads"] = summary(runs, ready)
             precisions = {kind: [fastest(kind, runs, known)] for kind, known in precisions.items()}
     found["equal greedy episodes"] = equal_share(options)
     found["vLLM"] = "measured" if options.vllm_python else "not installed"
@@ -291,13 +292,14 @@ def run(options: Options) -> dict[str, Any]:
 
 def fastest(kind: str, runs: Runs, precisions: Sequence[str]) -> str:
     """The precision at which the contender of this kind took the least time."""
-    return min(precisions, key=lambda dtype: medians(runs[f"{kind}, {dtype}"])["seconds"])
+    there = [dtype for dtype in precisions if f"{kind}, {dtype}" in runs]
+    return min(there, key=lambda dtype: medians(runs[f"{kind}, {dtype}"])["seconds"])
 
 
-def summary(entries: Sequence[Entry], runs: Runs, ready: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summary(runs: Runs, ready: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Medians, and each one's time by the fastest of ours in the same round."""
     ours = min(
-        (entry.name for entry in entries if entry.name.startswith(OURS) and not entry.checkout),
+        (name for name in runs if name.startswith(OURS) and not name.endswith(BEFORE)),
         key=lambda name: medians(runs[name])["seconds"],
     )
     return {
