@@ -24,6 +24,9 @@ TEXTS = {
     "search.retrievers.<name>.url", "search.retrievers.<name>.retriever",
     "search.retrievers.<name>.description",
     "retriever.name", "algorithm.name", "trainer.project_name", "trainer.experiment_name", "cluster.address",
+    "rollout.openai.url", "rollout.openai.model", "rollout.openai.key_variable",
+    "algorithm.rollout_correction.rollout_is_threshold", "algorithm.rollout_correction.rollout_rs",
+    "algorithm.rollout_correction.rollout_rs_threshold",
 }  # fmt: skip
 
 

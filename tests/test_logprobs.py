@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -297,6 +298,17 @@ def test_values_and_gradients_from_logits_are_autograds_whatever_is_in_memory(mo
     ours, autograd = from_logits(5, entropy)
     for mine, expected in zip(ours, autograd, strict=True):
         torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize(
+    ("logits_", "expected"),
+    [([4.2] * 8, math.log(8)), ([math.log(p) + 7 for p in (0.5, 0.25, 0.25)], 1.5 * math.log(2))],
+    ids=["uniform", "a half and two quarters"],
+)
+def test_entropy_by_hand(logits_, expected):
+    given = torch.tensor([logits_])
+    entropy = logprobs_module._FromLogits.apply(given, torch.tensor([0]), 1.0, True)[1]
+    assert float(entropy) == pytest.approx(expected)
 
 
 def test_only_the_entropy_can_carry_a_gradient():

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from srl.update.losses import (
     aggregate,
     count_for,
-    entropy_from_logits,
     policy_loss,
     sft_loss,
     value_loss,
@@ -276,19 +275,3 @@ def test_micro_batches_of_sft_add_up_to_the_mini_batch(seed, cut):
         sft_loss(logprobs[rows], weights[rows], denominator=total)[0] for rows in (range(cut), range(cut, 5))
     ]
     assert_close(sum(parts), sft_loss(logprobs, weights)[0])
-
-
-def test_entropy_of_a_uniform_choice_is_the_log_of_its_size():
-    assert_close(entropy_from_logits(torch.full((2, 3, 8), 4.2)), torch.full((2, 3), math.log(8)))
-
-
-def test_entropy_by_hand():
-    logits = torch.tensor([0.5, 0.25, 0.25]).log() + 7
-    assert float(entropy_from_logits(logits)) == pytest.approx(1.5 * math.log(2))
-
-
-def test_entropy_can_be_taken_a_slice_at_a_time():
-    logits = torch.randn(10, 50)
-    assert_close(
-        torch.cat([entropy_from_logits(part) for part in logits.split(3)]), entropy_from_logits(logits)
-    )

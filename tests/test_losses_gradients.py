@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from srl.update.kl import kl_penalty
 from srl.update.losses import (
     aggregate,
-    entropy_from_logits,
     policy_loss,
     sft_loss,
     value_loss,
@@ -72,10 +71,6 @@ def test_kl_penalty(kind):
     assert_gradient_is_the_slope(
         lambda logprobs: aggregate(kl_penalty(logprobs, random(10), kind), MASK), random(9)
     )
-
-
-def test_entropy():
-    assert_gradient_is_the_slope(lambda logits: entropy_from_logits(logits).sum(), random(11, 4, 5))
 
 
 def test_sft_loss():

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from srl.update import logprobs
 from srl.update.kl import AdaptiveKL, kl_penalty
 from srl.update.losses import (
     aggregate,
     count_for,
-    entropy_from_logits,
     policy_loss,
     value_loss,
 )
@@ -148,11 +148,16 @@ def test_the_adaptive_coefficient_is_verls(verl):
 
 
 @seeds
-def test_entropy_is_verls_and_trls(verl, seed):
+def test_log_probs_and_entropy_are_verls_and_trls(verl, seed):
     trl = pytest.importorskip("trl.trainer.utils")
-    logits = 3 * torch.randn(4, 6, 50, generator=torch.Generator().manual_seed(seed))
-    assert_close(entropy_from_logits(logits), verl.verl_F.entropy_from_logits(logits))
-    assert_close(entropy_from_logits(logits), trl.entropy_from_logits(logits))
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(24, 50, generator=generator)
+    targets = torch.randint(50, (24,), generator=generator)
+    chosen, entropy = logprobs._FromLogits.apply(logits, targets, 1.0, True)
+    assert_close(entropy, verl.verl_F.entropy_from_logits(logits))
+    assert_close(entropy, trl.entropy_from_logits(logits))
+    assert_close(chosen, verl.verl_F.logprobs_from_logits_naive(logits, targets))
+    assert_close(chosen, trl.selective_log_softmax(logits, targets))
 
 
 class OneProcess:

@@ -158,15 +158,6 @@ def sft_loss(
     return loss, {"nll": loss.detach()}
 
 
-def entropy_from_logits(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits) over the last axis: logsumexp(z) − Σ p·z.
-
-    The leading shape is arbitrary, so a caller can pass a slice of the tokens at a time.
-    """
-    probabilities = logits.softmax(dim=-1)
-    return logits.logsumexp(dim=-1) - (probabilities * logits).sum(dim=-1)
-
-
 def _log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
