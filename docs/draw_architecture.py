@@ -12,9 +12,9 @@ from pathlib import Path
 from drawing import arrow, box, main, page, text
 
 FILE = Path(__file__).parent / "architecture.svg"
-WIDTH, HEIGHT = 1270, 806
+WIDTH, HEIGHT = 1280, 806
 LABEL = "The way of a question from file to gradient to log, in one process and on verl."
-LEFT, STEP, WIDE = 152, 186, 168
+LEFT, STEP, WIDE = 162, 186, 168
 COLUMNS = [LEFT + STEP * number for number in range(6)]
 """Where the six parts of the way begin."""
 MIDDLES = [x + WIDE / 2 for x in COLUMNS]
@@ -62,12 +62,13 @@ def local(y: float) -> list[str]:
     return [
         *lane(y, 150, "--backend local", ["one process"], loop),
         *cell(0, y + 44, 90, "box", "Questions", "train/question_order.py:", "the questions of a step"),
-        *cell(1, y + 44, 90, "gpu", "Torch engine", "rollout/torch_engine.py:", "all episodes at once,",
-              "with the policy's module"),
+        *cell(1, y + 44, 90, "gpu", "Engine", "torch_engine.py: the", "policy's own module; or",
+              "vllm_engine.py: a copy"),
         *cell(2, y + 44, 90, "search", "Search", "serve/in_process.py, or", "serve/client/ to a server"),
-        *cell(3, y + 44, 90, "box", "Experience", "train/experience.py:", "log-probs, values of",
-              "policy, reference, critic"),
-        *cell(4, y + 44, 90, "gpu", "Update", "update/actor.py,", "update/critic.py;", "train/checkpoint.py"),
+        *cell(3, y + 44, 90, "box", "Experience", "train/experience.py:", "log-probs, reference,",
+              "values, advantages"),
+        *cell(4, y + 44, 90, "gpu", "Update", "update/: actor, critic,", "packing, compiling;",
+              "train/checkpoint.py"),
         *cell(5, y + 44, 90, "disk", "Log writer", "store/writer.py:", "one part a step"),
     ]  # fmt: skip
 

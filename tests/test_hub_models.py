@@ -19,10 +19,10 @@ from srl.cli import main
 from srl.config import Config, load_config, load_saved, save_config
 from srl.data.parquet import write_questions
 from srl.errors import UserError
+from srl.hub_models import HubName, cached, hub_name
 from srl.index import download
 from srl.model import load_model, load_tokenizer, model_digest, save_model
-from srl.pretrained import HubName, cached, hub_name
-from srl.train.local_model import with_cached_models, with_local_models
+from srl.train.fetch_models import with_cached_models, with_local_models
 from srl.train.run import resume
 from srl.workspace import Workspace
 
@@ -244,7 +244,7 @@ def test_code_of_the_model_is_refused_before_its_weights_are_fetched(hub):
 
 def test_a_disk_that_is_too_small_is_noticed_before(hub, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("srl.train.local_model.shutil.disk_usage", lambda path: usage(10, 9, 1))
+    monkeypatch.setattr("srl.train.fetch_models.shutil.disk_usage", lambda path: usage(10, 9, 1))
     said = refused()
     assert "more on the disk of" in said
     assert "set HF_HOME to a directory on a larger disk" in said

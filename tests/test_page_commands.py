@@ -46,7 +46,7 @@ CANNOT = {
     r"srl (eval run|data demonstrations) .*rollout.engine=openai": MODEL_SERVER,
     r"hf download ": HUB,
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
-    r"srl train .*\.gguf": "it wants a GGUF file; tests/test_gguf_model.py writes one",
+    r"srl train .*\.gguf": "it wants a GGUF file; tests/test_convert_gguf.py writes one",
     r"srl index import (wiki18-e5/|e5/)?e5_Flat.index ": PUBLISHED,
     r"srl index import (bm25|bm25/bm25|wiki-18-bm25) ": PUBLISHED,
     r"srl index search web-index ": "it asks a search API; plugins/retrievers/web/tests stand in for it",

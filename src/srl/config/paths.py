@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from srl.config.keys import Config, KeyPath, flat, place
 from srl.config.sections import OnDisk
 from srl.errors import UserError
-from srl.pretrained import cached, hub_name
+from srl.hub_models import cached, hub_name
 from srl.protocol import TEMPLATES
 
 WORKSPACE = "${workspace}"

@@ -1,4 +1,7 @@
-"""Decides whether a run's updates go through `torch.compile`, and says so in one line."""
+"""Decides by a run's configuration whether its updates go through `torch.compile`.
+
+`srl.update.compiling` tries it and does it, without configuration and workspace.
+"""
 
 from __future__ import annotations
 

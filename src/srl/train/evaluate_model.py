@@ -20,8 +20,8 @@ from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import aclose, connect
+from srl.train.fetch_models import with_local_models
 from srl.train.load_components import episode_options, load_generation
-from srl.train.local_model import with_local_models
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers

@@ -18,9 +18,9 @@ from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.sections import Model, OpenAi
 from srl.errors import UserError
 from srl.files import json_object
+from srl.hub_models import hub_name
 from srl.model import has_lora, load_model, load_tokenizer, model_digest, pick_device
 from srl.plugins import manager
-from srl.pretrained import hub_name
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine

@@ -8,8 +8,8 @@ from typing import Any
 
 from srl.errors import UserError
 from srl.files import FORMAT, check_format, write_json
+from srl.hub_models import hub_name
 from srl.manifests import ABOUT
-from srl.pretrained import hub_name
 from srl.protocol import Template
 from srl.train.search import IndexDigests
 

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config
 from srl.errors import UserError
-from srl.pretrained import hub_name
+from srl.hub_models import hub_name
 from srl.store import RunInfo
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
-from srl.train.local_model import with_local_models
+from srl.train.fetch_models import with_local_models
 from srl.train.make_missing import BASE_MODEL, with_data
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import LOG, BackendName, Progress, RunRecord, checkpoint_path

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, read_json, write_json
+from srl.hub_models import HubName
 from srl.manifests import ABOUT
-from srl.pretrained import HubName
 from srl.renamed import current_fields
 from srl.workspace import Workspace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from srl.config import Config
-from srl.pretrained import HubName, hub_name
+from srl.hub_models import HubName, hub_name
 from srl.train.dry_run.memory import Layout, checkpoint_bytes, gib, millions
 from srl.train.dry_run.model_size import Shape
 from srl.train.learning_rate import updates_in_words

@@ -13,11 +13,11 @@ import torch
 
 from srl.config import Config
 from srl.errors import UserError
+from srl.hub_models import HubName
 from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
-from srl.pretrained import HubName
-from srl.train.gguf_model import check_gguf, is_gguf
+from srl.train.convert_gguf import check_gguf, is_gguf
+from srl.train.fetch_models import described
 from srl.train.load_components import critic_options
-from srl.train.local_model import described
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from srl.train.dry_run.step_time import (
     measure,
     step_times,
 )
-from srl.train.local_model import with_cached_models
+from srl.train.fetch_models import with_cached_models
 from srl.train.make_missing import BASE_MODEL, check_data
 from srl.train.threads import choose_threads_for
 from srl.train.verl.config_check import compose, notes, problems

@@ -12,11 +12,11 @@ from srl.config.sections import Model, NamedRetriever, Search
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
+from srl.hub_models import HubName
 from srl.index import check_index, verify_once
 from srl.index.retriever import load_retriever
 from srl.model import check_directory, load_tokenizer
 from srl.plugins import manager
-from srl.pretrained import HubName
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url

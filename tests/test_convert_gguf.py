@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from srl.config import Config, load_config
 from srl.errors import UserError
 from srl.model import load_model, load_tokenizer
-from srl.train import gguf_model
+from srl.train import convert_gguf
 from srl.train.dry_run.plan import plan_local
-from srl.train.local_model import with_local_models
+from srl.train.fetch_models import with_local_models
 from srl.train.model_card import base_model
 from srl.workspace import Workspace
 
@@ -179,7 +179,7 @@ def test_what_is_no_gguf_file_is_one_line(tmp_path, monkeypatch, written):
     assert "no GGUF file" in refused(tmp_path / "gone.gguf")
     (tmp_path / "text.gguf").write_text("hello")
     assert "is not a GGUF file" in refused(tmp_path / "text.gguf")
-    monkeypatch.setattr(gguf_model, "find_spec", lambda name: None)
+    monkeypatch.setattr(convert_gguf, "find_spec", lambda name: None)
     assert "type: pip install 'srl-search[gguf]'" in refused(written)
 
 

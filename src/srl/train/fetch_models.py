@@ -1,4 +1,4 @@
-"""The models of a run as directories of this machine: fetched from the Hugging Face hub, made of GGUF files.
+"""Gives a run a local directory for each model: downloaded from the Hugging Face hub, or made of a GGUF file.
 
 The hub's cache has the layout of huggingface_hub, which also writes the small files there. Large files are
 downloaded by `srl.index.download`, which resumes and checks digests, into the same cache.
@@ -22,12 +22,12 @@ from srl.config import Config
 from srl.data.hub import hub_library, reason
 from srl.errors import UserError
 from srl.files import is_disk_full
+from srl.hub_models import HubName, cache, has_weights
 from srl.index.download import Part, Target, fetch, partial
 from srl.index.pull import hub_headers, in_gb, offset, published_part
 from srl.model import check_code, quietly
-from srl.pretrained import HubName, cache, has_weights
 from srl.progress import counted
-from srl.train.gguf_model import converted, is_gguf
+from srl.train.convert_gguf import converted, is_gguf
 from srl.train.make_missing import Note
 from srl.workspace import Workspace
 
