@@ -29,7 +29,7 @@ ORDER |= dict.fromkeys(["evaluate", "browse", "testing"], len(ORDER))
 ORDER |= {"train": len(ORDER), "cli": len(ORDER) + 1}
 NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace"}
 NOUNS |= {
-    "pretrained",
+    "hub_models",
     "daemon_thread",
     "progress",
     "renamed",
