@@ -10,6 +10,8 @@ import torch._dynamo
 from tests.rows import gradients, trajectory
 from tests.tiny_models import tiny_model
 from tests.training import config
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import eager as nop
 
 from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.update import logits
@@ -93,6 +95,21 @@ def test_a_compiler_that_fails_in_the_middle_is_left_and_said_once(compiler):
             torch.testing.assert_close(found[name], gradient, msg=name)
     assert notes == ["torch.compile failed, and updates go on without it: C++ compile error"]
     assert compiler.calls == 5, "a layer whose compiler failed does not ask it again"
+
+
+def test_a_compiler_that_fails_in_the_backward_pass_only_is_left_too(monkeypatch):
+    def fails(graph, inputs):
+        raise RuntimeError("no kernel for this")
+
+    real, backend = torch.compile, aot_autograd(fw_compiler=nop, bw_compiler=fails)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: real(function, backend=backend))
+    notes, batch = [], batch_of()
+    expected = learn(tiny_model(), batch)
+    logprobs, found = learn(compiled(tiny_model(), notes.append), batch)
+    torch.testing.assert_close(logprobs, expected[0])
+    assert found.keys() == expected[1].keys()
+    assert len(notes) == 1
+    assert "no kernel for this" in notes[0]
 
 
 def test_lack_of_memory_is_no_failure_of_the_compiler(monkeypatch):

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 
+from srl.model import one_line
 from srl.update.batch import Batch
 from srl.update.packing import ATTENTION, packed_attention, packed_states
 
@@ -51,10 +53,12 @@ class Trial:
 class CompiledLayer:
     """Calls a layer compiled for packed batches, and as it is for all others, such as a rollout's.
 
-    Where the compiler fails, `failed` is called and the layer stays as it is.
+    Where the compiler fails, `failed` is called and the layer stays as it is. The backward pass is compiled
+    with the forward one, so that a failure there is found before anything depends on it.
     """
 
     def __init__(self, layer: nn.Module, failed: Note) -> None:
+        functorch_config.force_non_lazy_backward_lowering = True
         self._plain = layer._call_impl
         self._compiled: Callable[..., Any] | None = torch.compile(layer.forward, dynamic=True)
         self._failed = failed
@@ -69,7 +73,7 @@ class CompiledLayer:
             if not isinstance(error, torch._dynamo.exc.TorchDynamoException):
                 raise
             self._compiled = None
-            self._failed(str(error).strip().partition("\n")[0] or type(error).__name__)
+            self._failed(one_line(error))
             return self._plain(*args, **options)
 
 
