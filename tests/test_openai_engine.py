@@ -20,6 +20,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.rollout.openai_engine import (
     FAILED_IN_A_ROW,
+    MAX_ANSWER_BYTES,
     OpenAiEngine,
     OpenAiServer,
     ServerOptions,
@@ -55,7 +56,7 @@ class Made:
         self.now += seconds
 
     def answer(self, request: httpx.Request) -> httpx.Response:
-        self.sent.append(json.loads(request.content))
+        self.sent.append(json.loads(request.content or b"{}"))
         self.headers.append(request.headers)
         reply = self.replies[0] if len(self.replies) == 1 else self.replies.pop(0)
         return respond(reply(self.sent[-1]) if callable(reply) else reply)
@@ -220,7 +221,7 @@ def test_429_for_ever_ends_the_run_with_what_to_set():
 def test_a_spent_quota_is_not_asked_again():
     said = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
     made = Made(Reply(said, 429))
-    with pytest.raises(UserError, match="exceeded your quota"):
+    with pytest.raises(UserError, match=r"exceeded your quota.*pay the account up"):
         made.turn()
     assert len(made.sent) == 1
 
@@ -264,8 +265,11 @@ OTHER_IDS = {
     "none": (with_ids("x", token_ids=None), "no token ids came back"),
     "words": (with_ids("x", token_ids=["x"]), "no token ids came back"),
     "too many": (with_ids("x" * 80), "80 token ids came back, at most 40"),
+    "echo of a number": (with_ids("x", prompt_token_ids=5), "after other token ids than those it was"),
     "echo": (with_ids("x", prompt_token_ids=[1, 2]), "after other token ids than those it was given"),
     "text": (completion("Ossa", **sampled("x")), "set model.tokenizer"),
+    "endless": (with_ids("x", token_ids=[10**40]), "no token ids came back"),
+    "endless log-prob": (with_ids("x", logprobs={"token_logprobs": [-(10**400)]}), "0 log-probs came back"),
     "beyond": (with_ids("x", token_ids=[10**9]), "set model.tokenizer"),
     "log-probs": (with_ids("who", logprobs={"token_logprobs": [0.0] * 30}), "30 log-probs came back"),
 }
@@ -301,6 +305,39 @@ def test_a_dead_server_is_given_up():
             made.turn()
     with pytest.raises(UserError, match=rf"{FAILED_IN_A_ROW} turns in a row failed.*HTTP 500.*repair"):
         made.turn()
+
+
+def test_a_server_that_answers_without_completions_is_given_up():
+    made = Made(Reply({"model": MODEL, "choices": []}))
+    for _ in range(FAILED_IN_A_ROW - 1):
+        with pytest.raises(EngineFault):
+            made.turn()
+    with pytest.raises(UserError, match=rf"{FAILED_IN_A_ROW} turns in a row failed.*no completion.*repair"):
+        made.turn()
+
+
+def test_a_turn_that_succeeds_starts_the_count_of_failed_turns_anew():
+    made = Made(
+        *[Reply(b"oops", 500)] * (FAILED_IN_A_ROW - 1), completion("x"), Reply(b"oops", 500), retries=0
+    )
+    for _ in range(FAILED_IN_A_ROW - 1):
+        with pytest.raises(EngineFault):
+            made.turn()
+    assert made.said() == "x"
+    with pytest.raises(EngineFault):
+        made.turn()
+
+
+def test_failed_requests_warn_once_for_each_status_and_not_beside_the_error_that_they_end_with(caplog):
+    made = Made(*[Reply(b"oops", 500)] * 3, Reply(b"later", 503), completion("x"), retries=5)
+    assert made.said() == "x"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{URL}: HTTP 500: oops", f"{URL}: HTTP 503: later"
+    ]  # fmt: skip
+    caplog.clear()
+    with pytest.raises(UserError, match="HTTP 401"):
+        Made(Reply(b"no", 401)).turn()
+    assert not caplog.records
 
 
 def play(made: Made, *questions: Question):
@@ -371,6 +408,14 @@ def test_tokens_and_cost_are_counted():
     assert "cost" not in Made(completion("x")).server.used()
 
 
+@pytest.mark.parametrize("tokens", [-5, True, "7", None, 10**400])
+def test_usage_that_is_no_count_of_tokens_is_left_out(tokens):
+    made = Made(Reply({**completion("x").body, "usage": {"prompt_tokens": tokens, "completion_tokens": 5}}))
+    made.turn()
+    assert made.server.used()["prompt_tokens"] == 0
+    assert made.server.used()["completion_tokens"] == 5
+
+
 def test_key_is_sent_and_never_shown(monkeypatch, caplog):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-1")
     made = Made(Reply({"error": {"message": "bad key sk-very-secret-1"}}, 401), key="sk-very-secret-1")
@@ -390,14 +435,38 @@ def test_key_is_sent_and_never_shown(monkeypatch, caplog):
             "",
             r"several models \(a, b\); name one with --set rollout\.openai\.model=NAME",
         ),
-        (Reply(b"", 404), "", "does not list its models; name one"),
+        (
+            Reply(b"gone", 404),
+            "",
+            r"does not list its models \(HTTP 404: gone\): correct rollout.openai.url,",
+        ),
+        (
+            Reply(b"oops", 500),
+            "",
+            r"does not list its models \(HTTP 500: oops\): correct rollout.openai.url,",
+        ),
+        (Reply({}), "", "does not list its models; name one with"),
+        (Reply(b"later", 503), "a", "HTTP 503: later; try again later"),
+        (Reply(b" " * (MAX_ANSWER_BYTES + 1)), "a", "the answer is larger than 67,108,864 bytes; start the"),
         (listing("a", max_model_len=64), "a", "the server's context is 64 tokens"),
     ],
 )
 def test_server_that_does_not_fit_is_refused_before_anything_is_loaded(reply, model, message):
     transport = httpx.MockTransport(lambda request: respond(reply))
     with pytest.raises(UserError, match=message):
-        find_model(ServerOptions(URL, model), 2000, transport)
+        asyncio.run(find_model(ServerOptions(URL, model, retries=0), 2000, transport))
+
+
+def test_server_that_is_busy_at_the_start_is_asked_again():
+    made = Made(Reply(b"later", 503), Reply(b"slow", 429), listing("a"))
+    found = asyncio.run(made.server.ask_at_start("GET", "models"))
+    assert (found.answer, len(made.waits)) == (listing("a").body, 2)
+
+
+def test_server_that_is_busy_is_not_taken_for_one_without_token_ids():
+    transport = httpx.MockTransport(lambda request: respond(Reply(b"later", 503)))
+    with pytest.raises(UserError, match="HTTP 503"):
+        asyncio.run(returns_ids(ServerOptions(URL, MODEL, retries=0), CODEC, transport))
 
 
 @pytest.mark.parametrize(
@@ -406,7 +475,7 @@ def test_server_that_does_not_fit_is_refused_before_anything_is_loaded(reply, mo
 )
 def test_model_is_the_one_named_or_the_only_one(reply, model, found):
     transport = httpx.MockTransport(lambda request: respond(reply))
-    assert find_model(ServerOptions(URL, model), 2000, transport) == found
+    assert asyncio.run(find_model(ServerOptions(URL, model), 2000, transport)) == found
 
 
 @pytest.mark.parametrize(
@@ -420,7 +489,7 @@ def test_model_is_the_one_named_or_the_only_one(reply, model, found):
 )
 def test_server_is_asked_whether_it_returns_ids(reply, found):
     transport = httpx.MockTransport(lambda request: respond(reply))
-    assert returns_ids(ServerOptions(URL, MODEL), CODEC, transport) is found
+    assert asyncio.run(returns_ids(ServerOptions(URL, MODEL), CODEC, transport)) is found
 
 
 @pytest.mark.parametrize("text", ["", "a", "ab", "abc", "who built it?", "Straße 是 👩‍🚀", "x" * 100])

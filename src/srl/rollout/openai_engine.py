@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from typing import Any
 
 import httpx
@@ -41,8 +40,11 @@ MAX_WAIT_S = 60.0
 """The longest wait before a retry, whatever `Retry-After` says; the back-off is added to it."""
 BACKOFF_S = 0.5
 MAX_ANSWER_BYTES = 64 << 20
+_MANY = 1 << 31
+"""No server counts so many tokens in an answer, has such an id, or such a log-prob."""
 _QUOTED = 200
 """Characters of a server's answer that a message quotes."""
+_QUOTA = "insufficient_quota"
 _RETRIED = {408, 425, 429}
 _OPTIONAL: dict[str, Any] = {
     "top_k": -1,
@@ -96,7 +98,7 @@ class _Outcome:
     @property
     def is_retryable(self) -> bool:
         lost = self.status in (0, 200) or self.status >= 500 or self.status in _RETRIED
-        return self.answer is None and lost and "insufficient_quota" not in self.fault
+        return self.answer is None and lost and _QUOTA not in self.fault
 
 
 class OpenAiServer:
@@ -114,7 +116,8 @@ class OpenAiServer:
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next = 0.0  # when the next request may be sent
-        self._failed = 0  # turns in a row
+        self.failed_turns = 0  # in a row
+        self._warned: set[int] = set()
 
     def used(self) -> dict[str, float]:
         """The usage so far; with prices also its `cost`, in their currency."""
@@ -130,48 +133,89 @@ class OpenAiServer:
 
         Raises EngineFault where the server did not answer, UserError where it never will.
         """
-        body = json.dumps(payload).encode()
-
-        async def attempt() -> _Outcome:
-            return await self._attempt(path, body)
-
-        def wait_s(number: int, found: _Outcome) -> float:
-            return backoff(BACKOFF_S, number, repeatable_jitter(number, [name]), MAX_WAIT_S)
-
-        last = await retried(
-            attempt, attempts=self.options.retries + 1, is_retryable=lambda found: found.is_retryable,
-            wait_s=wait_s, sleep=self._sleep,
-        )  # fmt: skip
+        last = await self._ask(name, "POST", path, payload, lambda found: found.is_retryable)
         if last.answer is not None:
-            self._failed = 0
             return last.answer
         if last.status in (400, 413, 422):
             return last.fault
         raise self._error(last)
 
+    async def _ask(
+        self,
+        name: str,
+        method: str,
+        path: str,
+        payload: Mapping[str, Any] | None,
+        is_retryable: Callable[[_Outcome], bool],
+    ) -> _Outcome:
+        """The last outcome of a request and its retries; `name` sets their waits apart from another's."""
+        body = b"" if payload is None else json.dumps(payload).encode()
+
+        async def attempt() -> _Outcome:
+            return await self._attempt(method, path, body)
+
+        def wait_s(number: int, found: _Outcome) -> float:
+            return backoff(BACKOFF_S, number, repeatable_jitter(number, [name]), MAX_WAIT_S)
+
+        return await retried(
+            attempt, attempts=self.options.retries + 1, is_retryable=is_retryable, wait_s=wait_s,
+            sleep=self._sleep,
+        )  # fmt: skip
+
+    async def ask_at_start(
+        self, method: str, path: str, payload: Mapping[str, Any] | None = None
+    ) -> _Outcome:
+        """One question before any turn. Raises UserError where nobody answers, or the key is refused.
+
+        A server that is busy is asked again; one that is not there is not.
+        """
+        busy = {408, 425, 429, 502, 503, 504}
+        try:
+            found = await self._ask(
+                "start", method, path, payload, lambda found: found.is_retryable and found.status in busy
+            )
+        finally:
+            await self._open_client().aclose()
+        if found.status == 0:
+            raise UserError(
+                f"{self.options.url}: {found.fault}; start the server, or correct rollout.openai.url"
+            )
+        if found.status in busy:
+            raise UserError(f"{self.options.url}: {found.fault}; try again later")
+        if found.status in (401, 403):
+            raise self._error(found)
+        return found
+
+    def fault(self, why: str) -> EngineFault | UserError:
+        """What a turn that failed raises: UserError where too many in a row have."""
+        self.failed_turns += 1
+        said = f"{self.options.url}: {why}"
+        if self.failed_turns >= FAILED_IN_A_ROW:
+            return UserError(f"{self.failed_turns} turns in a row failed, last {said}; repair the server")
+        return EngineFault(said)
+
     def _error(self, last: _Outcome) -> EngineFault | UserError:
         """What a turn without an answer raises: UserError where others would fare no better."""
-        self._failed += 1
         said, options = f"{self.options.url}: {last.fault}", self.options
         if last.status in (401, 403):
             return UserError(f"{said}; {_set_key(options)}")
         if last.status == 404:
             return UserError(f"{said}; check rollout.openai.url and rollout.openai.model={options.model}")
+        if _QUOTA in last.fault:
+            return UserError(f"{said}; pay the account up, or use another key ({options.key_variable})")
         if last.status == 429:
             return UserError(f"{said}; set rollout.openai.requests_per_minute, or try again later")
         if 300 <= last.status < 500:
             return UserError(f"{said}; check rollout.openai.url")
-        if self._failed >= FAILED_IN_A_ROW:
-            return UserError(f"{self._failed} turns in a row failed, last {said}; repair the server")
-        return EngineFault(said)
+        return self.fault(last.fault)
 
-    async def _attempt(self, path: str, body: bytes) -> _Outcome:
+    async def _attempt(self, method: str, path: str, body: bytes) -> _Outcome:
         await self._wait_for_turn()
         self.usage.requests += 1
-        found = await self._exchange(path, body)
+        found = await self._exchange(method, path, body)
         if found.answer is None:
             self.usage.failed_requests += 1
-            log.warning("%s: %s", self.options.url, found.fault)
+            self._log(found)
         if found.wait_s:  # everybody waits, not only this request
             self._next = max(self._next, self._clock() + found.wait_s)
         return found
@@ -184,13 +228,19 @@ class OpenAiServer:
         if start > now:
             await self._sleep(start - now)
 
-    async def _exchange(self, path: str, body: bytes) -> _Outcome:
+    def _log(self, found: _Outcome) -> None:
+        """A request that failed: the first of each status is a warning, unless the command ends with it."""
+        known = found.status in self._warned or not found.is_retryable
+        self._warned.add(found.status)
+        log.log(logging.INFO if known else logging.WARNING, "%s: %s", self.options.url, found.fault)
+
+    async def _exchange(self, method: str, path: str, body: bytes) -> _Outcome:
         """One request. Every fault becomes an outcome."""
         answer = bytearray()
         try:
             async with (
                 asyncio.timeout(self.options.timeout_s),
-                self._open_client().stream("POST", path, content=body) as response,
+                self._open_client().stream(method, path, content=body) as response,
             ):
                 async for chunk in response.aiter_bytes():
                     answer += chunk
@@ -255,23 +305,22 @@ def _message(body: bytes) -> str:
         return body.decode("utf-8", "replace")
 
 
-def find_model(
-    options: ServerOptions, max_model_len: int, transport: httpx.BaseTransport | None = None
+async def find_model(
+    options: ServerOptions, max_model_len: int, transport: httpx.AsyncBaseTransport | None = None
 ) -> str:
     """The model to ask for: `options.model`, or the only one that the server lists.
 
     Raises UserError where the server is not there, refuses the key, or has a shorter context.
     """
-    found = _ask(options, transport, "GET", "models")
-    if found.status in (401, 403):
-        raise UserError(f"{options.url}: {found.fault}; {_set_key(options)}")
+    found = await OpenAiServer(options, transport).ask_at_start("GET", "models")
     listed = (found.answer or {}).get("data")
     items = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     models = {str(item.get("id")): item for item in items}
     if not options.model and len(models) != 1:
         names = quoted(", ".join(list(models)[:8]), _QUOTED)
-        said = f"has several models ({names})" if models else "does not list its models"
-        raise UserError(f"{options.url} {said}; name one with --set rollout.openai.model=NAME")
+        why = f" ({found.fault}): correct rollout.openai.url," if found.fault else ";"
+        said = f"has several models ({names});" if models else f"does not list its models{why}"
+        raise UserError(f"{options.url} {said} name one with --set rollout.openai.model=NAME")
     name = options.model or next(iter(models))
     context = models.get(name, {}).get("max_model_len")
     if isinstance(context, int) and context < max_model_len:
@@ -282,7 +331,9 @@ def find_model(
     return name
 
 
-def returns_ids(options: ServerOptions, codec: Codec, transport: httpx.BaseTransport | None = None) -> bool:
+async def returns_ids(
+    options: ServerOptions, codec: Codec, transport: httpx.AsyncBaseTransport | None = None
+) -> bool:
     """Whether the server takes a prompt as token ids and returns the sampled ids; asks for one token."""
     payload = {
         "model": options.model,
@@ -290,31 +341,9 @@ def returns_ids(options: ServerOptions, codec: Codec, transport: httpx.BaseTrans
         "max_tokens": 1,
         "return_token_ids": True,
     }
-    found = _ask(options, transport, "POST", "completions", payload)
+    server = OpenAiServer(options, transport)
+    found = await server.ask_at_start("POST", "completions", payload)
     return found.answer is not None and _returned_ids(found.answer) is not None
-
-
-def _ask(
-    options: ServerOptions,
-    transport: httpx.BaseTransport | None,
-    method: str,
-    path: str,
-    payload: Mapping[str, Any] | None = None,
-) -> _Outcome:
-    """One request before the event loop runs. Raises UserError where the server does not answer."""
-    loopback = is_loopback(httpx.URL(options.url).host)
-    with httpx.Client(
-        base_url=options.url, transport=transport, headers=_headers(options), trust_env=not loopback,
-        timeout=options.timeout_s,
-    ) as client:  # fmt: skip
-        try:
-            response = client.request(method, path, json=payload)
-        except httpx.HTTPError as error:
-            why = quoted(f"{type(error).__name__}: {error}", _QUOTED)
-            raise UserError(
-                f"{options.url}: no connection ({why}); start the server, or correct rollout.openai.url"
-            ) from error
-    return _read(response.status_code, "", response.content)
 
 
 class OpenAiEngine(Engine):
@@ -354,6 +383,7 @@ class OpenAiEngine(Engine):
         async with self._limit():
             answer = await self._ask(request_id, token_ids, sampling)
         completion = self._completion(request_id, answer, token_ids, sampling)
+        self.server.failed_turns = 0
         if self.server.options.api == "chat":
             self._chats[request_id].answered(
                 self.codec.decode(completion.token_ids), len(completion.token_ids)
@@ -421,7 +451,7 @@ class OpenAiEngine(Engine):
         found = answer.get("usage")
         for key in ("prompt_tokens", "completion_tokens"):
             tokens = found.get(key) if isinstance(found, Mapping) else None
-            if isinstance(tokens, int):
+            if type(tokens) is int and 0 <= tokens < _MANY:
                 setattr(self.server.usage, key, getattr(self.server.usage, key) + tokens)
 
     def _completion(
@@ -436,8 +466,8 @@ class OpenAiEngine(Engine):
             return self._of_text(name, choice, sampling)
         return self._of_ids(name, answer, token_ids, sampling)
 
-    def _fault(self, name: str, why: str) -> EngineFault:
-        return EngineFault(f"{self.server.options.url}: episode {name}: {why}")
+    def _fault(self, name: str, why: str) -> EngineFault | UserError:
+        return self.server.fault(f"episode {name}: {why}")
 
     def _check_model(self, answer: Mapping[str, Any]) -> None:
         """OpenAI answers with the dated name of a model, which begins with the one asked for."""
@@ -458,7 +488,7 @@ class OpenAiEngine(Engine):
                 name, f"{count} token ids came back, at most {sampling.max_tokens} were asked for"
             )
         echoed, text = choice.get("prompt_token_ids"), choice.get("text")
-        if echoed is not None and list(echoed) != list(token_ids):
+        if echoed is not None and echoed != list(token_ids):
             raise self._fault(name, "the server generated after other token ids than those it was given")
         if isinstance(text, str) and not _spells(self.codec.decode(ids), text):
             raise self._fault(
@@ -527,7 +557,7 @@ def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _returned_ids(answer: Mapping[str, Any]) -> list[int] | None:
     ids = (_choice(answer) or {}).get("token_ids")
-    valid = isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
+    valid = isinstance(ids, list) and all(type(token) is int and 0 <= token < _MANY for token in ids)
     return ids if valid else None
 
 
@@ -535,7 +565,7 @@ def _logprobs(choice: Mapping[str, Any]) -> list[float]:
     found = choice.get("logprobs")
     values = found.get("token_logprobs") if isinstance(found, Mapping) else None
     numbers = values if isinstance(values, list) else []
-    return [float(value) for value in numbers if isinstance(value, int | float) and isfinite(value)]
+    return [float(value) for value in numbers if type(value) in (int, float) and abs(value) < _MANY]
 
 
 def _said(choice: Mapping[str, Any]) -> str | None:

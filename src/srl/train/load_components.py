@@ -12,6 +12,7 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from srl import interrupts
 from srl.advantage import Algorithm
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
@@ -155,17 +156,18 @@ def _load_server(config: Config, note: Note) -> Generation:
 
     section, longest = config.model, config.data.max_episode_tokens
     options = _server_options(config.rollout.openai)
-    options = replace(options, model=find_model(options, longest))
+    options = replace(options, model=interrupts.run(find_model(options, longest)))
     named = section.tokenizer or section.path
     if named is None or options.api == "chat":
-        note("lengths are counted in pieces of three bytes: no tokenizer is used (model.tokenizer)")
+        why = "chat sends text" if options.api == "chat" else "model.tokenizer is not set"
+        note(f"no tokenizer is used ({why}): lengths are counted in pieces of three bytes")
         codec: Codec = TextCodec()
         ids = False
     else:
         codec = load_codec(section, _generation_eos(Path(section.path or named)), note)
-        ids = returns_ids(options, codec)
-    if not ids and options.api == "completions":
-        note(f"{options.url} returns no token ids: prompts are sent as text")
+        ids = interrupts.run(returns_ids(options, codec))
+        if not ids:
+            note(f"{options.url} returns no token ids: prompts are sent as text")
     server = OpenAiServer(options)
     engine = OpenAiEngine(
         codec, server, token_ids=ids, max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest,
