@@ -187,10 +187,11 @@ def test_weights_are_copied_to_another_device_for_a_while(saved, monkeypatch):
     assert torch.equal(logits(model), expected)
 
 
-def test_saved_lora_model_is_merged_and_its_adapter_lies_beside(saved, tmp_path):
+def test_saved_lora_model_is_merged_and_its_adapter_lies_beside(saved, tmp_path, capfd):
     model = with_trained_lora(saved)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     save_model(model, byte_level_tokenizer(), tmp_path / "merged")
+    assert capfd.readouterr() == ("", ""), "no progress bar of transformers between the lines of a run"
     torch.testing.assert_close(logits(load_model(tmp_path / "merged")), logits(model), rtol=1e-4, atol=1e-4)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name

@@ -369,7 +369,8 @@ def save_model(
         _save_weights(plain, merged_weights(model), folder)
         tokenizer.save_pretrained(folder)
         if has_lora(model):
-            model.save_pretrained(folder / "adapter")
+            with quietly():
+                model.save_pretrained(folder / "adapter")
 
 
 def _save_weights(plain: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
