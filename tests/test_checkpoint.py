@@ -31,6 +31,7 @@ from srl.train.resume import checkpoint_notes, resume_command
 from srl.train.run_directory import checkpoint_path, checkpoints
 from srl.update.critic import Critic
 from srl.update.kl import AdaptiveKL
+from srl.update.logits import trunk
 from srl.update.optimiser import Optimiser, schedule
 
 ABOUT = {"template": "tiny", "search": True, "index_digest": "abc"}
@@ -211,6 +212,16 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     of_adapter = save(tmp_path, adapted, optimisers(adapted), step=4)
     with pytest.raises(UserError, match="not in both the model and the checkpoint"):
         load_checkpoint(of_adapter, them, optimisers(them))
+
+
+def test_a_checkpoint_with_the_critic_of_older_versions_says_how_to_go_on(tmp_path):
+    """It was a copy of the policy's trunk with its adapter, and all of that was trained."""
+    them = learner(lora=4)
+    path = save(tmp_path, them, optimisers(them))
+    older = {f"decoder.{name}": value for name, value in trunk(them.actor).named_parameters()}
+    torch.save(older, path / "trainer" / "critic.pt")
+    with pytest.raises(UserError, match=r"older version's, .*: srl train --model \S+step-000003$"):
+        load_checkpoint(as_older(path), them, optimisers(them))
 
 
 def test_a_checkpoint_without_the_critic_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shlex
 import shutil
 import warnings
 from dataclasses import asdict
@@ -94,7 +95,7 @@ def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimise
     try:
         _put(learner.actor, _actor_weights(path, learner))
         if learner.critic is not None:
-            _put(learner.critic, _load(trainer / "critic.pt"))
+            _put(learner.critic, _critic_weights(trainer / "critic.pt"))
         for name, optimiser in optimisers.items():
             optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt"))
     except (OSError, ValueError, RuntimeError) as error:
@@ -112,6 +113,18 @@ def _actor_weights(path: Path, learner: Learner) -> dict[str, torch.Tensor]:
         return _load(own)
     trust, dtype = learner.config.model.trust_remote_code, str(actor.dtype).removeprefix("torch.")
     return dict(load_model(path, dtype=dtype, device="cpu", trust_remote_code=trust).named_parameters())
+
+
+def _critic_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The critic's trained weights. Raises ValueError for those of a critic that no longer exists: a copy of
+    a policy's adapter together with the weights under it."""
+    saved: dict[str, torch.Tensor] = _load(path)
+    if any(".base_layer." in name for name in saved) and any(".lora_" in name for name in saved):
+        raise ValueError(
+            "its critic is an older version's, which trained a copy of the policy's adapter too; start a new "
+            f"run from its policy: {shlex.join(['srl', 'train', '--model', str(path.parent.parent)])}"
+        )
+    return saved
 
 
 def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
