@@ -100,6 +100,11 @@ class EngineContract:
         assert not subject.codec.decode(completion.token_ids).endswith(stop)
         assert len(completion.logprobs) == end + 1
 
+    @pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}])
+    def test_turn_that_makes_no_sense_is_refused(self, subject, sampling):
+        with pytest.raises(ValueError, match="one: "):
+            subject.run(subject.turn(letters(subject), **sampling))
+
     def test_turn_ends_at_its_token_limit(self, subject):
         completion = subject.greedy(letters(subject), max_tokens=3)
         assert (len(completion.token_ids), completion.stop_reason) == (3, "length")

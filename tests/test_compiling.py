@@ -183,13 +183,13 @@ def test_a_trial_that_pays_compiles_and_says_so_with_its_figures(tmp_path, compi
     made = Decision(tmp_path)
     assert (made.tries, made.compiled) == (1, True)
     (note,) = made.notes
-    assert note.startswith("updates use torch.compile: a layer takes 500 ms compiled and 1000 ms as it is")
+    assert note.startswith("updates use torch.compile: a layer takes 500 ms compiled and 1000 ms eager")
 
 
 def test_a_trial_that_does_not_pay_changes_nothing(tmp_path, compiler):
     made = Decision(tmp_path, trial=COSTS)
     assert (made.tries, made.compiled, len(made.notes)) == (1, False, 1)
-    assert made.notes[0].startswith("updates do without torch.compile:")
+    assert made.notes[0].startswith("updates run without torch.compile:")
     assert Decision(tmp_path, "actor.use_torch_compile=true", trial=COSTS).compiled
 
 

@@ -154,7 +154,7 @@ def test_more_episodes_than_slots_all_end_and_never_hold_more_than_there_are():
 
     def counted(rows):
         advance(rows)
-        held.append((len(rows), len(engine._forward.seats.slot_of), len(engine._row_of)))
+        held.append((len(rows), len(engine._forward.assigned.slot_of), len(engine._row_of)))
 
     engine._advance = counted
 

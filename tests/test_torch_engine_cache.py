@@ -179,14 +179,14 @@ def test_feeding_some_rows_leaves_what_is_stored_as_it_was_to_the_bit():
             table.begin(row, list(range(2, 2 + length)), turn, 0)
         forward.feed(table, np.arange(4))
         table.append(np.arange(4), np.full(4, 50), np.zeros(4, dtype=np.float32))
-        slots = forward.seats.slots(np.arange(4))
+        slots = forward.assigned.slots(np.arange(4))
         before = [layer.keys[slots].clone() for layer in forward.cache.layers]
         forward.feed(table, np.array([1, 2, 3]))  # a step in which row 0 is idle
         table.append(np.array([1, 2, 3]), np.full(3, 51), np.zeros(3, dtype=np.float32))
         table.begin(1, [*range(2, 8), 50, 51, *range(60, 80)], turn, 0)
         table.begin(2, [*range(2, 11), 50, 51, *range(60, 70)], turn, 0)
         forward.feed(table, np.array([1, 2]))  # a long span and a shorter one, padded
-    moved = forward.seats.slots(np.arange(4))
+    moved = forward.assigned.slots(np.arange(4))
     assert (moved != slots).any()
     for layer, keys in zip(forward.cache.layers, before, strict=True):
         for row, length in enumerate(lengths):
@@ -214,7 +214,7 @@ def test_samples_of_one_prompt_share_its_prefill_and_then_go_their_own_ways():
         for row in rows:
             table.begin(row, prompt, Sampling(max_tokens=3), 0)
         logits = forward.feed(table, rows)
-        assert [group.tolist() for group in fed] == [[forward.seats.slot_of[2]]]
+        assert [group.tolist() for group in fed] == [[forward.assigned.slot_of[2]]]
         table.append(rows, np.array([20, 21, 22]), np.zeros(3, dtype=np.float32))
         logits = forward.feed(table, np.sort(rows))
         expected = model(torch.tensor([[*prompt, token] for token in (21, 20, 22)])).logits[:, -1]

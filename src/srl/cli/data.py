@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.options import Json, Sets
+from srl.cli.options import (
+    IndexToSearch,
+    Json,
+    QuestionFiles,
+    ServerUrl,
+    Sets,
+    Temperature,
+    TemplateName,
+)
 
 app = typer.Typer(
     no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
@@ -190,25 +198,21 @@ def tokenizer(
 
 @app.command()
 def demonstrations(
-    data: Annotated[list[Path], typer.Option(help="Questions, Parquet or JSON lines (repeatable).")],
+    data: QuestionFiles,
     out: Annotated[Path, typer.Option(help="Output file, JSON lines for sft.train_files.")],
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="The teacher: a model directory, or a run.")
     ] = None,
-    index: Annotated[Path | None, typer.Option(help="Index directory to search.")] = None,
-    url: Annotated[str | None, typer.Option(help="URL of a search server, instead of --index.")] = None,
+    index: IndexToSearch = None,
+    url: ServerUrl = None,
     attempts: Annotated[
         int, typer.Option(min=1, help="Ask a question at most so often until the answer is right.")
     ] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
-    ] = None,
+    temperature: Temperature = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Ask a random sample of this many questions.")
     ] = None,
-    template: Annotated[
-        str | None, typer.Option(help="Prompt template: a name, or a text file with {question}.")
-    ] = None,
+    template: TemplateName = None,
     preset: Annotated[str | None, typer.Option(help="Preset to take settings from.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file to take settings from.")] = None,
     sets: Sets = None,

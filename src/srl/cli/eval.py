@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from srl.cli.options import Json, Sets
+from srl.cli.options import (
+    IndexToSearch,
+    Json,
+    QuestionFiles,
+    ServerUrl,
+    Sets,
+    Temperature,
+    TemplateName,
+)
 
 if TYPE_CHECKING:
     from srl.config import Config
@@ -41,7 +49,7 @@ def _group() -> None:
 
 @app.command()
 def run(
-    data: Annotated[list[Path], typer.Option(help="Questions, Parquet or JSON lines (repeatable).")],
+    data: QuestionFiles,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -50,21 +58,17 @@ def run(
             "A server's model needs none.",
         ),
     ] = None,
-    index: Annotated[Path | None, typer.Option(help="Index directory to search.")] = None,
-    url: Annotated[str | None, typer.Option(help="URL of a search server, instead of --index.")] = None,
+    index: IndexToSearch = None,
+    url: ServerUrl = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
-    ] = None,
+    temperature: Temperature = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Evaluate a random sample of this many questions.")
     ] = None,
     no_search_too: Annotated[
         bool, typer.Option("--no-search-too", help="Also evaluate the model without search.")
     ] = False,
-    template: Annotated[
-        str | None, typer.Option(help="Prompt template: a name, or a text file with {question}.")
-    ] = None,
+    template: TemplateName = None,
     no_search_template: Annotated[
         str | None, typer.Option(help="Prompt template without search; default r1 for search-r1.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key (repeatable)."),
+]
+QuestionFiles = Annotated[list[Path], typer.Option(help="Questions, Parquet or JSON lines (repeatable).")]
+IndexToSearch = Annotated[Path | None, typer.Option(help="Index directory to search.")]
+ServerUrl = Annotated[str | None, typer.Option(help="URL of a search server, instead of --index.")]
+Temperature = Annotated[float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
+TemplateName = Annotated[
+    str | None, typer.Option(help="Prompt template: a name, or a text file with {question}.")
 ]
 
 

@@ -50,11 +50,11 @@ class Forward(Protocol):
     def release(self) -> None: ...
 
 
-class Seats:
+class SlotAssignment:
     """Which row of the table has which slot of the cache.
 
-    If there are fewer slots than rows, the row that was fed longest ago and is not active gives its slot
-    away; its keys and values wait in host memory.
+    If there are fewer slots than rows, the inactive row that was fed longest ago loses its slot to another;
+    its keys and values are kept in host memory.
     """
 
     def __init__(self, cache: SlotCache) -> None:
@@ -65,8 +65,8 @@ class Seats:
     def slots(self, rows: Rows) -> Rows:
         return np.array([self.slot_of[row] for row in rows.tolist()], dtype=np.int64)
 
-    def seat(self, table: SlotTable, rows: Rows) -> None:
-        """Give each of `rows` a slot, and what was stored for it."""
+    def assign(self, table: SlotTable, rows: Rows) -> None:
+        """Give each of `rows` a slot, and copy back the keys and values that were kept for it."""
         for row in [row for row in (*self.slot_of, *self.stored) if not table.known[row]]:
             self.slot_of.pop(row, None)  # its episode has ended
             self.stored.pop(row, None)
@@ -122,7 +122,7 @@ class CachedForward:
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, *, grouped: bool = True) -> None:
         self.model = model
         self.cache = SlotCache(slots, max_length)
-        self.seats = Seats(self.cache)
+        self.assigned = SlotAssignment(self.cache)
         self._attention = grouped_attention if grouped else nullcontext
         self._splits = grouped and _takes_any_keyword(model)
         self._last_only = _logits_of_the_last(model, 1)
@@ -130,7 +130,7 @@ class CachedForward:
 
     def feed(self, table: SlotTable, rows: Rows) -> Tensor:
         """Logits (B, V) after the last known id of each row; the rows differ, and are not more than slots."""
-        self.seats.seat(table, rows)
+        self.assigned.assign(table, rows)
         fed = table.fed[rows]
         with self._attention(self.model):
             if fed.all() and (table.known[rows] - fed == 1).all():
@@ -140,12 +140,14 @@ class CachedForward:
     def release(self) -> None:
         """Free the cache's memory."""
         self.cache.release()
-        self.seats = Seats(self.cache)
+        self.assigned = SlotAssignment(self.cache)
 
     def _decode(self, table: SlotTable, rows: Rows) -> Tensor:
         """One id a row, for rows in the first slots."""
-        slots, buckets = arrange(self.seats.slots(rows), table.known[rows], LENGTHS if self._splits else ())
-        self.seats.move(table, rows, slots)
+        slots, buckets = arrange(
+            self.assigned.slots(rows), table.known[rows], LENGTHS if self._splits else ()
+        )
+        self.assigned.move(table, rows, slots)
         by_slot = rows[np.argsort(slots)]
         positions = table.fed[by_slot][:, None]
         ids = table.ids[by_slot[:, None], positions]
@@ -172,7 +174,9 @@ class CachedForward:
         positions = np.arange(counts.max()).repeat(len(rows)).reshape(-1, len(rows)).T  # (B, Q)
         kept = positions < counts[:, None]
         pick = (np.arange(len(rows)), counts - 1)
-        return self._run(self.seats.slots(rows), table.ids[rows[:, None], positions], positions, kept, pick)
+        return self._run(
+            self.assigned.slots(rows), table.ids[rows[:, None], positions], positions, kept, pick
+        )
 
     def _extend(self, table: SlotTable, rows: Rows) -> Tensor:
         """Rows with a past, padded on the left, so that the last column holds each row's last id."""
@@ -180,7 +184,7 @@ class CachedForward:
         offsets = np.arange(-counts.max(), 0)[None]  # (1, Q)
         positions = np.maximum(table.known[rows][:, None] + offsets, 0)  # (B, Q)
         kept = offsets >= -counts[:, None]
-        return self._run(self.seats.slots(rows), table.ids[rows[:, None], positions], positions, kept)
+        return self._run(self.assigned.slots(rows), table.ids[rows[:, None], positions], positions, kept)
 
     def _run(
         self,
@@ -221,7 +225,9 @@ class CachedForward:
             source = rows[leaders[leader_of[followers]]]
             length = int(table.known[source].max())
             self.cache.copy(
-                self.seats.slots(source).tolist(), self.seats.slots(rows[followers]).tolist(), length
+                self.assigned.slots(source).tolist(),
+                self.assigned.slots(rows[followers]).tolist(),
+                length,
             )
 
 

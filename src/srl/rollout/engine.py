@@ -56,6 +56,19 @@ def stop_reason(token_ids: Sequence[int], stop: Sequence[str], codec: Codec) -> 
     return "stop" if any(string in text for string in stop) else "length"
 
 
+def check_turn(request_id: str, token_ids: Sequence[int], sampling: Sampling, max_model_len: int) -> None:
+    """Raises UserError if the turn may exceed `max_model_len`, ValueError if its sampling makes no sense."""
+    if len(token_ids) + sampling.max_tokens > max_model_len:
+        raise UserError(
+            f"episode {request_id}: {len(token_ids)} tokens and up to {sampling.max_tokens} new ones do "
+            f"not fit max_model_len={max_model_len}; raise data.max_response_length or ask for less"
+        )
+    if not token_ids or sampling.max_tokens < 1:
+        raise ValueError(f"{request_id}: a turn needs a token to follow and room for one more")
+    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+        raise ValueError(f"{request_id}: temperature must be at least 0 and top_p in (0, 1]: {sampling}")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
     """What a caller may rely on.

@@ -26,6 +26,7 @@ from srl.rollout.engine import (
     EngineTraits,
     Sampling,
     StopReason,
+    check_turn,
     stop_reason,
 )
 from srl.safe_text import quoted
@@ -375,11 +376,7 @@ class OpenAiEngine(Engine):
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One turn. Raises EngineFault if the server fails, UserError if it refuses or the turn is long."""
-        if len(token_ids) + sampling.max_tokens > self.max_model_len:
-            raise UserError(
-                f"episode {request_id}: {len(token_ids)} tokens and up to {sampling.max_tokens} new ones do "
-                f"not fit max_model_len={self.max_model_len}; raise data.max_response_length or ask for less"
-            )
+        check_turn(request_id, token_ids, sampling, self.max_model_len)
         async with self._limit():
             answer = await self._ask(request_id, token_ids, sampling)
         completion = self._completion(request_id, answer, token_ids, sampling)

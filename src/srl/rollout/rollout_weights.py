@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from srl.model import has_lora
 
 LARGE = 1 << 14
-"""Elements of a weight from which on it matters which library multiplies it."""
+"""The fewest elements of a weight that oneDNN multiplies."""
 GAIN = 1.15
 """How many times faster oneDNN must be to take the place of PyTorch's own choice."""
 

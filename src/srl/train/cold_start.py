@@ -141,7 +141,7 @@ def _without_cassette(config: Config) -> Config:
 def make(
     recipe: Recipe, search: SearchTool | None, path: Path, prepare: Callable[[PreTrainedModel], object]
 ) -> None:
-    """Fine-tune the model of `recipe`, once `prepare` has had it, into the new directory `path`."""
+    """Fine-tune the model of `recipe` into the new directory `path`; `prepare` is called with it before."""
     torch.manual_seed(recipe.seed)
     paths = {"path": str(recipe.start), "tokenizer": str(recipe.tokenizer)}
     policy = load_policy(recipe.model.model_copy(update=paths), lambda text: None)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WORTH_S = 600.0
-"""A run whose updates take less than this is not worth compiling for: it takes up to a minute."""
+"""Seconds of updates in a run from which on it is compiled; compiling takes up to a minute."""
 
 Try = Callable[["PreTrainedModel"], Trial]
 
@@ -39,7 +39,7 @@ def compile_updates(
 ) -> None:  # fmt: skip
     """Compile the layers of `trunks`, the policy's first, if `actor.use_torch_compile` or a trial says so.
 
-    `tokens` is how many the run's updates go through. What was compiled is kept in the workspace.
+    `tokens` is the number of tokens in all updates of the run. Compiled artefacts are kept in the workspace.
     """
     wanted, policy = config.actor.use_torch_compile, trunks[0]
     unwanted = wanted is False or (wanted == "auto" and config.rollout.deterministic)
@@ -54,7 +54,7 @@ def compile_updates(
         note(f"torch.compile failed, and updates go on without it: {one_line(error)}")
         return
     if wanted == "auto" and not trial.pays:
-        note(f"updates do without torch.compile: {trial}")
+        note(f"updates run without torch.compile: {trial}")
         return
     for trunk in trunks:
         compile_layers(trunk, note)
@@ -62,7 +62,7 @@ def compile_updates(
 
 
 def tokens_of_updates(config: Config, algo: str) -> float:
-    """About how many tokens a run's updates go through, with episodes of half the longest length."""
+    """The number of tokens in all updates of a run, if episodes have half of the longest length."""
     if algo == "sft":
         episodes = config.sft.steps * config.sft.batch_size
     else:

@@ -41,8 +41,8 @@ _TIMEOUT_S = 10.0
 def with_local_models(config: Config, workspace: Workspace, note: Note) -> Config:
     """`config` with a directory for each model that it names on the hub or gives as a GGUF file.
 
-    What is missing is fetched or converted once, and `note` is told. A directory that exists wins over a
-    name. Raises UserError.
+    What is missing is fetched or converted once, and `note` is told. An existing directory takes precedence
+    over a name. Raises UserError.
     """
     model, found = config.model, dict[str, str]()
     for key, path, what in _models(config):
@@ -53,15 +53,15 @@ def with_local_models(config: Config, workspace: Workspace, note: Note) -> Confi
     return config.with_settings(found) if found else config
 
 
-def described(path: str | Path, trust_remote_code: bool) -> Path:
-    """A directory with the `config.json` of the model `path` on the hub, for a plan."""
+def fetch_config(path: str | Path, trust_remote_code: bool) -> Path:
+    """A directory with the `config.json` of the model `path` on the hub: all that a dry run needs."""
     name = HubName.parse(path)
     assert name is not None, "the path of a directory needs no description"
     return fetched(name, "config", lambda text: None, trust_remote_code=trust_remote_code)
 
 
 def with_cached_models(config: Config) -> Config:
-    """`config` with a directory for each model that the hub's cache has whole, for a plan. No network."""
+    """`config` with a directory for each model that the hub's cache has whole, for a dry run. No network."""
     found = {}
     for key, path, what in _models(config):
         name = HubName.parse(path)
@@ -137,8 +137,8 @@ class _Listing:
 
 
 def _complete(listing: _Listing, what: What, note: Note, trust_remote_code: bool) -> Path:
-    """The snapshot of `listing` with all that is wanted; the small files come first, so that one with its
-    weights has everything."""
+    """Download what is missing of `listing`; returns its snapshot. Small files come first, so a snapshot that
+    has its weights is complete."""
     small = [
         part for part in listing.small
         if what != "config" or part.name == "config.json" or part.name.endswith(".py")

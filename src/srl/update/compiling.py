@@ -1,6 +1,6 @@
-"""Fused kernels for packed batches: a model's layers through `torch.compile`, where a trial finds it pays.
+"""Fused kernels for packed batches: `torch.compile` for a model's layers, after a trial of its gain.
 
-The layers of a model are alike, so all share what one of them compiles to, for any number of tokens.
+The layers of a model are alike, so all share one compiled graph, for any number of tokens.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Trial:
 
     def __str__(self) -> str:
         return (
-            f"a layer takes {1e3 * self.compiled:.0f} ms compiled and {1e3 * self.eager:.0f} ms as it is for "
+            f"a layer takes {1e3 * self.compiled:.0f} ms compiled and {1e3 * self.eager:.0f} ms eager for "
             f"{ROWS * LENGTH:,} tokens, and took {self.compiling:.0f} s to compile"
         )
 
 
 class CompiledLayer:
-    """Calls a layer compiled for packed batches, and as it is for all others, such as a rollout's.
+    """Calls the compiled layer for packed batches, and the eager one for all others, such as a rollout's.
 
-    Where the compiler fails, `failed` is called and the layer stays as it is. The backward pass is compiled
-    with the forward one, so that a failure there is found before anything depends on it.
+    If the compiler fails, `failed` is called and the layer stays eager. The backward pass is compiled with
+    the forward one, so that a failure there is found before anything depends on it.
     """
 
     def __init__(self, layer: nn.Module, failed: Note) -> None:
@@ -78,7 +78,7 @@ class CompiledLayer:
 
 
 def compile_layers(trunk: PreTrainedModel, note: Note) -> None:
-    """Have packed batches go through compiled layers; `note` is told once should the compiler fail."""
+    """Use compiled layers for packed batches; if the compiler fails, `note` is told once."""
     told: list[str] = []
 
     def failed(why: str) -> None:
@@ -92,7 +92,7 @@ def compile_layers(trunk: PreTrainedModel, note: Note) -> None:
 
 
 def _leave_attention_alone() -> None:
-    """Have compiled layers call our attention as it is: its kernels are fused, and it loops over the rows."""
+    """Keep our attention out of compiled graphs: its kernels are fused, and it loops over the rows."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
@@ -105,7 +105,7 @@ def layers_of(trunk: PreTrainedModel) -> Sequence[nn.Module]:
 
 
 def seconds_of_a_layer(trunk: PreTrainedModel) -> float:
-    """What forward and backward of one layer take without a compiler, for ROWS × LENGTH tokens."""
+    """Seconds of the eager forward and backward pass of one layer, for ROWS × LENGTH tokens."""
     return _seconds(_layer_step(trunk))
 
 
@@ -127,9 +127,9 @@ def try_compiling(trunk: PreTrainedModel) -> Trial:
 
 
 def _layer_step(trunk: PreTrainedModel) -> Step:
-    """Forward and backward of the first layer, with what it is given in a packed batch."""
+    """Forward and backward pass of the first layer, with the inputs that it has in a packed batch."""
     layer = layers_of(trunk)[0]
-    args, options = _given(trunk, layer)
+    args, options = _layer_inputs(trunk, layer)
     states = args[0].requires_grad_()
     weights = [weight for weight in layer.parameters() if weight.requires_grad]
 
@@ -142,8 +142,8 @@ def _layer_step(trunk: PreTrainedModel) -> Step:
 
 
 @torch.no_grad()
-def _given(trunk: PreTrainedModel, layer: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `layer` in a pass of the trunk over ROWS × LENGTH ids."""
+def _layer_inputs(trunk: PreTrainedModel, layer: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of `layer` in a forward pass of the trunk over ROWS × LENGTH ids."""
     found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     vocabulary, device = trunk.config.get_text_config().vocab_size, next(trunk.parameters()).device
     ids = torch.arange(ROWS * LENGTH, device=device).reshape(ROWS, LENGTH) % vocabulary

@@ -132,7 +132,7 @@ def _new_state(master: Tensor) -> dict[str, Tensor]:
 
 
 def _passed_on_to(master: Tensor) -> Callable[[Tensor], None]:
-    """A hook that passes a parameter's gradient on to its copy, for as long as the optimiser is there."""
+    """A hook that adds a parameter's gradient to that of its copy, as long as the optimiser exists."""
     known = weakref.ref(master)
 
     def hook(parameter: Tensor) -> None:

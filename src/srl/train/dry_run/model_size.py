@@ -16,7 +16,7 @@ from srl.errors import UserError
 from srl.hub_models import HubName
 from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
 from srl.train.convert_gguf import check_gguf, is_gguf
-from srl.train.fetch_models import described
+from srl.train.fetch_models import fetch_config
 from srl.train.load_components import critic_options
 from srl.update.critic import Critic
 
@@ -168,7 +168,7 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
         check_gguf(Path(path))
         return AutoConfig.from_pretrained(str(Path(path).parent), gguf_file=Path(path).name)
     if HubName.parse(path):
-        return _sizes(described(path, trust_remote_code), trust_remote_code)
+        return _sizes(fetch_config(path, trust_remote_code), trust_remote_code)
     raise UserError(
         f"no model directory {path} (expected a config.json in it); give --model a directory, ORG/NAME of "
         f"the Hugging Face hub, or a GGUF file{of_run(Path(path))}"

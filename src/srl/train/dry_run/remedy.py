@@ -61,8 +61,8 @@ def memory_warnings(
 
 
 def sizes(config: Config, shape: Shape, path: str | Path, layout: Layout) -> Size:
-    """How large the phases of a run are, with any settings changed. Adapters change the shape; each kind of
-    networks is built once."""
+    """A function that gives the bytes of a phase with some settings changed. Of these only the ranks of
+    adapters change the shape; it is built once for each pair of ranks."""
     shapes = {(config.model.lora_rank, config.critic.lora_rank): shape}
 
     def size(phase: Phase, settings: dict[str, Any]) -> int:
@@ -108,7 +108,8 @@ def _candidates(config: Config, shape: Shape, phase: Phase) -> Iterator[dict[str
 
 
 def _less_held(config: Config, shape: Shape, phase: Phase) -> Iterator[dict[str, Any]]:
-    """Nothing; the activations of one layer; a critic that is an adapter; a policy with an adapter."""
+    """Settings that hold less, each with those before it: none, gradient checkpointing, an adapter for the
+    critic, an adapter for the policy."""
     more: dict[str, Any] = {}
     yield more
     if phase == "update" and not config.model.gradient_checkpointing:
