@@ -209,6 +209,8 @@ def test_damaged_weights_are_not_kept(hub, directory):
         ("acme/unknown", "no model directory acme/unknown, and no model of this name at http"),
         (f"{NAME}@v9", f"{NAME} has no revision 'v9'"),
         ("bin/only", r"bin/only has no *.safetensors file on the hub"),
+        ("only/adapter", "only/adapter has no config.json on the hub, so it is a LoRA adapter; give"),
+        ("only/weights", "only/weights has no config.json on the hub, so it is not a model of transf"),
         ("gguf/only", "type: hf download gguf/only q4.gguf --local-dir DIR, and give DIR/q4.gguf"),
     ],
 )
@@ -216,7 +218,11 @@ def test_what_the_hub_does_not_have_is_one_line(hub, path, said):
     config = hub.repositories[NAME]["config.json"]
     hub.repositories["bin/only"] = {"config.json": config, "pytorch_model.bin": os.urandom(100)}
     hub.repositories["gguf/only"] = {"q4.gguf": os.urandom(100)}
+    tensors = {"adapter_config.json": b"{}", "adapter_model.safetensors": os.urandom(100)}
+    hub.repositories["only/adapter"] = tensors
+    hub.repositories["only/weights"] = {"model.safetensors": os.urandom(100)}
     assert said in refused(path)
+    assert not hub.ranges
 
 
 def test_a_gated_model_asks_for_its_terms_and_a_token(hub, monkeypatch):

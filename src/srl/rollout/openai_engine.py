@@ -153,7 +153,10 @@ class OpenAiServer:
         body = b"" if payload is None else json.dumps(payload).encode()
 
         async def attempt() -> _Outcome:
-            return await self._attempt(method, path, body)
+            found = await self._attempt(method, path, body)
+            if found.answer is None:
+                self._log(found, is_retryable(found))
+            return found
 
         def wait_s(number: int, found: _Outcome) -> float:
             return backoff(BACKOFF_S, number, repeatable_jitter(number, [name]), MAX_WAIT_S)
@@ -216,7 +219,6 @@ class OpenAiServer:
         found = await self._exchange(method, path, body)
         if found.answer is None:
             self.usage.failed_requests += 1
-            self._log(found)
         if found.wait_s:  # everybody waits, not only this request
             self._next = max(self._next, self._clock() + found.wait_s)
         return found
@@ -229,11 +231,11 @@ class OpenAiServer:
         if start > now:
             await self._sleep(start - now)
 
-    def _log(self, found: _Outcome) -> None:
-        """A request that failed: the first of each status is a warning, unless the command ends with it."""
-        known = found.status in self._warned or not found.is_retryable
+    def _log(self, found: _Outcome, retryable: bool) -> None:
+        """A request that failed: the first of each status that may be retried is a warning."""
+        known = found.status in self._warned or not retryable
         self._warned.add(found.status)
-        log.log(logging.INFO if known else logging.WARNING, "%s: %s", self.options.url, found.fault)
+        log.log(logging.DEBUG if known else logging.WARNING, "%s: %s", self.options.url, found.fault)
 
     async def _exchange(self, method: str, path: str, body: bytes) -> _Outcome:
         """One request. Every fault becomes an outcome."""

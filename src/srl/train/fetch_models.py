@@ -230,6 +230,10 @@ def _ask(name: HubName, trust_remote_code: bool) -> _Listing:
 
 
 def _check_weights(listing: _Listing) -> None:
+    """Raises UserError for a repository without weights that are loaded, or without the model they are of."""
+    if listing.weights and "config.json" not in listing.others:
+        what = "a LoRA adapter" if "adapter_config.json" in listing.others else "not a model of transformers"
+        raise UserError(f"{listing.name} has no config.json on the hub, so it is {what}; give a model's name")
     if listing.weights:
         return
     gguf = next((name for name in listing.others if name.endswith(".gguf")), None)
