@@ -453,7 +453,7 @@ def _request(token_ids: list[int], sampling: Sampling, codec: Codec) -> tuple[To
 
     parameters = SamplingParams(
         max_tokens=sampling.max_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
-        stop_token_ids=sorted(codec.eos_ids), logprobs=0, flat_logprobs=True, detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
+        stop_token_ids=sorted(codec.eos_ids), ignore_eos=True,  # which are those of the codec, no others
+        logprobs=0, flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.DELTA,
     )  # fmt: skip
     return tokens_input(token_ids), parameters
