@@ -199,7 +199,7 @@ def test_an_evaluation_counts_its_episodes(shell, place, works):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("nope", "--data", "x"), "no model directory nope"),
+        (("nope", "--data", "q.jsonl"), "no model directory nope"),
         (("model", "--data", "nope.parquet"), "nope.parquet: no such file"),
         (("model", "--index", "nope", "--data", "q.jsonl"), "nope is not a directory of kind 'index'"),
         (("model", "--index", "nope", "--data", "nope.jsonl"), "nope.jsonl: no such file"),

@@ -44,7 +44,7 @@ def run(workspace: Path) -> Path:
         save_model(model(step), tokenizer(), path)
         write_json(path / "srl.json", {"format": 1, "step": step, "template": "tiny", "search": False})
         (path / "trainer").mkdir()
-        (path / "trainer" / "actor.pt").write_bytes(b"of the trainer")
+        (path / "trainer" / "actor-optimiser.pt").write_bytes(b"of the trainer")
     return folder
 
 

@@ -149,13 +149,19 @@ def quietly() -> Iterator[None]:
 
 
 def check_directory(
-    path: Path, trust_remote_code: bool, setting: str = "model.trust_remote_code=true"
+    path: Path,
+    trust_remote_code: bool,
+    setting: str = "model.trust_remote_code=true",
+    also: str = ", or a GGUF file",
 ) -> None:
-    """Raises UserError if `path` is no model directory, or brings code that `setting` does not allow."""
+    """Raises UserError if `path` is no model directory, or brings code that `setting` does not allow.
+
+    `also` ends the list of what may be given instead.
+    """
     if not path.is_dir():
         raise UserError(
-            f"no model directory {path}; give a directory with config.json and *.safetensors, ORG/NAME of "
-            "the Hugging Face hub, or a GGUF file"
+            f"no model directory {path}; give a directory with config.json and *.safetensors, or ORG/NAME of "
+            f"the Hugging Face hub{also}"
         )
     check_checkpoint(path, leave_out="trainer/")
     check_code(path, trust_remote_code, setting)

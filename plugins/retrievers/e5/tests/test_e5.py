@@ -233,7 +233,11 @@ def refused(options: dict[str, object], match: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "../no/where/at/all", "/no/where"])
 def test_a_model_that_is_not_there_is_one_line(tmp_path, name):
-    refused({"model": name}, r"no model directory .*where.*hf download", tmp_path)
+    refused(
+        {"model": name},
+        r"no model directory .*where.*config.json.* or ORG/NAME of the Hugging Face hub$",
+        tmp_path,
+    )
 
 
 def test_a_name_that_the_hub_cannot_give_is_one_line(tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
     directory = Path(model)
     if not directory.exists() and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", model):
         directory = _from_hub(model, [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])])
-    check_directory(directory, trust_remote_code, "retriever.e5.trust_remote_code=true")
+    check_directory(directory, trust_remote_code, "retriever.e5.trust_remote_code=true", also="")
     return directory
 
 

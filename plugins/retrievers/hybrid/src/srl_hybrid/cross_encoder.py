@@ -107,7 +107,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
                 f"no directory {model}, and the hub's model could not be downloaded ({why}); "
                 f"type: hf download {model} --local-dir DIRECTORY"
             ) from error
-    check_directory(directory, trust_remote_code, "trust_remote_code=true")
+    check_directory(directory, trust_remote_code, "trust_remote_code=true", also="")
     return directory
 
 
