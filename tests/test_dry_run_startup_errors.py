@@ -175,3 +175,11 @@ def test_an_adapter_wider_than_the_model_is_refused_at_once(place, tmp_path):
     for begin in (lambda: plan_local(chosen), lambda: train(chosen, tmp_path)):
         with pytest.raises(UserError, match=r"model\.lora_rank=1000000 is more than the model's width, 32"):
             begin()
+
+
+def test_an_engine_that_is_not_installed_is_told_before_the_run(place, monkeypatch):
+    monkeypatch.setattr("srl.rollout.vllm_engine.version_problem", lambda: "vLLM is not installed; type …")
+    assert list(startup_errors(configured(place, {"rollout.engine": "vllm"}))) == [
+        "vLLM is not installed; type …"
+    ]
+    assert not list(startup_errors(configured(place, {"rollout.engine": "torch"})))

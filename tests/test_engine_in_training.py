@@ -141,6 +141,12 @@ def test_key_from_a_variable_of_any_name_is_hidden(monkeypatch):
     assert "hush" not in hidden("the key is abc-hush-77")
 
 
+def test_a_key_given_for_the_name_of_its_variable_is_not_shown():
+    with pytest.raises(UserError, match="expected the name of an environment variable") as caught:
+        load_config(sets=["rollout.openai.key_variable=sk-secret"])
+    assert "secret" not in str(caught.value)
+
+
 def test_named_key_variable_must_be_set(monkeypatch):
     sets = ["rollout.engine=openai", "rollout.openai.url=http://127.0.0.1:9/v1"]
     asked = load_config(sets=[*sets, "rollout.openai.key_variable=TEACHER_KEY"]).config

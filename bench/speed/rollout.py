@@ -286,7 +286,8 @@ def run(options: Options) -> dict[str, Any]:
             found[f"{shape}, {threads} threads"] = summary(runs, ready)
             precisions = {kind: [fastest(kind, runs, known)] for kind, known in precisions.items()}
     found["equal greedy episodes"] = equal_share(options)
-    found["vLLM"] = "measured" if options.vllm_python else "not installed"
+    there = any(name.startswith("vLLM") for name in found["real, 2 threads"])
+    found["vLLM"] = "measured" if there else "failed" if options.vllm_python else "not installed"
     return found
 
 

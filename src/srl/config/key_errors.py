@@ -85,6 +85,10 @@ def _suggestion(path: KeyPath) -> str:
     return nearest(here, neighbours) or nearest(here, known) or "; `srl train --print-config` lists all keys"
 
 
+KEY_NAMES = frozenset({"key_variable"})
+"""Keys that take the name of a secret, and where the secret itself may be given by mistake."""
+
+
 def reveal(value: Any) -> str:
     """A value for a message, truncated to 80 characters."""
     text = repr(plain(value))
@@ -96,7 +100,8 @@ def wrong(path: KeyPath, value: Any, origin: str) -> str:
     field = place(path)[1]
     inside_mapping = field is not None and place(path[:-1])[0] == "mapping"
     expected = "number" if inside_mapping else takes(field) if field else "something else"
-    said = f"{origin}: {'.'.join(path)} is {reveal(value)}, expected {expected}"
+    shown = "a text that is not shown" if path[-1] in KEY_NAMES else reveal(value)
+    said = f"{origin}: {'.'.join(path)} is {shown}, expected {expected}"
     if path[:2] == ("reward", "weights") and isinstance(value, Mapping) and value:
         (*module, name), weight = next(flat(value, path[2:]))
         return (

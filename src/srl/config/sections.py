@@ -242,7 +242,9 @@ class OpenAi(Section):
     api: Literal["completions", "chat"] = "completions"
     """completions continues a text, as in training. chat is for servers without it: passages are sent as
     messages of the user."""
-    key_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    key_variable: Annotated[str | None, Takes("the name of an environment variable, or null")] = Field(
+        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
+    )
     """Environment variable with the API key. null: OPENAI_API_KEY, or SRL_API_KEY."""
     timeout_s: Positive = 300.0
     """Time-out of a request, in seconds."""

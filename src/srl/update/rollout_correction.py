@@ -166,7 +166,7 @@ def _weight_metrics(
         "rollout_is_mean": mean,
         "rollout_is_max": seen.max(),
         "rollout_is_min": seen.min(),
-        "rollout_is_eff_sample_size": torch.where(square > 0, mean.square() / square, 0.0),
+        "rollout_is_eff_sample_size": torch.where(square > 0, mean.square() / square, 0.0).clamp(max=1.0),
         "rollout_is_ratio_fraction_high": masked_mean((shares > upper).float(), on),
         "rollout_is_ratio_fraction_low": masked_mean((shares < (lower or 1 / upper)).float(), on),
     }

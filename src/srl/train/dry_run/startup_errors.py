@@ -50,10 +50,19 @@ def _checks(config: Config) -> Iterator[Callable[[], object]]:
         yield partial(read_demonstrations, Path(config.sft.train_files))
     yield partial(load_template, config)
     yield partial(load_algorithm, config)
+    yield partial(_check_engine, config)
     for name in config.reward.weights:
         yield partial(manager.load, "reward", name, config.reward.options(name))
     if config.rollout.search:
         yield from _search_checks(config)
+
+
+def _check_engine(config: Config) -> None:
+    if config.rollout.engine == "vllm":
+        from srl.rollout.vllm_engine import version_problem
+
+        if problem := version_problem():
+            raise UserError(problem)
 
 
 def _question_checks(config: Config) -> Iterator[Callable[[], object]]:
