@@ -38,8 +38,8 @@ class TestOpenAiEngine(EngineContract):
         fake = FakeServer(torch_app(model, codec, MAX_MODEL_LEN))
         with fake.running() as url:
             options = ServerOptions(url, MODEL, retries=1)
-            assert find_model(options, MAX_MODEL_LEN) == MODEL
-            assert returns_ids(options, codec)
+            assert asyncio.run(find_model(options, MAX_MODEL_LEN)) == MODEL
+            assert asyncio.run(returns_ids(options, codec))
             engine = OpenAiEngine(
                 codec, OpenAiServer(options, sleep=lambda seconds: asyncio.sleep(0)), token_ids=True,
                 max_num_seqs=4, max_model_len=MAX_MODEL_LEN,

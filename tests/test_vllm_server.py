@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -90,8 +91,8 @@ class TestVllmServer(EngineContract):
 
     def start(self, model, codec, folder):
         options = ServerOptions(self.server.url(), MODEL, retries=0)
-        assert find_model(options, MAX_MODEL_LEN) == MODEL
-        assert returns_ids(options, codec)
+        assert asyncio.run(find_model(options, MAX_MODEL_LEN)) == MODEL
+        assert asyncio.run(returns_ids(options, codec))
         engine = OpenAiEngine(
             codec, OpenAiServer(options), token_ids=True, max_num_seqs=4, max_model_len=MAX_MODEL_LEN
         )
