@@ -299,7 +299,7 @@ def test_plan_of_a_published_run_says_what_goes_where(published):
         "command, the trainer, the log and the queue"
     )
     assert published.machines["each step"].startswith("512 episodes, 2 optimiser steps of 256; 14.19 GiB")
-    assert [fit.name for fit in published.fits] == ["24 GB", "48 GB", "80 GB", "141 GB"]
+    assert [fit.name for fit in published.fits] == ["16 GB", "24 GB", "48 GB", "80 GB", "141 GB"]
     assert sorted(fit.episodes for fit in published.fits) == [fit.episodes for fit in published.fits]
 
 
