@@ -133,7 +133,12 @@ def test_dry_run_on_verl_needs_neither_weights_nor_machines(tmp_path, monkeypatc
     typed = ["--backend", "verl", "--preset", "search-r1-32b", "--algo", "grpo", "--dry-run"]
     result = CliRunner().invoke(app, typed, catch_exceptions=False)
     assert result.exit_code == 0
-    for said in ("4 × 8 GPUs", "16 copies of the policy", "8 optimiser steps of 320", "no weights at Qwen"):
+    for said in (
+        "4 × 8 GPUs",
+        "16 copies of the policy",
+        "8 optimiser steps of 320",
+        "Qwen/Qwen2.5-32B (not downloaded yet)",
+    ):
         assert said in result.stdout
     assert list(tmp_path.rglob("*")) == []
 

@@ -15,9 +15,6 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.hub_models import HubName
 from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
-from srl.train.convert_gguf import check_gguf, is_gguf
-from srl.train.fetch_models import fetch_config
-from srl.train.load_components import critic_options
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
@@ -118,6 +115,8 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
 
 def _critic(config: Config, policy: PreTrainedModel) -> list[nn.Parameter]:
     """The critic's weights that are not the policy's too."""
+    from srl.train.load_components import critic_options
+
     shared = {id(weight) for weight in policy.parameters()}
     critic = Critic(policy, **critic_options(config))
     return [weight for weight in critic.parameters() if id(weight) not in shared]
@@ -164,6 +163,16 @@ def _sizes(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
         )
     if str(path) in PUBLISHED:
         return AutoConfig.for_model(**PUBLISHED[str(path)])
+    return _sizes_of_others(path, trust_remote_code)
+
+
+def _sizes_of_others(path: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """Of a GGUF file, or of a model on the hub; their modules need more than what a known model does."""
+    from transformers import AutoConfig
+
+    from srl.train.convert_gguf import check_gguf, is_gguf
+    from srl.train.fetch_models import fetch_config
+
     if is_gguf(path):
         check_gguf(Path(path))
         return AutoConfig.from_pretrained(str(Path(path).parent), gguf_file=Path(path).name)
