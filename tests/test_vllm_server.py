@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from tests.engine_contract import MAX_MODEL_LEN, EngineContract, Subject
@@ -61,13 +63,15 @@ class Server:
         for line in self.process.stdout:
             said.append(line)
             if "Application startup complete" in line:
+                Thread(target=collections.deque, args=(self.process.stdout, 0), daemon=True).start()
                 return
         raise AssertionError("".join(said[-40:]))
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.communicate()
+            self.process.wait()
+            self.process = None
 
 
 @pytest.fixture(scope="module")
