@@ -69,9 +69,7 @@ class CompiledLayer:
             return self._plain(*args, **options)
         try:
             return self._compiled(*args, **options)
-        except Exception as error:
-            if not isinstance(error, torch._dynamo.exc.TorchDynamoException):
-                raise
+        except torch._dynamo.exc.TorchDynamoException as error:
             self._compiled = None
             self._failed(one_line(error))
             return self._plain(*args, **options)
