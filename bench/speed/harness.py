@@ -202,6 +202,25 @@ def without_failing(subject: str) -> Iterator[None]:
         said(f"{subject}: left out: {error}")
 
 
+def in_pairs(
+    subject: str, first: Entry, others: Sequence[Entry], options: Options, rounds: int, name: str = "seconds"
+) -> tuple[Runs, dict[str, dict[str, Any]], dict[str, float]]:
+    """`first` in turns with each of the others, two processes at a time, where all do not fit in memory.
+
+    The results, those of `first` from all pairs, what each reported when it was ready, and the ratio of each
+    one's `name` by that of `first` in the same round.
+    """
+    found, ready, ratios = Runs({first.name: []}), dict[str, dict[str, Any]](), {first.name: 1.0}
+    for other in others:
+        runs, reported = interleaved(subject, [first, other], options, rounds)
+        ready |= reported
+        found[first.name] += runs.get(first.name, [])
+        if first.name in runs and other.name in runs:
+            found[other.name] = runs[other.name]
+            ratios[other.name] = ratio(runs[other.name], runs[first.name], name)
+    return found, ready, ratios
+
+
 def one_by_one(subject: str, entries: Sequence[Entry], options: Options) -> dict[str, dict[str, Any]]:
     """One round of each entry, each process ended before the next starts, so that memory is its own."""
     results = {}

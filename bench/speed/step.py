@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from bench.speed.harness import Entry, Options, Rounds, interleaved, medians, ratio, round_off, with_before
+from bench.speed.harness import Entry, Options, Rounds, in_pairs, medians, round_off, with_before
 
 MICRO = {"real": 4, "tiny": 32}
 """trl's `per_device_train_batch_size`."""
@@ -258,19 +258,25 @@ TRL: dict[str, dict[str, Any]] = {
 
 
 def entries_of(shape: str, options: Options) -> list[Entry]:
-    srl = with_before(Entry("srl", "ours", 2, {"shape": shape}), options)
+    """Ours at the precision that is its fastest, the same before, and the others."""
+    dtypes = ["bfloat16", "float32"] if shape == "real" else ["float32"]
+    first, *more = [
+        Entry(f"srl, {dtype}", "ours", 2, {"shape": shape, "keys": {"model.dtype": dtype}})
+        for dtype in dtypes
+    ]
     named = list(TRL.items())[: 3 if shape == "real" else 1]
-    return srl + [Entry(name, "trl", 2, {"shape": shape, **settings}) for name, settings in named]
+    trl = [Entry(name, "trl", 2, {"shape": shape, **settings}) for name, settings in named]
+    return [first, *trl, *more, *with_before(first, options)[1:]]
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Both shapes on two threads; the first step of each process is its warm-up."""
+    """Both shapes on two threads, two contenders at a time; the first step of each process is its warm-up."""
     found: dict[str, Any] = {}
-    for shape, more in (("real", 0), ("tiny", 1)):
-        entries = entries_of(shape, options)
-        runs, ready = interleaved("step", entries, options, options.rounds + more)
+    for shape, more in (("real", 0), ("tiny", 2)):
+        first, *others = entries_of(shape, options)
+        runs, ready, ratios = in_pairs("step", first, others, options, options.rounds + more)
         found[shape] = {
-            name: {**medians(results), "times_ours": ratio(results, runs["srl"], "seconds"),
+            name: {**medians(results), "times_ours": ratios[name],
                    "first_step_s": round_off(ready[name]["seconds"]),
                    "rewards": rewards(ready[name], results)}
             for name, results in runs.items()

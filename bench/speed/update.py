@@ -1,8 +1,8 @@
 """The policy's update alone, on the real shape: as `srl train` does it, against eager float32 with padding.
 
-16 episodes of two to four turns, one optimiser step. The first update of a process, which compiles where the
-update is compiled, is reported apart. The share is that of the operations of an update's matrix products a
-second in the speed of such products alone, measured in the same run.
+Eight episodes of two to four turns, one optimiser step. The first update of a process, which compiles where
+the update is compiled, is reported apart. The share is the operations a second of an update's matrix products
+by the speed of such products alone, measured in the same run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bench.speed.harness import (
     Entry,
     Options,
     Rounds,
+    in_pairs,
     interleaved,
     medians,
-    ratio,
     round_off,
     said,
     with_before,
 )
 
-EPISODES = 16
+EPISODES = 8
 
 
 def trajectories_of(made: Any, count: int, seed: int = 0) -> list[Any]:
@@ -168,30 +168,33 @@ def products(options: Options, settings: dict[str, Any], rounds: Rounds) -> None
 CONTENDERS = {"ours": ours, "eager": eager, "products": products}
 
 
+EAGER = Entry("eager float32, padded", "eager", 2, {"dtype": "float32"})
+PRODUCTS = Entry("matrix products", "products", 2)
+
+
 def entries_of(options: Options) -> list[Entry]:
-    """Eager float32 first, then what paid step by step, and the machine's products last."""
+    """Ours at each precision, without the compiler too, and before."""
     plain: dict[str, Any] = {"keys": {"actor.use_torch_compile": False}}
-    found = [Entry("eager float32, padded", "eager", 2, {"dtype": "float32"})]
+    found = []
     for dtype in ("float32", "bfloat16"):
-        found.append(Entry(f"srl, {dtype}, not compiled", "ours", 2, {"dtype": dtype, **plain}, once=True))
-        found.append(Entry(f"srl, {dtype}", "ours", 2, {"dtype": dtype}))
-    before = with_before(Entry("srl, float32", "ours", 2, {"dtype": "float32"}, once=True), options)[1:]
-    return [*found, *before, Entry("matrix products", "products", 2)]
+        found.append(Entry(f"srl, {dtype}, not compiled", "ours", 2, {"dtype": dtype, **plain}))
+        found += with_before(Entry(f"srl, {dtype}", "ours", 2, {"dtype": dtype}), options)
+    return found
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Ours at both precisions, eager float32, and the machine's products, in turns on two threads."""
+    """Ours at both precisions in turns with eager float32 on two threads, and the machine's products."""
     entries = entries_of(options)
-    runs, ready = interleaved("update", entries, options, options.rounds)
-    speeds = medians(runs["matrix products"])
+    runs, ready, ratios = in_pairs("update", EAGER, entries, options, options.rounds)
+    speeds = medians(interleaved("update", [PRODUCTS], options, max(3, options.rounds))[0][PRODUCTS.name])
     rates = {name: round_off(speeds[name] / 1e9) for name in ("float32", "bfloat16")}
     found: dict[str, Any] = {"matrix products, GFLOP/s": rates}
-    for entry in (entry for entry in entries[:-1] if entry.name in runs):
+    for entry in (entry for entry in [EAGER, *entries] if entry.name in runs):
         middle, first = medians(runs[entry.name]), ready[entry.name]["first_s"]
         rate = ready[entry.name]["operations"] / middle["seconds"]
         found[entry.name] = {
             **middle,
-            "eager_by_this": ratio(runs[entries[0].name], runs[entry.name], "seconds"),
+            "eager_by_this": round(1 / ratios[entry.name], 2),
             "first_s": round_off(first),
             "share_of_products": round_off(rate / speeds[entry.settings["dtype"]]),
         }
