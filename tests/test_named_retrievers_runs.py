@@ -73,7 +73,7 @@ def test_a_training_run_searches_two_retrievers_and_says_which_in_its_log(place,
 
 
 def test_another_index_of_a_named_retriever_is_said_aloud(place, tmp_path, scripted, capsys):
-    from srl.cli.eval import _show
+    from srl.cli.eval.run import _show
 
     train(settings(place, "search.digest=" + open_index(place / "pages").digest[:12]), tmp_path)
     run = only_run(tmp_path)

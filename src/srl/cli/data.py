@@ -228,7 +228,7 @@ def demonstrations(
     Example:
       srl data demonstrations --data q.parquet --index my-index --out shown.jsonl --set rollout.engine=openai
     """
-    from srl.cli.eval import check_inputs, check_search, read_model, usage_line
+    from srl.cli.eval.shared import check_inputs, check_search, read_model, usage_line
     from srl.errors import UserError
 
     if out.exists() and not overwrite:

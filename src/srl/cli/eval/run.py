@@ -1,14 +1,15 @@
-"""`srl eval`: evaluate a model on questions."""
+"""`srl eval run`: evaluate a model on questions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from srl.cli.eval.shared import check_inputs, check_search, read_model, usage_line
 from srl.cli.options import (
     IndexToSearch,
     Json,
@@ -20,11 +21,7 @@ from srl.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from srl.config import Config
     from srl.train.evaluate_model import Evaluation, ModelReport
-    from srl.workspace import Workspace
-
-app = typer.Typer(no_args_is_help=True, help="Evaluate a model on questions.")
 
 _HEADS = {"search": "with search", "no_search": "without search"}
 _ROWS = {
@@ -42,12 +39,6 @@ _LOST = {"em_completed", "failed_share"}
 """Shown only if a search or the engine failed."""
 
 
-@app.callback()
-def _group() -> None:
-    """Evaluate a model on questions."""
-
-
-@app.command()
 def run(
     data: QuestionFiles,
     model: Annotated[
@@ -115,42 +106,6 @@ def run(
     check_failures(report, settings.eval.max_failed)
 
 
-def read_model(model: str | None) -> tuple[Path | None, Workspace]:
-    """The directory of the model that was named, and the workspace around it. Raises UserError."""
-    from srl.train.run_directory import model_directory
-    from srl.workspace import Workspace
-
-    workspace = Workspace.resolve()
-    directory = None if model is None else model_directory(model, workspace)
-    return directory, (directory and Workspace.around(directory)) or workspace
-
-
-def check_inputs(data: Iterable[Path], index: Path | None, url: str | None, templates: Iterable[str]) -> None:
-    """Check the inputs before torch is imported. Raises UserError."""
-    from srl.errors import UserError
-    from srl.index import check_index
-    from srl.input_files import check_input
-    from srl.protocol import template
-
-    if index is not None and url is not None:
-        raise UserError("--index and --url exclude each other: search either an index or a server")
-    for file in data:
-        check_input(file)
-    for name in templates:
-        template(name)
-    if index is not None:
-        check_index(index)
-
-
-def check_search(settings: Config) -> None:
-    from srl.errors import UserError
-
-    search = settings.search
-    named = search.url or search.index or settings.data.corpus or search.replays
-    if settings.rollout.search and not named:
-        raise UserError("nothing to search: give --index DIR or --url URL, or --set rollout.search=false")
-
-
 def _note(text: str) -> None:
     from srl.cli.output import note
 
@@ -178,16 +133,6 @@ def _show(report: ModelReport, as_json: bool) -> None:
     table(["", *(_HEADS[name] for name in report.settings)], _rows(list(report.settings.values())))
     if report.usage:
         note(usage_line(report.usage))
-
-
-def usage_line(usage: Mapping[str, float]) -> str:
-    """What a server was asked and charged, in one line."""
-    cost = f", cost {usage['cost']:,.4f}" if "cost" in usage else ""
-    failed = f" ({usage['failed_requests']:,.0f} failed)" if usage["failed_requests"] else ""
-    return (
-        f"{usage['requests']:,.0f} requests{failed}, {usage['prompt_tokens']:,.0f} tokens in, "
-        f"{usage['completion_tokens']:,.0f} out{cost}"
-    )
 
 
 def _rows(columns: list[Evaluation]) -> list[list[str]]:

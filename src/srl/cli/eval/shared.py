@@ -1,0 +1,57 @@
+"""What the commands that run a model on questions have in common: its directory, checks, a server's usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from srl.config import Config
+    from srl.workspace import Workspace
+
+
+def read_model(model: str | None) -> tuple[Path | None, Workspace]:
+    """The directory of the model that was named, and the workspace around it. Raises UserError."""
+    from srl.train.run_directory import model_directory
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    directory = None if model is None else model_directory(model, workspace)
+    return directory, (directory and Workspace.around(directory)) or workspace
+
+
+def check_inputs(data: Iterable[Path], index: Path | None, url: str | None, templates: Iterable[str]) -> None:
+    """Check the inputs before torch is imported. Raises UserError."""
+    from srl.errors import UserError
+    from srl.index import check_index
+    from srl.input_files import check_input
+    from srl.protocol import template
+
+    if index is not None and url is not None:
+        raise UserError("--index and --url exclude each other: search either an index or a server")
+    for file in data:
+        check_input(file)
+    for name in templates:
+        template(name)
+    if index is not None:
+        check_index(index)
+
+
+def check_search(settings: Config) -> None:
+    from srl.errors import UserError
+
+    search = settings.search
+    named = search.url or search.index or settings.data.corpus or search.replays
+    if settings.rollout.search and not named:
+        raise UserError("nothing to search: give --index DIR or --url URL, or --set rollout.search=false")
+
+
+def usage_line(usage: Mapping[str, float]) -> str:
+    """What a server was asked and charged, in one line."""
+    cost = f", cost {usage['cost']:,.4f}" if "cost" in usage else ""
+    failed = f" ({usage['failed_requests']:,.0f} failed)" if usage["failed_requests"] else ""
+    return (
+        f"{usage['requests']:,.0f} requests{failed}, {usage['prompt_tokens']:,.0f} tokens in, "
+        f"{usage['completion_tokens']:,.0f} out{cost}"
+    )
