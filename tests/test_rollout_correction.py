@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from rich.console import Console
 from tests.rows import experience, gradients, trajectory
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from torch import Tensor
@@ -22,6 +24,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.compute_advantages import needs_old_logprobs, rollout_correction
 from srl.train.load_components import samples_as_trained
+from srl.train.report import Terminal
 from srl.update.actor import ActorLoss, Experience, accumulate_actor
 from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection
@@ -297,6 +300,14 @@ def test_the_updates_own_log_probs_serve_as_old_ones_bit_for_bit(observed) -> No
     assert torch.equal(seen.logprobs, stats.logprobs)
     assert torch.equal(seen.entropy, stats.entropy)
     assert float((weights - 1).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(("metrics", "shown"), [({"rollout_rs_masked_fraction": 1.0}, True), ({}, False)])
+def test_line_of_a_step_says_how_much_was_rejected(metrics, shown) -> None:
+    out = StringIO()
+    values = {f"rollout_corr/{name}": value for name, value in metrics.items()} | {"timing_s/step": 1.0}
+    Terminal(Console(file=out, width=200)).step(1, 2, values)
+    assert ("rejected 100%" in out.getvalue()) is shown
 
 
 def test_rejected_rows_contribute_nothing() -> None:

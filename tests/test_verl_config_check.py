@@ -265,6 +265,7 @@ def test_section_of_verls_is_not_a_value():
 
 
 CORRECTION = "algorithm__rollout_correction"
+LOSS = "actor_rollout_ref__actor__policy_loss"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,10 @@ CORRECTION = "algorithm__rollout_correction"
         ({f"+{CORRECTION}__rollout_rs": "token_k1"}, "set algorithm.rollout_correction.rollout_rs instead"),
         ({CORRECTION: None}, "set algorithm.rollout_correction instead"),
         ({f"{CORRECTION}__bypass_mode": True}, "srl has no bypass mode"),
-        ({"actor_rollout_ref__actor__policy_loss__loss_mode": "bypass_mode"}, "srl computes the old"),
+        ({f"{LOSS}__loss_mode": "bypass_mode"}, "srl computes the old"),
+        ({f"+{LOSS}__rollout_correction__rollout_is": "token"}, "rollout_correction.rollout_is instead"),
+        ({f"+{LOSS}__rollout_correction__bypass_mode": True}, "srl has no bypass mode"),
+        ({"actor_rollout_ref__rollout__logprobs_mode": "raw_logprobs"}, "at the sampling temperature"),
         ({"+critic__enable": True}, "verl.critic.enable is set by srl"),
     ],
 )  # fmt: skip

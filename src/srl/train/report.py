@@ -137,7 +137,7 @@ def _learning(values: Mapping[str, float]) -> str:
 
 
 def _health(values: Mapping[str, float]) -> str:
-    """What shows trouble first: log-prob difference, groups of equal rewards, lost episodes, entropy, KL."""
+    """What shows trouble first: log-prob difference, equal groups, lost or rejected episodes, entropy, KL."""
     parts = []
     if "rollout/logprob_diff/mean" in values:
         parts.append(f"Δlogp {values['rollout/logprob_diff/mean']:.1e}")
@@ -145,6 +145,7 @@ def _health(values: Mapping[str, float]) -> str:
         "equal groups": "env/equal_groups_share",
         "excluded": "env/excluded_share",
         "truncated": "env/truncated_share",
+        "rejected": "rollout_corr/rollout_rs_masked_fraction",
     }.items():
         if key in values:
             parts.append(f"{name} {100 * values[key]:.0f}%")

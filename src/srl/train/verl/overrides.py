@@ -29,7 +29,10 @@ OUR_OWN = (
 """Keys that make verl run our code; they cannot be changed."""
 CORRECTION = "algorithm.rollout_correction"
 """verl's section and ours, with the same names. Our trainer replaces the method that reads verl's."""
+LOSS_CORRECTION = "actor_rollout_ref.actor.policy_loss.rollout_correction"
+"""The same section, that verl's trainer copies to the actor's loss; ours does not."""
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+LOGPROBS_MODE = "actor_rollout_ref.rollout.logprobs_mode"
 OPEN = ("ray_kwargs.ray_init",)
 """Mappings that verl passes on unread, to `ray.init`."""
 ADD = "+"
@@ -60,15 +63,25 @@ def _check_allowed(key: str, value: Any) -> None:
     """Raises UserError for a key of verl's that our code sets, or that it would not read."""
     if key in OUR_OWN:
         raise UserError(f"verl.{key} is set by srl and cannot be changed; leave it out")
-    if key == CORRECTION or key.startswith(f"{CORRECTION}."):
+    if section := next((one for one in (CORRECTION, LOSS_CORRECTION) if _within(key, one)), None):
         name = key.rpartition(".")[2]
         if name in ("bypass_mode", "loss_type"):
             raise UserError(
                 f"verl.{key}: srl has no bypass mode, it computes the old log-probs itself; leave it out"
             )
-        raise UserError(f"verl.{key} is not read: set {key} instead, without verl. before it")
+        ours = CORRECTION + key.removeprefix(section)
+        raise UserError(f"verl.{key} is not read: set {ours} instead, without verl. before it")
+    if key == LOGPROBS_MODE and value != "processed_logprobs":
+        raise UserError(
+            f"verl.{key} = {value}: srl needs the log-probs at the sampling temperature "
+            "(processed_logprobs); leave it out"
+        )
     if key == LOSS_MODE and value == "bypass_mode":
         raise UserError(f"verl.{key} = {value}: srl computes the old log-probs itself; leave it out")
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
 
 
 def _check_known(composed: DictConfig, key: str, value: Any) -> None:
