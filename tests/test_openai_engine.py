@@ -397,6 +397,13 @@ def test_chat_api_gets_passages_as_messages_of_the_user():
     assert "prompt" not in made.sent[1]
 
 
+def test_chat_content_in_parts_is_their_text():
+    parts = [{"type": "text", "text": "<answer>Ossa "}, {"type": "image_url"}, {"text": "Trell</answer>"}]
+    choice = {"index": 0, "message": {"role": "assistant", "content": parts}, "finish_reason": "stop"}
+    made = Made(Reply({"model": MODEL, "choices": [choice]}), codec=TextCodec(), api="chat")
+    assert play(made)[0].answer == "Ossa Trell"
+
+
 def test_tokens_and_cost_are_counted():
     made = Made(completion("x"), price_in=2.0, price_out=10.0)
     made.turn()

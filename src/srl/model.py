@@ -192,7 +192,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             return config
         why = f"an object and not a {type(config).__name__}"
     except (OSError, ValueError) as error:
-        why = one_line(error)
+        why = error_line(error)
     raise UserError(f"{path} is not a model directory: expected a config.json in it, {why}{of_run(path)}")
 
 
@@ -205,10 +205,10 @@ def of_run(path: Path) -> str:
 def loading_fault(error: Exception, sizes: str = "config.json") -> str:
     """Why transformers could not load a model, as one line; `sizes` is the file that states its shapes."""
     mismatch = f"its weights do not have the shapes of its {sizes}"
-    return mismatch if "ignore_mismatched_sizes" in str(error) else one_line(error)
+    return mismatch if "ignore_mismatched_sizes" in str(error) else error_line(error)
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """A library's error as one line: its first line, or the second if the first only introduces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
@@ -229,7 +229,7 @@ def load_tokenizer(
             str(path), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:
-        raise UserError(f"{path} contains no tokenizer that can be loaded: {one_line(error)}") from error
+        raise UserError(f"{path} contains no tokenizer that can be loaded: {error_line(error)}") from error
     if not tokenizer.encode("who", add_special_tokens=False):
         raise UserError(f"{path} contains no tokenizer with a vocabulary: expected a tokenizer.json in it")
     notes = _notes(tokenizer, Path(path))
@@ -283,7 +283,7 @@ def add_lora(
     try:
         model.add_adapter(config)
     except ValueError as error:
-        raise UserError(f"LoRA on {names!r} failed: {one_line(error)}") from error
+        raise UserError(f"LoRA on {names!r} failed: {error_line(error)}") from error
 
 
 def has_lora(model: PreTrainedModel) -> bool:

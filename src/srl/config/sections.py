@@ -64,7 +64,7 @@ class Takes:
     words: str
 
 
-File = Annotated[str, OnDisk()]
+File = Annotated[str, Field(min_length=1), OnDisk()]
 Files = Annotated[tuple[str, ...], BeforeValidator(one_or_many), Field(min_length=1), OnDisk()]
 Texts = Annotated[tuple[str, ...], BeforeValidator(one_or_many), Field(min_length=1)]
 Listed = BeforeValidator(list_to_tuple)

@@ -568,9 +568,12 @@ def _logprobs(choice: Mapping[str, Any]) -> list[float]:
 
 
 def _said(choice: Mapping[str, Any]) -> str | None:
-    """The text of a completion or of a chat's message."""
+    """The text of a completion or of a chat's message, whose content may be a list of parts."""
     message = choice.get("message")
     text = message.get("content") or "" if isinstance(message, Mapping) else choice.get("text")
+    if isinstance(text, list):
+        parts = [part.get("text", "") for part in text if isinstance(part, Mapping)]
+        text = "".join(part for part in parts if isinstance(part, str))
     return text if isinstance(text, str) else None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from srl.config import Config
-from srl.model import one_line
+from srl.model import error_line
 from srl.train.make_missing import Note
 from srl.update.compiling import (
     LENGTH,
@@ -51,7 +51,7 @@ def compile_updates(
     try:
         trial = try_it(policy)
     except Exception as error:  # a compiler that is missing or fails, in whatever way
-        note(f"torch.compile failed, and updates go on without it: {one_line(error)}")
+        note(f"torch.compile failed, and updates go on without it: {error_line(error)}")
         return
     if wanted == "auto" and not trial.pays:
         note(f"updates run without torch.compile: {trial}")

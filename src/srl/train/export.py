@@ -17,7 +17,7 @@ from srl.config import Config, load_saved
 from srl.errors import UserError
 from srl.files import atomic_directory, link_or_copy, write_json
 from srl.manifests import ABOUT, MANIFEST, check_checkpoint, files_in, replaceable, write_manifest
-from srl.model import DTYPES, load_model, one_line, quietly
+from srl.model import DTYPES, error_line, load_model, quietly
 from srl.protocol import STOP_STRINGS
 from srl.train.make_missing import Note
 from srl.train.model_card import model_card, read_card, write_card
@@ -228,7 +228,7 @@ def _empty(described: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreT
                 config, dtype=dtype, trust_remote_code=trust_remote_code
             )
     except Exception as error:
-        why = one_line(error)
+        why = error_line(error)
         raise UserError(f"{described} does not describe a causal language model: {why}") from error
     return made
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
-from srl.model import one_line
+from srl.model import error_line
 from srl.update.batch import Batch
 from srl.update.packing import ATTENTION, packed_attention, packed_states
 
@@ -71,7 +71,7 @@ class CompiledLayer:
             return self._compiled(*args, **options)
         except torch._dynamo.exc.TorchDynamoException as error:
             self._compiled = None
-            self._failed(one_line(error))
+            self._failed(error_line(error))
             return self._plain(*args, **options)
 
 

@@ -14,7 +14,7 @@ import torch
 from srl.config import Config
 from srl.errors import UserError
 from srl.hub_models import HubName
-from srl.model import add_lora, count_parameters, of_run, one_line, pick_device, pick_dtype
+from srl.model import add_lora, count_parameters, error_line, of_run, pick_device, pick_dtype
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _built(config: Config, path: str | Path, dtype: torch.dtype) -> PreTrainedMo
     except UserError:
         raise
     except Exception as error:
-        line = one_line(error)
+        line = error_line(error)
         raise UserError(f"{path}: its config.json describes no causal language model: {line}") from error
 
 
