@@ -37,7 +37,7 @@ def times(value: float) -> str:
 
 
 def memory(mib: float) -> str:
-    return f"{mib / 1024:.1f} GiB"
+    return f"{mib / 1024:.1f} GiB" if mib >= 2048 else f"{mib:,.0f} MiB"
 
 
 def rollout() -> str:
