@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srl.answers import contains_answer, exact_match, f1, normalise_answer
+from srl.answers import contains_answer, cover_exact_match, exact_match, f1, normalise_answer
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,27 @@ def test_a_gold_that_normalises_to_nothing_is_compared_as_written(
     assert exact_match(prediction, [gold]) == same
     assert f1(prediction, [gold]) == same
     assert exact_match(None, [gold]) == 0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "covered"),
+    [
+        ("It was the year 1969.", ["1969"], 1.0),
+        ("It was 1969 or 1970", ["1971", "the 1970"], 1.0),
+        ("the party", ["art"], 0.0),
+        ("I do not know", ["no"], 0.0),
+        ("McCartney", ["Paul McCartney"], 0.0),
+        ("anything", ["the"], 0.0),
+        ("The", ["the"], 1.0),
+        ("", ["1969"], 0.0),
+        (None, ["1969"], 0.0),
+        ("1969", [], 0.0),
+    ],
+)
+def test_cover_exact_match_is_a_gold_answer_in_whole_words(
+    prediction: str | None, golds: list[str], covered: float
+) -> None:
+    assert cover_exact_match(prediction, golds) == covered
 
 
 @pytest.mark.parametrize(

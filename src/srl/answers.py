@@ -25,6 +25,17 @@ def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
     return float(prediction is not None and any(_same(prediction, gold) for gold in golds))
 
 
+def cover_exact_match(prediction: str | None, golds: Iterable[str]) -> float:
+    """1.0 where the prediction contains any gold answer as whole words, both normalised ("cover EM").
+
+    A gold answer of which normalising leaves nothing must be equal, as in `exact_match`.
+    """
+    if prediction is None:
+        return 0.0
+    words = f" {normalise_answer(prediction)} "
+    return float(any(_covers(prediction, words, gold) for gold in golds))
+
+
 def f1(prediction: str | None, golds: Iterable[str]) -> float:
     """The best overlap in words with any gold answer: 2·P·R / (P + R) over bags of normalised words."""
     if prediction is None:
@@ -44,6 +55,11 @@ def _same(prediction: str, gold: str) -> bool:
     if normal:
         return normalise_answer(prediction) == normal
     return bool(gold.strip()) and prediction.lower().split() == gold.lower().split()
+
+
+def _covers(prediction: str, words: str, gold: str) -> bool:
+    normal = normalise_answer(gold)
+    return f" {normal} " in words if normal else _same(prediction, gold)
 
 
 def _f1(prediction: str, words: list[str], gold: str) -> float:

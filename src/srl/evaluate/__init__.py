@@ -1,16 +1,19 @@
 """Metrics of policies (exact match, F1, pass@k) and of retrievers (recall@k, nDCG), with intervals."""
 
+from srl.evaluate.episode_results import EpisodeResult, read_results
 from srl.evaluate.intervals import Interval, clustered_interval, wilson_interval
 from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, pass_at_k, step_metrics, summarise
 from srl.evaluate.retrieval_metrics import recall_at_k, retrieval_recall, supporting_ids
 
 __all__ = [
+    "EpisodeResult",
     "Interval",
     "answer_metrics",
     "clustered_interval",
     "em_interval",
     "env_metrics",
     "pass_at_k",
+    "read_results",
     "recall_at_k",
     "retrieval_recall",
     "step_metrics",

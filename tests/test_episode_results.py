@@ -1,0 +1,135 @@
+"""One episode measured: what a trajectory and its rows in the log come to is the same."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.store_builder import BERN, KLEE, episode, new_log, question, record, search, write_step
+
+import srl.store
+from srl.evaluate import EpisodeResult, read_results
+from srl.trajectory import Trajectory
+
+
+def written(run: Path, batch: list[Trajectory]) -> list[EpisodeResult]:
+    """What the log holds of `batch`, episodes of an evaluation."""
+    new_log(run).write(0, "eval", [record(item) for item in batch], {})
+    with srl.store.open(run) as connection:
+        return read_results(connection)
+
+
+def in_order(batch: list[Trajectory]) -> list[EpisodeResult]:
+    return sorted(map(EpisodeResult.of, batch), key=lambda item: (item.question_id, item.sample))
+
+
+def evaluated(number: int = 0, **given: object) -> Trajectory:
+    return episode(number, step=0, phase="eval", **given)  # type: ignore[arg-type]
+
+
+def test_an_episode_by_hand():
+    asked = question(4, ("Bern", "Berne"), hops=2, type="bridge", supporting_ids=["p2", "p9"])
+    found = EpisodeResult.of(evaluated(4, sample=3, answer="in Bern", asked=asked))
+    assert found == EpisodeResult(
+        question_id="nq-4", sample=3, data_source="nq", split="train", hops=2, kind="bridge", document="",
+        valid=True, end="answered", em=0.0, f1=2 / 3, cover_em=1.0, answer_shown=True, evidence_recall=0.5,
+        searches=1, valid_searches=1, failed_searches=0, named_searches=(), turns=2, valid_actions=2,
+        tokens=10, total_tokens=20, seconds=None,
+    )  # fmt: skip
+
+
+def test_a_failed_episode_is_right_about_nothing():
+    fault = search("painter", status="timed_out", error="no answer in 2 s")
+    failed = evaluated(answer="Münchenbuchsee", end="failed")
+    failed.searches.append(fault)
+    found = EpisodeResult.of(failed)
+    assert (found.valid, found.em, found.f1, found.cover_em) == (False, 0, 0, 0)
+    assert (found.searches, found.failed_searches) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "document"),
+    [
+        ({"supporting_titles": ["Super Bowl 50"]}, "Super Bowl 50"),
+        ({"supporting_titles": ["Bern", "Bern"]}, "Bern"),
+        ({"supporting_titles": ["Bern", "Aare"]}, ""),
+        ({"document": "page 7", "supporting_titles": ["Bern"]}, "page 7"),
+        ({"note": "none named"}, ""),
+    ],
+)
+def test_the_document_is_the_one_that_the_question_was_written_about(metadata, document):
+    assert EpisodeResult.of(evaluated(asked=question(**metadata))).document == document
+
+
+@pytest.mark.parametrize(
+    ("metadata", "recall"),
+    [
+        ({"supporting_ids": ["p1", "p2"]}, 1.0),
+        ({"supporting_ids": ["p1", "gone"]}, 0.5),
+        ({"supporting_ids": ["gone"], "supporting_titles": ["Bern"]}, 0.0),
+        ({"supporting_titles": ["Bern", "Basel", "Basel"]}, 0.5),
+        ({"supporting_ids": [], "supporting_titles": []}, None),
+    ],
+)
+def test_evidence_recall_is_by_passage_or_where_only_titles_are_named_by_title(metadata, recall):
+    assert EpisodeResult.of(evaluated(asked=question(**metadata))).evidence_recall == recall
+    assert EpisodeResult.of(evaluated(asked=question(**metadata), passages=None)).evidence_recall in (0, None)
+
+
+_QUESTIONS = st.builds(
+    question,
+    st.integers(0, 50),
+    st.sampled_from([("Bern",), ("Münchenbuchsee", "the"), ("no",), ()]),
+    hops=st.sampled_from([None, 2, -1, "three", True]),
+    type=st.sampled_from([None, "bridge"]),
+    supporting_ids=st.sampled_from([None, ["p1"], ["p1", "p9"]]),
+    supporting_titles=st.sampled_from([None, ["Bern"], ["Bern", "Basel"]]),
+)
+_SEARCHES = st.builds(
+    replace,
+    st.sampled_from([search("a", KLEE, BERN), search("b", BERN), search("c")]),
+    status=st.sampled_from(["ok", "empty", "rejected", "timed_out"]),
+    retriever=st.sampled_from(["", "web", "paper"]),
+)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.lists(
+        st.tuples(
+            st.builds(
+                episode, st.just(0), step=st.just(0), phase=st.just("eval"), sample=st.integers(0, 3),
+                answer=st.sampled_from([None, "Bern", "in Bern, no?", "the", ""]), asked=_QUESTIONS,
+                end=st.sampled_from([None, "failed"]),
+            ),
+            st.lists(_SEARCHES, max_size=3),
+        ),
+        min_size=1,
+        unique_by=lambda made: (made[0].question.id, made[0].sample),
+    )
+)  # fmt: skip
+def test_results_read_from_a_log_are_those_of_its_trajectories(tmp_path_factory, made):
+    batch = [trajectory for trajectory, _ in made]
+    for trajectory, searches in made:
+        trajectory.searches += searches
+    assert written(tmp_path_factory.mktemp("run"), batch) == in_order(batch)
+
+
+def test_results_are_of_one_phase_and_in_the_same_order_however_they_were_written(tmp_path):
+    log = new_log(tmp_path)
+    write_step(log, 1)
+    write_step(log, 1, "val")
+    batch = [evaluated(number, sample=sample) for number in (10, 9, 2) for sample in (1, 0)]
+    log.write(0, "eval", [record(item) for item in batch], {})
+    with srl.store.open(tmp_path) as connection:
+        assert read_results(connection) == in_order(batch)
+        assert [item.question_id for item in read_results(connection, "val")] == ["nq-0", "nq-1"]
+
+
+def test_every_field_of_a_result_is_a_plain_value():
+    found = EpisodeResult.of(evaluated())
+    kinds = (str, int, float, bool, tuple, type(None))
+    assert all(isinstance(getattr(found, field.name), kinds) for field in fields(found))
