@@ -108,7 +108,7 @@ def test_bad_demonstrations_are_named_with_their_line(shell: Shell, place: Path,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no template 'odd.txt': there are search-r1, r1, tiny, tiny-r1, or a path to a text file"),
+        (None, "no template 'odd.txt': there are search-r1, r1, closed-book, cot, rag, few-shot, tiny"),
         (b"\xff{question}", "odd.txt: expected a template in UTF-8 with {question} in it"),
         (["no place for it"], "odd.txt: a template must contain {question}"),
     ],

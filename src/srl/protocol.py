@@ -30,7 +30,8 @@ class Template:
     """What the policy is told: the prompt around a question, and the feedback on a useless turn.
 
     `{retrievers}` in the prompt is where `naming` lists the retrievers that have a name; without
-    such retrievers nothing is there.
+    such retrievers nothing is there. `{information}` is where the passages stand that the episode retrieves
+    with the question before the first turn. `searches`: the episode needs a search tool.
     """
 
     name: str
@@ -38,12 +39,27 @@ class Template:
     feedback: str
     searches: bool = True
 
-    def messages(self, question: str) -> tuple[dict[str, str], ...]:
-        """The chat messages for `question`, which gets its question mark where it lacks one."""
+    @property
+    def retrieves(self) -> bool:
+        """Whether passages stand in the prompt, so that the episode searches before the first turn."""
+        return "{information}" in self.prompt
+
+    def messages(self, question: str, information: str = "") -> tuple[dict[str, str], ...]:
+        """The chat messages for `question`, which gets its question mark where it lacks one.
+
+        `information` is what `render_information` made of the passages; empty for none.
+        """
         text = question.strip()
-        text = text if text.endswith("?") else text + "?"
+        known = {
+            "question": text if text.endswith("?") else text + "?",
+            "information": (information or render_information([])).strip(),
+        }
         prompt = _NO_RETRIEVERS.sub("", self.prompt)
-        return ({"role": "user", "content": prompt.replace("{question}", text)},)
+        return ({"role": "user", "content": _PLACES.sub(lambda place: known[place[1]], prompt)},)
+
+    def with_examples(self, text: str) -> Template:
+        """This template with `text` in the place of `EXAMPLES`; the same where it has no examples."""
+        return replace(self, prompt=self.prompt.replace(EXAMPLES, text.strip()))
 
     def naming(self, retrievers: Mapping[str, str]) -> Template:
         """This template with the named retrievers (name to description) in its prompt and its feedback."""
@@ -56,6 +72,7 @@ class Template:
 
 
 _NO_RETRIEVERS = re.compile(r"\{(?:retrievers|engines)\}[ \n]?")
+_PLACES = re.compile(r"\{(question|information)\}")
 
 
 def search_tag(name: str) -> str:
@@ -101,19 +118,65 @@ _ANSWER_FEEDBACK = (
     "Let me try again.\n"
 )
 
+_SEARCH_PROMPT = (
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you "
+    "get new information. After reasoning, if you find you lack some knowledge, you can call a search engine "
+    "by <search> query </search> and it will return the top searched results between <information> and "
+    "</information>. You can search as many times as your want. If you find no further external knowledge "
+    "needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
+    "illustrations. For example, <answer> Beijing </answer>. {retrievers} "
+)
+
+EXAMPLES = """\
+Question: Who designed the Harrow Street Bridge in Quenton?
+<think> I do not know who designed this bridge. I search for it. </think>
+<search> Harrow Street Bridge Quenton designer </search>
+
+<information>Doc 1(Title: "Harrow Street Bridge") The Harrow Street Bridge crosses the Lenn in Quenton. It \
+was designed by Mira Oswin and opened in 1931.
+Doc 2(Title: "Quenton") Quenton is a market town on the Lenn with 8,000 inhabitants.</information>
+
+<think> Doc 1 says that Mira Oswin designed it. </think>
+<answer> Mira Oswin </answer>
+
+Question: In which country was the director of the film The Glass Orchard born?
+<think> First I need to know who directed the film. </think>
+<search> The Glass Orchard film director </search>
+
+<information>Doc 1(Title: "The Glass Orchard") The Glass Orchard is a 1957 drama film directed by Tovan Hesk.
+Doc 2(Title: "Orchard (disambiguation)") Orchard may refer to a garden of fruit trees.</information>
+
+<think> The director is Tovan Hesk. Now I need to know where he was born. </think>
+<search> Tovan Hesk place of birth </search>
+
+<information>Doc 1(Title: "Tovan Hesk") Tovan Hesk (1911 to 1984) was a film director, born in Faro, \
+Portugal.</information>
+
+<think> Tovan Hesk was born in Faro, which is in Portugal. </think>
+<answer> Portugal </answer>
+
+Question: Which magazine was founded first, Tidewater Review or Northern Loom?
+<think> I need to know when each magazine was founded. </think>
+<search> Tidewater Review magazine founded </search>
+
+<information>Doc 1(Title: "Tidewater Review") Tidewater Review was a quarterly magazine, founded in \
+1902.</information>
+
+<think> Tidewater Review was founded in 1902. Now I search for the other one. </think>
+<search> Northern Loom magazine founded </search>
+
+<information>Doc 1(Title: "Northern Loom") Northern Loom is a magazine about weaving, founded in \
+1888.</information>
+
+<think> 1888 is before 1902, so Northern Loom was founded first. </think>
+<answer> Northern Loom </answer>"""
+"""Worked examples of the protocol: one hop, two hops, a comparison. All people and things are made up."""
+
 TEMPLATES = {
     template.name: template
     for template in (
         Template(
-            name="search-r1",
-            prompt="Answer the given question. You must conduct reasoning inside <think> and </think> first "
-            "every time you get new information. After reasoning, if you find you lack some knowledge, you "
-            "can call a search engine by <search> query </search> and it will return the top searched "
-            "results between <information> and </information>. You can search as many times as your want. "
-            "If you find no further external knowledge needed, you can directly provide the answer inside "
-            "<answer> and </answer>, without detailed illustrations. For example, <answer> Beijing "
-            "</answer>. {retrievers} Question: {question}\n",
-            feedback=_SEARCH_FEEDBACK,
+            name="search-r1", prompt=_SEARCH_PROMPT + "Question: {question}\n", feedback=_SEARCH_FEEDBACK
         ),
         Template(
             name="r1",
@@ -123,13 +186,43 @@ TEMPLATES = {
             feedback=_ANSWER_FEEDBACK,
             searches=False,
         ),
+        Template(
+            name="closed-book",
+            prompt="Answer the given question from your own knowledge. Return only the answer, in a few "
+            "words, inside <answer> and </answer>, without any explanation. For example, <answer> Beijing "
+            "</answer>. Question: {question}\n",
+            feedback=_ANSWER_FEEDBACK,
+            searches=False,
+        ),
+        Template(
+            name="cot",
+            prompt="Answer the given question from your own knowledge. Let's think step by step: write your "
+            "reasoning first, and then return the final answer, in a few words, inside <answer> and "
+            "</answer>. For example, <answer> Beijing </answer>. Question: {question}\n",
+            feedback=_ANSWER_FEEDBACK,
+            searches=False,
+        ),
+        Template(
+            name="rag",
+            prompt="Answer the given question based on the documents between <information> and "
+            "</information>. Return only the answer, in a few words, inside <answer> and </answer>, without "
+            "any explanation. For example, <answer> Beijing </answer>.\n\n{information}\n\n"
+            "Question: {question}\n",
+            feedback=_ANSWER_FEEDBACK,
+        ),
+        Template(
+            name="few-shot",
+            prompt=_SEARCH_PROMPT + "The following examples show how.\n\n" + EXAMPLES + "\n\n"
+            "Now answer this question.\n\nQuestion: {question}\n",
+            feedback=_SEARCH_FEEDBACK,
+        ),
         Template(name="tiny", prompt="{retrievers} Question : {question}", feedback=" try again . "),
         Template(name="tiny-r1", prompt="Question : {question}", feedback=" try again . ", searches=False),
     )
 }
 
 
-WITHOUT_SEARCH = {"search-r1": "r1", "tiny": "tiny-r1"}
+WITHOUT_SEARCH = {"search-r1": "r1", "few-shot": "r1", "rag": "closed-book", "tiny": "tiny-r1"}
 """For each template with search, the corresponding one without."""
 
 
@@ -153,7 +246,22 @@ def template(name: str) -> Template:
         raise UserError(f"{path}: expected a template in UTF-8 with {{question}} in it, {error}") from error
     if "{question}" not in text:
         raise UserError(f"{path}: a template must contain {{question}}")
-    return Template(name=name, prompt=text, feedback=_SEARCH_FEEDBACK, searches="<search>" in text)
+    searches = "<search>" in text or "{information}" in text
+    return Template(name=name, prompt=text, feedback=_SEARCH_FEEDBACK, searches=searches)
+
+
+def read_examples(path: Path | str) -> str:
+    """The worked examples in a text file, for `Template.with_examples`. Raises UserError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: expected worked examples as a text in UTF-8, {error}") from error
+    if parse_action(text) is None or _PLACES.search(text):
+        raise UserError(
+            f"{path}: expected worked examples as they stand in a prompt, with their questions, "
+            "<search> query </search> and <answer> text </answer>, and without {question}"
+        )
+    return text
 
 
 @dataclass(frozen=True, slots=True)

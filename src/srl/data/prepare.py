@@ -87,6 +87,11 @@ def prepare(
     called with the number of passages written. Raises UserError, and then leaves nothing behind.
     """
     rendering = template_of(template)
+    if rendering.retrieves:
+        raise UserError(
+            f"--template {template} has passages in its prompts, which an episode retrieves: prepare with "
+            f"another template, and train or evaluate with data.template={template}"
+        )
     named = [(each, path) for each in inputs for path in _files(each)]
     replace = replaceable(KIND, "a directory of prepared data", _FILES) if overwrite else None
     with atomic_directory(out, replace=replace) as folder, ExitStack() as copies:

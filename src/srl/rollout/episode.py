@@ -33,7 +33,8 @@ class EpisodeOptions:
     """The limits of an episode, in tokens, and how its turns are sampled.
 
     `max_turns` turns may search; one more generation may only answer. `max_response_length` limits
-    everything after the prompt. An observation is added only if `min_answer_tokens` remain after it.
+    everything after the prompt. An observation is added only if `min_answer_tokens` remain after it. Passages
+    that stand in the prompt are part of it, and take at most `max_obs_length` of `max_prompt_length`.
     """
 
     max_turns: int = 4
@@ -77,7 +78,8 @@ async def run_episode(
 
     The trajectory holds the ids that the engine was given and those that it returned, in order; nothing is
     decoded and encoded again. It never ends on an observation: if an observation and a minimal answer do
-    not fit, the episode ends before it as `truncated`. Raises PromptTooLongError.
+    not fit, the episode ends before it as `truncated`. A template with `{information}` has `search` asked for
+    the question first; the passages stand in the prompt. Raises PromptTooLongError.
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
     episode = _Episode(trajectory, engine, search, codec, template, options)
@@ -110,7 +112,11 @@ class _Episode:
         self.prompt_length = 0
 
     async def run(self, request: str, key: tuple[int | str, ...]) -> EndReason:
+        if self.template.retrieves:
+            await self._retrieve()
         self._start()
+        if self._failed():
+            return "failed"
         for turn in range(self.options.max_turns + 1):
             try:
                 completion = await self.engine.generate(request, self.ids, self._sampling(turn, key))
@@ -132,6 +138,29 @@ class _Episode:
             if not fits:
                 return "failed" if self._failed() else "truncated"
         raise AssertionError("unreachable: the last turn always returns")
+
+    async def _retrieve(self) -> None:
+        """Search for the question as it is, and put the passages that fit into its prompt.
+
+        A query that the search tool rejects finds nothing. Raises PromptTooLongError if not even a word fits.
+        """
+        question, options = self.trajectory.question, self.options
+        without = self.template.messages(question.text)
+        result = await self._ask(question.text, "")
+        self.trajectory.searches.append(result)
+        information = ""
+        if not result.is_fault:
+            self.trajectory.valid_searches += result.status != "rejected"
+            room = options.max_prompt_length - len(self.codec.encode_prompt(without)[0])
+            fitted = fit_information(result.hits, min(room, options.max_obs_length), self.codec)
+            if fitted is None:
+                raise PromptTooLongError(
+                    f"question {question.id}: no passage fits into its prompt; raise data.max_prompt_length="
+                    f"{options.max_prompt_length} or rollout.max_obs_length={options.max_obs_length}"
+                )
+            information = fitted[0]
+        prompt = self.template.messages(question.text, information)
+        self.trajectory.question = replace(question, prompt=prompt)
 
     def _start(self) -> None:
         question = self.trajectory.question

@@ -11,7 +11,7 @@ from srl.config import Config
 from srl.data.parquet import read_questions
 from srl.errors import UserError
 from srl.progress import counted
-from srl.protocol import WITHOUT_SEARCH, Template, template
+from srl.protocol import WITHOUT_SEARCH, Template, read_examples, template
 from srl.rollout.codec import Codec
 from srl.train.episodes import Splits
 from srl.train.make_missing import Note
@@ -96,8 +96,11 @@ def load_template(config: Config) -> Template:
 
 
 def choose_template(config: Config) -> Template:
-    """The template `template_name`, with the names and descriptions of the named retrievers filled in."""
-    return template(template_name(config)).naming(retriever_descriptions(config))
+    """The template `template_name`, with `data.examples` and the named retrievers filled in."""
+    found = template(template_name(config))
+    if config.data.examples is not None:
+        found = found.with_examples(read_examples(config.data.examples))
+    return found.naming(retriever_descriptions(config))
 
 
 def retriever_descriptions(config: Config) -> dict[str, str]:

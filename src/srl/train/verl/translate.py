@@ -63,6 +63,7 @@ READ_BY_US: dict[str, str] = {
     "data.test_files": "our data set reads the questions",
     "data.corpus": "the corpus to search, as in local training",
     "data.template": "our data set makes the prompts, the episode its feedback",
+    "data.examples": "our data set makes the prompts",
     "data.filter_overlong_prompts": "our data set skips overlong prompts",
     "data.shuffle": "our data set yields the order of local training",
     "search.": "the episode searches",

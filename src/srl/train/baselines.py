@@ -1,0 +1,67 @@
+"""The baselines of an evaluation: the same episodes with another template and other limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from srl.config import Config
+from srl.errors import UserError, nearest
+from srl.protocol import Template
+from srl.train.questions import choose_template
+
+ALL = "all"
+"""The name that stands for every baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A setting to compare a model with: its template, whether it searches, and whether it answers at once.
+
+    `at_once`: one generation, which cannot search. Else a turn without an action gets feedback, as in search.
+    """
+
+    template: str
+    summary: str
+    searches: bool = False
+    at_once: bool = False
+
+
+BASELINES = {
+    "closed-book": Baseline("closed-book", "answers at once, from its own knowledge", at_once=True),
+    "cot": Baseline("cot", "reasons, then answers, from its own knowledge", at_once=True),
+    "rag": Baseline("rag", "retrieves once with the question, then answers", searches=True, at_once=True),
+    "few-shot": Baseline("few-shot", "searches as worked examples in the prompt show", searches=True),
+    "r1": Baseline("r1", "reasons and answers with the prompt of R1, without search"),
+}
+"""Each baseline by its name, which is also the name of its setting."""
+
+
+def chosen_baselines(names: Iterable[str]) -> list[str]:
+    """The baselines that were named, each once, in the order of `BASELINES`. Raises UserError."""
+    asked = set(names)
+    for name in asked - {ALL, *BASELINES}:
+        known = ", ".join(BASELINES)
+        raise UserError(f"no baseline {name!r}: there are {known}, and {ALL}{nearest(name, list(BASELINES))}")
+    return [name for name in BASELINES if asked & {ALL, name}]
+
+
+def baseline_config(config: Config, name: str) -> Config:
+    """`config` as the baseline `name` has it; a question whose prompt fits in `config` also fits here.
+
+    Prompts get as many tokens more as the baseline's text is longer, and room for the passages of rag.
+    """
+    baseline, data, rollout = BASELINES[name], config.data, config.rollout
+    changed = config.with_settings({"data.template": baseline.template, "rollout.search": baseline.searches})
+    if baseline.at_once:
+        at_once = {"rollout.max_turns": 0, "data.max_response_length": rollout.max_turn_tokens}
+        changed = changed.with_settings(at_once)
+    used, own = choose_template(changed), choose_template(config)
+    longer = max(0, _tokens(used) - _tokens(own)) + (rollout.max_obs_length if used.retrieves else 0)
+    return changed.with_settings({"data.max_prompt_length": data.max_prompt_length + longer})
+
+
+def _tokens(template: Template) -> int:
+    """About the most tokens that a template's own text takes: one for three bytes."""
+    return ceil(len(template.messages("")[0]["content"].encode()) / 3)
