@@ -1,0 +1,254 @@
+"""A stratified sample of the questions of an evaluation (`--budget N`), and what it says about all of them.
+
+Strata are the hops and the types of questions in each set. Every set gets the same number of questions (at
+most all of its own), and within a set each stratum its share, at least two, which a variance needs. Equal
+numbers make the error of the mean over sets smallest, and the sets' own errors about equal; in proportion to
+size, 400 of Search-R1's 51,713 test questions would include one of Bamboogle's 125. Neyman's allocation would
+need the standard deviation of each stratum. That depends on the model, so two models would be asked different
+questions, and the gain is small: for EM between 0.1 and 0.9 it is between 0.3 and 0.5.
+
+The same questions are drawn each time, and a larger budget includes those of a smaller one: each question has
+a fixed random number (a hash of its id), a stratum gives those with the smallest numbers, and the allocation
+adds one question at a time. Estimates weight each stratum by its size in the full sets.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import sqrt
+from statistics import fmean, variance
+from typing import Literal, NamedTuple
+
+from srl.errors import UserError
+from srl.evaluate.intervals import Interval, imported, wilson_interval
+from srl.trajectory import Question
+
+LEAST = 2
+"""Questions of each stratum that are drawn at least, where it has as many."""
+RARE = 0.05
+"""Strata with a smaller share of their set are put together."""
+Mean = Literal["sets", "questions"]
+
+
+class Stratum(NamedTuple):
+    """Questions of one set with the same hops and type; `label` is empty where neither is known."""
+
+    set: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Questions drawn from sets, or all of them: for each stratum its size and the ids drawn."""
+
+    sizes: Mapping[Stratum, int]
+    drawn: Mapping[Stratum, tuple[str, ...]]
+
+    @property
+    def sets(self) -> list[str]:
+        return list(dict.fromkeys(stratum.set for stratum in self.sizes))
+
+    @property
+    def ids(self) -> list[str]:
+        return [name for names in self.drawn.values() for name in names]
+
+    @property
+    def size(self) -> int:
+        """The number of questions in the full sets."""
+        return sum(self.sizes.values())
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ids) == self.size
+
+    def of(self, name: str) -> Sample:
+        """The part of one set."""
+        sizes = {stratum: size for stratum, size in self.sizes.items() if stratum.set == name}
+        return Sample(sizes, {stratum: self.drawn[stratum] for stratum in sizes})
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEstimate:
+    """The mean of a measure over the full sets, estimated from a sample.
+
+    `interval` is that of a mean over questions of this kind, as for any evaluation. `full` is that of the
+    mean over the full sets only: the error of the draw, a point where nothing was left out.
+    """
+
+    mean: float
+    interval: Interval
+    full: Interval
+
+    @property
+    def draw_error(self) -> float:
+        """Half the width of `full`."""
+        return (self.full.high - self.full.low) / 2
+
+
+def draw(sets: Mapping[str, Sequence[Question]], budget: int | None = None, seed: int = 0) -> Sample:
+    """Draw `budget` questions from `sets`, or all where there are no more (or None).
+
+    `seed` gives another draw. Raises UserError for fewer than two questions a stratum.
+    """
+    strata = dict(_strata(sets))
+    sizes = {stratum: len(ids) for stratum, ids in strata.items()}
+    if budget is None or budget >= sum(sizes.values()):
+        return Sample(sizes, {stratum: tuple(ids) for stratum, ids in strata.items()})
+    taken = allocation(sizes, budget)
+    drawn = {
+        stratum: tuple(sorted(ids, key=lambda name: _number(name, seed))[: taken[stratum]])
+        for stratum, ids in strata.items()
+    }
+    return Sample(sizes, drawn)
+
+
+def by_source(questions: Iterable[Question]) -> dict[str, list[Question]]:
+    """The questions of each data source."""
+    sets: dict[str, list[Question]] = defaultdict(list)
+    for question in questions:
+        sets[question.data_source].append(question)
+    return dict(sets)
+
+
+def _strata(sets: Mapping[str, Sequence[Question]]) -> Iterator[tuple[Stratum, list[str]]]:
+    """The ids of each stratum; those of rare ones are together in the stratum `other`."""
+    for name, questions in sets.items():
+        found: dict[str, list[str]] = defaultdict(list)
+        for question in questions:
+            found[_label(question)].append(question.id)
+        least = max(LEAST, RARE * len(questions))
+        rare = [label for label in sorted(found) if len(found[label]) < least]
+        merged = [one for label in rare for one in found.pop(label)] if len(rare) > 1 else []
+        for label in sorted(found):
+            yield Stratum(name, label), found[label]
+        if merged:
+            yield Stratum(name, "other"), merged
+
+
+def _label(question: Question) -> str:
+    hops, kind = (question.metadata.get(name) for name in ("hops", "type"))
+    parts = (f"{hops} hops" if hops is not None else "", str(kind or ""))
+    return ", ".join(part for part in parts if part)
+
+
+def _number(name: str, seed: int) -> bytes:
+    """The random number of a question, the same on every machine."""
+    return blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
+
+
+def allocation(sizes: Mapping[Stratum, int], budget: int) -> dict[Stratum, int]:
+    """How many questions of each stratum a budget takes; no stratum gets fewer from a larger budget.
+
+    After the least of each stratum, each further question goes to the set with the fewest so far, and there
+    to the stratum with the largest size / (2·taken + 1), Webster's (Sainte-Laguë's) method.
+    """
+    taken = {stratum: min(LEAST, size) for stratum, size in sizes.items()}
+    least = sum(taken.values())
+    if budget < least:
+        raise UserError(
+            f"a budget of {budget} questions is too small: {len(sizes)} strata (set, hops, type) take "
+            f"{LEAST} each; give --budget {least} or more"
+        )
+    inside: dict[str, list[Stratum]] = defaultdict(list)
+    for stratum in sorted(sizes):
+        inside[stratum.set].append(stratum)
+    used = {name: sum(taken[stratum] for stratum in strata) for name, strata in inside.items()}
+    room = {name: sum(sizes[stratum] for stratum in strata) for name, strata in inside.items()}
+    for _ in range(min(budget, sum(room.values())) - least):
+        name = min((one for one in used if used[one] < room[one]), key=used.__getitem__)
+        open_ones = (stratum for stratum in inside[name] if taken[stratum] < sizes[stratum])
+        taken[max(open_ones, key=lambda one: sizes[one] / (2 * taken[one] + 1))] += 1
+        used[name] += 1
+    return taken
+
+
+def estimate(
+    values: Mapping[str, float], sample: Sample, over: Mean = "sets", confidence: float = 0.95
+) -> SampleEstimate:
+    """The mean over the full sets of a measure with these `values` by question id.
+
+    `over="sets"`: the mean of the sets' means (the macro mean), `"questions"`: the mean over all questions.
+    Each stratum counts with its share w of the full sets, whatever was drawn of it:
+
+        mean = Σ w ȳ,   variance = Σ w² (1 - n/N) s²/n
+
+    with 1 - n/N, the finite population correction, in `full` only. Raises KeyError for a question of the
+    sample without a value. Source: Cochran (1977), Sampling Techniques, chapter 5.
+    """
+    weights = _weights(sample, over)
+    drawn = {stratum: [values[name] for name in names] for stratum, names in sample.drawn.items()}
+    mean = sum(weights[stratum] * fmean(found) for stratum, found in drawn.items())
+    spreads = _spreads(drawn)
+    intervals = []
+    for finite in (False, True):
+        parts = [
+            _Part(weights[stratum] ** 2 * (1 - finite * len(found) / sample.sizes[stratum]) / len(found),
+                  spreads[stratum], len(found))
+            for stratum, found in drawn.items()
+        ]  # fmt: skip
+        is_share = len(sample.sets) == 1 and {value for found in drawn.values() for value in found} <= {0, 1}
+        intervals.append((_share_interval if is_share else _mean_interval)(mean, parts, confidence))
+    return SampleEstimate(mean, *intervals)
+
+
+class _Part(NamedTuple):
+    """One stratum: `factor` times `spread`, the variance of its values, is its part of the variance."""
+
+    factor: float
+    spread: float
+    drawn: int
+
+
+def _weights(sample: Sample, over: Mean) -> dict[Stratum, float]:
+    """The weight of each stratum; they add up to 1."""
+    if over == "questions":
+        return {stratum: size / sample.size for stratum, size in sample.sizes.items()}
+    totals: dict[str, int] = defaultdict(int)
+    for stratum, size in sample.sizes.items():
+        totals[stratum.set] += size
+    return {stratum: size / totals[stratum.set] / len(totals) for stratum, size in sample.sizes.items()}
+
+
+def _spreads(drawn: Mapping[Stratum, Sequence[float]]) -> dict[Stratum, float]:
+    """The variance of the values of each stratum; where it has one value, that of its set (0 for one)."""
+    together: dict[str, list[float]] = defaultdict(list)
+    for stratum, found in drawn.items():
+        together[stratum.set].extend(found)
+    return {
+        stratum: _variance(found if len(found) > 1 else together[stratum.set])
+        for stratum, found in drawn.items()
+    }
+
+
+def _variance(values: Sequence[float]) -> float:
+    return variance(values) if len(values) > 1 else 0.0
+
+
+def _share_interval(share: float, parts: Collection[_Part], confidence: float) -> Interval:
+    """Wilson's interval with the number of trials that has this variance.
+
+    If all values are the same, the number is that of equal variances. Source: Korn and Graubard (1998),
+    Confidence intervals for proportions with small expected number of positive counts estimated from survey
+    data.
+    """
+    factors, seen = sum(part.factor for part in parts), sum(part.factor * part.spread for part in parts)
+    if not factors:
+        return Interval(share, share)
+    return wilson_interval(share, share * (1 - share) / seen if seen else 1 / factors, confidence)
+
+
+def _mean_interval(mean: float, parts: Collection[_Part], confidence: float) -> Interval:
+    """Student's interval with Satterthwaite's degrees of freedom.
+
+    (Σ v)² / Σ v²/(n - 1)    where v is the part of each stratum in the variance
+    """
+    found = [(part.factor * part.spread, part.drawn - 1) for part in parts if part.factor * part.spread]
+    total = sum(share for share, _ in found)
+    if not total:
+        return Interval(mean, mean)
+    freedom = total**2 / sum(share**2 / max(rest, 1) for share, rest in found)
+    half = float(imported("scipy.stats").t.ppf((1 + confidence) / 2, freedom)) * sqrt(total)
+    return Interval(mean - half, mean + half)

@@ -1,0 +1,215 @@
+"""`--budget`: which questions a stratified sample has, and how far its estimates are from the full figure."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean
+
+import pytest
+from scipy import stats
+
+from srl.errors import UserError
+from srl.evaluate.budget import Sample, Stratum, allocation, by_source, draw, estimate
+from srl.evaluate.intervals import wilson_interval
+from srl.trajectory import Question
+
+KINDS: dict[str, tuple[int, Mapping[str, tuple[float, float]]]] = {
+    "nq": (361, {"": (1.0, 0.43)}),
+    "triviaqa": (1131, {"": (1.0, 0.6)}),
+    "popqa": (1427, {"": (1.0, 0.45)}),
+    "hotpotqa": (740, {"bridge": (0.8, 0.3), "comparison": (0.2, 0.55)}),
+    "2wikimultihopqa": (
+        1258,
+        {"compositional": (0.45, 0.2), "comparison": (0.3, 0.5), "inference": (0.25, 0.3)},
+    ),
+    "musique": (242, {"2hop": (0.5, 0.15), "3hop1": (0.3, 0.08), "4hop1": (0.17, 0.03), "4hop3": (0.03, 0)}),
+    "bamboogle": (125, {"": (1.0, 0.3)}),
+}  # fmt: skip
+"""Sets a tenth of the size of Search-R1's: questions, and for each type its share and the model's EM."""
+
+
+def questions_of(name: str, count: int, kinds: Mapping[str, object], rng: random.Random) -> list[Question]:
+    shares = [share for share, *_ in kinds.values()]  # type: ignore[misc]
+    drawn = rng.choices(list(kinds), shares, k=count)
+    return [
+        Question(f"{name}/test/{i}", "Q?", ("a",), name, "test", metadata={"type": kind} if kind else {})
+        for i, kind in enumerate(drawn)
+    ]
+
+
+@pytest.fixture(scope="module")
+def sets() -> dict[str, list[Question]]:
+    rng = random.Random(0)
+    return {name: questions_of(name, count, kinds, rng) for name, (count, kinds) in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def em(sets: Mapping[str, list[Question]]) -> dict[str, float]:
+    """The made-up result of every question."""
+    rng = random.Random(1)
+    return {
+        item.id: float(rng.random() < KINDS[name][1][item.metadata.get("type", "")][1])
+        for name, questions in sets.items()
+        for item in questions
+    }
+
+
+def test_a_budget_gives_every_set_the_same_number_of_questions(sets: Mapping[str, list[Question]]) -> None:
+    sample = draw(sets, 400)
+    assert Counter(name.partition("/")[0] for name in sample.ids) == {
+        name: 58 if name == "2wikimultihopqa" else 57 for name in KINDS
+    }
+    assert len(set(sample.ids)) == 400
+    assert sample.size == sum(count for count, _ in KINDS.values())
+
+
+def test_a_set_smaller_than_its_part_is_used_whole_and_the_others_share_the_rest(
+    sets: Mapping[str, list[Question]],
+) -> None:
+    sample = draw(sets, 1400)
+    counts = {name: len(sample.of(name).ids) for name in KINDS}
+    assert counts["bamboogle"] == 125
+    assert sample.of("bamboogle").complete
+    assert {counts[name] for name in KINDS if name != "bamboogle"} <= {212, 213}
+    assert sum(counts.values()) == 1400
+
+
+def test_strata_get_their_share_of_a_set() -> None:
+    sizes = {Stratum("s", "a"): 700, Stratum("s", "b"): 200, Stratum("s", "c"): 100}
+    assert list(allocation(sizes, 100).values()) == [70, 20, 10]
+    assert list(allocation(sizes, 7).values()) == [3, 2, 2]
+
+
+def test_a_larger_budget_includes_the_questions_of_a_smaller_one(sets: Mapping[str, list[Question]]) -> None:
+    draws = [set(draw(sets, budget).ids) for budget in (30, 31, 100, 400, 401, 2000, 5000)]
+    assert all(smaller < larger for smaller, larger in pairwise(draws))
+
+
+def test_the_order_of_the_files_does_not_change_the_draw(sets: Mapping[str, list[Question]]) -> None:
+    shuffled = [item for name in reversed(sets) for item in reversed(sets[name])]
+    assert set(draw(by_source(shuffled), 300).ids) == set(draw(sets, 300).ids)
+
+
+def test_the_draw_is_the_same_on_every_machine() -> None:
+    questions = [Question(f"q{i}", "Q?", ("a",)) for i in range(10)]
+    assert draw({"s": questions}, 4).ids == ["q3", "q9", "q0", "q2"]
+    assert draw({"s": questions}, 4, seed=1).ids != draw({"s": questions}, 4).ids
+
+
+def test_rare_types_are_drawn_together() -> None:
+    kinds = ["common"] * 96 + ["odd", "rare", "rare", "rarer"]
+    questions = [Question(str(i), "Q?", ("a",), metadata={"type": kind}) for i, kind in enumerate(kinds)]
+    assert draw({"s": questions}).sizes == {Stratum("s", "common"): 96, Stratum("s", "other"): 4}
+
+
+def test_hops_and_type_are_one_stratum() -> None:
+    asked = [Question(str(i), "Q?", ("a",), metadata={"hops": 2 + i % 2, "type": "bridge"}) for i in range(4)]
+    assert [stratum.label for stratum in draw({"s": asked}).sizes] == ["2 hops, bridge", "3 hops, bridge"]
+
+
+def test_a_budget_below_two_a_stratum_is_refused_with_the_least(sets: Mapping[str, list[Question]]) -> None:
+    with pytest.raises(UserError, match=r"a budget of 7 .* 13 strata .* give --budget 26 or more"):
+        draw(sets, 7)
+    assert len(draw(sets, 26).ids) == 26
+
+
+def test_no_budget_and_a_large_one_use_every_question(sets: Mapping[str, list[Question]]) -> None:
+    every = {item.id for questions in sets.values() for item in questions}
+    assert set(draw(sets).ids) == set(draw(sets, 10**6).ids) == every
+
+
+def two_strata(name: str, sizes: tuple[int, int], drawn: tuple[int, int]) -> Sample:
+    """Strata x and y of a set; the ids are `<set><stratum><number>`."""
+    strata = [Stratum(name, "x"), Stratum(name, "y")]
+    ids = [
+        tuple(f"{name}{stratum.label}{i}" for i in range(n)) for stratum, n in zip(strata, drawn, strict=True)
+    ]
+    return Sample(dict(zip(strata, sizes, strict=True)), dict(zip(strata, ids, strict=True)))
+
+
+def test_the_estimate_of_two_strata_is_that_of_hand_computed_numbers() -> None:
+    sample = two_strata("s", (30, 10), (3, 2))
+    values = {"sx0": 0.1, "sx1": 0.2, "sx2": 0.6, "sy0": 0.5, "sy1": 0.9}
+    found = estimate(values, sample)
+    assert found.mean == pytest.approx(0.75 * 0.3 + 0.25 * 0.7)
+    # s² is 0.07 and 0.08, so w² (1 - n/N) s²/n is 0.0118125 and 0.002
+    assert found.draw_error == pytest.approx(half_width((0.0118125, 2), (0.002, 1)))
+    assert found.full.low == pytest.approx(found.mean - found.draw_error)
+    assert found.interval.high - found.mean == pytest.approx(half_width((0.013125, 2), (0.0025, 1)))
+
+
+def half_width(*parts: tuple[float, int]) -> float:
+    """Of the interval of a sum with these variances and degrees of freedom (Satterthwaite)."""
+    total = sum(variance for variance, _ in parts)
+    freedom = total**2 / sum(variance**2 / rest for variance, rest in parts)
+    return float(stats.t.ppf(0.975, freedom)) * sqrt(total)
+
+
+def test_sets_count_equally_in_one_mean_and_by_their_questions_in_the_other() -> None:
+    one, two = two_strata("s", (30, 10), (2, 2)), two_strata("t", (200, 160), (2, 2))
+    sample = Sample({**one.sizes, **two.sizes}, {**one.drawn, **two.drawn})
+    values = {name: float(name.startswith("s")) for name in sample.ids}
+    assert estimate(values, sample).mean == pytest.approx(1 / 2)
+    assert estimate(values, sample, "questions").mean == pytest.approx(40 / 400)
+
+
+def test_a_full_evaluation_has_the_plain_means_and_no_error_of_the_draw(
+    sets: Mapping[str, list[Question]], em: Mapping[str, float]
+) -> None:
+    found, every = estimate(em, draw(sets)), estimate(em, draw(sets), "questions")
+    assert found.mean == pytest.approx(fmean(fmean(em[item.id] for item in sets[name]) for name in sets))
+    assert every.mean == pytest.approx(fmean(em.values()))
+    assert found.full == pytest.approx((found.mean, found.mean))
+    assert found.draw_error == every.draw_error == 0
+    assert found.interval.low < found.mean < found.interval.high
+
+
+def test_one_value_everywhere_still_leaves_an_error() -> None:
+    questions = [Question(str(i), "Q?", ("a",)) for i in range(100)]
+    sample = draw({"s": questions}, 20)
+    found = estimate(dict.fromkeys(sample.ids, 0.0), sample)
+    assert found.interval == wilson_interval(0.0, 20)
+    assert found.full == pytest.approx(wilson_interval(0.0, 25))
+
+
+def test_a_stratum_with_one_question_takes_the_variance_of_its_set() -> None:
+    found = estimate({"sx0": 0.2, "sx1": 0.4, "sy0": 0.9}, two_strata("s", (40, 1), (2, 1)))
+    assert found.mean == pytest.approx((40 * 0.3 + 0.9) / 41)
+    assert found.interval.low < found.mean < found.interval.high
+
+
+def test_a_question_without_a_result_is_an_error(sets: Mapping[str, list[Question]]) -> None:
+    sample = draw(sets, 100)
+    with pytest.raises(KeyError):
+        estimate(dict.fromkeys(sample.ids[1:], 1.0), sample)
+
+
+def shares_held(
+    sets: Mapping[str, list[Question]], em: Mapping[str, float], budget: int, draws: int
+) -> dict[str, float]:
+    """How often the full figure is within the stated error of a draw, for both means and each set."""
+    truth = {**_figures(em, draw(sets))}
+    held: Counter[str] = Counter()
+    for seed in range(draws):
+        for name, found in _figures(em, draw(sets, budget, seed)).items():
+            held[name] += found.full.low <= truth[name].mean <= found.full.high
+    return {name: held[name] / draws for name in truth}
+
+
+def _figures(em: Mapping[str, float], sample: Sample) -> dict:
+    means = {over: estimate(em, sample, over) for over in ("sets", "questions")}  # type: ignore[arg-type]
+    return means | {name: estimate(em, sample.of(name)) for name in sample.sets}
+
+
+@pytest.mark.slow
+def test_500_draws_hold_the_full_figure_as_often_as_stated(
+    sets: Mapping[str, list[Question]], em: Mapping[str, float]
+) -> None:
+    held = shares_held(sets, em, 400, 500)
+    assert 0.935 <= held["sets"] <= 0.965
+    assert 0.935 <= held["questions"] <= 0.965
+    assert 0.935 <= fmean(held[name] for name in KINDS) <= 0.965

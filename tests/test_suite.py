@@ -1,0 +1,212 @@
+"""Suites: the manifest of Search-R1's sets and a user's own; files, digests and changed rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.shared_data import shared_data
+
+from srl.data.parquet import read_questions, write_questions
+from srl.data.sources import SOURCES
+from srl.data.suite import Rows, Suite, changes, read_recorded, read_sets, read_suite, record, rows_digest
+from srl.errors import UserError
+from srl.trajectory import Question
+
+
+def questions(source: str, count: int, split: str = "test") -> list[Question]:
+    return [
+        Question(f"{source}/{split}/{i}", f"who is {i} of {source}?", (f"name {i}", "N"), source, split)
+        for i in range(count)
+    ]
+
+
+def jsonl(path: Path, rows: list[Mapping[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def rows_of(source: str, count: int) -> list[Mapping[str, Any]]:
+    """The same questions as rows of FlashRAG."""
+    return [
+        {"id": str(i), "question": f"who is {i} of {source}", "golden_answers": ["N", f"name {i}"]}
+        for i in range(count)
+    ]
+
+
+def manifest(path: Path, *sets: str, form: object = 1) -> str:
+    lines = (f"  - {{{one}}}\n" for one in sets)
+    path.write_text(f"format: {form}\nname: mine\nsets:\n{''.join(lines)}")
+    return str(path)
+
+
+def suite_of(*names: str, rows: int | None = None) -> Suite:
+    sets = [{"name": name, "source": name, "split": "test", "rows": rows} for name in names]
+    return Suite.model_validate({"name": "s", "sets": sets})
+
+
+def test_search_r1_has_its_seven_sets_with_the_splits_it_evaluates() -> None:
+    suite = read_suite("search-r1")
+    assert {one.name: (one.split, one.rows) for one in suite.sets} == {
+        "nq": ("test", 3610),
+        "triviaqa": ("test", 11313),
+        "popqa": ("test", 14267),
+        "hotpotqa": ("validation", 7405),
+        "2wikimultihopqa": ("validation", 12576),
+        "musique": ("validation", 2417),
+        "bamboogle": ("test", 125),
+    }
+    assert sum(one.rows or 0 for one in suite.sets) == 51713
+    assert all(one.split in SOURCES[one.source].hub_files for one in suite.sets)
+
+
+def test_the_row_counts_are_those_of_the_published_files() -> None:
+    suite = {one.name: one.rows for one in read_suite("search-r1").sets}
+    nq = shared_data("nq/NQ-open.dev.jsonl").read_text().splitlines()
+    hotpotqa = json.loads(shared_data("hotpotqa/hotpot_dev_v1_simplified.json").read_text())
+    bamboogle = json.loads(shared_data("bamboogle/bamboogle.json").read_text())
+    assert [len(nq), len(hotpotqa), len(bamboogle)] == [suite["nq"], suite["hotpotqa"], suite["bamboogle"]]
+
+
+def test_a_manifest_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"mine.yaml has format 2, this srl reads up to 1; type `pip"
+    ) as error:
+        read_suite(manifest(tmp_path / "mine.yaml", "name: a, file: a.jsonl", form=2))
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"expected a format number from 1 to 1, found None"):
+        read_suite(manifest(tmp_path / "mine.yaml", "name: a, file: a.jsonl", form="null"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("name: a, file: a.jsonl, row: 3", r"sets\[0\].row: unknown key"),
+        ("name: a, file: a.jsonl, rows: many", r"sets\[0\].rows: expected an integer"),
+        ("name: a, file: a.jsonl, rows: 0", r"sets\[0\].rows: expected a number ≥ 1"),
+        ("file: a.jsonl", r"sets\[0\].name: expected a value"),
+        ("name: a", "the set 'a' needs a file, or a source and a split"),
+        ("name: a, source: nq", "the set 'a' needs a file, or a source and a split"),
+        ("name: a, source: nk, split: test", "no source 'nk'.* did you mean 'nq'"),
+        ("name: a, source: nq, split: tset", "no split 'tset'.* did you mean 'test'"),
+        ("name: a, source: wiki-18, split: test", "is a corpus, expected questions"),
+    ],
+)
+def test_a_mistake_in_a_manifest_is_named(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_suite(manifest(tmp_path / "mine.yaml", line))
+
+
+def test_a_set_named_twice_and_an_unknown_suite_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the set 'a' is there twice"):
+        read_suite(manifest(tmp_path / "mine.yaml", "name: a, file: a.jsonl", "name: a, file: b.jsonl"))
+    with pytest.raises(UserError, match=r"no suite 'search-r2': give a manifest file .* 'search-r1'"):
+        read_suite("search-r2")
+
+
+def test_missing_files_are_told_with_the_commands_that_get_them(tmp_path: Path) -> None:
+    jsonl(tmp_path / "nq.jsonl", rows_of("nq", 3))
+    with pytest.raises(UserError) as error:
+        read_sets(read_suite("search-r1"), tmp_path)
+    said = str(error.value)
+    assert "no file of 6 of the 7 sets of search-r1" in said
+    assert f"srl data prepare hotpotqa:validation --out {tmp_path}/hotpotqa && srl data prepare" in said
+    assert "prepare nq" not in said
+    assert "\n" not in said
+
+
+def test_sets_are_found_by_name_and_by_split_and_in_one_merged_file(tmp_path: Path) -> None:
+    suite = suite_of("nq", "popqa", "musique")
+    (tmp_path / "popqa").mkdir()
+    jsonl(tmp_path / "nq.jsonl", rows_of("nq", 3))
+    write_questions(tmp_path / "popqa" / "test.parquet", questions("popqa", 4))
+    write_questions(tmp_path / "test.parquet", [*questions("nq", 9), *questions("musique", 5)])
+    found = read_sets(suite, tmp_path)
+    assert {name: len(rows.questions) for name, rows in found.items()} == {"nq": 3, "popqa": 4, "musique": 5}
+    assert [item.id for item in found["nq"].questions] == ["nq/test/0", "nq/test/1", "nq/test/2"]
+
+
+def test_a_users_own_files_are_relative_to_his_manifest(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    jsonl(folder / "data" / "ours.jsonl", rows_of("ours", 2))
+    suite = read_suite(manifest(folder / "suite.yaml", "name: ours, file: data/ours.jsonl, rows: 2"))
+    (rows,) = read_sets(suite, tmp_path).values()
+    assert [item.id for item in rows.questions] == ["ours/train/0", "ours/train/1"]
+
+
+def test_published_files_are_read_where_the_source_is_named(tmp_path: Path) -> None:
+    jsonl(tmp_path / "dev.jsonl", [{"question": "who?", "answer": ["a", "b"]}])
+    suite = read_suite(manifest(tmp_path / "m.yaml", "name: real, source: nq, split: dev, file: dev.jsonl"))
+    (question,) = read_sets(suite, tmp_path)["real"].questions
+    assert (question.id, question.golden_answers) == ("nq/validation/0", ("a", "b"))
+
+
+def test_an_id_of_two_sets_is_an_error_and_so_is_one_that_is_repeated(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", [{**row, "data_source": "x"} for row in rows_of("x", 2)])
+    suite = read_suite(manifest(tmp_path / "m.yaml", "name: a, file: a.jsonl", "name: b, file: a.jsonl"))
+    with pytest.raises(UserError, match=r"id 'x/train/0' of the set b is also in the set a; ids must be"):
+        read_sets(suite, tmp_path)
+    jsonl(tmp_path / "a.jsonl", rows_of("x", 2) + rows_of("x", 1))
+    with pytest.raises(UserError, match=r"a.jsonl:3: expected an id that no earlier question has"):
+        read_sets(suite, tmp_path)
+
+
+def test_a_row_without_an_answer_is_an_error_with_its_place(tmp_path: Path) -> None:
+    rows = [*rows_of("nq", 2), {"id": "2", "question": "who?", "golden_answers": []}]
+    suite = read_suite(manifest(tmp_path / "m.yaml", f"name: a, file: {jsonl(tmp_path / 'a.jsonl', rows)}"))
+    with pytest.raises(UserError, match=r"a.jsonl:3: expected at least one answer"):
+        read_sets(suite, tmp_path)
+
+
+def test_a_file_without_rows_of_the_source_is_an_error(tmp_path: Path) -> None:
+    write_questions(tmp_path / "nq.parquet", questions("popqa", 2))
+    suite = suite_of("nq")
+    with pytest.raises(UserError, match=r"expected rows of the set nq, found those of popqa"):
+        read_sets(suite, tmp_path)
+
+
+def test_the_digest_does_not_depend_on_the_files_format_or_order(tmp_path: Path) -> None:
+    jsonl(tmp_path / "nq.jsonl", list(reversed(rows_of("nq", 5))))
+    write_questions(tmp_path / "nq.parquet", questions("nq", 5))
+    one, two = (read_questions(tmp_path / name) for name in ("nq.jsonl", "nq.parquet"))
+    assert rows_digest(one) == rows_digest(two)
+    other = [replace(two[0], golden_answers=("someone else",)), *two[1:]]
+    assert len({rows_digest(rows) for rows in (two, other, two[1:], [*two, two[0]])}) == 4
+
+
+def made(**sets: list[Question]) -> dict[str, Rows]:
+    return {name: Rows(Path(name), tuple(rows), rows_digest(rows)) for name, rows in sets.items()}
+
+
+def test_changed_rows_are_told_against_the_manifest_and_against_first_use(tmp_path: Path) -> None:
+    rows = questions("nq", 3)
+    digest = rows_digest(rows)
+    suite = suite_of("nq", rows=3)
+    assert changes(suite, made(nq=rows), {}) == {}
+    assert changes(suite, made(nq=rows[:2]), {}) == {"nq": "2 rows, expected 3"}
+    moved = made(nq=[*rows[:2], replace(rows[2], text="another?")])
+    assert changes(suite, moved, {}) == {}
+    now = moved["nq"].digest[:12]
+    assert changes(suite, moved, {"nq": digest}) == {
+        "nq": f"digest {now}, expected the one recorded at first use, {digest[:12]}"
+    }
+    known = suite.model_copy(update={"sets": (suite.sets[0].model_copy(update={"digest": digest}),)})
+    assert changes(known, moved, {"nq": "of an older manifest"}) == {
+        "nq": f"digest {now}, expected the manifest's, {digest[:12]}"
+    }
+
+
+def test_digests_are_recorded_once_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "suites" / "s.json"
+    sets = made(nq=questions("nq", 3))
+    assert read_recorded(path) == {}
+    record(path, sets, {"other": "abc"})
+    assert read_recorded(path) == {"other": "abc", "nq": sets["nq"].digest}
+    path.write_text('{"format": 2}')
+    with pytest.raises(UserError, match=r"s.json has format 2"):
+        read_recorded(path)
