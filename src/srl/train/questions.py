@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from srl.config import Config
@@ -39,7 +40,8 @@ def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Q
 def load_questions(
     files: tuple[str, ...] | None, config: Config, codec: Codec, note: Note, limit: int | None = None
 ) -> list[Question]:
-    """The questions of `files`, or a sample of `limit` of them, the same each time.
+    """The questions of `files`, or a sample of `limit` of them: the same each time, and of every data source
+    in proportion.
 
     A question without a prompt of its own gets that of the template. Raises UserError for an id that occurs
     twice, and for a prompt longer than `data.max_prompt_length` unless `data.filter_overlong_prompts`.
@@ -57,9 +59,34 @@ def load_questions(
             raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
         seen.add(question.id)
     if limit is not None and limit < len(questions):
-        drawn = sorted(random.Random("the same questions each time").sample(range(len(questions)), limit))
-        questions = [questions[position] for position in drawn]
+        questions = stratified(questions, limit)
     return _without_overlong(questions, config, codec, note)
+
+
+def stratified(questions: Sequence[Question], size: int) -> list[Question]:
+    """A sample of `size` of the questions, in their order: the same each time, and in proportion to the
+    data sources. What is drawn of a source depends on its own questions and its share only."""
+    strata: dict[str, list[int]] = defaultdict(list)
+    for position, question in enumerate(questions):
+        strata[question.data_source].append(position)
+    shares = proportional({source: len(positions) for source, positions in strata.items()}, size)
+    drawn = [
+        position
+        for source, positions in strata.items()
+        for position in random.Random("the same questions each time").sample(positions, shares[source])
+    ]
+    return [questions[position] for position in sorted(drawn)]
+
+
+def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """`total` divided in proportion to `sizes`: each share is rounded down or up, the largest remainders up
+    (Hamilton's method); equal remainders by name. Where `total` is smaller, a share may be 0."""
+    everything = sum(sizes.values())
+    shares = {name: size * total // everything for name, size in sizes.items()}
+    by_remainder = sorted(sizes, key=lambda name: (-(sizes[name] * total % everything), name))
+    for name in by_remainder[: total - sum(shares.values())]:
+        shares[name] += 1
+    return shares
 
 
 def _without_overlong(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:

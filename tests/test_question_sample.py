@@ -1,0 +1,57 @@
+"""A sample of a file's questions: the same each time, and of every data source in proportion."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from fractions import Fraction
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srl.train.questions import proportional, stratified
+from srl.trajectory import Question
+
+SOURCES = st.lists(st.sampled_from(["nq", "hotpotqa", "2wiki", "bamboogle"]), min_size=1, max_size=80)
+CALMLY = settings(deadline=None, max_examples=200)
+
+
+def questions(sources):
+    return [Question(f"q{number}", f"question {number}", (), source) for number, source in enumerate(sources)]
+
+
+@CALMLY
+@given(st.integers(1, 300), st.data())
+def test_of_one_source_the_draw_is_that_of_every_version_so_far(count, data):
+    size = data.draw(st.integers(0, count))
+    asked = questions(["nq"] * count)
+    drawn = sorted(random.Random("the same questions each time").sample(range(count), size))
+    assert stratified(asked, size) == [asked[position] for position in drawn]
+
+
+@CALMLY
+@given(SOURCES, st.data())
+def test_every_source_has_its_share_and_the_order_stays(sources, data):
+    size = data.draw(st.integers(0, len(sources)))
+    asked = questions(sources)
+    drawn = stratified(asked, size)
+    assert len(drawn) == size
+    assert [item for item in asked if item in drawn] == drawn
+    found, known = Counter(item.data_source for item in drawn), Counter(sources)
+    for source, count in known.items():
+        assert abs(found[source] - Fraction(count * size, len(sources))) < 1
+    assert stratified(asked, size) == drawn
+
+
+def test_a_source_keeps_its_questions_when_another_of_the_same_weight_replaces_its_neighbour():
+    first = stratified(questions(["nq"] * 20 + ["hotpotqa"] * 30), 10)
+    other = stratified(questions(["nq"] * 20 + ["2wiki"] * 30), 10)
+    assert [item for item in first if item.data_source == "nq"] == [
+        item for item in other if item.data_source == "nq"
+    ]
+
+
+def test_the_largest_remainders_are_rounded_up():
+    """Hamilton's method by hand: 5.12, 2.56 and 2.32 of ten."""
+    assert proportional({"a": 64, "b": 32, "c": 29}, 10) == {"a": 5, "b": 3, "c": 2}
+    assert proportional({"b": 1, "a": 1}, 1) == {"b": 0, "a": 1}, "equal remainders by name"
