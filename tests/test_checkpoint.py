@@ -182,6 +182,28 @@ def test_the_newest_are_kept(tmp_path):
     assert len(list(checkpoints(tmp_path).values())) == 3, "without a number all are kept"
 
 
+@pytest.mark.parametrize(("keep_best", "kept"), [(True, [2, 5]), (False, [5])])
+def test_a_collapse_does_not_delete_the_best_checkpoint_also_of_a_resumed_run(tmp_path, keep_best, kept):
+    them = learner()
+    those, progress = optimisers(them), Progress(kl=them.kl_control.state_dict())
+    for step, em in enumerate((0.25, 0.5, 0.5, 0.0, 0.0), start=1):
+        progress.step = step
+        progress.note_validation(em, step)
+        path = save_checkpoint(tmp_path, progress, them, tokenizer(), those, ABOUT, 1, keep_best)
+        progress = load_checkpoint(path, them, those)
+    assert list(checkpoints(tmp_path)) == kept
+    assert (progress.val_em_best, progress.val_em_best_step) == (0.5, 2)
+
+
+def test_a_checkpoint_of_an_older_version_knows_the_best_step(tmp_path):
+    them = learner()
+    path = as_older(save(tmp_path, them, optimisers(them), val_em_best=0.25, val_em_best_step=2))
+    state = json.loads((path / "trainer" / "state.json").read_text())
+    del state["val_em"]
+    (path / "trainer" / "state.json").write_text(json.dumps(state))
+    assert load_checkpoint(path, them, optimisers(them)).val_em == {2: 0.25}
+
+
 def test_an_old_checkpoint_is_out_of_sight_before_it_is_removed(tmp_path, monkeypatch):
     """A process killed while it removes one leaves no half of it under its name."""
     them = learner()

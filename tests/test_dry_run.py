@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from srl.cli.train import app
 from srl.config import Config, load_config
+from srl.config.sections import Trainer
 from srl.errors import UserError
 from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.checkpoint import save_checkpoint
+from srl.train.dry_run.facts import kept_checkpoints
 from srl.train.dry_run.memory import Layout, cache_bytes, checkpoint_bytes, footprint, gib
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import GPUS, _available_memory, plan_local
@@ -578,3 +580,20 @@ def test_an_offloaded_reference_is_on_a_gpu_for_its_pass_only(saved):
         assert [phase for phase in LOCAL if getattr(found, phase)] == list(phases)
     (on_cpu,) = (p for p in footprint(shape, offloaded, CPU).parts if p.name == "reference weights")
     assert all(getattr(on_cpu, phase) for phase in LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ({"max_ckpt_to_keep": 3}, "the last 3 and the best kept: up to 5.00 GiB"),
+        ({"max_ckpt_to_keep": 3, "keep_best_ckpt": False}, "the last 3 kept: up to 4.00 GiB"),
+        ({"max_ckpt_to_keep": 3, "test_freq": 0}, "the last 3 kept: up to 4.00 GiB"),
+        ({"max_ckpt_to_keep": 3, "save_freq": 150}, "the last 3 and the best kept: up to 2.00 GiB"),
+        ({}, "all 6 kept: up to 6.00 GiB"),
+        ({"save_freq": 0}, "all 1 kept: up to 1.00 GiB"),
+        ({"save_freq": 70}, "all 5 kept: up to 5.00 GiB"),
+    ],
+)
+def test_disk_of_the_checkpoints_counts_the_best_and_the_one_being_written(sets, said):
+    trainer = Trainer(**{"total_training_steps": 300, "save_freq": 50, "test_freq": 50, **sets})
+    assert kept_checkpoints(trainer, 2**30) == f"1.00 GiB each, {said}"

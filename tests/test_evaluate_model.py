@@ -34,7 +34,7 @@ from srl.train.evaluate_model import (
     measure,
     settings_of,
 )
-from srl.train.run_directory import model_directory
+from srl.train.named_checkpoint import model_directory
 from srl.trajectory import Hit, Passage, Question, Search
 from srl.workspace import Workspace
 

@@ -26,7 +26,7 @@ from srl.train.dry_run.model_size import shape_of
 from srl.train.evaluate_model import settings_of
 from srl.train.export import cast, export, make_tokenizer_readable, whole_checkpoints, write_weights
 from srl.train.make_missing import BASE_MODEL
-from srl.train.run_directory import model_directory
+from srl.train.named_checkpoint import model_directory
 from srl.train.sharded_weights import merged, shard_files, sharding
 from srl.workspace import Workspace
 

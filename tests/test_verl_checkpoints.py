@@ -105,3 +105,23 @@ def test_half_written_checkpoints_and_those_beyond_the_newest_are_superseded(tmp
     assert superseded_checkpoints(tmp_path, keep, "verl") == [
         checkpoint_path(tmp_path, step, "verl") for step in steps
     ]
+
+
+@pytest.mark.parametrize(
+    ("val_em", "kept"),
+    [
+        ({1: 0.1, 2: 0.5, 3: 0.2}, [2, 3]),
+        ({1: 0.5, 2: 0.5, 3: 0.2}, [1, 3]),
+        ({1: 0.1, 2: 0.2, 3: 0.3}, [3]),
+        ({1: 0.1, 4: 0.9}, [1, 3]),
+        ({9: 0.9}, [3]),
+        ({}, [3]),
+    ],
+    ids=["earlier", "of equals the first", "the newest itself", "half-written is none", "not saved", "none"],
+)
+def test_the_best_by_validation_is_kept_beside_the_newest(tmp_path, val_em, kept):
+    for step in (1, 2, 3):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 4, VERL_PARTS[:1])
+    gone = superseded_checkpoints(tmp_path, 1, "verl", val_em)
+    assert [checkpoint_path(tmp_path, step, "verl") for step in (1, 2, 3, 4) if step not in kept] == gone

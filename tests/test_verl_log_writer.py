@@ -197,6 +197,7 @@ def test_a_resumed_runs_figures_are_those_of_its_log(log):
     resumed = new_writer(log)
     resumed.resume(Progress(step=1, kl={"coef": 0.1}))
     expected = Progress(1, 3.0, test_em_start=1.0, val_em_best=1.0, val_em_best_step=0, kl={"coef": 0.1})
+    expected.val_em = {0: 1.0, 1: 0.0}
     assert resumed.state() == stopped.state().__class__(**vars_of(expected))
 
 

@@ -36,7 +36,8 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model to train: a Hugging Face directory, ORG/NAME of its hub, or a GGUF file."
+            help="The model to train: a Hugging Face directory, ORG/NAME of its hub, a GGUF file, or a "
+            "checkpoint of a run (RUN@best, RUN@30)."
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
@@ -86,7 +87,10 @@ def train(
 def export(
     out: Annotated[Path, typer.Option(help="Output directory; must not exist.")],
     run: Annotated[
-        str, typer.Argument(help="Run: its name, the beginning or end of it, or `last`.")
+        str,
+        typer.Argument(
+            help="Run: its name, the beginning or end of it, or `last`; RUN@best is the best by validation."
+        ),
     ] = "last",
     step: Annotated[
         int | None, typer.Option(min=0, help="Step of the checkpoint; default: the newest.")
@@ -108,10 +112,15 @@ def export(
       srl train export last --out my-model --dtype bfloat16
     """
     from srl.train.export import export as write
+    from srl.train.named_checkpoint import named_step, split_name
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
-    found = workspace.find_run(run)
+    name, which = split_name(run)
+    if which and step is not None:
+        raise UserError(f"{run} and --step {step} both name a checkpoint; give one of them")
+    found = workspace.find_run(name)
+    step = named_step(found, which, output.note) if which else step
     made = write(found, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
     if json:
         output.print_json(asdict(made))
@@ -199,11 +208,20 @@ def _configured(
     from srl.config import load_config
 
     steps_key = "sft.steps" if algo == SFT else "trainer.total_training_steps"
-    flags = {"model.path": model, "trainer.seed": seed, steps_key: steps}
+    flags = {"model.path": model and _model(model), "trainer.seed": seed, steps_key: steps}
     resolved = load_config(preset, config, None if algo == SFT else algo, flags, sets)
     for warning in resolved.warnings:
         output.note(f"warning: {warning}")
     return resolved
+
+
+def _model(name: str) -> str:
+    """The directory of a checkpoint that is named as `RUN@best`, `RUN@STEP` or `best`; others as they are."""
+    from srl.train.named_checkpoint import model_directory, split_name
+    from srl.workspace import Workspace
+
+    is_checkpoint = split_name(name)[1]
+    return str(model_directory(name, Workspace.resolve(), output.note)) if is_checkpoint else name
 
 
 def _print_config(resolved: Any, json: bool) -> None:

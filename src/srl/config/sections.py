@@ -533,6 +533,8 @@ class Trainer(Section):
     """Seed of everything random: question order, sampling, new weights."""
     max_ckpt_to_keep: Count | None = None
     """Number of newest checkpoints to keep. null: all."""
+    keep_best_ckpt: bool = True
+    """Keep the checkpoint with the best validation EM too, whatever max_ckpt_to_keep is."""
     logger: Annotated[
         tuple[Literal["console", "tensorboard", "wandb"], ...], BeforeValidator(one_or_many)
     ] = ("console",)
@@ -557,9 +559,9 @@ class Eval(Section):
     """Validation during training, and evaluation after it."""
 
     val_questions: Count | None = 512
-    """Questions per validation, the same each time. null: all."""
+    """Questions per validation, the same each time and of every data source in proportion. null: all."""
     test_questions: Count | None = None
-    """Questions per test. null: all."""
+    """Questions per test, drawn in the same way. null: all."""
     batch_size: Count | None = None
     """Concurrent questions. null: rollout.max_num_seqs."""
     temperature: NonNegative = 0.0

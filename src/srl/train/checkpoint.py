@@ -44,8 +44,10 @@ def save_checkpoint(
     optimisers: dict[str, Optimiser],
     card: dict[str, Any],
     keep: int | None,
+    keep_best: bool = True,
 ) -> Path:
-    """Write `checkpoints/step-…`, whole or not at all, and delete all but the newest `keep` (None: keep all).
+    """Write `checkpoints/step-…`, whole or not at all, and delete all but the newest `keep` (None: keep all)
+    and, if `keep_best`, the one with the best validation.
 
     Nothing is in it twice: of a policy without an adapter the model has the weights. Its manifest has the
     checksum of every file.
@@ -64,7 +66,7 @@ def save_checkpoint(
         if learner.critic is not None:
             torch.save(_trained(learner.critic), trainer / "critic.pt")
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
-    for old in superseded_checkpoints(run, keep):
+    for old in superseded_checkpoints(run, keep, val_em=progress.val_em if keep_best else None):
         old.rename(old.with_name(f".{old.name}.dropped"))
     for dropped in path.parent.glob(".step-*.dropped"):
         shutil.rmtree(dropped)

@@ -114,7 +114,7 @@ class LocalTrainer:
             self.progress.kl = self.learner.kl_control.state_dict()
             save_checkpoint(
                 self.run_directory, self.progress, self.learner, self.runner.environment.codec.tokenizer,
-                self.optimisers, self.card, trainer.max_ckpt_to_keep,
+                self.optimisers, self.card, trainer.max_ckpt_to_keep, trainer.keep_best_ckpt,
             )  # fmt: skip
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:

@@ -6,16 +6,15 @@ Imports no torch, so that the command line and the processes that only pass a ru
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, read_json, write_json
-from srl.hub_models import HubName
 from srl.manifests import ABOUT
 from srl.renamed import current_fields
-from srl.workspace import Workspace
 
 BackendName = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""
@@ -45,9 +44,17 @@ class Progress:
     val_em_best_step: int | None = None
     kl: dict[str, float] = field(default_factory=dict)
     """State of the KL controller."""
+    val_em: dict[int, float] = field(default_factory=dict)
+    """Exact match of every validation so far, by step."""
+
+    def __post_init__(self) -> None:
+        """JSON has texts for keys, and an older checkpoint has the best validation only."""
+        best = {} if self.val_em_best_step is None else {self.val_em_best_step: self.val_em_best}
+        self.val_em = {int(step): em for step, em in {**best, **self.val_em}.items() if em is not None}
 
     def note_validation(self, em: float, step: int) -> None:
-        """Keep the best exact match so far and its step; an equal one changes nothing."""
+        """Keep the exact match of a validation; the best stays the best where an equal one follows."""
+        self.val_em[step] = em
         if self.val_em_best is None or em > self.val_em_best:
             self.val_em_best, self.val_em_best_step = em, step
 
@@ -107,11 +114,22 @@ def whole_verl_steps(run: Path) -> list[int]:
     return [step for step, path in found if all((path / part).exists() for part in VERL_PARTS)]
 
 
-def superseded_checkpoints(run: Path, keep: int | None, backend: BackendName = "local") -> list[Path]:
-    """The checkpoints to delete: all but the newest `keep` whole ones (None: only half-written ones)."""
+def best_step(val_em: Mapping[int, float]) -> int | None:
+    """The step with the highest exact match, the earliest of equal ones; None if there is none."""
+    return max(val_em, key=lambda step: (val_em[step], -step), default=None)
+
+
+def superseded_checkpoints(
+    run: Path, keep: int | None, backend: BackendName = "local", val_em: Mapping[int, float] | None = None
+) -> list[Path]:
+    """The checkpoints to delete: all but the newest `keep` whole ones (None: only half-written ones).
+
+    `val_em` is the exact match of validations by step: the best of the whole checkpoints is kept too.
+    """
     found = checkpoints(run, backend)
     whole = whole_verl_steps(run) if backend == "verl" else list(found)
-    kept = whole[-keep:] if keep else whole
+    best = best_step({step: em for step, em in (val_em or {}).items() if step in whole})
+    kept = {*(whole[-keep:] if keep else whole), best}
     return [path for step, path in found.items() if step not in kept]
 
 
@@ -119,26 +137,3 @@ def write_latest_verl_step(run: Path, step: int) -> None:
     """Tell verl that the checkpoint of `step` is the latest."""
     with atomic_file(run / CHECKPOINTS / VERL_LATEST) as file:
         file.write(str(step))
-
-
-def model_directory(name: str, workspace: Workspace) -> Path:
-    """The model that `name` means: a model directory, or the newest checkpoint of a run. Raises UserError.
-
-    A name on the Hugging Face hub and a GGUF file are returned as they are.
-    """
-    path = Path(name)
-    is_run = (path / CHECKPOINTS).is_dir() or (path / "config.yaml").is_file()
-    if (path.is_dir() and not is_run) or path.suffix == ".gguf" or HubName.parse(name):
-        return path
-    if not is_run and not workspace.all_runs():
-        raise UserError(f"no model directory {name}, and there are no runs in {workspace.runs}")
-    run = path if is_run else workspace.find_run(name)
-    found = list(checkpoints(run).values())
-    if not found and checkpoints(run, "verl"):
-        raise UserError(
-            f"{run.name} was trained on verl, which saves sharded models; type "
-            f"`srl train export {run.name} --out DIR` and give DIR"
-        )
-    if not found:
-        raise UserError(f"the run {run.name} has no checkpoint yet; give a model directory")
-    return found[-1]

@@ -45,8 +45,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="Model directory, ORG/NAME of the Hugging Face hub, GGUF file, or run (newest checkpoint). "
-            "A server's model needs none.",
+            help="Model directory, ORG/NAME of the Hugging Face hub, GGUF file, or run (newest checkpoint; "
+            "RUN@best: best by validation; RUN@30: step 30). A server's model needs none.",
         ),
     ] = None,
     index: IndexToSearch = None,
@@ -81,6 +81,7 @@ def run(
     \b
     Example:
       srl eval run last --data test.parquet --index my-index --no-search-too
+      srl eval run best --data test.parquet --index my-index
       srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index
     """
     from srl.cli.output import progress, show_counted

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 def read_model(model: str | None) -> tuple[Path | None, Workspace]:
     """The directory of the model that was named, and the workspace around it. Raises UserError."""
-    from srl.train.run_directory import model_directory
+    from srl.cli.output import note
+    from srl.train.named_checkpoint import model_directory
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
-    directory = None if model is None else model_directory(model, workspace)
+    directory = None if model is None else model_directory(model, workspace, note)
     return directory, (directory and Workspace.around(directory)) or workspace
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from srl.config import Config
+from srl.config.sections import Trainer
 from srl.hub_models import HubName, hub_name
 from srl.train.dry_run.memory import Layout, checkpoint_bytes, gib, millions
 from srl.train.dry_run.model_size import Shape
@@ -33,7 +35,6 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
     save, test = (
         f"every {n} steps" if n else "after the last" for n in (trainer.save_freq, trainer.test_freq)
     )
-    kept = f"the last {trainer.max_ckpt_to_keep}" if trainer.max_ckpt_to_keep else "all"
     export = "" if layout.kind == "local" else "; `srl train export` makes a model of one"
     return {
         "model": f"{name}{source}: {shape.kind}, {millions(shape.parameters)} parameters, {shape.layers} "
@@ -47,9 +48,20 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
         "search": _search(config),
         "reward": " + ".join(f"{weight:g} × {name}" for name, weight in config.reward.weights.items()),
         "length": f"{trainer.total_training_steps} steps; a checkpoint {save}, a validation {test}",
-        "checkpoints": f"{Workspace.resolve().runs}/…/checkpoints, {gib(checkpoint_bytes(shape, layout))} "
-        f"each, {kept} kept{export}",
+        "checkpoints": f"{Workspace.resolve().runs}/…/checkpoints, "
+        f"{kept_checkpoints(trainer, checkpoint_bytes(shape, layout))}{export}",
     }
+
+
+def kept_checkpoints(trainer: Trainer, size: int) -> str:
+    """Which checkpoints of `size` bytes stay, and the disk that they take at most: an old one goes when the
+    new one is written."""
+    steps = trainer.total_training_steps
+    saved = math.ceil(steps / trainer.save_freq) if trainer.save_freq else 1
+    newest, best = trainer.max_ckpt_to_keep, trainer.keep_best_ckpt and trainer.test_freq > 0
+    most = min(saved, newest + best + 1) if newest else saved
+    kept = f"the last {newest}{' and the best' if best else ''}" if newest else f"all {saved}"
+    return f"{gib(size)} each, {kept} kept: up to {gib(most * size)}"
 
 
 def _search(config: Config) -> str:

@@ -300,8 +300,10 @@ class SearchTrainer(PPOTrainerSync):
         return checkpoint_path(self.run, step, "verl")
 
     def _drop_old(self) -> None:
-        """Remove checkpoints beyond `trainer.max_ckpt_to_keep`, and the rest of those that verl removed."""
-        for folder in superseded_checkpoints(self.run, self.srl.trainer.max_ckpt_to_keep, "verl"):
+        """Remove half-written checkpoints, and those that `trainer` does not say to keep."""
+        trainer = self.srl.trainer
+        known = ray.get(self.log_actor.state.remote()).val_em if trainer.keep_best_ckpt else None
+        for folder in superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, "verl", known):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -77,6 +77,8 @@ READ_BY_US: dict[str, str] = {
     "algorithm.rollout_correction.": "our trainer weights and rejects tokens",
     "reward.": "the process that ran an episode scores it",
     "sft.": "fine-tuning before RL runs on the machine that starts the run",
+    "trainer.max_ckpt_to_keep": "our trainer deletes old checkpoints; verl would delete the best",
+    "trainer.keep_best_ckpt": "our trainer deletes old checkpoints",
     "trainer.logger": "our log writer passes metrics on",
     "trainer.plugin_path": "our processes load plugins named as module:Class from there",
     "trainer.sample_freq": "our log writer shows episodes",
@@ -341,15 +343,12 @@ def verl_scheduler_type(kind: str) -> str:
 def _trainer(config: Config, job: Job) -> Rows:
     """verl's actor learns from step `critic_warmup` on, ours from the step after it."""
     trainer, total = config.trainer, config.trainer.total_training_steps
-    kept = trainer.max_ckpt_to_keep and max(2, trainer.max_ckpt_to_keep)  # we delete the rest later
     yield "trainer.total_training_steps", total, "trainer.total_training_steps"
     yield "trainer.total_epochs", max(1, total), "trainer.total_training_steps"
     yield "trainer.save_freq", trainer.save_freq or max(1, total), "trainer.save_freq"
     yield "trainer.test_freq", trainer.test_freq, "trainer.test_freq"
     yield "trainer.val_before_train", trainer.val_before_train, "trainer.val_before_train"
     yield "trainer.critic_warmup", trainer.critic_warmup + 1, "trainer.critic_warmup"
-    yield "trainer.max_actor_ckpt_to_keep", kept, "trainer.max_ckpt_to_keep"
-    yield "trainer.max_critic_ckpt_to_keep", kept, "trainer.max_ckpt_to_keep"
     yield "trainer.logger", [], ""
     yield "trainer.project_name", trainer.project_name, "trainer.project_name"
     yield "trainer.experiment_name", trainer.experiment_name or job.run.name, "trainer.experiment_name"

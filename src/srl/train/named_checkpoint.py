@@ -1,0 +1,91 @@
+"""Which checkpoint a name means: `RUN` the newest, `RUN@best` the best by validation, `RUN@30` step 30's.
+
+`last` is the latest run, and `best` alone the best checkpoint of the latest run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import srl.store
+from srl.config import load_saved
+from srl.errors import UserError
+from srl.hub_models import HubName
+from srl.train.run_directory import CHECKPOINTS, best_step, checkpoints, whole_verl_steps
+from srl.workspace import Workspace
+
+BEST = "best"
+_VALIDATIONS = "SELECT step, em FROM steps WHERE phase = 'val' AND em IS NOT NULL"
+
+
+def model_directory(name: str, workspace: Workspace, note: Callable[[str], None] = lambda text: None) -> Path:
+    """The model that `name` means: a model directory, or a checkpoint of a run. Raises UserError.
+
+    A name on the Hugging Face hub and a GGUF file are returned as they are. `note` says which is the best.
+    """
+    path, (named, which) = Path(name), split_name(name)
+    is_run = _is_run(Path(named))
+    is_model = path.suffix == ".gguf" or (path.is_dir() and not _is_run(path))
+    if is_model or (HubName.parse(name) and not is_run):
+        return path
+    if not is_run and not workspace.all_runs():
+        raise UserError(f"no model directory {name}, and there are no runs in {workspace.runs}")
+    run = Path(named) if is_run else workspace.find_run(named)
+    found = checkpoints(run)
+    if not found and checkpoints(run, "verl"):
+        raise UserError(
+            f"{run.name} was trained on verl, which saves sharded models; type "
+            f"`srl train export {run.name}{which and f'@{which}'} --out DIR` and give DIR"
+        )
+    if not found:
+        raise UserError(f"the run {run.name} has no checkpoint yet; give a model directory")
+    step = named_step(run, which, note) if which else max(found)
+    if step not in found:
+        raise UserError(f"{run.name} has no checkpoint of step {step}; it has {', '.join(map(str, found))}")
+    return found[step]
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The run that `name` names, and what follows its `@`: `best`, a step, or nothing."""
+    run, at, which = name.rpartition("@")
+    return ("last", BEST) if name == BEST else (run, which) if at else (name, "")
+
+
+def named_step(run: Path, which: str, note: Callable[[str], None]) -> int:
+    """The step of the checkpoint `which`: `best`, or a number. Raises UserError."""
+    if which == BEST:
+        return best_of_run(run, note)
+    if not which.isdecimal():
+        raise UserError(f"{run.name}@{which}: expected {run.name}@best, or the step of a checkpoint after @")
+    return int(which)
+
+
+def best_of_run(run: Path, note: Callable[[str], None]) -> int:
+    """The step of the checkpoint with the best validation EM, which `note` says. Raises UserError.
+
+    Where a better checkpoint was deleted, the error names the best that is left.
+    """
+    with srl.store.open(run) as log:
+        em: dict[int, float] = dict(log.execute(_VALIDATIONS).fetchall())
+    saved = list(checkpoints(run)) or whole_verl_steps(run)
+    best = best_step({step: em[step] for step in saved if step in em})
+    if best is None:
+        why = "no checkpoint that it has was validated" if em else "it was never validated"
+        raise UserError(f"{run.name} has no best checkpoint: {why}; {run.name} alone is its newest")
+    better = {step: score for step, score in em.items() if score > em[best]}
+    every, newest = load_saved(run).trainer.save_freq, max(saved)
+    were_saved = {step: em[step] for step in better if every and step % every == 0 and 0 < step < newest}
+    if (deleted := best_step(were_saved)) is not None:
+        raise UserError(
+            f"the best checkpoint of {run.name} is deleted: step {deleted}, validation EM {em[deleted]:.3f}; "
+            f"{run.name}@{best} is the best that is left, with {em[best]:.3f}"
+        )
+    unsaved = best_step(better)
+    beside = "" if unsaved is None else f"; step {unsaved}, which has none, had {em[unsaved]:.3f}"
+    note(f"the best checkpoint of {run.name}: step {best}, validation EM {em[best]:.3f}{beside}")
+    return best
+
+
+def _is_run(path: Path) -> bool:
+    return (path / CHECKPOINTS).is_dir() or (path / "config.yaml").is_file()

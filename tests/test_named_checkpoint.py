@@ -1,0 +1,190 @@
+"""Which checkpoint `RUN`, `RUN@best` and `RUN@STEP` mean, on both backends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.training import Said, config, train, write_setting
+
+from srl.cli import main
+from srl.config import load_config, save_config
+from srl.errors import UserError
+from srl.store import LogWriter, RunInfo
+from srl.train.episodes import EpisodeRunner
+from srl.train.named_checkpoint import model_directory
+from srl.train.run import resume
+from srl.train.run_directory import VERL_PARTS, RunRecord, checkpoint_path, checkpoints
+from srl.workspace import Workspace
+
+NAME = "20260101T000000Z-test-grpo-s0-00ff"
+COLLAPSE = {0: 0.1, 10: 0.3, 20: 0.6, 30: 0.4, 40: 0.0}
+
+
+def made(
+    workspace: Path, val_em: dict[int, float], saved: tuple[int, ...], backend="local", every=10
+) -> Path:
+    """A run with these validations in its log, and checkpoints of the steps `saved`."""
+    run = workspace / "runs" / NAME
+    run.mkdir(parents=True)
+    save_config(run, load_config(None, None, "grpo", {"trainer.save_freq": every}).config)
+    RunRecord("test", "grpo", "2026-01-01T00:00:00+00:00", backend).save(run)
+    with LogWriter(run / "log", RunInfo(run.name)) as log:
+        for step, em in val_em.items():
+            log.write(step, "val", [], {"val/em": em})
+    for step in saved:
+        path = checkpoint_path(run, step, backend)
+        path.mkdir(parents=True)
+        for part in VERL_PARTS:
+            (path / part).mkdir()
+    return run
+
+
+def named(name: str, workspace: Path) -> tuple[str, str]:
+    """The checkpoint that `name` means, and what is noted of it."""
+    said: list[str] = []
+    found = model_directory(name, Workspace(workspace), said.append)
+    return found.name, " ".join(said)
+
+
+@pytest.mark.parametrize("name", ["best", "last@best", f"{NAME}@best", f"{NAME[:10]}@best", "00ff@best"])
+def test_the_best_is_the_checkpoint_with_the_highest_validation_em(workspace, name):
+    made(workspace, COLLAPSE, (10, 20, 30, 40))
+    assert named(name, workspace) == (
+        "step-000020",
+        f"the best checkpoint of {NAME}: step 20, validation EM 0.600",
+    )
+
+
+def test_a_path_a_step_and_the_newest_are_named_too(workspace):
+    run = made(workspace, COLLAPSE, (10, 20, 30, 40))
+    assert named(f"{run}@best", workspace)[0] == "step-000020"
+    assert named("last@30", workspace) == ("step-000030", "")
+    assert named("last", workspace) == ("step-000040", "")
+
+
+def test_a_run_below_the_current_directory_is_not_taken_for_a_name_on_the_hub(workspace, monkeypatch):
+    run = made(workspace, COLLAPSE, (10, 20))
+    monkeypatch.chdir(workspace)
+    assert named(f"runs/{run.name}@best", workspace)[0] == "step-000020"
+    assert named("org/name@best", workspace) == ("name@best", ""), "a revision of a model on the hub"
+
+
+def test_of_equal_ones_the_first_is_the_best(workspace):
+    made(workspace, {10: 0.5, 20: 0.5}, (10, 20))
+    assert named("best", workspace)[0] == "step-000010"
+
+
+def test_a_better_validation_without_a_checkpoint_is_said(workspace):
+    made(workspace, {0: 0.1, 10: 0.6, 20: 0.4, 30: 0.5}, (20,), every=20)
+    assert named("best", workspace) == (
+        "step-000020",
+        f"the best checkpoint of {NAME}: step 20, validation EM 0.400; step 10, which has none, had 0.600",
+    )
+
+
+@pytest.mark.parametrize(
+    ("val_em", "saved", "complaint"),
+    [
+        (
+            COLLAPSE,
+            (10, 30, 40),
+            rf"is deleted: step 20, validation EM 0\.600; {NAME}@30 is the best that is",
+        ),
+        ({}, (10,), "has no best checkpoint: it was never validated"),
+        ({5: 0.5}, (10,), "has no best checkpoint: no checkpoint that it has was validated"),
+        (COLLAPSE, (), "has no checkpoint yet"),
+    ],
+    ids=["deleted", "never validated", "others validated", "no checkpoint"],
+)
+def test_a_best_that_is_not_there_is_one_line(workspace, val_em, saved, complaint):
+    made(workspace, val_em, saved)
+    with pytest.raises(UserError, match=complaint) as error:
+        model_directory("best", Workspace(workspace))
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_that_is_being_written_is_not_taken_for_deleted(workspace):
+    made(workspace, COLLAPSE | {50: 0.9}, (10, 20, 30, 40))
+    assert named("best", workspace)[0] == "step-000020"
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("last@15", "no checkpoint of step 15; it has 10, 20"), ("last@x", "last@x|@x: expected .*@best")],
+)
+def test_a_checkpoint_that_does_not_exist_is_one_line(workspace, name, complaint):
+    made(workspace, COLLAPSE, (10, 20))
+    with pytest.raises(UserError, match=complaint):
+        model_directory(name, Workspace(workspace))
+
+
+def test_on_verl_the_best_is_exported_under_the_same_name(workspace):
+    made(workspace, COLLAPSE, (10, 20, 30, 40), "verl")
+    with pytest.raises(UserError, match=f"srl train export {NAME}@best --out DIR"):
+        model_directory("best", Workspace(workspace))
+
+
+@pytest.mark.parametrize("backend", ["local", "verl"])
+def test_the_exported_step_is_that_of_the_best(workspace, monkeypatch, backend, tmp_path):
+    made(workspace, COLLAPSE, (10, 20, 30, 40), backend)
+    asked = []
+    monkeypatch.setattr("srl.train.export.export", lambda run, out, **named: asked.append(named) or stop())
+    for arguments in (["best"], [f"{NAME}@30"], ["last"], ["last", "--step", "40"]):
+        assert main(["train", "export", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert [named["step"] for named in asked] == [20, 30, None, 40]
+
+
+def stop():
+    raise UserError("seen")
+
+
+def test_a_step_that_is_named_twice_is_one_line(workspace, tmp_path, capsys):
+    made(workspace, COLLAPSE, (10, 20))
+    arguments = ["last@best", "--step", "10", "--out", str(tmp_path / "out")]
+    assert main(["train", "export", *arguments]) == 2
+    assert "last@best and --step 10 both name a checkpoint; give one of them" in capsys.readouterr().err
+
+
+def test_training_starts_from_the_best_checkpoint_of_a_run(workspace, capsys):
+    run = made(workspace, COLLAPSE, (10, 20, 30))
+    assert main(["train", "--model", "last@best", "--print-config", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["model.path"]["value"] == str(checkpoint_path(run, 20))
+    assert "step 20, validation EM 0.600" in printed.err
+
+
+# --- a whole run ---
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    return folder
+
+
+def test_a_run_that_collapses_keeps_its_best_checkpoint_also_after_it_was_resumed(
+    setting, workspace, monkeypatch
+):
+    """The exact match of every validation is given; what is kept, resumed and found follows from it."""
+    em = {0: 0.0, 1: 0.5, 2: 0.1, 3: 0.0, 4: 0.2}
+    record = EpisodeRunner._evaluate
+
+    def collapsing(self, phase, questions, step):
+        metrics = record(self, phase, questions[:1], step)
+        return metrics and metrics | {"val/em": em[step]}
+
+    def logged(self, step, phase, records, metrics):
+        write(self, step, phase, records, metrics | ({"val/em": em[step]} if phase == "val" else {}))
+
+    write = EpisodeRunner.record
+    monkeypatch.setattr(EpisodeRunner, "_evaluate", collapsing)
+    monkeypatch.setattr(EpisodeRunner, "record", logged)
+    train(config(setting, "grpo", trainer__max_ckpt_to_keep=1, data__test_files=None), workspace)
+    (run,) = Workspace(workspace).all_runs()
+    assert list(checkpoints(run)) == [1, 2]
+    resume(run, workspace=Workspace(workspace), terminal=Said(), steps=4)
+    assert list(checkpoints(run)) == [1, 4]
+    assert named("best", workspace)[0] == "step-000001"
