@@ -83,6 +83,14 @@ def test_simplified_hotpotqa_has_types_and_no_passages():
     assert list(SOURCES["hotpotqa"].passages(FIXTURES / "hotpot_dev_simplified.json")) == []
 
 
+def test_gold_titles_may_come_without_sentence_numbers(tmp_path):
+    row = {"question": "Who?", "answer": "Maud", "supporting_titles": ["Lower Thorne", "Maud Ashby"]}
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps([row]), encoding="utf-8")
+    [question] = SOURCES["hotpotqa"].questions(path, "validation")
+    assert question.metadata == {"supporting_titles": ["Lower Thorne", "Maud Ashby"]}
+
+
 def test_2wiki_counts_its_hops_by_evidence():
     two, four = read("2wikimultihopqa", "2wiki_dev.json")
     assert (two.metadata["type"], two.metadata["hops"]) == ("compositional", 2)

@@ -50,6 +50,11 @@ def contains_answer(text: str, golds: Iterable[str]) -> bool:
     return any(f" {gold} " in words for gold in map(normalise_answer, golds) if gold)
 
 
+def findable(golds: Iterable[str]) -> frozenset[str]:
+    """The answers to look for in a text, normalised; not yes and no, which prove nothing there."""
+    return frozenset(map(normalise_answer, golds)) - {"", "yes", "no"}
+
+
 def _same(prediction: str, gold: str) -> bool:
     normal = normalise_answer(gold)
     if normal:

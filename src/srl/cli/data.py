@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from srl.cli import output
+from srl.cli.data_coverage import coverage
 from srl.cli.options import (
     IndexToSearch,
     Json,
@@ -22,7 +23,6 @@ from srl.cli.options import (
 app = typer.Typer(
     no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
 )
-
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output of this command.")]
 
 
@@ -172,6 +172,9 @@ def show(
         output.print_json(rows)
     else:
         output.line("\n\n".join(rendered(row) for row in rows))
+
+
+app.command()(coverage)
 
 
 @app.command()

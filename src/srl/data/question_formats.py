@@ -122,8 +122,13 @@ def paragraphs(record: Record, source: str) -> Iterator[tuple[str, Passage]]:
 
 
 def support(record: Record, source: str) -> dict[str, list[str]]:
-    """Titles of the paragraphs that support the answer, and their passages' ids where given."""
-    facts = record.row.get("supporting_facts") or []
+    """Titles of the paragraphs that support the answer, and their passages' ids where given.
+
+    They are in `supporting_facts`, or without sentence numbers in `supporting_titles`.
+    """
+    facts = record.row.get("supporting_facts") or [
+        [name] for name in record.optional_items("supporting_titles")
+    ]
     if isinstance(facts, dict):
         names = Record(record.path, record.place, record.index, facts).items("title")
     elif isinstance(facts, list) and all(isinstance(fact, list) and fact for fact in facts):

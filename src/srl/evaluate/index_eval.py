@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
-from srl.answers import contains_answer
+from srl.answers import contains_answer, findable
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
 from srl.evaluate.intervals import Estimate, estimate
@@ -17,7 +17,6 @@ from srl.trajectory import Hit, Question
 Labels = Literal["judgements", "answers"]
 _ASKED_AT_ONCE = 256
 _NDCG_DEPTH = 10
-_YES_NO = {"yes", "no"}
 
 
 class Searchable(Protocol):
@@ -171,7 +170,7 @@ def measurable(labelled: LabelledQuestions, labels: Labels) -> tuple[list[Questi
 
 
 def _asks_for_text(question: Question) -> bool:
-    return any(answer.strip().lower() not in _YES_NO for answer in question.golden_answers)
+    return bool(findable(question.golden_answers))
 
 
 def _absent(index: Searchable, labelled: LabelledQuestions, questions: Sequence[Question]) -> list[str]:

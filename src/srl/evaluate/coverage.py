@@ -1,0 +1,340 @@
+"""Does the corpus have what the questions ask for? Their gold passages, and their answers.
+
+No model can find what the corpus lacks, so exact match is also reported on the *answerable* questions: those
+whose gold passages, where any are named, are all in the corpus, and whose answer, where it is text, is in
+some passage. A yes or no is in every corpus, so it is not looked for. A question with neither gold passages
+nor an answer to look for is undecided: it is neither answerable nor not.
+
+Gold passages are named by their ids (metadata `supporting_ids`) or titles (`supporting_titles`). Ids count
+where the corpus has at least one of those that the questions of a data source name. Where it has none, they
+are the ids of another corpus, and titles count. A title is in the corpus if any passage has it: a corpus that
+cuts pages into passages has each title many times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import unescape
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from srl.answers import findable, normalise_answer
+from srl.data.published_rows import describe
+from srl.errors import UserError
+from srl.files import FORMAT, atomic_file, check_format
+from srl.trajectory import Passage, Question
+
+FILE = "coverage.parquet"
+"""The coverage of the questions of an evaluation, in the directory of its run."""
+_SCHEMA = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("gold", pa.bool_()),
+        ("some_gold", pa.bool_()),
+        ("answer", pa.bool_()),
+        ("missing", pa.list_(pa.string())),
+    ]
+)
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What the corpus has of one question.
+
+    `gold` and `some_gold`: all, and at least one, of its gold passages; None where it names none. `answer`:
+    an accepted answer is in some passage; None where all are yes or no. `missing` are the ids or titles of
+    the gold passages that the corpus lacks.
+    """
+
+    gold: bool | None
+    answer: bool | None
+    some_gold: bool | None = None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def answerable(self) -> bool | None:
+        """Whether the corpus has all gold passages and an answer, as far as known; None if neither is."""
+        known = [value for value in (self.gold, self.answer) if value is not None]
+        return all(known) if known else None
+
+
+class Share(NamedTuple):
+    """How many of the `known` questions are `covered`; `value` is None where nothing is known."""
+
+    covered: int
+    known: int
+
+    @property
+    def value(self) -> float | None:
+        return self.covered / self.known if self.known else None
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageShares:
+    """The coverage of several questions: those of one split and data source, say."""
+
+    questions: int
+    gold: Share
+    some_gold: Share
+    answer: Share
+    answerable: Share
+
+    @classmethod
+    def of(cls, found: Iterable[Coverage]) -> CoverageShares:
+        rows = list(found)
+        names = ("gold", "some_gold", "answer", "answerable")
+        return cls(len(rows), *(_share([getattr(row, name) for row in rows]) for name in names))
+
+
+def _share(values: Sequence[bool | None]) -> Share:
+    known = [value for value in values if value is not None]
+    return Share(sum(known), len(known))
+
+
+def coverage(
+    questions: Sequence[Question],
+    passages: Iterable[Passage],
+    note: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, Coverage]:
+    """The coverage of every question by its id, in one pass over the passages.
+
+    Memory depends on the questions, not on the corpus. `note` gets a line for each thing that a reader of the
+    figures has to know. Raises UserError for gold passages that are not a list of texts.
+    """
+    gold = {question.id: _Gold.of(question) for question in questions}
+    answers = {question.id: findable(question.golden_answers) for question in questions}
+    found = _Found.of(gold.values(), answers.values())
+    count = 0
+    for count, passage in enumerate(passages, start=1):
+        found.see(passage)
+        if count % 1000 == 0:
+            progress(count)
+    progress(count)
+    named = _names_that_count(questions, gold, found, note)
+    _tell_of_several(named.values(), found, note)
+    if undecided := sum(not wanted for wanted in answers.values()):
+        note(f"{undecided:,} questions have no answer to look for in passages (only yes or no)")
+    return {
+        name: _coverage(these, found, found.phrases.has_any(answers[name]) if answers[name] else None)
+        for name, these in named.items()
+    }
+
+
+class _Name(NamedTuple):
+    """A gold passage, by its id or by its title."""
+
+    name: str
+    is_title: bool
+
+
+def _coverage(named: Sequence[_Name], found: _Found, answer: bool | None) -> Coverage:
+    if not named:
+        return Coverage(None, answer)
+    missing = tuple(each.name for each in named if not found.has(each))
+    return Coverage(not missing, answer, len(missing) < len(named), missing)
+
+
+class _Gold(NamedTuple):
+    """The gold passages that a question names."""
+
+    ids: tuple[str, ...]
+    titles: tuple[str, ...]
+
+    @classmethod
+    def of(cls, question: Question) -> _Gold:
+        return cls(_named(question, "supporting_ids"), _named(question, "supporting_titles"))
+
+    def names(self, strange_ids: bool) -> list[_Name]:
+        """Its ids; or its titles, where it has no ids or those of another corpus."""
+        if self.titles and (strange_ids or not self.ids):
+            return [_Name(title, True) for title in self.titles]
+        return [_Name(name, False) for name in self.ids]
+
+
+def _named(question: Question, key: str) -> tuple[str, ...]:
+    given = question.metadata.get(key)
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str | int) for name in given):
+        raise UserError(f"question {question.id}: expected a list of texts in {key}, found {describe(given)}")
+    return tuple(dict.fromkeys(map(str, given)))
+
+
+def _names_that_count(
+    questions: Sequence[Question], gold: Mapping[str, _Gold], found: _Found, note: Callable[[str], None]
+) -> dict[str, list[_Name]]:
+    """The gold passages of each question, by id or title as its data source has it; notes strange ids."""
+    by_source: dict[str, list[_Gold]] = defaultdict(list)
+    for question in questions:
+        if gold[question.id].ids:
+            by_source[question.data_source].append(gold[question.id])
+    strange = {
+        source for source, those in by_source.items() if all(found.ids.isdisjoint(each.ids) for each in those)
+    }
+    for source in sorted(strange):
+        note(_strange_ids(source, by_source[source], found.example))
+    return {each.id: gold[each.id].names(each.data_source in strange) for each in questions}
+
+
+def _strange_ids(source: str, gold: Sequence[_Gold], example: str) -> str:
+    ids = {name for each in gold for name in each.ids}
+    start = f"{source}: the corpus has none of the {len(ids):,} gold ids (its own are like {example!r})"
+    if all(each.titles for each in gold):
+        return f"{start}, so gold passages are matched by title"
+    return f"{start}; without titles they count as missing: is it the corpus of these questions?"
+
+
+def _tell_of_several(named: Iterable[Sequence[_Name]], found: _Found, note: Callable[[str], None]) -> None:
+    """Note the gold titles that several passages have."""
+    titles = {_key(each.name) for these in named for each in these if each.is_title}
+    several = sorted(title for title in titles if found.titles[title] > 1)
+    if several:
+        shown = ", ".join(f"{title!r}: {found.titles[title]:,}" for title in several[:_SHOWN])
+        more = ", …" if len(several) > _SHOWN else ""
+        note(
+            f"{len(several):,} of {len(titles):,} gold titles match several passages ({shown}{more}); "
+            "one passage with the title is enough"
+        )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been seen so far of the ids, titles and answers that are looked for."""
+
+    wanted_ids: frozenset[str]
+    wanted_titles: frozenset[str]
+    phrases: Phrases
+    ids: set[str] = field(default_factory=set)
+    titles: Counter[str] = field(default_factory=Counter)
+    example: str = ""
+
+    @classmethod
+    def of(cls, gold: Iterable[_Gold], answers: Iterable[Iterable[str]]) -> _Found:
+        gold = list(gold)
+        return cls(
+            frozenset(name for each in gold for name in each.ids),
+            frozenset(_key(title) for each in gold for title in each.titles),
+            Phrases(phrase for those in answers for phrase in those),
+        )
+
+    def see(self, passage: Passage) -> None:
+        self.example = self.example or passage.id
+        if passage.id in self.wanted_ids:
+            self.ids.add(passage.id)
+        if self.wanted_titles and (title := _key(passage.title)) in self.wanted_titles:
+            self.titles[title] += 1
+        self.phrases.see(passage.contents)
+
+    def has(self, named: _Name) -> bool:
+        return self.titles[_key(named.name)] > 0 if named.is_title else named.name in self.ids
+
+
+def _key(title: str) -> str:
+    """A title as it is compared: without outer quotation marks, HTML entities, underscores, extra spaces."""
+    return " ".join(unescape(title).replace("_", " ").split()).strip('"')
+
+
+class Phrases:
+    """Normalised answers that are looked for in many texts, with the meaning of `contains_answer`."""
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        self.found: set[str] = set()
+        self._words: set[str] = set()
+        self._longer: dict[str, dict[str, set[str]]] = {}  # first word → second word → phrases
+        for phrase in phrases:
+            words = phrase.split()
+            if len(words) == 1:
+                self._words.add(phrase)
+            else:
+                self._longer.setdefault(words[0], {}).setdefault(words[1], set()).add(phrase)
+
+    def see(self, text: str) -> None:
+        """Look for the phrases that no earlier text had."""
+        words = normalise_answer(text).split()
+        single = self._words.intersection(words)
+        self._words -= single
+        self.found |= single
+        for phrase in list(self._longer_in(words)):
+            self._close(phrase)
+
+    def has_any(self, phrases: Iterable[str]) -> bool:
+        """Whether a text had one of these."""
+        return not self.found.isdisjoint(phrases)
+
+    def _longer_in(self, words: list[str]) -> Iterator[str]:
+        after = iter(words)
+        next(after, None)
+        for start, (first, second) in enumerate(zip(words, after, strict=False)):
+            seconds = self._longer.get(first)
+            if seconds is not None and second in seconds:
+                for phrase in seconds[second]:
+                    if phrase.split() == words[start : start + 1 + phrase.count(" ")]:
+                        yield phrase
+
+    def _close(self, phrase: str) -> None:
+        if phrase not in self.found:
+            self.found.add(phrase)
+            first, second = phrase.split()[:2]
+            seconds = self._longer[first]
+            seconds[second].remove(phrase)
+            if not seconds[second]:
+                del seconds[second]
+
+
+class Answered(Protocol):
+    """One episode: the question that it answered, and its exact match."""
+
+    @property
+    def question_id(self) -> str: ...
+    @property
+    def em(self) -> float: ...
+
+
+def coverage_metrics(results: Iterable[Answered], found: Mapping[str, Coverage]) -> dict[str, float]:
+    """`answerable`, the share of the questions of these episodes, and `em_answerable`, exact match on them.
+
+    Both are left out where nothing is known. Undecided questions count in neither.
+    """
+    known = [(found[one.question_id].answerable, one.em) for one in results if one.question_id in found]
+    decided = [(answerable, em) for answerable, em in known if answerable is not None]
+    right = [em for answerable, em in decided if answerable]
+    share = {"answerable": len(right) / len(decided)} if decided else {}
+    return share | ({"em_answerable": fmean(right)} if right else {})
+
+
+def write_coverage(run: Path, found: Mapping[str, Coverage], notes: Sequence[str] = ()) -> None:
+    """Write the coverage of an evaluation's questions into the directory of its run."""
+    names = _SCHEMA.names[1:]
+    rows = [{"question_id": name} | {key: getattr(one, key) for key in names} for name, one in found.items()]
+    told = {"srl_format": str(FORMAT), "notes": json.dumps(list(notes))}
+    with atomic_file(Path(run) / FILE, "wb") as file:
+        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA.with_metadata(told)), file)
+
+
+def read_coverage(run: Path) -> tuple[dict[str, Coverage], list[str]]:
+    """The coverage that `write_coverage` wrote and its notes; empty if none was written. Raises UserError."""
+    path = Path(run) / FILE
+    if not path.is_file():
+        return {}, []
+    try:
+        table = pq.read_table(path)
+        told = table.schema.metadata
+        check_format(path, int(told[b"srl_format"]))
+        rows = table.select(_SCHEMA.names).to_pylist()
+        notes = json.loads(told[b"notes"])
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path} is damaged ({str(error).splitlines()[0]}); delete it to have it made again"
+        ) from error
+    return {
+        row.pop("question_id"): Coverage(**{**row, "missing": tuple(row["missing"])}) for row in rows
+    }, notes

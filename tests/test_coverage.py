@@ -1,0 +1,368 @@
+"""Coverage: which questions have their gold passages, and their answer, in the corpus at all."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tests.shared_data import shared_data
+
+from srl.answers import contains_answer, findable, normalise_answer
+from srl.cli import main
+from srl.data.corpus import read_corpus, write_corpus
+from srl.data.parquet import write_questions
+from srl.data.sources import source_of
+from srl.errors import UserError
+from srl.evaluate.coverage import (
+    Coverage,
+    CoverageShares,
+    Phrases,
+    Share,
+    coverage,
+    coverage_metrics,
+    read_coverage,
+    write_coverage,
+)
+from srl.index import build_index
+from srl.trajectory import Passage, Question
+
+CORPUS = [
+    Passage("p0", '"Lighthouse"\nThe Lighthouse of Velmar was built by Ossa Trell.'),
+    Passage("p1", '"Velmar"\nVelmar is a port. Its mayor is Iro Bann.'),
+    Passage("p2", '"Fair"\nThe fair of Velmar sells chocolate; yes, no other.'),
+]
+
+
+def ask(name: str, *answers: str, **metadata: object) -> Question:
+    return Question(name, f"{name}?", answers, "made-up", "test", metadata=metadata)
+
+
+def cover(*questions: Question, corpus: list[Passage] = CORPUS) -> tuple[dict[str, Coverage], list[str]]:
+    notes: list[str] = []
+    return coverage(questions, iter(corpus), notes.append), notes
+
+
+# What one question's coverage is
+
+
+def test_gold_passages_count_by_id_and_the_answer_by_its_words():
+    found, notes = cover(
+        ask("all", "Ossa Trell", supporting_ids=["p0", "p1"]),
+        ask("one of two", "chocolate", supporting_ids=["p2", "p9"]),
+        ask("only the answer", "Iro Bann", supporting_ids=["p8"]),
+        ask("only the passage", "Orra Vess", supporting_ids=["p1"]),
+        ask("none named", "the PORT!"),
+    )
+    assert found == {
+        "all": Coverage(True, True, True),
+        "one of two": Coverage(False, True, True, ("p9",)),
+        "only the answer": Coverage(False, True, False, ("p8",)),
+        "only the passage": Coverage(True, False, True),
+        "none named": Coverage(None, True),
+    }
+    assert [each.answerable for each in found.values()] == [True, False, False, False, True]
+    assert notes == []
+
+
+def test_a_yes_or_no_is_in_every_corpus_and_so_is_not_looked_for():
+    found, notes = cover(
+        ask("named", "yes", supporting_ids=["p0"]),
+        ask("lacks", "no", supporting_ids=["p9"]),
+        ask("plain", "Yes"),
+    )
+    assert found["named"] == Coverage(True, None, True)
+    assert [each.answerable for each in found.values()] == [True, False, None]
+    assert notes == ["3 questions have no answer to look for in passages (only yes or no)"]
+
+
+def test_yes_beside_a_real_answer_does_not_count_as_found():
+    found, _ = cover(ask("both", "yes", "Orra Vess"))
+    assert found["both"] == Coverage(None, False)
+
+
+def test_ids_of_another_corpus_give_way_to_titles_with_a_note():
+    found, notes = cover(
+        ask("a", "Iro Bann", supporting_ids=["wiki/17"], supporting_titles=["Velmar"]),
+        ask("b", "Iro Bann", supporting_ids=["wiki/18"], supporting_titles=["Velmar", "Genoa"]),
+    )
+    assert found["a"] == Coverage(True, True, True)
+    assert found["b"] == Coverage(False, True, True, ("Genoa",))
+    assert notes == [
+        "made-up: the corpus has none of the 2 gold ids (its own are like 'p0'), "
+        "so gold passages are matched by title"
+    ]
+
+
+def test_strange_ids_without_titles_count_as_missing_with_a_note():
+    found, notes = cover(ask("a", "Iro Bann", supporting_ids=["wiki/17"]))
+    assert found["a"] == Coverage(False, True, False, ("wiki/17",))
+    assert len(notes) == 1
+    assert "none of the 1 gold ids" in notes[0]
+
+
+def test_one_known_id_of_a_data_source_makes_its_ids_count_whatever_the_titles():
+    """A paragraph that was taken out of the corpus is missing, though others of its page are there."""
+    found, notes = cover(
+        ask("there", "Iro Bann", supporting_ids=["p1"], supporting_titles=["Velmar"]),
+        ask("taken out", "Iro Bann", supporting_ids=["p1b"], supporting_titles=["Velmar"]),
+    )
+    assert (found["there"].gold, found["taken out"].gold) == (True, False)
+    assert notes == []
+
+
+def test_a_title_of_two_passages_is_told_once_and_one_passage_is_enough():
+    corpus = [*CORPUS, Passage("p3", '"Velmar"\nVelmar is also a river.')]
+    found, notes = cover(
+        ask("a", "Iro Bann", supporting_titles=["Velmar"]),
+        ask("b", "Ossa Trell", supporting_titles=["Lighthouse", "Velmar"]),
+        corpus=corpus,
+    )
+    assert [each.gold for each in found.values()] == [True, True]
+    assert notes == [
+        "1 of 2 gold titles match several passages ('Velmar': 2); one passage with the title is enough"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gold", "written"),
+    [
+        ("Rock & Roll", "Rock &amp; Roll"),
+        ("Super_Bowl 50", "Super  Bowl 50"),
+        ('"Heroes" (album)', '"Heroes" (album)'),
+    ],
+)
+def test_titles_are_compared_without_the_marks_of_file_formats(gold, written):
+    found, _ = cover(ask("a", "x", supporting_titles=[gold]), corpus=[Passage("0", f'"{written}"\nx')])
+    assert found["a"].gold is True
+
+
+@pytest.mark.parametrize("given", ["p0", [["p0", 1]], {"p0": 1}])
+def test_gold_passages_that_are_no_list_of_texts_are_refused(given):
+    with pytest.raises(UserError, match="question a: expected a list of texts in supporting_ids, found"):
+        cover(ask("a", "x", supporting_ids=given))
+
+
+# Answers: the same meaning as contains_answer
+
+WORDS = st.sampled_from(
+    [
+        "the",
+        "A",
+        "an",
+        "of",
+        "new",
+        "New",
+        "york",
+        "York's",
+        "U.S.",
+        "–",
+        "Røros",
+        "1,961",
+        "a-b",
+        "the–",
+        "İ",
+        "\x00",
+    ]
+)
+TEXTS = st.lists(WORDS, max_size=8).map(" ".join) | st.text(max_size=12)
+
+
+@given(st.lists(TEXTS, max_size=6), st.lists(TEXTS, min_size=1, max_size=8))
+@example(["new york new york city"], ["new york city", "york new", "city new"])
+@example(["of of the of"], ["of", "of of", "of of of", "of of of of"])
+def test_phrases_are_found_where_contains_answer_finds_them(texts, golds):
+    wanted = {gold: findable([gold]) for gold in golds}
+    phrases = Phrases(phrase for those in wanted.values() for phrase in those)
+    for text in texts:
+        phrases.see(text)
+    for gold, those in wanted.items():
+        if those:
+            assert phrases.has_any(those) == any(contains_answer(text, [gold]) for text in texts)
+
+
+def test_memory_does_not_grow_with_the_corpus():
+    questions = [ask(f"q{n}", f"answer {n}", supporting_ids=[f"p{n}"]) for n in range(50)]
+
+    def peak(size: int) -> int:
+        tracemalloc.start()
+        coverage(questions, (Passage(f"p{n}", f'"T{n}"\nanswer {n} of page {n}') for n in range(size)))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(100)
+    assert peak(5000) - peak(500) < 20_000
+
+
+def test_real_answers_are_found_as_by_searching_the_whole_text():
+    """HotpotQA's 500 questions with their corpus, and half of it: the answers against a plain search."""
+    questions = list(source_of("hotpotqa").questions(shared_data("hotpotqa/dev-500.json"), "validation"))
+    corpus = list(read_corpus(shared_data("hotpotqa/dev-500-corpus.json")))
+    for passages in (corpus, corpus[::2]):
+        text = "\n".join(f" {normalise_answer(passage.contents)} " for passage in passages)
+        titles = {passage.title for passage in passages}
+        for question, found in zip(questions, coverage(questions, passages).values(), strict=True):
+            golds = [
+                gold for gold in map(normalise_answer, question.golden_answers) if gold not in ("yes", "no")
+            ]
+            assert found.answer == (any(f" {gold} " in text for gold in golds) if golds else None)
+            assert found.gold == (titles >= set(question.metadata["supporting_titles"]))
+    assert CoverageShares.of(coverage(questions, corpus).values()).gold == Share(500, 500)
+
+
+# Figures
+
+
+def test_shares_are_of_the_questions_for_which_they_are_known():
+    rows = [
+        Coverage(True, True, True),
+        Coverage(False, True, True, ("x",)),
+        Coverage(None, False),
+        Coverage(None, None),
+    ]
+    assert CoverageShares.of(rows) == CoverageShares(4, Share(1, 2), Share(2, 2), Share(2, 3), Share(1, 3))
+    assert Share(0, 0).value is None
+
+
+@dataclass
+class Episode:
+    question_id: str
+    em: float
+
+
+def test_exact_match_of_the_answerable_part():
+    found = {
+        "a": Coverage(True, True),
+        "b": Coverage(None, True),
+        "c": Coverage(False, True),
+        "d": Coverage(None, None),
+    }
+    episodes = [
+        Episode("a", 1),
+        Episode("a", 0),
+        Episode("b", 1),
+        Episode("c", 1),
+        Episode("d", 1),
+        Episode("?", 1),
+    ]
+    assert coverage_metrics(episodes, found) == {"answerable": 3 / 4, "em_answerable": 2 / 3}
+    assert coverage_metrics([Episode("c", 1)], found) == {"answerable": 0.0}
+    assert coverage_metrics([Episode("d", 1)], found) == {}
+
+
+# The file in a run
+
+
+def test_what_was_written_is_read_again(tmp_path):
+    assert read_coverage(tmp_path) == ({}, [])
+    found, notes = cover(ask("a", "Iro Bann", supporting_ids=["p1", "p9"]), ask("b", "yes"))
+    write_coverage(tmp_path, found, notes)
+    assert read_coverage(tmp_path) == (found, notes)
+
+
+def test_a_damaged_or_newer_file_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "coverage.parquet"
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(UserError, match=r"^.*coverage.parquet is damaged \(.*\); delete it") as told:
+        read_coverage(tmp_path)
+    assert "\n" not in str(told.value)
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(UserError, match="is damaged"):
+        read_coverage(tmp_path)
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"srl_format": "99", "notes": "[]"}), path)
+    with pytest.raises(UserError, match="has format 99, this srl reads up to 1"):
+        read_coverage(tmp_path)
+
+
+# The command
+
+
+@pytest.fixture
+def srl(capsys, monkeypatch, tmp_path) -> Iterator[object]:
+    """Runs `srl` in a directory with prepared data in `d`; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "work"))
+    Path("d").mkdir()
+    write_corpus("d/corpus.jsonl", CORPUS)
+    write_questions(
+        "d/test.parquet",
+        [ask("t0", "Ossa Trell", supporting_ids=["p0"]), ask("t1", "Orra Vess", supporting_ids=["p1", "p9"])],
+    )
+    write_questions(
+        "d/train.parquet",
+        [Question("n0", "Is it?", ("yes",), "other"), Question("n1", "Who?", ("Iro Bann",), "made-up")],
+    )
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_prepared_directory_is_compared_with_its_own_corpus_split_by_split(srl):
+    code, out, err = srl("data", "coverage", "d")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert rows == [
+        ["train", "other", "1", "unknown", "unknown", "unknown", "unknown"],
+        ["train", "made-up", "1", "unknown", "unknown", "100.0%", "100.0%"],
+        ["test", "made-up", "2", "50.0%", "100.0%", "50.0%", "50.0%"],
+        [
+            "all",
+            "all",
+            "4",
+            *["50.0%", "of", "2", "100.0%", "of", "2", "66.7%", "of", "3", "66.7%", "of", "3"],
+        ],
+    ]
+    assert "note: 1 questions have no answer to look for" in err
+
+
+def test_json_has_the_counts_and_the_missing_file_the_questions(srl):
+    code, out, _ = srl(
+        "-q", "data", "coverage", "d/test.parquet", "--corpus", "d/corpus.jsonl", "--json", "--missing", "m"
+    )
+    assert code == 0
+    (part,) = json.loads(out)["parts"]
+    assert part["questions"] == 2
+    assert part["gold"] == {"covered": 1, "known": 2, "share": 0.5}
+    (row,) = map(json.loads, Path("m").read_text().splitlines())
+    assert (row["id"], row["gold"], row["missing"], row["answer"]) == ("t1", False, ["p9"], False)
+
+
+def test_an_index_gives_the_same_figures_as_its_corpus(srl):
+    build_index(CORPUS, "i")
+    from_file = srl("data", "coverage", "d", "--json")[1]
+    assert srl("data", "coverage", "d", "--index", "i", "--json")[1] == from_file
+
+
+def test_mistakes_get_one_line(srl, tmp_path):
+    Path("empty").mkdir()
+    Path("bare.jsonl").write_text('{"id": "x", "question": "q?", "golden_answers": []}\n')
+    mistakes = {
+        ("d/test.parquet",): "no corpus to look in: give --corpus FILE or --index DIR",
+        ("d", "--corpus", "c", "--index", "i"): "--corpus and --index exclude each other",
+        ("d", "--corpus", "bare.jsonl"): "bare.jsonl:1: expected 'contents', or 'title' and 'text'",
+        ("d", "--corpus", "d/test.parquet"): "d/test.parquet",
+        ("d", "--corpus", "nowhere"): "nowhere: no such file",
+        ("d", "--index", "d"): "d",
+        ("d", "d/test.parquet"): "d/test.parquet: question id 't0' is also in another of the files",
+        ("bare.jsonl", "--corpus", "d/corpus.jsonl"): "bare.jsonl:1: expected at least one answer",
+        (
+            "empty",
+        ): "empty: expected train.parquet, validation.parquet, test.parquet or some of them, found none",
+        ("nowhere",): "nowhere: no such file",
+    }
+    for arguments, told in mistakes.items():
+        code, out, err = srl("-q", "data", "coverage", *arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1), (arguments, err)
+        assert told in err
