@@ -14,6 +14,7 @@ import pytest
 from srl.data.corpus import read_corpus
 from srl.data.sources import SOURCES, source_of
 from srl.errors import UserError
+from srl.evaluate.retrieval_metrics import document_of
 from srl.trajectory import Question
 
 FIXTURES = Path(__file__).parent / "fixtures" / "data"
@@ -57,6 +58,29 @@ def test_nq_open_takes_all_answers_once_and_numbers_its_questions():
     )
     assert second.golden_answers == ("1871", "4 May 1871")
     assert third.text == "what is a köhlerhütte built of — and why"
+
+
+def test_nq_keeps_the_title_of_the_page_where_a_file_has_it(tmp_path):
+    row = {"question": "who made rye", "answer": ["Ana"]}
+    file = written(tmp_path / "nq.jsonl", row | {"title": "Rye"}, row)
+    assert [q.metadata for q in read("nq", file)] == [{"supporting_titles": ["Rye"]}, {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "documents"),
+    [
+        ("nq", ["", "", ""]),
+        ("hotpotqa", ["Thorne Mill", "Lower Thorne"]),
+        ("2wikimultihopqa", ["The Salt Road", "Tin Roofs"]),
+        ("musique", ["Thorne Mill", ""]),
+        ("triviaqa", ["Rye", ""]),
+        ("popqa", ["Ana Reuss", "Jon Vale"]),
+        ("squad", ["Osk (town)", "Osk (town)", "Osk (town)", "Thorne Mill"]),
+        ("questions", ["", "Ferry Hall", "Osk lighthouse"]),
+    ],
+)
+def test_the_document_of_a_question_is_its_first_gold_title(name, documents):
+    assert [document_of(question.metadata) for question in read(name, FILES[name])] == documents
 
 
 def test_full_hotpotqa_knows_type_and_supporting_passages():

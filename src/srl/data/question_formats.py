@@ -188,8 +188,9 @@ FLASHRAG = Format(json_rows, flashrag, flashrag_passages)
 
 
 def nq_open(record: Record, source: str) -> Draft:
-    """NQ-open: `question`, `answer` (a list)."""
-    return Draft(record.text("question"), record.texts("answer"), own_id(record, "id"))
+    """NQ-open: `question`, `answer` (a list); files made from NQ also have the page's `title`."""
+    metadata = {"supporting_titles": [record.text("title")]} if record.row.get("title") else {}
+    return Draft(record.text("question"), record.texts("answer"), own_id(record, "id"), metadata)
 
 
 def hotpotqa(record: Record, source: str) -> Draft:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from srl.evaluate.intervals import imported
 from srl.trajectory import Question, Trajectory
@@ -77,6 +78,17 @@ def _scores(ranking: Sequence[str]) -> dict[str, float]:
 def supporting_ids(question: Question) -> frozenset[str]:
     """The ids of the passages that contain the answer (metadata `supporting_ids`), as strings."""
     return frozenset(str(passage) for passage in question.metadata.get("supporting_ids") or ())
+
+
+def document_of(metadata: Mapping[str, Any]) -> str:
+    """The document that a question was written from: the first of its `supporting_titles`, else "".
+
+    That is the article of SQuAD, the page of NQ and PopQA, and of questions that combine several pages
+    (HotpotQA, 2WikiMultihopQA, MuSiQue) the first. Questions from one document are right or wrong together,
+    which an interval has to know.
+    """
+    titles = metadata.get("supporting_titles")
+    return str(titles[0]) if isinstance(titles, list | tuple) and titles else ""
 
 
 def recall_at_k(ranked: Sequence[str], relevant: Collection[str], k: int | None = None) -> float:
