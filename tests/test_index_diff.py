@@ -15,7 +15,7 @@ from srl.cli import main
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
 from srl.evaluate.index_diff import diff_indexes, measure_diff, overlap_at, rank_biased_overlap, ranking_diff
-from srl.evaluate.intervals import paired_p
+from srl.evaluate.paired_tests import paired_p
 from srl.index import Fault, build_index, open_index
 from srl.trajectory import Passage, Question
 

@@ -10,7 +10,8 @@ from typing import Any
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
 from srl.evaluate.index_eval import Labels, SearchResults, lacking, measurable, measure, search_all
-from srl.evaluate.intervals import Estimate, bootstrap_interval, estimate, paired_p
+from srl.evaluate.intervals import Estimate, bootstrap_interval, estimate
+from srl.evaluate.paired_tests import paired_p
 from srl.trajectory import Question
 
 PERSISTENCE = 0.9
