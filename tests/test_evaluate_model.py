@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -26,14 +27,15 @@ from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
+from srl.store import LogWriter, RunInfo
 from srl.train.evaluate_model import (
     Evaluation,
     ModelReport,
     check_failures,
     evaluate_model,
-    measure,
     settings_of,
 )
+from srl.train.evaluation.generate import generate
 from srl.train.named_checkpoint import model_directory
 from srl.trajectory import Hit, Passage, Question, Search
 from srl.workspace import Workspace
@@ -80,12 +82,16 @@ def play(script: dict[str, list[str]], search: Any, n: int = 1) -> Evaluation:
         return script[town][turn].format(sample=sample)
 
     options = EpisodeOptions(max_turns=2, max_turn_tokens=200, max_prompt_length=1024)
-    return asyncio.run(
-        measure(
-            ScriptedEngine(codec, say), search, QUESTIONS, codec=codec, template=template("search-r1"),
-            options=options, n=n,
-        )
-    )  # fmt: skip
+    wanted = [(question, sample) for question in QUESTIONS for sample in range(n)]
+    with TemporaryDirectory() as folder:
+        with LogWriter(Path(folder) / "log", RunInfo("run"), adds=True) as log:
+            asyncio.run(
+                generate(
+                    wanted, ScriptedEngine(codec, say), search, log, codec=codec,
+                    template=template("search-r1"), options=options, at_once=3,
+                )
+            )  # fmt: skip
+        return Evaluation.read(Path(folder), QUESTIONS, n, len(wanted))
 
 
 def look_up(town: str, answer: str) -> list[str]:
@@ -226,7 +232,7 @@ def test_several_samples_show_pass_at_k_and_repeat(place: Path, capsys: pytest.C
     code, out, _ = run(place, capsys, *arguments)
     assert code == 0
     assert "pass@2" in out
-    assert run(place, capsys, *arguments)[1] == out
+    assert run(place, capsys, *arguments, "--fresh")[1] == out
 
 
 def test_limit_draws_the_same_questions_each_time(place: Path) -> None:
@@ -431,14 +437,12 @@ def test_no_model_is_a_mistake(place: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_dead_search_is_exit_code_1_after_the_table(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import srl.train.evaluate_model as evaluation
-
-    found = play(SCRIPT, Library(down=tuple(TOWERS)))
-
-    async def dead(*arguments: Any, **options: Any) -> Evaluation:
-        return found
-
-    monkeypatch.setattr(evaluation, "measure", dead)
+    monkeypatch.setattr(
+        "srl.train.evaluate_model.load_search", lambda config, workspace, note: Library(("Velmar", "Tarn"))
+    )
+    monkeypatch.setattr(
+        "srl.train.load_components.load_engine", lambda config, policy, note: Actor(policy.codec)
+    )
     code, out, err = run(place, capsys, "--index", str(place / "index"))
     assert code == 1
     assert "lost to faults" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -302,7 +303,10 @@ def test_an_evaluation_that_is_interrupted_is_one_line(shell: Shell, place: Path
     monkeypatch.setattr("srl.train.evaluate_model.summarise", interrupted)
     data = ("--data", place / "test.parquet", "--index", place / "index")
     command = ("-q", "eval", "run", place / "model", "--config", place / "small.yaml", *data)
-    assert shell.refused(*command, code=130) == "interrupted"
+    assert shell.typed(*command) == (130, "", "srl: interrupted\n")
+    monkeypatch.setattr("srl.train.evaluate_model.summarise", summarise)
+    code, out, _ = shell.typed(*command, "--json")
+    assert (code, json.loads(out)["search"]["generated"]) == (0, 0)
 
 
 def _named(where: str) -> tuple[object, str]:

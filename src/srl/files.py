@@ -80,7 +80,7 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
         building.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{building} cannot be written: {error.strerror}") from error
-    with _alone_in(building):
+    with locked(building, f"another process is building in {building}; wait for it, or end it"):
         try:
             yield building
             _sync_tree(building)
@@ -122,14 +122,18 @@ def _is_taken(path: Path) -> bool:
 
 
 @contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Hold a lock on the directory; the system releases it when the process dies."""
+def locked(directory: Path, taken: str | None = None) -> Iterator[None]:
+    """Hold a lock on the directory; the system releases it when the process dies.
+
+    Where another process holds it, raises UserError with the text `taken`; without one it waits.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if taken is None else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise UserError(taken or "") from error
         yield
-    except BlockingIOError as error:
-        raise UserError(f"another process is building in {directory}; wait for it, or end it") from error
     finally:
         os.close(descriptor)
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Protocol
 
-Count = Callable[[int], None]
-"""Called with the number done so far."""
+
+class Count(Protocol):
+    """Called with the number done so far, and in a few words what came out so far."""
+
+    def __call__(self, done: int, so_far: str = "", /) -> None: ...
+
+
 Show = Callable[[str, int | None], AbstractContextManager[Count]]
 """Shows a task while it runs, given its name and total (None if unknown)."""
 
 
 def _unseen(what: str, total: int | None) -> AbstractContextManager[Count]:
-    return nullcontext(lambda done: None)
+    return nullcontext(lambda done, so_far="": None)
 
 
 _show: Show = _unseen

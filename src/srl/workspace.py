@@ -14,6 +14,8 @@ from srl.errors import UserError, nearest
 
 _RUN = re.compile(r"^(?P<stamp>\d{8}T\d{6}Z)-(?P<what>.+)-s(?P<seed>\d+)-(?P<tail>[0-9a-f]{4})$")
 _LISTED = 5
+EVALUATION = "eval"
+"""What the name of an evaluation's run has in the place of the algorithm."""
 _DEFAULT = Path("srl-workspace")
 
 
@@ -98,33 +100,54 @@ class Workspace:
             (path for path in self.runs.iterdir() if _RUN.match(path.name) and path.is_dir()), key=_start
         )
 
-    def find_run(self, name: str = "last") -> Path:
+    def find_run(self, name: str = "last", *, trained: bool = False) -> Path:
         """The run called `name`: `last`, a name, its beginning or end, or the path of a run.
 
-        Raises UserError if no run matches, or several do (the message lists them).
+        With `trained`, evaluations are passed over. Raises UserError if no run matches, or several do (the
+        message lists them).
         """
-        runs = self.all_runs()
+        every = self.all_runs()
+        runs = [run for run in every if not is_evaluation(run)] if trained else every
         if os.sep in name and Path(name).is_dir():
-            return Path(name)
+            return _checked(Path(name), trained)
         if not runs:
+            what = "training runs" if trained else "runs"
             raise UserError(
-                f"no runs in {self.runs}; start one with `srl train`, or choose another --workspace"
+                f"no {what} in {self.runs}; start one with `srl train`, or choose another --workspace"
             )
         if name == "last":
             return runs[-1]
-        return _only_match(name, runs)
+        return (
+            _only_match(name, runs) if _matches(name, runs) else _checked(_only_match(name, every), trained)
+        )
+
+
+def is_evaluation(run: Path) -> bool:
+    """Whether `run` is the directory of an evaluation, by its name."""
+    match = _RUN.match(run.name)
+    return match is not None and match["what"].endswith(f"-{EVALUATION}")
 
 
 def _start(run: Path) -> tuple[str, str]:
     return run.name[:16], run.name[-4:]
 
 
+def _checked(run: Path, trained: bool) -> Path:
+    """`run`. Raises UserError for an evaluation where a training run is meant."""
+    if trained and is_evaluation(run):
+        raise UserError(f"{run.name} is an evaluation; name a training run: `srl inspect runs` lists them")
+    return run
+
+
+def _matches(name: str, runs: list[Path]) -> list[Path]:
+    """The run whose name is `name`, else those whose name begins or ends with it."""
+    exact = [run for run in runs if run.name == name]
+    return exact or [run for run in runs if name and (run.name.startswith(name) or run.name.endswith(name))]
+
+
 def _only_match(name: str, runs: list[Path]) -> Path:
     """The only run whose name is, begins with or ends with `name`."""
-    exact = [run for run in runs if run.name == name]
-    matches = exact or [
-        run for run in runs if name and (run.name.startswith(name) or run.name.endswith(name))
-    ]
+    matches = _matches(name, runs)
     if not matches:
         hint = nearest(name, [run.name for run in runs])
         raise UserError(f"no run {name!r} in {runs[0].parent}; the latest are {_listing(runs)}{hint}")

@@ -18,10 +18,14 @@ WITH val AS (
 ), train AS (
     SELECT run_id, arg_max(score, step) AS score
     FROM steps WHERE phase = 'train' AND score IS NOT NULL GROUP BY run_id
+), evaluation AS (
+    SELECT run_id, avg(em) AS eval_em, count(DISTINCT question_id) AS questions
+    FROM raw.trajectories WHERE phase = 'eval' GROUP BY run_id
 )
-SELECT run_id, status, preset, algo, seed, steps, score, val_em, best_val_em, test_em, model,
-    started, written, seconds
+SELECT run_id, status, preset, algo, seed, steps, score, val_em, best_val_em, test_em, eval_em, questions,
+    config ->> '$.setting' AS setting, model, started, written, seconds
 FROM runs LEFT JOIN val USING (run_id) LEFT JOIN test USING (run_id) LEFT JOIN train USING (run_id)
+    LEFT JOIN evaluation USING (run_id)
 ORDER BY started, run_id
 """
 
@@ -29,6 +33,7 @@ ORDER BY started, run_id
 def runs(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     """One row a run, in the order of their start: status, steps, latest metrics.
 
-    `score` is the last mean reward in training, `val_em` and `test_em` the last exact match there.
+    `score` is the last mean reward in training, `val_em` and `test_em` the last exact match there. An
+    evaluation has a `setting`, the number of `questions` answered so far, and their exact match `eval_em`.
     """
     return rows(connection, _QUERY)

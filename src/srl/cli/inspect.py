@@ -74,7 +74,10 @@ def runs(json: Json = False, wide: Wide = False) -> None:
 
     workspace = Workspace.resolve()
     workspace.find_run("last")
-    _print_rows(_read([workspace.runs], all_runs), json, _RUN_COLUMNS, wide=wide)
+    found = _read([workspace.runs], all_runs)
+    unused = {name for name in _OF_EVALUATIONS if all(row[name] is None for row in found)}
+    columns = {name: head for name, head in _RUN_COLUMNS.items() if name not in unused}
+    _print_rows(found, json, columns, wide=wide)
 
 
 @app.command()
@@ -141,7 +144,8 @@ def show(
 ) -> None:
     """Show one trajectory: text of the policy, observations, searches and rewards.
 
-    Lines with a bold bar are written by the policy; dim lines are only read by it, and masked.
+    By default it is that of the latest run that has the id. Lines with a bold bar are written by the policy;
+    dim lines are only read by it, and masked.
 
     \b
     Example:
@@ -150,7 +154,7 @@ def show(
     from srl.browse.render import render
     from srl.browse.transcript import as_json, transcript
 
-    shown = _read(_paths([run]), lambda log: transcript(log, trajectory))
+    shown = _read([_holding(trajectory, run)], lambda log: transcript(log, trajectory))
     if json:
         output.print_rows([as_json(shown)])
     else:
@@ -212,7 +216,8 @@ def curve(
     from srl.browse.curve import curve as series
 
     wanted: list[str | None] = [*metric] if metric else [None]
-    found = _read(_paths(runs or ["last"]), lambda log: [series(log, name) for name in wanted])
+    paths = _paths(runs or ["last"], trained=runs in (None, [], ["last"]))
+    found = _read(paths, lambda log: [series(log, name) for name in wanted])
     if out is not None:
         from srl.browse.plot import save_figure
 
@@ -262,8 +267,11 @@ def sql(
 
 _RUN_COLUMNS = {
     "run_id": "run", "status": "status", "steps": "step", "score": "score", "val_em": "val em",
-    "best_val_em": "best", "test_em": "test em", "seconds": "time",
+    "best_val_em": "best", "test_em": "test em", "setting": "setting", "eval_em": "eval em",
+    "seconds": "time",
 }  # fmt: skip
+_OF_EVALUATIONS = ("setting", "eval_em")
+"""Columns that are left out where no run is an evaluation."""
 _TRAJECTORY_COLUMNS = {
     "id": "id", "step": "step", "phase": "phase", "data_source": "source", "hops": "hops", "em": "em",
     "reward": "reward", "searches": "searches", "verdict": "verdict", "answer": "answer",
@@ -275,12 +283,30 @@ _BY_END = ("run", "run_id")
 """Columns that are cut at the beginning, since their end is what users type."""
 
 
-def _paths(names: Sequence[str]) -> list[Path]:
+def _paths(names: Sequence[str], *, trained: bool = False) -> list[Path]:
     """The directories of the named runs; `all` is every run of the workspace."""
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
-    return [workspace.runs if name == "all" else workspace.find_run(name) for name in names]
+    return [workspace.runs if name == "all" else workspace.find_run(name, trained=trained) for name in names]
+
+
+def _holding(trajectory: str, run: str) -> Path:
+    """The directory of the named run; for `last`, of the latest that has a trajectory with this id."""
+    from srl.store import find_logs
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    latest = workspace.find_run(run)
+    if run != "last" or not trajectory:
+        return latest
+    query = "SELECT count(*) > 0 FROM trajectories WHERE starts_with(id, ?)"
+
+    def has(log: duckdb.DuckDBPyConnection) -> bool:
+        return log.execute(query, [trajectory]).fetchall() == [(True,)]
+
+    logged = (path for path in reversed(workspace.all_runs()) if find_logs(path))
+    return next((path for path in logged if _read([path], has)), latest)
 
 
 def _read(paths: Sequence[Path], read: Read[T], *, sealed: bool = True) -> T:

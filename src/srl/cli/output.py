@@ -7,7 +7,7 @@ escaped, JSON has its own escapes, and only `verbatim` writes text to a pipe unc
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from srl.safe_text import hidden, safe, safe_json, safe_message, secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from srl.progress import Count
 
 _WIDE = 1000
 """Console width without a terminal: lines for programs are not wrapped."""
@@ -166,10 +168,8 @@ _barred = False
 
 
 @contextmanager
-def progress(
-    description: str, total: int | None = None, *, passing: bool = False
-) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr; yields a function to call with the number done so far.
+def progress(description: str, total: int | None = None, *, passing: bool = False) -> Iterator[Count]:
+    """Show a progress bar on stderr; yields a function to call with the number done so far, and a few words.
 
     Without a terminal it prints a line every 30 s and one at the end; with `-q` nothing. A `passing` bar
     disappears at the end, and prints no last line. Inside another bar nothing is shown.
@@ -177,7 +177,7 @@ def progress(
     global _barred
     if sys.stderr.isatty() and not _quiet:
         if _barred:
-            yield lambda so_far: None
+            yield lambda done, so_far="": None
             return
         _barred = True
         try:
@@ -186,19 +186,19 @@ def progress(
         finally:
             _barred = False
         return
-    pace, done = Pace(total), 0
+    pace, last = Pace(total), 0
 
-    def count(so_far: int) -> None:
-        nonlocal done
-        done = so_far
-        if line := pace.told(so_far, monotonic()):
-            note(f"{description}: {line}")
+    def count(done: int, so_far: str = "") -> None:
+        nonlocal last
+        last = done
+        if line := pace.told(done, monotonic()):
+            note(f"{description}: {line}" + (f", {so_far}" if so_far else ""))
 
     if passing:
         count(0)
     yield count
     if not passing:
-        note(f"{description}: {done:,}" + (f" of {total:,}" if total else ""))
+        note(f"{description}: {last:,}" + (f" of {total:,}" if total else ""))
 
 
 def show_counted() -> None:
@@ -244,7 +244,7 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def _bar(description: str, total: int | None, passing: bool) -> Iterator[Callable[[int], None]]:
+def _bar(description: str, total: int | None, passing: bool) -> Iterator[Count]:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -265,8 +265,8 @@ def _bar(description: str, total: int | None, passing: bool) -> Iterator[Callabl
     ) as bar:
         task = bar.add_task(shown, total=total)
 
-        def count(so_far: int) -> None:
-            named = shown if total or not so_far else f"{shown} {so_far:,}"
-            bar.update(task, completed=so_far, description=named)
+        def count(done: int, so_far: str = "") -> None:
+            named = shown if total or not done else f"{shown} {done:,}"
+            bar.update(task, completed=done, description=f"{named}, {safe(so_far)}" if so_far else named)
 
         yield count

@@ -119,7 +119,7 @@ def export(
     name, which = split_name(run)
     if which and step is not None:
         raise UserError(f"{run} and --step {step} both name a checkpoint; give one of them")
-    found = workspace.find_run(name)
+    found = workspace.find_run(name, trained=True)
     step = named_step(found, which, output.note) if which else step
     made = write(found, out, step=step, dtype=dtype, overwrite=overwrite, note=output.note)
     if json:
@@ -279,7 +279,7 @@ def _resume(run: str, steps: int | None, json: bool) -> None:
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
-    directory = workspace.find_run(run)
+    directory = workspace.find_run(run, trained=True)
     workspace = Workspace.around(directory) or workspace
     summary = _runs().resume(directory, workspace=workspace, terminal=_terminal(), steps=steps)
     _tell(summary, json, workspace)

@@ -10,12 +10,13 @@ connection.sql("SELECT step, em FROM steps WHERE phase = 'val'")
 from srl.store.database import in_one_line
 from srl.store.reader import find_logs, reading
 from srl.store.reader import open_logs as open
-from srl.store.records import Record, read_records, rows
+from srl.store.records import QUESTION_DIGEST, Record, question_digest, read_records, rows
 from srl.store.run_info import RunInfo
 from srl.store.schema import TABLES, Column, Table
 from srl.store.writer import LogWriter
 
 __all__ = [
+    "QUESTION_DIGEST",
     "TABLES",
     "Column",
     "LogWriter",
@@ -25,6 +26,7 @@ __all__ = [
     "find_logs",
     "in_one_line",
     "open",
+    "question_digest",
     "read_records",
     "reading",
     "rows",

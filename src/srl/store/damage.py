@@ -24,6 +24,7 @@ from srl.store.database import attach, in_one_line, scan
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
 from srl.store.run_info import DamagedError
 from srl.store.schema import PARTS
+from srl.workspace import is_evaluation
 
 DAMAGED = "damaged"
 
@@ -87,10 +88,9 @@ def further_damage(logs: Sequence[Path], known: Mapping[Path, Damage]) -> dict[P
 def left_out(damage: Damage) -> str:
     """The warning for a reader that continues without a damaged file."""
     mend = "restore the file, or set it aside" if damage.place.exists() else "restore it, or accept the loss,"
-    return (
-        f"{damage}; left out: {damage.steps or 'the run'}; {mend} and continue with "
-        f"`srl train --resume --run {damage.log.parent.name}`"
-    )
+    run = damage.log.parent
+    command = "`srl eval run` as before" if is_evaluation(run) else f"`srl train --resume --run {run.name}`"
+    return f"{damage}; left out: {damage.steps or 'the run'}; {mend} and continue with {command}"
 
 
 def lost_log(run: Path) -> Damage | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from hashlib import md5
 from typing import Any
 
 import duckdb
@@ -136,6 +137,21 @@ def _question_columns(question: Question) -> Row:
         "metadata": _json(dict(question.metadata)),
         "golden_answers": question.golden_answers,
     }
+
+
+QUESTION_DIGEST = (
+    "md5(concat_ws(chr(31), question_id, question, prompt, data_source, split, metadata, "
+    "array_to_string(golden_answers, chr(30))))"
+)
+"""SQL for what `question_digest` returns for the question of a row of `trajectories`."""
+
+
+def question_digest(question: Question) -> str:
+    """A digest of all that the log holds of a question: text, prompt, answers, metadata, where it is from."""
+    found = _question_columns(question)
+    names = ("question_id", "question", "prompt", "data_source", "split", "metadata")
+    texts = [*(found[name] for name in names), chr(30).join(found["golden_answers"])]
+    return md5(chr(31).join(texts).encode("utf-8", "replace"), usedforsecurity=False).hexdigest()
 
 
 def _correctness(trajectory: Trajectory, score: Score | None, once: _Once) -> dict[str, float | None]:

@@ -83,7 +83,7 @@ def _columns(*rows: tuple[str, pa.DataType, str]) -> tuple[Column, ...]:
 
 
 _RUN_ID = ("run_id", pa.string(), "The run: the name of its directory.")
-_STEP = ("step", pa.int32(), "The training step, from 1; 0 is before the first update.")
+_STEP = ("step", pa.int32(), "The training step, from 1; 0 is before the first update, and an evaluation.")
 _PHASE = ("phase", pa.string(), "`train`, `val`, `test`, `sft` or `eval`.")
 _TRAJECTORY = ("trajectory_id", pa.string(), "The trajectory, `trajectories.id`.")
 
@@ -92,9 +92,9 @@ RUNS = _columns(
     ("status", pa.string(), "`running`, `finished`, `failed`, `interrupted`, or `unknown` (the writer is on "
      "another machine)."),
     ("preset", pa.string(), "The preset."),
-    ("algo", pa.string(), "The algorithm, such as `grpo`."),
+    ("algo", pa.string(), "The algorithm, such as `grpo`; `eval` for an evaluation."),
     ("seed", pa.int64(), "The seed."),
-    ("model", pa.string(), "The model that training started from."),
+    ("model", pa.string(), "The model that training started from, or that was evaluated."),
     ("index_digest", pa.string(), "The digest of the index at the start."),
     ("srl_version", pa.string(), "The version of srl that wrote the log."),
     ("started", pa.timestamp("us"), "Start (UTC)."),

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from srl.safe_text import quoted
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
 from srl.store.database import attach, create_empty, create_runs, create_views, scan
-from srl.store.drop_steps import drop_steps, reopen
+from srl.store.drop_steps import drop_steps, drop_trajectories, reopen
 from srl.store.older import union
 from srl.store.parts import (
     FINISHED,
@@ -55,9 +55,11 @@ class LogWriter:
     """Writes a run's log to `directory`, which readers may open at any time.
 
     One writer is `main`: it records the status of the run and finishes the log. Others (verl's workers) only
-    write, under their own name `worker` of letters and digits. As a context manager it finishes the log; on
-    an error it keeps the parts and records how the run ended. The first write to a finished log turns it into
-    parts again. Damaged files are moved to `damaged/`, with a call of `warn` that names their steps.
+    write, under their own name `worker` of letters and digits. With `adds`, what it writes of a step is added
+    to what earlier writers wrote of it (an evaluation is one step in many parts). As a context manager it
+    finishes the log; on an error it keeps the parts and records how the run ended. The first write to a
+    finished log turns it into parts again. Damaged files are moved to `damaged/`, with a call of `warn` that
+    names their steps.
     """
 
     def __init__(
@@ -66,25 +68,27 @@ class LogWriter:
         run: RunInfo,
         *,
         worker: str = _MAIN,
+        adds: bool = False,
         warn: Callable[[str], None] = _logger.warning,
     ) -> None:
         self.directory = Path(directory)
         self._parts = self.directory / PARTS_DIRECTORY
         self._run, self._worker, self._warn, self._open = run, worker, warn, True
+        self._adds = adds
         if not worker.isidentifier():
             raise ValueError(f"a worker's name is letters, digits and underscores, not {worker!r}")
         if worker == _MAIN:
             run_info.claim(self.directory)
             self._set_damage_aside()
             run_info.begin(self.directory, run, self._last_written())
-        self._earlier = self._find_earlier()
+        self._earlier = set() if adds else self._find_earlier()
         self._count()
 
     def write(self, step: int, phase: Phase, records: Sequence[Record], metrics: Mapping[str, float]) -> None:
         """Add a finished step, atomically.
 
-        It replaces what an earlier writer of the same name wrote for this step and phase; two writes by the
-        same writer add up. Raises ValueError for records of another step or phase.
+        Unless the writer `adds`, it replaces what an earlier writer of the same name wrote for this step and
+        phase; two writes by the same writer add up. Raises ValueError for records of another step or phase.
         """
         tables = part_tables(self._run.run_id, step, phase, records, metrics)
         self._reopen()
@@ -105,6 +109,12 @@ class LogWriter:
         self._reopen(after_step)
         self._merging(lambda: drop_steps(self._parts, lambda step, phase: step > after_step))
         self._earlier = {(step, phase) for step, phase in self._earlier if step <= after_step}
+        self._count()
+
+    def drop_trajectories(self, ids: Set[str]) -> None:
+        """Drop the trajectories with these ids, of all writers, from all tables but `steps`."""
+        self._reopen()
+        self._merging(lambda: drop_trajectories(self._parts, ids))
         self._count()
 
     def finish(self, status: str = "finished") -> None:
@@ -180,7 +190,8 @@ class LogWriter:
             if damage.may_be_whole:
                 raise UserError(damage.why)
             place = set_aside(damage)
-            lost = f"; {damage.steps}: lost unless trained again" if damage.steps else ""
+            again = "evaluated" if self._adds else "trained"
+            lost = f"; {damage.steps}: lost unless {again} again" if damage.steps else ""
             self._warn(f"{damage}; moved to {place}{lost}")
         return bool(found)
 

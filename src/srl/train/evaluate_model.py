@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import srl.store
 from srl import interrupts
 from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import Interval, em_interval, summarise
 from srl.progress import counted
-from srl.protocol import TEMPLATES, WITHOUT_SEARCH, Template
+from srl.protocol import TEMPLATES, WITHOUT_SEARCH
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Engine
-from srl.rollout.episode import EpisodeOptions
-from srl.rollout.many_episodes import rollout
-from srl.serve.named_retrievers import aclose, connect
+from srl.store import LogWriter, read_records
+from srl.train.evaluation.generate import RunningEm, generate
+from srl.train.evaluation.run import evaluation_run, run_info
+from srl.train.evaluation.subject import subject_of
 from srl.train.fetch_models import with_local_models
-from srl.train.load_components import episode_options, load_generation
+from srl.train.load_components import Generation, episode_options, load_generation
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
+from srl.train.resume import tells_how_to_resume
+from srl.train.run_directory import RECORD, RunRecord
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
-from srl.trajectory import Phase, Question, SearchTool, Trajectory, failed_episodes
+from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The result of one setting; `metrics` are those of `srl.evaluate.summarise`, prefixed with the phase."""
+    """The result of one setting; `metrics` are those of `srl.evaluate.summarise`, prefixed with `eval/`.
+
+    `run` is its run, and `generated` the number of episodes that were not in its log before.
+    """
 
     trajectories: list[Trajectory]
     metrics: dict[str, float]
     em_interval: Interval
+    run: Path
+    generated: int
+
+    @classmethod
+    def read(cls, run: Path, questions: Sequence[Question], n: int, generated: int) -> Evaluation:
+        """The result of `n` episodes for each of `questions` from the log of `run`."""
+        with srl.store.open(run) as log:
+            found = [record.trajectory for record in read_records(log, "phase = 'eval'")]
+        order = {(item.id, sample): None for item in questions for sample in range(n)}
+        asked = {(item.question.id, item.sample): item for item in found}
+        trajectories = [asked[episode] for episode in order]
+        return cls(
+            trajectories, summarise(trajectories, prefix="eval"), em_interval(trajectories), run, generated
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +81,6 @@ class ModelReport:
     usage: Mapping[str, float] = field(default_factory=dict)
 
 
-async def measure(
-    engine: Engine,
-    search: SearchTool | None,
-    questions: Sequence[Question],
-    *,
-    codec: Codec,
-    template: Template,
-    options: EpisodeOptions,
-    n: int = 1,
-    seed: int = 0,
-    phase: Phase = "eval",
-) -> Evaluation:
-    """Run and measure `n` episodes per question. Raises UserError if a search server does not answer."""
-    done, setting = itertools.count(1), "with search" if template.searches else "without search"
-    try:
-        await connect(search)
-        with counted(f"episodes {setting}", n * len(questions)) as count:
-            trajectories = await rollout(
-                questions, engine, search, codec=codec, template=template, options=options, n=n, seed=seed,
-                phase=phase, on_done=lambda trajectory: count(next(done)),
-            )  # fmt: skip
-    finally:
-        await aclose(search)
-    return Evaluation(trajectories, summarise(trajectories, prefix=phase), em_interval(trajectories))
-
-
 def evaluate_model(
     config: Config,
     files: Sequence[str],
@@ -97,34 +90,34 @@ def evaluate_model(
     limit: int | None = None,
     no_search_too: bool = False,
     no_search_template: str | None = None,
+    preset: str = "defaults",
+    fresh: bool = False,
     note: Note = lambda text: None,
 ) -> ModelReport:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
     With rollout.engine=openai it is a server's model. `limit` draws that many questions, the same each time.
-    Raises UserError.
+    Each setting is a run of the workspace, with the name of `preset`. Episodes in the log of an earlier run
+    of the same evaluation are not generated again, unless `fresh` or with a cassette. Raises UserError.
     """
     check_samples(n, config.eval.temperature)
     settings = _settings(config, files, no_search_too, no_search_template)
     at_once = {"rollout.max_num_seqs": _episodes_at_once(config, n)}
     loaded = load_generation(config.with_settings(at_once), note)
-    engine, codec = loaded.engine, loaded.codec
-    asked = _same_questions(settings, files, codec, note, limit)
+    asked = _same_questions(settings, files, loaded.codec, note, limit)
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_cassette(config):
         search = load_search(config, workspace, note)
-    found = {}
-    for name, setting in settings.items():
-        engine.reset()
-        found[name] = interrupts.run(
-            measure(
-                engine, search if setting.rollout.search else None, asked[name], codec=codec,
-                template=load_template(setting), n=n, seed=config.trainer.seed,
-                options=episode_options(setting).for_evaluation(setting.eval.temperature),
-            )
-        )  # fmt: skip
-    engine.close()
+    fresh = fresh or config.search.cassette_use is not None
+    found = {
+        name: _evaluated(
+            setting, name, loaded, search if setting.rollout.search else None, asked[name], workspace, n=n,
+            preset=preset, fresh=fresh, note=note,
+        )
+        for name, setting in settings.items()
+    }  # fmt: skip
+    loaded.engine.close()
     searched, trained = IndexDigests.of(search), _trained_with(config)
     return ModelReport(
         model=loaded.name,
@@ -140,6 +133,62 @@ def evaluate_model(
         changed_indexes=searched.changed_since(trained),
         usage=loaded.usage(),
     )
+
+
+def _evaluated(
+    config: Config,
+    setting: str,
+    loaded: Generation,
+    search: SearchTool | None,
+    questions: Sequence[Question],
+    workspace: Workspace,
+    *,
+    n: int,
+    preset: str,
+    fresh: bool,
+    note: Note,
+) -> Evaluation:
+    """One setting: find or start its run, generate what its log lacks, and read the result from the log."""
+    template = load_template(config)
+    options = episode_options(config).for_evaluation(config.eval.temperature)
+    subject = subject_of(
+        config, loaded.name, setting=setting, template=template, options=options, search=search
+    )
+    digests = IndexDigests.of(search)
+    with evaluation_run(
+        subject, questions, config, workspace, preset=preset, digests=digests, fresh=fresh, note=note
+    ) as run:
+        plan = run.logged.plan(questions, n)
+        told = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""
+        note(f"evaluation {run.path.name}{told}")
+        if plan.wanted:
+            loaded.engine.reset()
+            words = f"episodes {'with' if template.searches else 'without'} search"
+            info = run_info(run.path, subject, config, digests)
+            with (
+                tells_how_to_resume(lambda: "the same command continues the evaluation", run.path),
+                LogWriter(run.log, info, adds=True, warn=note) as log,
+                counted(words, n * len(questions)) as count,
+            ):
+                if plan.replaced:
+                    log.drop_trajectories(plan.replaced)
+                interrupts.run(
+                    generate(
+                        plan.wanted, loaded.engine, search, log, codec=loaded.codec, template=template,
+                        options=options, at_once=_window(config, len(plan.wanted), n),
+                        seed=config.trainer.seed, on_written=RunningEm(count, plan.done),
+                    )
+                )  # fmt: skip
+        return Evaluation.read(run.path, questions, n, len(plan.wanted))
+
+
+_AHEAD = 4
+"""Episodes that run for each that generates: the others search, or wait for their turn."""
+
+
+def _window(config: Config, episodes: int, n: int) -> int:
+    """How many episodes run at the same time; all where their order of admission has to repeat."""
+    return episodes if config.rollout.deterministic else _AHEAD * _episodes_at_once(config, n)
 
 
 def _trained_with(config: Config) -> IndexDigests:
@@ -184,6 +233,14 @@ def local_settings(
         return local
     known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
     return with_local_models(known, workspace, note)
+
+
+def preset_name(model: Path | None, preset: str | None, file: Path | None) -> str:
+    """The name of the settings that `settings_of` returns: the preset's, the file's, or the model's run's."""
+    if file is not None or preset is not None:
+        return preset or Path(str(file)).stem
+    run = None if model is None else model.resolve().parent.parent
+    return RunRecord.read(run).preset if run is not None and (run / RECORD).is_file() else "defaults"
 
 
 def settings_of(

@@ -31,7 +31,7 @@ def model_directory(name: str, workspace: Workspace, note: Callable[[str], None]
         return path
     if not is_run and not workspace.all_runs():
         raise UserError(f"no model directory {name}, and there are no runs in {workspace.runs}")
-    run = Path(named) if is_run else workspace.find_run(named)
+    run = Path(named) if is_run else workspace.find_run(named, trained=True)
     found = checkpoints(run)
     if not found and checkpoints(run, "verl"):
         raise UserError(

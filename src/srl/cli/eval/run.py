@@ -69,10 +69,16 @@ def run(
     config: Annotated[
         Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Generate all answers anew, also those that are logged.")
+    ] = False,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a model on questions: EM, F1, search behaviour, and the same without search.
+
+    An evaluation is a run: every answer is in its log while it goes. The same command again, also after an
+    interruption, generates only what the log lacks.
 
     The settings of the model's run apply if it comes from one. Exit code 1 if more than eval.max_failed (1%)
     of the questions were lost to faults. With --set rollout.engine=openai a server generates, at
@@ -96,12 +102,13 @@ def run(
     }
     show_counted()
     with progress("starting", passing=True):
-        from srl.train.evaluate_model import check_failures, evaluate_model, local_settings
+        from srl.train.evaluate_model import check_failures, evaluate_model, local_settings, preset_name
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, _note)
     check_search(settings)
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
-        no_search_template=no_search_template, note=_note,
+        no_search_template=no_search_template, preset=preset_name(directory, preset, config), fresh=fresh,
+        note=_note,
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)
@@ -171,6 +178,8 @@ def _row(head: str, name: str, columns: list[Evaluation]) -> list[str]:
 def _as_json(report: ModelReport) -> dict[str, Any]:
     settings = {
         name: {
+            "run": found.run.name,
+            "generated": found.generated,
             "template": report.templates[name],
             "em_interval": list(found.em_interval),
             "metrics": {key.removeprefix("eval/"): value for key, value in found.metrics.items()},

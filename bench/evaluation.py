@@ -1,0 +1,280 @@
+"""`srl eval run` at full size and under SIGKILL, with an engine that plays a script.
+
+    python bench/evaluation.py [--questions 51713] [--kills 100] [--seed 0] [--out FILE]
+
+The first part evaluates made-up questions, is killed once halfway and goes on: memory and processor time. The
+second kills evaluations at random moments (one in five while the process starts) and goes on, until they end;
+each must give the table of one that was never killed, and no process may ask what its log held when it
+started. Exits with 1 where one does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import srl.store
+from srl.data.corpus import write_corpus
+from srl.index import build_index
+from srl.rollout.engine import Completion, Sampling, ScriptedEngine
+from srl.store import find_logs
+from srl.train.make_missing import BASE_MODEL
+from srl.trajectory import Passage
+from srl.workspace import Workspace
+
+RESULTS = Path(__file__).parent / "results" / "evaluation.json"
+FULL = 51_713
+"""Questions of the seven test sets of Search-R1."""
+TOWNS = 1000
+KILLED_QUESTIONS = 400
+SETS = (
+    "data.template=tiny", "data.max_prompt_length=64", "data.max_response_length=192", "rollout.max_turns=1",
+    "rollout.max_turn_tokens=64", "rollout.max_obs_length=64", "rollout.max_num_seqs=16", "trainer.threads=1",
+)  # fmt: skip
+ASKED = "SRL_BENCH_ASKED"
+"""The environment variable with the file to which an engine writes the episodes that it is asked for."""
+TURN_S = "SRL_BENCH_TURN_S"
+"""The environment variable with the seconds that a turn takes."""
+_MIB = 1 << 20
+
+
+class Scripted(ScriptedEngine):
+    """Searches for the town of a question, then answers: right for every third."""
+
+    def __init__(self, codec: Any) -> None:
+        super().__init__(codec, self._say)
+        self._asked = open(os.environ[ASKED], "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        self._turn_s = float(os.environ.get(TURN_S, "0"))
+
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        if self._turn_s:
+            await asyncio.sleep(self._turn_s)
+        return await super().generate(request_id, token_ids, sampling)
+
+    def _say(self, request: str, turn: int) -> str:
+        number = int(request.split("/")[-3])
+        if turn == 0:
+            self._asked.write(f"{number}\n")
+            return f"<search> town{number % TOWNS} </search>"
+        return f"<answer> {'red' if number % 3 == 0 else 'blue'} </answer>"
+
+
+def evaluate() -> int:
+    """`srl eval run` in this process, with the scripted engine; the arguments are those of `srl`."""
+    from srl.cli import main as srl_main
+    from srl.train import load_components
+
+    load_components.load_engine = lambda config, policy, note: Scripted(policy.codec)
+    return srl_main(sys.argv[2:])
+
+
+def write_place(folder: Path, questions: int) -> None:
+    """Questions, and an index over the towns that they ask for."""
+    towns = [f"town{number}" for number in range(TOWNS)]
+    write_corpus(
+        folder / "corpus.jsonl",
+        (Passage(town, f'"{town}"\nThe flag of {town} is red .') for town in towns),
+    )
+    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    with (folder / "test.jsonl").open("w", encoding="utf-8") as file:
+        for number in range(questions):
+            asked = f"what flag has town{number % TOWNS} in the year {number}"
+            row = {"id": str(number), "question": asked, "golden_answers": ["red"]}
+            file.write(json.dumps(row | {"metadata": {"hops": 1 + number % 2}}) + "\n")
+
+
+@dataclass
+class Session:
+    """One process that evaluates; `memory` has (episodes asked so far, resident bytes)."""
+
+    folder: Path
+    workspace: Path
+    turn_s: float = 0.0
+    memory: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.asked_file = self.folder / "asked.txt"
+        self.asked_file.write_text("", encoding="utf-8")
+        self.before = logged(self.workspace)
+        sets = [part for text in SETS for part in ("--set", text)]
+        given = ["--data", str(self.folder / "test.jsonl"), "--index", str(self.folder / "index")]
+        command = ["-q", "--workspace", str(self.workspace), "eval", "run", str(BASE_MODEL), *given, *sets]
+        environment = {**os.environ, ASKED: str(self.asked_file), TURN_S: str(self.turn_s)}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--evaluate", *command, "--json"], env=environment, text=True,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    @property
+    def asked(self) -> list[str]:
+        return self.asked_file.read_text(encoding="utf-8").split()
+
+    def wait_for(self, episodes: int) -> bool:
+        """Until so many episodes were asked for; False where it ended before. Memory is sampled meanwhile."""
+        while self.process.poll() is None:
+            done = self.asked_file.read_bytes().count(b"\n")
+            self.memory.append((done, _resident(self.process.pid)))
+            if done >= episodes:
+                return True
+            time.sleep(0.02 if self.turn_s else 0.5)
+        return False
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+    def finish(self) -> dict[str, Any]:
+        """The report of a process that ends by itself."""
+        out, _ = self.process.communicate()
+        if self.process.returncode != 0:
+            raise SystemExit("the evaluation failed")
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def repeated(self) -> set[str]:
+        """What it asked for although the log held it when it started."""
+        return self.before & set(self.asked)
+
+
+def _resident(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * resource.getpagesize()
+
+
+def logged(workspace: Path) -> set[str]:
+    """The numbers of the questions in the logs of a workspace. Raises ValueError for one logged twice."""
+    found: list[str] = []
+    for run in Workspace(workspace).all_runs():
+        if find_logs(run):
+            with srl.store.open(run) as log:
+                found += [row[0] for row in log.execute("SELECT question_id FROM trajectories").fetchall()]
+    if len(set(found)) < len(found):
+        raise ValueError("a trajectory is in the log twice")
+    return {name.rpartition("/")[2] for name in found}
+
+
+def table(report: dict[str, Any]) -> dict[str, Any]:
+    """What a report says of the answers."""
+    return {name: report["search"][name] for name in ("metrics", "em_interval")}
+
+
+def killed(
+    folder: Path, expected: dict[str, Any], kills: int, rng: random.Random, turn_s: float
+) -> list[str]:
+    """Evaluations in new workspaces, killed `kills` times in all; in what they were not as they should be."""
+    wrong: list[str] = []
+    while kills:
+        workspace = Path(tempfile.mkdtemp(dir=folder))
+        session = Session(folder, workspace, turn_s)
+        while kills:
+            rest = KILLED_QUESTIONS - len(session.before)
+            starting = rng.random() < 0.2
+            if starting:
+                time.sleep(rng.uniform(0, 4))
+            elif not session.wait_for(rng.randint(1, max(rest - 1, 1))):
+                break
+            session.kill()
+            kills -= 1
+            wrong += [f"{len(found)} asked again" for found in [session.repeated()] if found]
+            session = Session(folder, workspace, turn_s)
+        report = session.finish()
+        wrong += [f"{len(found)} asked again" for found in [session.repeated()] if found]
+        if table(report) != expected:
+            wrong.append(f"another table: {table(report)}")
+        if len(Workspace(workspace).all_runs()) != 1:
+            wrong.append("more than one run")
+        print(f"{kills} kills left, {len(wrong)} differences", file=sys.stderr)
+        shutil.rmtree(workspace)
+    return wrong
+
+
+def never_killed(folder: Path) -> dict[str, Any]:
+    """The table of an evaluation that is left alone."""
+    workspace = Path(tempfile.mkdtemp(dir=folder))
+    return table(Session(folder, workspace).finish())
+
+
+def full_size(folder: Path, questions: int) -> dict[str, Any]:
+    """One evaluation that is killed halfway, and resumed: processor time and memory of the two processes."""
+    write_place(folder, questions)
+    workspace, began = folder / "workspace", time.perf_counter()
+    before = _children_s()
+    first = Session(folder, workspace)
+    first.wait_for(questions // 2)
+    first.kill()
+    second = Session(folder, workspace)
+    second.wait_for(questions)
+    report = second.finish()
+    seconds, cpu = time.perf_counter() - began, _children_s() - before
+    again = Session(folder, workspace).finish()
+    log = sum(file.stat().st_size for file in next(iter(workspace.glob("runs/*/log"))).rglob("*"))
+    return {
+        "questions": questions,
+        "asked": [len(first.asked), report["search"]["generated"]],
+        "repeated": len(second.repeated()),
+        "cached": [again["search"]["generated"], table(again) == table(report)],
+        "seconds": round(seconds, 1),
+        "cpu_ms_per_question": round(cpu / questions * 1000, 2),
+        "resident_mib": [_at_shares(first), _at_shares(second)],
+        "log_mib": round(log / _MIB, 1),
+        "em": report["search"]["metrics"]["em"],
+    }
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _at_shares(session: Session) -> dict[str, float]:
+    """Resident memory when the first episode was asked, and after each fifth of the session's episodes."""
+    samples = [(done, size) for done, size in session.memory if done]
+    most = samples[-1][0]
+    return {
+        f"{share:.0%}": round(next(size for done, size in samples if done >= share * most) / _MIB, 1)
+        for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    }
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--evaluate"]:
+        raise SystemExit(evaluate())
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--questions", type=int, default=FULL)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    found: dict[str, Any] = {"format": 1, "machine": platform.machine()}
+    with tempfile.TemporaryDirectory() as folder:
+        found["full_size"] = full_size(Path(folder), given.questions)
+    print(json.dumps(found["full_size"]), file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        write_place(Path(folder), KILLED_QUESTIONS)
+        wrong = killed(Path(folder), never_killed(Path(folder)), given.kills, random.Random(given.seed), 0.02)
+    found |= {"kills": given.kills, "killed_questions": KILLED_QUESTIONS, "differences": wrong[:20]}
+    given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(f"{given.kills} kills: {len(wrong)} differences")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
