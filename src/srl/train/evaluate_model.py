@@ -26,7 +26,7 @@ from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
 from srl.train.resume import tells_how_to_resume
-from srl.train.run_directory import RECORD, RunRecord
+from srl.train.run_directory import RECORD, BackendName, RunRecord
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
 from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import Workspace
@@ -92,32 +92,37 @@ def evaluate_model(
     no_search_template: str | None = None,
     preset: str = "defaults",
     fresh: bool = False,
+    backend: BackendName = "local",
     note: Note = lambda text: None,
 ) -> ModelReport:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
-    With rollout.engine=openai it is a server's model. `limit` draws that many questions, the same each time.
-    Each setting is a run of the workspace, with the name of `preset`. Episodes in the log of an earlier run
-    of the same evaluation are not generated again, unless `fresh` or with a cassette. Raises UserError.
+    With rollout.engine=openai it is a server's model; on the `backend` verl, verl's rollout servers generate.
+    `limit` draws that many questions, the same each time. Each setting is a run of the workspace, with the
+    name of `preset`. Episodes in the log of an earlier run of the same evaluation are not generated again,
+    unless `fresh` or with a cassette. Raises UserError.
     """
     check_samples(n, config.eval.temperature)
+    if backend == "verl":  # its servers answer in no fixed order
+        config = config.with_settings({"rollout.deterministic": False})
     settings = _settings(config, files, no_search_too, no_search_template)
-    at_once = {"rollout.max_num_seqs": _episodes_at_once(config, n)}
-    loaded = load_generation(config.with_settings(at_once), note)
+    loaded = _load(config, backend, n, workspace, note)
     asked = _same_questions(settings, files, loaded.codec, note, limit)
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_cassette(config):
         search = load_search(config, workspace, note)
     fresh = fresh or config.search.cassette_use is not None
-    found = {
-        name: _evaluated(
-            setting, name, loaded, search if setting.rollout.search else None, asked[name], workspace, n=n,
-            preset=preset, fresh=fresh, note=note,
-        )
-        for name, setting in settings.items()
-    }  # fmt: skip
-    loaded.engine.close()
+    try:
+        found = {
+            name: _evaluated(
+                setting, name, loaded, search if setting.rollout.search else None, asked[name], workspace,
+                n=n, preset=preset, fresh=fresh, note=note,
+            )
+            for name, setting in settings.items()
+        }  # fmt: skip
+    finally:
+        loaded.engine.close()
     searched, trained = IndexDigests.of(search), _trained_with(config)
     return ModelReport(
         model=loaded.name,
@@ -133,6 +138,15 @@ def evaluate_model(
         changed_indexes=searched.changed_since(trained),
         usage=loaded.usage(),
     )
+
+
+def _load(config: Config, backend: BackendName, n: int, workspace: Workspace, note: Note) -> Generation:
+    """What generates, with the settings of `config`. Raises UserError."""
+    if backend == "verl":
+        from srl.train.verl.rollout_servers import load_servers
+
+        return load_servers(config, workspace, note)
+    return load_generation(config.with_settings({"rollout.max_num_seqs": _episodes_at_once(config, n)}), note)
 
 
 def _evaluated(
@@ -152,8 +166,9 @@ def _evaluated(
     template = load_template(config)
     options = episode_options(config).for_evaluation(config.eval.temperature)
     subject = subject_of(
-        config, loaded.name, setting=setting, template=template, options=options, search=search
-    )
+        config, loaded.name, setting=setting, template=template, options=options, search=search,
+        engine=loaded.about,
+    )  # fmt: skip
     digests = IndexDigests.of(search)
     with evaluation_run(
         subject, questions, config, workspace, preset=preset, digests=digests, fresh=fresh, note=note
@@ -162,6 +177,7 @@ def _evaluated(
         told = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""
         note(f"evaluation {run.path.name}{told}")
         if plan.wanted:
+            loaded.start()
             loaded.engine.reset()
             words = f"episodes {'with' if template.searches else 'without'} search"
             info = run_info(run.path, subject, config, digests)
@@ -175,7 +191,7 @@ def _evaluated(
                 interrupts.run(
                     generate(
                         plan.wanted, loaded.engine, search, log, codec=loaded.codec, template=template,
-                        options=options, at_once=_window(config, len(plan.wanted), n),
+                        options=options, at_once=_window(config, len(plan.wanted), n, loaded.copies),
                         seed=config.trainer.seed, on_written=RunningEm(count, plan.done),
                     )
                 )  # fmt: skip
@@ -186,9 +202,9 @@ _AHEAD = 4
 """Episodes that run for each that generates: the others search, or wait for their turn."""
 
 
-def _window(config: Config, episodes: int, n: int) -> int:
+def _window(config: Config, episodes: int, n: int, copies: int) -> int:
     """How many episodes run at the same time; all where their order of admission has to repeat."""
-    return episodes if config.rollout.deterministic else _AHEAD * _episodes_at_once(config, n)
+    return episodes if config.rollout.deterministic else _AHEAD * copies * _episodes_at_once(config, n)
 
 
 def _trained_with(config: Config) -> IndexDigests:

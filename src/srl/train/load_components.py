@@ -6,8 +6,8 @@ Questions and prompt templates are loaded in `srl.train.questions`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,12 +130,19 @@ def engine_name(config: Config) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What generates outside training: an engine with its codec, the model's name, and what a server used."""
+    """What generates outside training: an engine with its codec, the model's name, and what a server used.
+
+    `start` is called before the first episode. `copies` of the model generate, each `rollout.max_num_seqs`
+    episodes at a time. `about` has the engine's name and precision where the section `rollout` does not.
+    """
 
     engine: Engine
     codec: Codec
     name: str
     usage: Callable[[], dict[str, float]] = dict
+    start: Callable[[], object] = bool
+    copies: int = 1
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_generation(config: Config, note: Note) -> Generation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -72,6 +72,10 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Generate all answers anew, also those that are logged.")
     ] = False,
+    backend: Annotated[
+        Literal["local", "verl"],
+        typer.Option(help="What generates: this process, or verl on Ray (several GPUs or machines)."),
+    ] = "local",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -108,7 +112,7 @@ def run(
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
         no_search_template=no_search_template, preset=preset_name(directory, preset, config), fresh=fresh,
-        note=_note,
+        backend=backend, note=_note,
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)

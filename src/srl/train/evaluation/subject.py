@@ -74,11 +74,15 @@ def subject_of(
     template: Template,
     options: EpisodeOptions,
     search: SearchTool | None,
+    engine: Mapping[str, str],
 ) -> Subject:
-    """The subject of evaluating the model called `name` with the settings of `config`."""
-    engine = {"name": engine_name(config), "float32_head": config.model.cast_lm_head_to_fp32}
-    if engine["name"] != "openai":
-        engine["dtype"] = str(pick_dtype(config.model.dtype, pick_device(config.model.device)))
+    """The subject of evaluating the model called `name` with the settings of `config`.
+
+    `engine` has the engine's name and precision where the section `rollout` does not.
+    """
+    used = {"name": engine_name(config), "float32_head": config.model.cast_lm_head_to_fp32}
+    if used["name"] != "openai":
+        used["dtype"] = str(pick_dtype(config.model.dtype, pick_device(config.model.device)))
     found = config.search
     return Subject(
         setting=setting,
@@ -86,7 +90,7 @@ def subject_of(
         retrievers=[asdict(one) for one in retriever_settings(config, search)],
         template={key: value for key, value in asdict(template).items() if key != "name"},
         episode=asdict(options),
-        engine=engine,
+        engine=used | dict(engine),
         seed=config.trainer.seed,
         names={"model": name, "search": str(found.index or found.url or config.data.corpus or "")},
     )

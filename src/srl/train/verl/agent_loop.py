@@ -20,7 +20,7 @@ from srl.store import Record
 from srl.train.episodes import Environment
 from srl.train.load_components import load_codec, load_environment
 from srl.train.verl.dataset import TRAIN, read_row
-from srl.train.verl.engine import VerlEngine
+from srl.train.verl.engine import VerlEngine, eos_ids
 from srl.train.verl.failures import reason, root
 from srl.train.verl.log_writer import log_actor_of
 from srl.trajectory import Score, Trajectory
@@ -57,19 +57,6 @@ def _load_state(run: Path) -> WorkerState:
     codec = load_codec(config.model, eos_ids(config), lambda text: None)
     environment = load_environment(config, Workspace.resolve(), codec, lambda text: None)
     return WorkerState(config, environment, log_actor_of(run))
-
-
-def eos_ids(config: Config) -> list[int]:
-    """The EOS ids of the model's generation config, or else of its config."""
-    from transformers import AutoConfig, GenerationConfig
-
-    path, trusted = config.model.path, config.model.trust_remote_code
-    assert path is not None, "the model's path is filled in before a run starts"
-    try:
-        eos = GenerationConfig.from_pretrained(path).eos_token_id
-    except OSError:
-        eos = AutoConfig.from_pretrained(path, trust_remote_code=trusted).get_text_config().eos_token_id
-    return [eos] if isinstance(eos, int) else list(eos or [])
 
 
 class SearchLoop(AgentLoopBase):

@@ -1,8 +1,9 @@
 """verl's configuration of a run, composed and checked before any process is started.
 
 `compose` refuses what a run on verl cannot keep. `validated` adds what verl would only find out in its
-workers (batch sizes, copies of the model, context length) and verl's own validation. Messages name our keys.
-The processes of a running run are checked in `worker_check.py`.
+workers (batch sizes, copies of the model, context length) and verl's own validation. `server_config` is for
+rollout servers alone, and checks nothing that only training needs. Messages name our keys. The processes of a
+running run are checked in `worker_check.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import io
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.util import find_spec
 from math import gcd
@@ -30,7 +31,7 @@ from srl.train.verl.job import (
     rollout_name,
 )
 from srl.train.verl.overrides import ADD, apply_overrides, given
-from srl.train.verl.translate import MODEL, Setting, defaults, needs_critic, settings
+from srl.train.verl.translate import MODEL, Setting, defaults, needs_critic, server_settings, settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -53,12 +54,34 @@ def compose(config: Config, job: Job) -> DictConfig:
     Raises UserError for a setting that verl cannot keep, and for a key that verl does not have.
     """
     check_supported(config, job)
+    return _composed(config, settings(config, job))
+
+
+def server_config(config: Config, job: Job) -> DictConfig:
+    """verl's configuration of rollout servers without a trainer, with all checks passed.
+
+    Raises UserError, as `compose` and `validated` do.
+    """
+    _raise_first(_unsupported_by_servers(config, job))
+    composed = _composed(config, server_settings(config, job))
+    _raise_first(_server_problems(composed, config))
+    return composed
+
+
+def _raise_first(problems: Iterator[str]) -> None:
+    problem = next(problems, None)
+    if problem is not None:
+        raise UserError(problem)
+
+
+def _composed(config: Config, known: Mapping[str, Setting]) -> DictConfig:
+    """verl's defaults, then `known`, then the section `verl`."""
     pristine = defaults(config)
     composed = deepcopy(pristine)
 
     from omegaconf import OmegaConf
 
-    for key, setting in settings(config, job).items():
+    for key, setting in known.items():
         OmegaConf.update(composed, key, setting.value, merge=False, force_add=True)
     apply_overrides(composed, pristine, config)
     return composed
@@ -67,9 +90,7 @@ def compose(config: Config, job: Job) -> DictConfig:
 def validated(config: Config, job: Job) -> DictConfig:
     """`compose`, with all checks passed. Raises UserError with our key and verl's words."""
     composed = compose(config, job)
-    problem = next(problems(composed, config), None)
-    if problem is not None:
-        raise UserError(problem)
+    _raise_first(problems(composed, config))
     _check_with_verl(composed, config, settings(config, job))
     return composed
 
@@ -106,20 +127,42 @@ def _replaced(config: Config, known: dict[str, Setting]) -> Iterator[str]:
 
 def check_supported(config: Config, job: Job) -> None:
     """Raises UserError for the first setting that this backend cannot keep, with what to set instead."""
-    problem = next(_unsupported(config, job), None)
-    if problem is not None:
-        raise UserError(problem)
+    _raise_first(_unsupported(config, job))
 
 
 def _unsupported(config: Config, job: Job) -> Iterator[str]:
     yield from _refused_keys(config)
     if config.trainer.total_training_steps == 0:
-        yield "trainer.total_training_steps = 0: with --backend verl there is at least one step"
+        yield (
+            "trainer.total_training_steps = 0: training with --backend verl takes at least one step; "
+            "`srl eval run --backend verl` evaluates without training"
+        )
     if is_megatron(config) and config.model.lora_rank and config.model.lora_target_modules != "all-linear":
         yield (
             "model.lora_target_modules: Megatron has other names for modules; set all-linear here and verl's "
             "own key verl.actor_rollout_ref.model.lora.target_modules"
         )
+    yield from _rollout(config, job)
+    yield from truncation_errors(config, rollout_name(config, job))
+    yield from _device(config, job)
+    if is_megatron(config) and job.cpu:
+        yield "cluster.strategy = megatron needs GPUs, and there are none; set fsdp2"
+    if is_megatron(config) and precision(config, job) == "float32":
+        yield "model.dtype = float32: Megatron trains in bfloat16 or float16; set one of them"
+
+
+def _unsupported_by_servers(config: Config, job: Job) -> Iterator[str]:
+    """What rollout servers cannot keep; the settings of training, which they do not read, are not checked."""
+    refused = (
+        ("rollout.engine", config.rollout.engine, "leave it out and set cluster.rollout", "auto"),
+        ("model.cast_lm_head_to_fp32", config.model.cast_lm_head_to_fp32, "set it to false", False),
+    )
+    for key, value, instead, default in refused:
+        if value != default:
+            yield (
+                f"{key} = {str(value).lower()} is not supported with --backend verl: {REFUSED[key]}; "
+                f"{instead}, or leave out --backend verl"
+            )
     yield from _rollout(config, job)
     yield from _device(config, job)
 
@@ -156,7 +199,6 @@ def _rollout(config: Config, job: Job) -> Iterator[str]:
             f"cluster.tensor_model_parallel_size = {size}: the torch rollout keeps a whole copy of the model "
             "in each worker; set 1"
         )
-    yield from truncation_errors(config, chosen)
     if chosen == TORCH and precision(config, job) == "float16":
         yield "model.dtype = float16: the torch rollout has float32 and bfloat16"
 
@@ -171,10 +213,6 @@ def _device(config: Config, job: Job) -> Iterator[str]:
         )
     if device == "cuda" and job.cpu:
         yield "model.device = cuda, and this machine has no GPU; set auto"
-    if is_megatron(config) and job.cpu:
-        yield "cluster.strategy = megatron needs GPUs, and there are none; set fsdp2"
-    if is_megatron(config) and precision(config, job) == "float32":
-        yield "model.dtype = float32: Megatron trains in bfloat16 or float16; set one of them"
 
 
 def refused(config: Config) -> Iterator[str]:
@@ -190,15 +228,32 @@ def refused(config: Config) -> Iterator[str]:
 def problems(composed: DictConfig, config: Config) -> Iterator[str]:
     """What one of verl's workers would fail on, with the keys of ours to change."""
     yield from refused(config)
-    workers = composed.trainer.nnodes * composed.trainer.n_gpus_per_node
+    yield from _machines(composed, config)
+    workers = _workers(composed)
+    yield from _batches(composed, config, workers)
+    yield from _copies(composed, workers)
+    yield from _model(composed, config)
+
+
+def _server_problems(composed: DictConfig, config: Config) -> Iterator[str]:
+    """What a rollout server would fail on, with the keys of ours to change."""
+    yield from _machines(composed, config)
+    yield from _copies(composed, _workers(composed))
+    yield from _model(composed, config)
+
+
+def _workers(composed: DictConfig) -> int:
+    """How many GPUs the run uses, or workers in their place."""
+    return int(composed.trainer.nnodes * composed.trainer.n_gpus_per_node)
+
+
+def _machines(composed: DictConfig, config: Config) -> Iterator[str]:
+    """Several machines need a Ray cluster that is running."""
     if composed.trainer.nnodes > 1 and config.cluster.address is None and "RAY_ADDRESS" not in os.environ:
         yield (
             f"cluster.nnodes = {composed.trainer.nnodes}: several machines need an existing Ray cluster; "
             "run `ray start` on each and set cluster.address=auto"
         )
-    yield from _batches(composed, config, workers)
-    yield from _copies(composed, workers)
-    yield from _model(composed, config)
 
 
 def _batches(composed: DictConfig, config: Config, workers: int) -> Iterator[str]:

@@ -84,11 +84,11 @@ class VerlRun:
         job = job_of(config, run, resumed=resumed_from is not None)
         load_codec(config.model, None, lambda text: None).tokenizer.save_pretrained(job.tokenizer)
         variables = environment(job, self.workspace)
-        _set_environment(variables, shared=config.cluster.address is not None)
+        set_environment(variables, shared=config.cluster.address is not None)
         composed = validated(config, job)
         for line in notes(config, job):
             terminal.note(line)
-        with reporters(config, run) as also, _ray(composed, run, variables, terminal):
+        with reporters(config, run) as also, ray_cluster(composed, run.name, variables, quiet=terminal.quiet):
             writer = _log_writer(run, info, config, resumed_from)
             return watch(lambda: _trainer(composed, run, self.splits), writer, run, config, terminal, also)
 
@@ -187,7 +187,7 @@ def environment(job: Job, workspace: Workspace) -> dict[str, str]:
     }
 
 
-def _set_environment(variables: dict[str, str], *, shared: bool) -> None:
+def set_environment(variables: dict[str, str], *, shared: bool) -> None:
     """Set the variables in this process, before Ray is imported, which reads them then.
 
     A Ray cluster that is not `shared` listens on the loopback only.
@@ -200,7 +200,9 @@ def _set_environment(variables: dict[str, str], *, shared: bool) -> None:
 
 
 @contextmanager
-def _ray(composed: DictConfig, run: Path, environment: dict[str, str], terminal: Terminal) -> Iterator[None]:
+def ray_cluster(
+    composed: DictConfig, namespace: str, environment: dict[str, str], *, quiet: bool
+) -> Iterator[None]:
     """Connect to the configured Ray cluster, or start one on this machine's loopback."""
     import ray
     from omegaconf import OmegaConf
@@ -216,8 +218,8 @@ def _ray(composed: DictConfig, run: Path, environment: dict[str, str], terminal:
         options = {"address": options["address"]}
     with _signals_are_ours(), ray_starts(composed.ray_kwargs.ray_init.get("address")):
         ray.init(
-            **options, runtime_env={**runtime, **given, "env_vars": variables}, namespace=run.name,
-            log_to_driver=not terminal.quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
+            **options, runtime_env={**runtime, **given, "env_vars": variables}, namespace=namespace,
+            log_to_driver=not quiet and logging.getLogger("srl").isEnabledFor(logging.DEBUG),
             logging_level=logging.ERROR,
         )  # fmt: skip
     try:

@@ -1,6 +1,7 @@
 """The table "our key → verl's key", and verl's configuration made from it.
 
-`settings` lists every value that our configuration gives verl. Keys that have no counterpart in verl are
+`settings` lists every value that our configuration gives verl in training, `server_settings` those of rollout
+servers alone. Keys that have no counterpart in verl are
 in `READ_BY_US` (our own code reads them in verl's processes) or `NOT_READ`; `config_check.REFUSED` has those
 that verl cannot keep. A test holds that every key of ours is in exactly one of these places.
 """
@@ -111,6 +112,25 @@ class Setting:
 def settings(config: Config, job: Job) -> dict[str, Setting]:
     """verl's keys and their values for `config`, without those left at verl's defaults."""
     return {key: Setting(value, ours) for key, value, ours in _rows(config, job)}
+
+
+def server_settings(config: Config, job: Job) -> dict[str, Setting]:
+    """verl's keys and their values for rollout servers without a trainer, which load the weights."""
+    return {key: Setting(value, ours) for key, value, ours in _server_rows(config, job)}
+
+
+def _server_rows(config: Config, job: Job) -> Rows:
+    yield from _model(config, job, MODEL)
+    yield from _data(config)
+    yield from _rollout(config, job)
+    yield from _cluster(config, job)
+    yield from _ray(config, job)
+    if support := device_support(job.cpu):
+        yield from support.settings(config, job)
+    yield f"{ROLLOUT}.nnodes", config.cluster.nnodes, "cluster.nnodes"
+    yield f"{ROLLOUT}.load_format", "auto", ""
+    yield f"{ROLLOUT}.free_cache_engine", False, ""
+    yield f"{ROLLOUT}.enable_sleep_mode", False, ""
 
 
 def _rows(config: Config, job: Job) -> Rows:

@@ -1,0 +1,160 @@
+"""verl's rollout servers as an engine, without a trainer: an evaluation on many GPUs.
+
+Each GPU, or group of `cluster.tensor_model_parallel_size`, has a copy of the model, which its server loads
+itself. Episodes run in the process that evaluates, as with any engine. verl's client sends an episode to the
+server with the fewest open turns, and its later turns to the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+from srl.config import Config, save_config
+from srl.errors import SrlError, UserError
+from srl.hub_models import hub_name
+from srl.rollout.codec import Codec
+from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
+from srl.train.load_components import Generation, load_codec
+from srl.train.make_missing import Note
+from srl.train.verl.config_check import server_config
+from srl.train.verl.engine import TRAITS, VerlEngine, eos_ids
+from srl.train.verl.failures import reason
+from srl.train.verl.job import Job, precision, rollout_name
+from srl.train.verl.launch import check_installed, environment, job_of, ray_cluster, set_environment
+from srl.workspace import Workspace
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+FOLDER = ".servers-"
+"""The start of the directory in the workspace that holds configuration and tokenizer while servers run."""
+
+_CONTINUE = "the same command continues where it ended"
+
+Ask = Callable[..., Awaitable[Any]]
+"""The method `generate` of verl's client."""
+
+
+@dataclass(slots=True)
+class ServersEngine(Engine):
+    """The rollout servers as one engine. `begin` starts them; what ends them goes on the stack.
+
+    Raises UserError where a server has died, or has not answered a turn for `patience_s` seconds.
+    """
+
+    begin: Callable[[ExitStack], Ask]
+    codec: Codec
+    backend: str
+    patience_s: float
+    traits: EngineTraits = TRAITS
+    _ask: Ask | None = None
+    _ends: ExitStack = field(default_factory=ExitStack)
+
+    def start(self) -> None:
+        """Start the servers, once. Raises UserError."""
+        if self._ask is None:
+            with ExitStack() as ends:
+                self._ask = self.begin(ends)
+                self._ends = ends.pop_all()
+
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        from ray.exceptions import RayError
+
+        assert self._ask is not None, "the servers are started before the first episode"
+        turn = VerlEngine(self._ask, self.codec, self.backend)
+        try:
+            async with asyncio.timeout(self.patience_s):
+                return await turn.generate(request_id, token_ids, sampling)
+        except TimeoutError:
+            raise UserError(
+                f"no rollout server has answered for {self.patience_s:g} s (cluster.watchdog_s); {_CONTINUE}"
+            ) from None
+        except RayError as error:
+            raise UserError(f"{reason(error)}; {_CONTINUE}") from error
+
+    def close(self) -> None:
+        """End the servers, and Ray where it was started for them."""
+        self._ends.close()
+        self._ask = None
+
+
+def load_servers(config: Config, workspace: Workspace, note: Note) -> Generation:
+    """Rollout servers of the model `config.model.path`, which start when they are needed.
+
+    All checks are made that start no process. Raises UserError.
+    """
+    job = job_of(config, Path())
+    composed = server_config(config, job)
+    check_installed(config)
+    if config.model.path is None:
+        raise UserError("which model? name its directory or run")
+    codec = load_codec(config.model, eos_ids(config), note)
+    rollout = composed.actor_rollout_ref.rollout
+    begin = partial(_begin, config, workspace, codec, note)
+    engine = ServersEngine(begin, codec, rollout.name, config.cluster.watchdog_s)
+    named, dtype = rollout_name(config, job).removeprefix("srl_"), f"torch.{precision(config, job)}"
+    return Generation(
+        engine, codec, hub_name(config.model.path) or config.model.path,
+        start=engine.start,
+        copies=rollout.nnodes * rollout.n_gpus_per_node // rollout.tensor_model_parallel_size,
+        about={"name": named, "dtype": dtype},
+    )  # fmt: skip
+
+
+def _begin(config: Config, workspace: Workspace, codec: Codec, note: Note, ends: ExitStack) -> Ask:
+    """Start Ray and the servers; what asks them. Raises UserError if a server does not start."""
+    job = _with_folder(config, workspace, codec, ends)
+    variables = environment(job, workspace)
+    set_environment(variables, shared=config.cluster.address is not None)
+    composed = server_config(config, job)
+    ends.enter_context(ray_cluster(composed, job.run.name, variables, quiet=False))
+    servers = _start(composed)
+    note(f"{len(servers.get_replicas())} rollout servers on verl, each with a copy of the model")
+    ask: Ask = servers.get_client().generate
+    return ask
+
+
+def _with_folder(config: Config, workspace: Workspace, codec: Codec, ends: ExitStack) -> Job:
+    """A directory from which the servers' processes read configuration and tokenizer, removed at the end."""
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    folder = Path(mkdtemp(prefix=FOLDER, dir=workspace.root))
+    ends.callback(shutil.rmtree, folder, ignore_errors=True)
+    save_config(folder, config)
+    job = job_of(config, folder)
+    codec.tokenizer.save_pretrained(job.tokenizer)
+    return job
+
+
+def _start(composed: DictConfig) -> Any:
+    """verl's manager of new servers, all of them checked. What verl prints is dropped: stdout is for results.
+
+    Raises UserError.
+    """
+    from srl.train.verl.registration import register
+
+    register()
+
+    from verl.workers.rollout.llm_server import LLMServerManager
+
+    from srl.train.verl.worker_check import check_alike
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            servers = LLMServerManager.create(config=composed)
+    except SrlError:
+        raise
+    except Exception as error:
+        raise UserError(f"the rollout servers do not start: {reason(error)}") from error
+    replicas = servers.get_replicas()
+    check_alike({f"rollout {n}": worker for n, one in enumerate(replicas) for worker in one.workers})
+    return servers
