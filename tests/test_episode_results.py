@@ -55,7 +55,7 @@ def test_a_failed_episode_is_right_about_nothing():
     [
         ({"supporting_titles": ["Super Bowl 50"]}, "Super Bowl 50"),
         ({"supporting_titles": ["Bern", "Bern"]}, "Bern"),
-        ({"supporting_titles": ["Bern", "Aare"]}, ""),
+        ({"supporting_titles": ["Bern", "Aare"]}, "Bern"),
         ({"document": "page 7", "supporting_titles": ["Bern"]}, "page 7"),
         ({"note": "none named"}, ""),
     ],

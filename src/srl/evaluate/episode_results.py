@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from srl.answers import contains_answer, cover_exact_match, exact_match, f1
-from srl.evaluate.retrieval_metrics import recall_at_k, supporting_ids
+from srl.evaluate.retrieval_metrics import document_of, recall_at_k, supporting_ids
 from srl.trajectory import FAULTS, EndReason, Phase, Question, Trajectory
 
 _BATCH = 2048
@@ -35,10 +35,7 @@ class EpisodeResult:
     kind: str
     """The type of the question, such as `comparison` (metadata `type`); empty if unknown."""
     document: str
-    """The document that the question was written about; empty if unknown, or if there are several.
-
-    Metadata `document`, else the title of the only supporting document.
-    """
+    """The document that the question was written from (`document_of`); empty if unknown."""
     valid: bool
     end: EndReason
     em: float
@@ -110,15 +107,15 @@ def _titles(question: Question) -> list[str]:
 
 
 def _of_question(question: Question) -> dict[str, Any]:
-    metadata, titles = question.metadata, dict.fromkeys(_titles(question))
-    hops, document = metadata.get("hops"), metadata.get("document")
+    metadata = question.metadata
+    hops = metadata.get("hops")
     return {
         "question_id": question.id,
         "data_source": question.data_source,
         "split": question.split,
         "hops": hops if type(hops) is int else None,
         "kind": str(metadata.get("type") or ""),
-        "document": str(document or (next(iter(titles)) if len(titles) == 1 else "")),
+        "document": document_of(metadata),
     }
 
 

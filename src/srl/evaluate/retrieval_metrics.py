@@ -81,14 +81,15 @@ def supporting_ids(question: Question) -> frozenset[str]:
 
 
 def document_of(metadata: Mapping[str, Any]) -> str:
-    """The document that a question was written from: the first of its `supporting_titles`, else "".
+    """The document that a question was written from: `document`, or the first of its `supporting_titles`.
 
     That is the article of SQuAD, the page of NQ and PopQA, and of questions that combine several pages
-    (HotpotQA, 2WikiMultihopQA, MuSiQue) the first. Questions from one document are right or wrong together,
-    which an interval has to know.
+    (HotpotQA, 2WikiMultihopQA, MuSiQue) the first; empty if unknown. Questions from one document are right
+    or wrong together, which an interval has to know.
     """
     titles = metadata.get("supporting_titles")
-    return str(titles[0]) if isinstance(titles, list | tuple) and titles else ""
+    first = titles[0] if isinstance(titles, list | tuple) and titles else ""
+    return str(metadata.get("document") or first)
 
 
 def recall_at_k(ranked: Sequence[str], relevant: Collection[str], k: int | None = None) -> float:

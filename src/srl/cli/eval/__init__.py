@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from srl.cli.eval import run
+from srl.cli.eval import compare, run
 
 __all__ = ["app"]
 
@@ -20,6 +20,7 @@ def _group() -> None:
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
+    "compare": compare.compare,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)

@@ -1,0 +1,296 @@
+"""`srl eval compare`: the same questions, the right figures, every format, and what a mistake is told."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from shutil import copytree
+from statistics import fmean
+
+import pytest
+from click.testing import Result
+from tests.store_builder import episode, record, run_info
+from typer.testing import CliRunner
+
+from srl.cli.app import app
+from srl.errors import UserError
+from srl.evaluate.comparison import compare, read_evaluation
+from srl.evaluate.intervals import interval, wilson_interval
+from srl.evaluate.paired_tests import holm, paired_test
+from srl.store import LogWriter
+from srl.trajectory import Question, Trajectory
+
+NAMES = ("20250102T030405Z-tiny-eval-s0-00aa", "20250102T030406Z-tiny-eval-s0-00ab")
+THIRD = "20250102T030407Z-tiny-eval-s0-00ac"
+Answers = dict[str, list[str | None]]
+"""The answers to each question, one per sample."""
+
+
+def question(name: str, source: str = "nq", document: str = "", **changed: object) -> Question:
+    text = f"what is {name}?"
+    titles = {"supporting_titles": [document]} if document else {}
+    prompt = ({"role": "user", "content": text},)
+    asked = Question(f"{source}/test/{name}", text, ("Bern",), source, "test", prompt, titles)
+    return replace(asked, **changed)  # type: ignore[arg-type]
+
+
+def episodes(asked: Iterable[Question], answer: Callable[[int], str | None], n: int = 1) -> list[Trajectory]:
+    return [
+        episode(number, step=0, phase="eval", sample=sample, asked=each, answer=answer(number))
+        for number, each in enumerate(asked)
+        for sample in range(n)
+    ]
+
+
+def evaluation(
+    root: Path,
+    name: str,
+    found: Iterable[Trajectory],
+    phase: str = "eval",
+    step: int = 0,
+    finish: bool = True,
+) -> Path:
+    """A run in the workspace `root` whose log has these episodes."""
+    run = root / "runs" / name
+    run.mkdir(parents=True)
+    log = LogWriter(run / "log", run_info(name))
+    log.write(step, phase, [record(one, advantage=None) for one in found], {})  # type: ignore[arg-type]
+    if finish:
+        log.finish()
+    return run
+
+
+def right_if(good: Callable[[int], bool]) -> Callable[[int], str | None]:
+    return lambda number: "Bern" if good(number) else "Zürich"
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("made")
+    asked = [question(str(number)) for number in range(65)]
+    evaluation(root, NAMES[0], episodes(asked[:60], right_if(lambda n: n % 5 == 0)))
+    evaluation(root, NAMES[1], episodes(asked, right_if(lambda n: n % 5 == 0 or n % 3 == 0)))
+    return root
+
+
+@pytest.fixture
+def two(workspace, made) -> Path:
+    """A and B on 60 questions; B is right where A is and on further ones, and has 5 questions more."""
+    copytree(made, workspace, dirs_exist_ok=True)
+    return workspace
+
+
+def srl(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["eval", "compare", *arguments])
+
+
+def complaint(*arguments: str) -> str:
+    """What a mistake is told, in one line."""
+    result = srl(*arguments)
+    assert isinstance(result.exception, UserError), result.output
+    message = str(result.exception)
+    assert "\n" not in message
+    return message
+
+
+def test_figures_are_those_of_the_questions_that_both_have(two):
+    found = compare([read_evaluation(two / "runs" / name) for name in NAMES])
+    a = [float(n % 5 == 0) for n in range(60)]
+    b = [float(n % 5 == 0 or n % 3 == 0) for n in range(60)]
+    assert (found.questions, found.left_out) == (60, [0, 5])
+    em = [row for row in found.rows if row.measure == "EM"]
+    assert [row.value for row in em] == [fmean(a), fmean(b)]
+    assert [row.interval for row in em] == [interval(a), interval(b)]
+    assert em[0].test is None
+    assert em[1].test == paired_test(a, b)
+    assert em[1].test.difference == pytest.approx(16 / 60)
+
+
+def test_p_values_are_corrected_for_all_tests_of_the_table(workspace):
+    asked = [question(str(n), "nq" if n < 40 else "squad") for n in range(80)]
+    for name, step in zip((*NAMES, THIRD), (5, 4, 2), strict=True):
+        evaluation(workspace, name, episodes(asked, right_if(lambda n, step=step: n % step == 0)))
+    found = compare([read_evaluation(workspace / "runs" / name) for name in (*NAMES, THIRD)])
+    tested = [row for row in found.rows if row.test]
+    assert found.tests == len(tested) == 3 * 3 * 2
+    assert [row.p for row in tested] == holm([row.test.p for row in tested])
+    assert [row.source for row in found.rows if row.measure == "EM" and row.run == 0] == [
+        "nq",
+        "squad",
+        "all",
+    ]
+    assert any(row.significant for row in tested)
+    assert not all(row.significant for row in tested)
+
+
+def test_questions_of_one_document_count_together(workspace):
+    asked = [question(str(n), "squad", f"article {n // 3}") for n in range(120)]
+    for name, size in zip(NAMES, (2, 3), strict=True):
+        evaluation(workspace, name, episodes(asked, right_if(lambda n, size=size: n // 3 % size == 0)))
+    found = compare([read_evaluation(workspace / "runs" / name) for name in NAMES])
+    clusters = [n // 3 for n in range(120)]
+    values = [float(n // 3 % 2 == 0) for n in range(120)]
+    assert found.rows[0].interval == pytest.approx(interval(values, clusters))
+    assert found.rows[0].interval.low < interval(values).low - 0.03
+    other = [float(n // 3 % 3 == 0) for n in range(120)]
+    assert found.rows[1].test.p == pytest.approx(paired_test(values, other, clusters).p, abs=0.01)
+    assert found.notes == []
+
+
+def test_too_few_documents_have_no_interval_and_a_note_says_so(workspace):
+    asked = [question(str(n), "squad", f"article {n // 60}") for n in range(120)]
+    for name, size in zip(NAMES, (2, 3), strict=True):
+        evaluation(workspace, name, episodes(asked, right_if(lambda n, size=size: n % size == 0)))
+    result = srl(*NAMES)
+    assert "squad has no intervals: its questions come from 2 documents" in result.stderr
+    records = read_csv(srl(*NAMES, "--format", "csv").stdout)
+    assert {row["low"] for row in records} == {row["difference_high"] for row in records} == {""}
+    assert {row["value"] for row in records if row["measure"] == "EM"} == {"0.5", str(1 / 3)}
+
+
+def test_samples_of_a_question_count_as_one_value(workspace):
+    asked = [question(str(n)) for n in range(30)]
+    some = episodes(asked, right_if(lambda n: n % 2 == 0), n=2)
+    some[1].answer = "Zürich"
+    evaluation(workspace, NAMES[0], some)
+    evaluation(workspace, NAMES[1], episodes(asked, right_if(lambda n: n % 2 == 0)))
+    found = compare([read_evaluation(workspace / "runs" / name) for name in NAMES])
+    assert [row.value for row in found.rows[:2]] == pytest.approx([14.5 / 30, 0.5])
+    assert found.rows[1].interval == wilson_interval(0.5, 30)
+
+
+def test_table_names_the_runs_and_marks_what_is_not_significant(two):
+    result = srl("00aa", "00ab")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"A: {NAMES[0]} (tiny-model)")
+    assert lines[1].endswith("5 further questions are left out")
+    assert lines[2] == "60 questions that all runs have"
+    em = next(line for line in lines if " EM " in line)
+    assert em.split() == ["nq", "60", "EM", "A", "0.200", "0.118", "to", "0.318"]
+    b = lines[lines.index(em) + 1]
+    assert b.split()[:2] == ["B", "0.467"]
+    assert "+0.267" in b
+    assert "<0.001" in b
+    assert "n.s." not in b
+    swapped = srl("00aa", evaluation_like_a(two)).stdout
+    assert swapped.count("n.s.") == 3 + 1
+    assert "corrected for 3 tests" in swapped
+
+
+def evaluation_like_a(root: Path) -> str:
+    asked = [question(str(number)) for number in range(60)]
+    found = episodes(asked, right_if(lambda n: n % 5 == 0 or n == 1))
+    return str(evaluation(root, THIRD, found))
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(text)))
+
+
+def test_csv_and_json_have_every_figure(two):
+    records = read_csv(srl(*NAMES, "--format", "csv").stdout)
+    found = json.loads(srl(*NAMES, "--format", "json").stdout)
+    assert [row["measure"] for row in records] == ["EM", "EM", "F1", "F1", "cover-EM", "cover-EM"]
+    assert [row["value"] for row in found["rows"]] == [float(row["value"]) for row in records]
+    assert (records[0]["difference"], found["rows"][0]["difference"]) == ("", None)
+    assert records[1]["significant"] == "True"
+    assert found["questions"] == 60
+    assert [run["left_out"] for run in found["runs"]] == [0, 5]
+
+
+def test_markdown_has_a_cell_for_each_column_whatever_the_names(workspace):
+    asked = [question(str(n), "a|b_c") for n in range(30)]
+    for name in NAMES:
+        evaluation(workspace, name, episodes(asked, right_if(lambda n: n % 2 == 0)))
+    lines = srl(*NAMES, "--format", "markdown").stdout.splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 2 + 6
+    assert {line.replace("\\|", "").count("|") for line in rows} == {11}
+    assert "a\\|b_c" in rows[2]
+
+
+def test_latex_escapes_names_and_has_the_columns_that_it_declares(workspace):
+    asked = [question(str(n), "50%_of&$x") for n in range(30)]
+    for name in NAMES:
+        evaluation(workspace, name, episodes(asked, right_if(lambda n: n % 2 == 0)))
+    text = srl(*NAMES, "--format", "latex").stdout
+    assert r"50\%\_of\&\$x" in text
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len(body) == 1 + 6
+    assert {line.replace(r"\&", "").count("&") for line in body} == {len("lrllrrrrrl") - 1}
+    assert r"\begin{tabular}{lrllrrrrrl}" in text
+    assert "+0.000 & $-$0.122 to +0.122" in text
+    assert "cover-EM" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "beginning"),
+    [("t.md", "- A: "), ("t.tex", "% A: "), ("t.csv", "source,questions"), ("t.json", "{"), ("t.txt", "A: ")],
+)
+def test_out_has_the_format_of_its_suffix(two, file, beginning):
+    result = srl(*NAMES, "--out", str(two / file))
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert (two / file).read_text().startswith(beginning)
+
+
+def test_runs_without_a_common_question_say_what_they_ask(workspace):
+    evaluation(workspace, NAMES[0], episodes([question("1")], right_if(bool)))
+    evaluation(workspace, NAMES[1], episodes([question("1", "squad")], right_if(bool)))
+    told = complaint(*NAMES)
+    assert "no question is in all of these runs: A asks nq; B asks squad" in told
+    assert "--data" in told
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"text": "who is 1?"}, "another text in B than in A: 'who is 1?' and 'what is 1?'"),
+        ({"golden_answers": ("Bern", "Berne")}, "another list of accepted answers"),
+        ({"data_source": "squad"}, "another data source"),
+    ],
+)
+def test_a_question_that_differs_is_refused(workspace, changed, what):
+    evaluation(workspace, NAMES[0], episodes([question("1")], right_if(bool)))
+    evaluation(workspace, NAMES[1], episodes([question("1", **changed)], right_if(bool)))
+    told = complaint(*NAMES)
+    assert "question nq/test/1" in told
+    assert what in told
+
+
+def test_a_run_is_not_compared_with_itself(two):
+    assert "are the same run" in complaint("00aa", str(two / "runs" / NAMES[0]))
+
+
+def test_one_run_is_too_few(two):
+    assert "give 2 to 26" in complaint("00aa")
+
+
+def test_a_training_run_is_told_what_to_type(two):
+    name = "20250102T030409Z-tiny-grpo-s0-00ad"
+    evaluation(two, name, [episode(0, step=1, phase="val")], phase="val", step=1)
+    assert f"`srl eval run {name} --data FILE`" in complaint("00aa", "00ad")
+
+
+def test_an_evaluation_without_episodes_is_refused(two):
+    evaluation(two, THIRD, [], finish=False)
+    assert "has no finished question yet" in complaint("00aa", "00ac")
+
+
+def test_notes_tell_what_is_unfinished_and_what_failed(two):
+    found = episodes([question(str(number)) for number in range(60)], right_if(bool))
+    found[7].end, found[7].error = "failed", "engine: out of memory"
+    evaluation(two, THIRD, found, finish=False)
+    result = srl("00aa", "00ac")
+    assert "B is running: the table has the questions that it has so far" in result.stderr
+    assert "B: 1 episodes were lost to faults and count 0" in result.stderr
