@@ -21,17 +21,20 @@ from srl.data.corpus import read_corpus, write_corpus
 from srl.data.parquet import write_questions
 from srl.data.sources import source_of
 from srl.errors import UserError
+from srl.evaluate import corpus_scan
+from srl.evaluate.corpus_scan import Phrases, Stores
 from srl.evaluate.coverage import (
     Coverage,
     CoverageShares,
-    Phrases,
     Share,
     coverage,
+    coverage_key,
     coverage_metrics,
     read_coverage,
     write_coverage,
 )
 from srl.index import build_index
+from srl.index.passages import write_passages
 from srl.trajectory import Passage, Question
 
 CORPUS = [
@@ -59,7 +62,7 @@ def test_gold_passages_count_by_id_and_the_answer_by_its_words():
         ask("one of two", "chocolate", supporting_ids=["p2", "p9"]),
         ask("only the answer", "Iro Bann", supporting_ids=["p8"]),
         ask("only the passage", "Orra Vess", supporting_ids=["p1"]),
-        ask("none named", "the PORT!"),
+        ask("none named", "Orra Vess", "the PORT!"),
     )
     assert found == {
         "all": Coverage(True, True, True),
@@ -185,7 +188,9 @@ def test_phrases_are_found_where_contains_answer_finds_them(texts, golds):
         phrases.see(text)
     for gold, those in wanted.items():
         if those:
-            assert phrases.has_any(those) == any(contains_answer(text, [gold]) for text in texts)
+            assert (not phrases.found.isdisjoint(those)) == any(
+                contains_answer(text, [gold]) for text in texts
+            )
 
 
 def test_memory_does_not_grow_with_the_corpus():
@@ -200,6 +205,26 @@ def test_memory_does_not_grow_with_the_corpus():
 
     peak(100)
     assert peak(5000) - peak(500) < 20_000
+
+
+def test_several_processes_find_what_one_finds(tmp_path, monkeypatch):
+    stores = []
+    for name in ("a", "b"):
+        pages = (Passage(f"{name}{n}", f'"T{n}"\nanswer {name} {n}') for n in range(20))
+        stores.append(write_passages(pages, tmp_path / name))
+    questions = [
+        ask("both", "answer a 3", supporting_ids=["a1", "b19"]),
+        ask("titles", "answer c 3", supporting_titles=["T19"]),
+    ]
+    notes, told = list[str](), list[int]()
+    alone = coverage(questions, Stores(stores), notes.append)
+    monkeypatch.setattr(corpus_scan, "_PART", 8)
+    monkeypatch.setattr(corpus_scan, "_cores", lambda: 2)
+    assert coverage(questions, Stores(stores), notes.append, told.append) == alone
+    assert notes == 2 * [
+        "1 of 1 gold titles match several passages ('T19': 2); one passage with the title is enough"
+    ]
+    assert told == [8, 16, 20, 28, 36, 40]
 
 
 def test_real_answers_are_found_as_by_searching_the_whole_text():
@@ -262,10 +287,24 @@ def test_exact_match_of_the_answerable_part():
 
 
 def test_what_was_written_is_read_again(tmp_path):
-    assert read_coverage(tmp_path) == ({}, [])
+    assert read_coverage(tmp_path) is None
     found, notes = cover(ask("a", "Iro Bann", supporting_ids=["p1", "p9"]), ask("b", "yes"))
-    write_coverage(tmp_path, found, notes)
-    assert read_coverage(tmp_path) == (found, notes)
+    write_coverage(tmp_path, found, notes, "key")
+    assert read_coverage(tmp_path) == (found, notes, "key")
+
+
+def test_the_key_tells_other_questions_answers_and_corpora_apart():
+    one, two = ask("a", "x", supporting_ids=["p1"]), ask("b", "y")
+    key = coverage_key([one, two], ["c1"])
+    assert coverage_key([two, one], ["c1"]) == key
+    others = [
+        coverage_key([one], ["c1"]),
+        coverage_key([one, ask("b", "z")], ["c1"]),
+        coverage_key([ask("a", "x", supporting_ids=["p2"]), two], ["c1"]),
+        coverage_key([one, two], ["c2"]),
+        coverage_key([one, two], ["c1", "c2"]),
+    ]
+    assert len({key, *others}) == 6
 
 
 def test_a_damaged_or_newer_file_is_refused_in_one_line(tmp_path):

@@ -112,6 +112,7 @@ def _passages(
 ) -> Iterator[tuple[Iterable[Passage], int | None]]:
     """All passages of the corpora or the indexes, as a stream, and their number where it is known."""
     from srl.data.corpus import read_corpus
+    from srl.evaluate.corpus_scan import Stores
     from srl.index import check_index
     from srl.index.passages import open_passages
 
@@ -121,8 +122,8 @@ def _passages(
         for directory in index:
             if not check_index(directory).corpus_digest:
                 raise UserError(f"{directory} searches an external service, whose passages cannot be read")
-        stores = [open_passages(directory) for directory in index]
-        yield chain.from_iterable(stores), sum(map(len, stores))
+        stores = Stores(map(open_passages, index))
+        yield stores, len(stores)
         return
     if not (corpus or default):
         raise UserError("no corpus to look in: give --corpus FILE or --index DIR")

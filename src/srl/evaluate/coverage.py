@@ -14,10 +14,10 @@ cuts pages into passages has each title many times.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import unescape
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, Protocol
@@ -25,10 +25,11 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from srl.answers import findable, normalise_answer
+from srl.answers import findable
 from srl.data.published_rows import describe
 from srl.errors import UserError
-from srl.files import FORMAT, atomic_file, check_format
+from srl.evaluate.corpus_scan import Found, Sought, scan, title_key
+from srl.files import FORMAT, atomic_file, check_format, digest_text
 from srl.trajectory import Passage, Question
 
 FILE = "coverage.parquet"
@@ -105,26 +106,25 @@ def coverage(
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Coverage]:
-    """The coverage of every question by its id, in one pass over the passages.
+    """The coverage of every question by its id, in one pass over the passages (`srl.evaluate.corpus_scan`).
 
-    Memory depends on the questions, not on the corpus. `note` gets a line for each thing that a reader of the
-    figures has to know. Raises UserError for gold passages that are not a list of texts.
+    `note` gets a line for each thing that a reader of the figures has to know. Raises UserError for gold
+    passages that are not a list of texts.
     """
     gold = {question.id: _Gold.of(question) for question in questions}
     answers = {question.id: findable(question.golden_answers) for question in questions}
-    found = _Found.of(gold.values(), answers.values())
-    count = 0
-    for count, passage in enumerate(passages, start=1):
-        found.see(passage)
-        if count % 1000 == 0:
-            progress(count)
-    progress(count)
+    sought = Sought(
+        frozenset(name for each in gold.values() for name in each.ids),
+        frozenset(title_key(title) for each in gold.values() for title in each.titles),
+        frozenset(chain.from_iterable(answers.values())),
+    )
+    found = scan(passages, sought, progress)
     named = _names_that_count(questions, gold, found, note)
     _tell_of_several(named.values(), found, note)
     if undecided := sum(not wanted for wanted in answers.values()):
         note(f"{undecided:,} questions have no answer to look for in passages (only yes or no)")
     return {
-        name: _coverage(these, found, found.phrases.has_any(answers[name]) if answers[name] else None)
+        name: _coverage(these, found, not found.answers.isdisjoint(answers[name]) if answers[name] else None)
         for name, these in named.items()
     }
 
@@ -135,11 +135,14 @@ class _Name(NamedTuple):
     name: str
     is_title: bool
 
+    def is_in(self, found: Found) -> bool:
+        return title_key(self.name) in found.titles if self.is_title else self.name in found.ids
 
-def _coverage(named: Sequence[_Name], found: _Found, answer: bool | None) -> Coverage:
+
+def _coverage(named: Sequence[_Name], found: Found, answer: bool | None) -> Coverage:
     if not named:
         return Coverage(None, answer)
-    missing = tuple(each.name for each in named if not found.has(each))
+    missing = tuple(each.name for each in named if not each.is_in(found))
     return Coverage(not missing, answer, len(missing) < len(named), missing)
 
 
@@ -170,7 +173,7 @@ def _named(question: Question, key: str) -> tuple[str, ...]:
 
 
 def _names_that_count(
-    questions: Sequence[Question], gold: Mapping[str, _Gold], found: _Found, note: Callable[[str], None]
+    questions: Sequence[Question], gold: Mapping[str, _Gold], found: Found, note: Callable[[str], None]
 ) -> dict[str, list[_Name]]:
     """The gold passages of each question, by id or title as its data source has it; notes strange ids."""
     by_source: dict[str, list[_Gold]] = defaultdict(list)
@@ -193,9 +196,9 @@ def _strange_ids(source: str, gold: Sequence[_Gold], example: str) -> str:
     return f"{start}; without titles they count as missing: is it the corpus of these questions?"
 
 
-def _tell_of_several(named: Iterable[Sequence[_Name]], found: _Found, note: Callable[[str], None]) -> None:
+def _tell_of_several(named: Iterable[Sequence[_Name]], found: Found, note: Callable[[str], None]) -> None:
     """Note the gold titles that several passages have."""
-    titles = {_key(each.name) for these in named for each in these if each.is_title}
+    titles = {title_key(each.name) for these in named for each in these if each.is_title}
     several = sorted(title for title in titles if found.titles[title] > 1)
     if several:
         shown = ", ".join(f"{title!r}: {found.titles[title]:,}" for title in several[:_SHOWN])
@@ -204,90 +207,6 @@ def _tell_of_several(named: Iterable[Sequence[_Name]], found: _Found, note: Call
             f"{len(several):,} of {len(titles):,} gold titles match several passages ({shown}{more}); "
             "one passage with the title is enough"
         )
-
-
-@dataclass(slots=True)
-class _Found:
-    """What has been seen so far of the ids, titles and answers that are looked for."""
-
-    wanted_ids: frozenset[str]
-    wanted_titles: frozenset[str]
-    phrases: Phrases
-    ids: set[str] = field(default_factory=set)
-    titles: Counter[str] = field(default_factory=Counter)
-    example: str = ""
-
-    @classmethod
-    def of(cls, gold: Iterable[_Gold], answers: Iterable[Iterable[str]]) -> _Found:
-        gold = list(gold)
-        return cls(
-            frozenset(name for each in gold for name in each.ids),
-            frozenset(_key(title) for each in gold for title in each.titles),
-            Phrases(phrase for those in answers for phrase in those),
-        )
-
-    def see(self, passage: Passage) -> None:
-        self.example = self.example or passage.id
-        if passage.id in self.wanted_ids:
-            self.ids.add(passage.id)
-        if self.wanted_titles and (title := _key(passage.title)) in self.wanted_titles:
-            self.titles[title] += 1
-        self.phrases.see(passage.contents)
-
-    def has(self, named: _Name) -> bool:
-        return self.titles[_key(named.name)] > 0 if named.is_title else named.name in self.ids
-
-
-def _key(title: str) -> str:
-    """A title as it is compared: without outer quotation marks, HTML entities, underscores, extra spaces."""
-    return " ".join(unescape(title).replace("_", " ").split()).strip('"')
-
-
-class Phrases:
-    """Normalised answers that are looked for in many texts, with the meaning of `contains_answer`."""
-
-    def __init__(self, phrases: Iterable[str]) -> None:
-        self.found: set[str] = set()
-        self._words: set[str] = set()
-        self._longer: dict[str, dict[str, set[str]]] = {}  # first word → second word → phrases
-        for phrase in phrases:
-            words = phrase.split()
-            if len(words) == 1:
-                self._words.add(phrase)
-            else:
-                self._longer.setdefault(words[0], {}).setdefault(words[1], set()).add(phrase)
-
-    def see(self, text: str) -> None:
-        """Look for the phrases that no earlier text had."""
-        words = normalise_answer(text).split()
-        single = self._words.intersection(words)
-        self._words -= single
-        self.found |= single
-        for phrase in list(self._longer_in(words)):
-            self._close(phrase)
-
-    def has_any(self, phrases: Iterable[str]) -> bool:
-        """Whether a text had one of these."""
-        return not self.found.isdisjoint(phrases)
-
-    def _longer_in(self, words: list[str]) -> Iterator[str]:
-        after = iter(words)
-        next(after, None)
-        for start, (first, second) in enumerate(zip(words, after, strict=False)):
-            seconds = self._longer.get(first)
-            if seconds is not None and second in seconds:
-                for phrase in seconds[second]:
-                    if phrase.split() == words[start : start + 1 + phrase.count(" ")]:
-                        yield phrase
-
-    def _close(self, phrase: str) -> None:
-        if phrase not in self.found:
-            self.found.add(phrase)
-            first, second = phrase.split()[:2]
-            seconds = self._longer[first]
-            seconds[second].remove(phrase)
-            if not seconds[second]:
-                del seconds[second]
 
 
 class Answered(Protocol):
@@ -311,30 +230,48 @@ def coverage_metrics(results: Iterable[Answered], found: Mapping[str, Coverage])
     return share | ({"em_answerable": fmean(right)} if right else {})
 
 
-def write_coverage(run: Path, found: Mapping[str, Coverage], notes: Sequence[str] = ()) -> None:
+def coverage_key(questions: Iterable[Question], corpora: Sequence[str]) -> str:
+    """The same for the same questions, in any order, and the same digests of corpora; 32 hex digits."""
+    rows = (
+        json.dumps([each.id, each.data_source, *_Gold.of(each), sorted(findable(each.golden_answers))])
+        for each in questions
+    )
+    return digest_text("coverage", *corpora, *sorted(rows))
+
+
+def write_coverage(
+    run: Path, found: Mapping[str, Coverage], notes: Sequence[str] = (), key: str = ""
+) -> None:
     """Write the coverage of an evaluation's questions into the directory of its run."""
     names = _SCHEMA.names[1:]
     rows = [{"question_id": name} | {key: getattr(one, key) for key in names} for name, one in found.items()]
-    told = {"srl_format": str(FORMAT), "notes": json.dumps(list(notes))}
+    told = {"srl_format": str(FORMAT), "key": key, "notes": json.dumps(list(notes))}
     with atomic_file(Path(run) / FILE, "wb") as file:
         pq.write_table(pa.Table.from_pylist(rows, _SCHEMA.with_metadata(told)), file)
 
 
-def read_coverage(run: Path) -> tuple[dict[str, Coverage], list[str]]:
-    """The coverage that `write_coverage` wrote and its notes; empty if none was written. Raises UserError."""
+class WrittenCoverage(NamedTuple):
+    """The coverage of a run's questions, what was noted, and the `coverage_key`."""
+
+    found: dict[str, Coverage]
+    notes: list[str]
+    key: str
+
+
+def read_coverage(run: Path) -> WrittenCoverage | None:
+    """What `write_coverage` wrote into the directory of a run; None if it wrote nothing. Raises UserError."""
     path = Path(run) / FILE
     if not path.is_file():
-        return {}, []
+        return None
     try:
         table = pq.read_table(path)
-        told = table.schema.metadata
+        told = table.schema.metadata or {}
         check_format(path, int(told[b"srl_format"]))
         rows = table.select(_SCHEMA.names).to_pylist()
-        notes = json.loads(told[b"notes"])
+        found = {
+            row.pop("question_id"): Coverage(**{**row, "missing": tuple(row["missing"])}) for row in rows
+        }
+        return WrittenCoverage(found, json.loads(told[b"notes"]), told[b"key"].decode())
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} is damaged ({str(error).splitlines()[0]}); delete it to have it made again"
-        ) from error
-    return {
-        row.pop("question_id"): Coverage(**{**row, "missing": tuple(row["missing"])}) for row in rows
-    }, notes
+        what = str(error).splitlines()[0]
+        raise UserError(f"{path} is damaged ({what}); delete it, and it is made again") from error

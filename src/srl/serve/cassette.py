@@ -22,8 +22,9 @@ from typing import Any, BinaryIO, get_args
 
 from srl.errors import UserError
 from srl.files import FORMAT, check_format, digest_text
+from srl.index import Index
 from srl.renamed import current_fields
-from srl.serve.named_retrievers import aclose, connect, digest_of
+from srl.serve.named_retrievers import aclose, connect, digest_of, indexes_of
 from srl.trajectory import Hit, Passage, Search, SearchStatus, SearchTool, current_episode
 
 log = logging.getLogger(__name__)
@@ -310,6 +311,11 @@ class Recorder:
     def digests(self) -> dict[str, str]:
         """The digest of each retriever's index by its name, "" for the default one."""
         return dict(getattr(self._search, "digests", None) or {"": self.index_digest})
+
+    @property
+    def indexes(self) -> tuple[Index, ...] | None:
+        """The indexes of the recorded search tool, as `indexes_of` has them."""
+        return indexes_of(self._search)
 
     async def search(self, query: str, retriever: str = "") -> Search:
         """The outcome of one query, recorded. Raises UserError if the cassette cannot be written."""
