@@ -27,6 +27,7 @@ from srl.evaluate.coverage import (
     Coverage,
     CoverageShares,
     Share,
+    WrittenCoverage,
     coverage,
     coverage_key,
     coverage_metrics,
@@ -278,8 +279,17 @@ def test_exact_match_of_the_answerable_part():
         Episode("d", 1),
         Episode("?", 1),
     ]
-    assert coverage_metrics(episodes, found) == {"answerable": 3 / 4, "em_answerable": 2 / 3}
-    assert coverage_metrics([Episode("c", 1)], found) == {"answerable": 0.0}
+    assert coverage_metrics(episodes, found) == {
+        "eval/em_answerable": 2 / 3,
+        "eval/answerable": 3 / 4,
+        "eval/gold_in_corpus": 2 / 3,
+        "eval/answer_in_corpus": 1,
+    }
+    assert coverage_metrics([Episode("c", 1)], found, "val") == {
+        "val/answerable": 0,
+        "val/gold_in_corpus": 0,
+        "val/answer_in_corpus": 1,
+    }
     assert coverage_metrics([Episode("d", 1)], found) == {}
 
 
@@ -289,8 +299,9 @@ def test_exact_match_of_the_answerable_part():
 def test_what_was_written_is_read_again(tmp_path):
     assert read_coverage(tmp_path) is None
     found, notes = cover(ask("a", "Iro Bann", supporting_ids=["p1", "p9"]), ask("b", "yes"))
-    write_coverage(tmp_path, found, notes, "key")
-    assert read_coverage(tmp_path) == (found, notes, "key")
+    write_coverage(tmp_path, WrittenCoverage(found, notes, "key"))
+    assert read_coverage(tmp_path) == read_coverage(tmp_path, "key") == (found, notes, "key")
+    assert read_coverage(tmp_path, "another") is None
 
 
 def test_the_key_tells_other_questions_answers_and_corpora_apart():

@@ -218,16 +218,24 @@ class Answered(Protocol):
     def em(self) -> float: ...
 
 
-def coverage_metrics(results: Iterable[Answered], found: Mapping[str, Coverage]) -> dict[str, float]:
-    """`answerable`, the share of the questions of these episodes, and `em_answerable`, exact match on them.
+def coverage_metrics(
+    results: Iterable[Answered], found: Mapping[str, Coverage], prefix: str = "eval"
+) -> dict[str, float]:
+    """`em_answerable`, exact match on the answerable questions, and the shares of the questions.
 
-    Both are left out where nothing is known. Undecided questions count in neither.
+    These are `answerable`, `gold_in_corpus` and `answer_in_corpus`, each of those for which it is known, and
+    left out if that is none. Undecided questions count in neither part.
     """
-    known = [(found[one.question_id].answerable, one.em) for one in results if one.question_id in found]
-    decided = [(answerable, em) for answerable, em in known if answerable is not None]
-    right = [em for answerable, em in decided if answerable]
-    share = {"answerable": len(right) / len(decided)} if decided else {}
-    return share | ({"em_answerable": fmean(right)} if right else {})
+    known = [(found[one.question_id], one.em) for one in results if one.question_id in found]
+    shares = CoverageShares.of(one for one, _ in known)
+    right = [em for one, em in known if one.answerable]
+    metrics = {
+        "em_answerable": fmean(right) if right else None,
+        "answerable": shares.answerable.value,
+        "gold_in_corpus": shares.gold.value,
+        "answer_in_corpus": shares.answer.value,
+    }
+    return {f"{prefix}/{name}": value for name, value in metrics.items() if value is not None}
 
 
 def coverage_key(questions: Iterable[Question], corpora: Sequence[str]) -> str:
@@ -239,17 +247,6 @@ def coverage_key(questions: Iterable[Question], corpora: Sequence[str]) -> str:
     return digest_text("coverage", *corpora, *sorted(rows))
 
 
-def write_coverage(
-    run: Path, found: Mapping[str, Coverage], notes: Sequence[str] = (), key: str = ""
-) -> None:
-    """Write the coverage of an evaluation's questions into the directory of its run."""
-    names = _SCHEMA.names[1:]
-    rows = [{"question_id": name} | {key: getattr(one, key) for key in names} for name, one in found.items()]
-    told = {"srl_format": str(FORMAT), "key": key, "notes": json.dumps(list(notes))}
-    with atomic_file(Path(run) / FILE, "wb") as file:
-        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA.with_metadata(told)), file)
-
-
 class WrittenCoverage(NamedTuple):
     """The coverage of a run's questions, what was noted, and the `coverage_key`."""
 
@@ -258,20 +255,37 @@ class WrittenCoverage(NamedTuple):
     key: str
 
 
-def read_coverage(run: Path) -> WrittenCoverage | None:
-    """What `write_coverage` wrote into the directory of a run; None if it wrote nothing. Raises UserError."""
+def write_coverage(run: Path, written: WrittenCoverage) -> None:
+    """Write the coverage of an evaluation's questions into the directory of its run."""
+    names = _SCHEMA.names[1:]
+    rows = [
+        {"question_id": name} | {key: getattr(one, key) for key in names}
+        for name, one in written.found.items()
+    ]
+    told = {"srl_format": str(FORMAT), "key": written.key, "notes": json.dumps(written.notes)}
+    with atomic_file(Path(run) / FILE, "wb") as file:
+        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA.with_metadata(told)), file)
+
+
+def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
+    """What `write_coverage` wrote into the directory of a run; None if it wrote nothing, or of another `key`.
+
+    Raises UserError.
+    """
     path = Path(run) / FILE
     if not path.is_file():
         return None
     try:
-        table = pq.read_table(path)
-        told = table.schema.metadata or {}
+        told = pq.read_schema(path).metadata or {}
         check_format(path, int(told[b"srl_format"]))
-        rows = table.select(_SCHEMA.names).to_pylist()
+        own, notes = told[b"key"].decode(), json.loads(told[b"notes"])
+        if key not in (None, own):
+            return None
+        rows = pq.read_table(path, columns=_SCHEMA.names).to_pylist()
         found = {
             row.pop("question_id"): Coverage(**{**row, "missing": tuple(row["missing"])}) for row in rows
         }
-        return WrittenCoverage(found, json.loads(told[b"notes"]), told[b"key"].decode())
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         what = str(error).splitlines()[0]
         raise UserError(f"{path} is damaged ({what}); delete it, and it is made again") from error
+    return WrittenCoverage(found, notes, own)

@@ -13,10 +13,13 @@ from srl import interrupts
 from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import Interval, em_interval, summarise
+from srl.evaluate.coverage import WrittenCoverage, coverage_metrics, write_coverage
+from srl.evaluate.episode_results import EpisodeResult
 from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH
 from srl.rollout.codec import Codec
 from srl.store import LogWriter, read_records
+from srl.train.evaluation.coverage import evaluation_coverage
 from srl.train.evaluation.generate import RunningEm, generate
 from srl.train.evaluation.run import evaluation_run, run_info
 from srl.train.evaluation.subject import subject_of
@@ -36,6 +39,8 @@ from srl.workspace import Workspace
 class Evaluation:
     """The result of one setting; `metrics` are those of `srl.evaluate.summarise`, prefixed with `eval/`.
 
+    Where the coverage of the questions is known, they include `srl.evaluate.coverage.coverage_metrics`.
+
     `run` is its run, and `generated` the number of episodes that were not in its log before.
     """
 
@@ -46,16 +51,24 @@ class Evaluation:
     generated: int
 
     @classmethod
-    def read(cls, run: Path, questions: Sequence[Question], n: int, generated: int) -> Evaluation:
+    def read(
+        cls,
+        run: Path,
+        questions: Sequence[Question],
+        n: int,
+        generated: int,
+        coverage: WrittenCoverage | None = None,
+    ) -> Evaluation:
         """The result of `n` episodes for each of `questions` from the log of `run`."""
         with srl.store.open(run) as log:
             found = [record.trajectory for record in read_records(log, "phase = 'eval'")]
         order = {(item.id, sample): None for item in questions for sample in range(n)}
         asked = {(item.question.id, item.sample): item for item in found}
         trajectories = [asked[episode] for episode in order]
-        return cls(
-            trajectories, summarise(trajectories, prefix="eval"), em_interval(trajectories), run, generated
-        )
+        metrics = summarise(trajectories, prefix="eval")
+        if coverage is not None:
+            metrics |= coverage_metrics(map(EpisodeResult.of, trajectories), coverage.found)
+        return cls(trajectories, metrics, em_interval(trajectories), run, generated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +125,13 @@ def evaluate_model(
         warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_cassette(config):
         search = load_search(config, workspace, note)
+    coverage = evaluation_coverage(next(iter(asked.values())), search, workspace, note)
     fresh = fresh or config.search.cassette_use is not None
     try:
         found = {
             name: _evaluated(
                 setting, name, loaded, search if setting.rollout.search else None, asked[name], workspace,
-                n=n, preset=preset, fresh=fresh, note=note,
+                n=n, preset=preset, fresh=fresh, coverage=coverage, note=note,
             )
             for name, setting in settings.items()
         }  # fmt: skip
@@ -160,6 +174,7 @@ def _evaluated(
     n: int,
     preset: str,
     fresh: bool,
+    coverage: WrittenCoverage | None,
     note: Note,
 ) -> Evaluation:
     """One setting: find or start its run, generate what its log lacks, and read the result from the log."""
@@ -173,6 +188,8 @@ def _evaluated(
     with evaluation_run(
         subject, questions, config, workspace, preset=preset, digests=digests, fresh=fresh, note=note
     ) as run:
+        if coverage is not None:
+            write_coverage(run.path, coverage)
         plan = run.logged.plan(questions, n)
         told = f": {len(plan.done):,} of {n * len(questions):,} episodes are in its log" if plan.done else ""
         note(f"evaluation {run.path.name}{told}")
@@ -195,7 +212,7 @@ def _evaluated(
                         seed=config.trainer.seed, on_written=RunningEm(count, plan.done),
                     )
                 )  # fmt: skip
-        return Evaluation.read(run.path, questions, n, len(plan.wanted))
+        return Evaluation.read(run.path, questions, n, len(plan.wanted), coverage)
 
 
 _AHEAD = 4

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _HEADS = {"search": "with search", "no_search": "without search"}
 _ROWS = {
     "EM, mean over sources": "em_macro",
+    "EM of answerable": "em_answerable",
+    "answerable from the corpus": "answerable",
+    "gold passages in the corpus": "gold_in_corpus",
+    "answer in the corpus": "answer_in_corpus",
     "EM of completed": "em_completed",
     "F1": "f1",
     "supporting passages found": "retrieval_recall",
