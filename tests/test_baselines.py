@@ -114,6 +114,7 @@ def test_the_passages_of_rag_lose_whole_passages_first(codec):
     prompt = trajectory.segments[0].text
     assert ("Town 0" in prompt, "Town 1" in prompt, "Town 2" in prompt) == (True, True, False)
     assert "…" not in prompt
+    assert [search.shown for search in trajectory.searches] == [2]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -47,7 +47,7 @@ trajectory {id} of {run}, train step 1, sample 0
 question   where was painter 0 born?  (nq, nq-0, 2 hops)
 gold       Münchenbuchsee
 answer     Bern
-verdict    reader: a golden answer was in the passages
+verdict    reader: a golden answer was in the passages shown
 reward     0.125; parts before weights: em 0.000, format 1.000; f1 0.000
 end        answered after 2 turns and 1 search; 9 of 19 tokens written by the policy
 
@@ -81,6 +81,20 @@ def shown(path, made: Record, tokens: bool = False, **console) -> str:
 def test_transcript_reads_like_this(tmp_path):
     made = record(episode())
     assert shown(tmp_path, made) == SHOWN.format(id=made.trajectory.id, run=tmp_path.name)
+
+
+def test_transcript_says_which_passages_were_not_shown(tmp_path):
+    made = record(episode())
+    made.trajectory.searches = [replace(made.trajectory.searches[0], shown=1, cut="Paul Klee … 1879.")]
+    drawn = shown(tmp_path, made)
+    assert (
+        "   1.    10.000  Paul Klee  p1  ← shown without its middle\n"
+        "   2.     9.000  Bern  p2  ← not shown: it did not fit\n" in drawn
+    )
+    with srl.store.open(tmp_path) as connection:
+        (found,) = as_json(transcript(connection, made.trajectory.id))["search_results"]
+    assert [hit["shown"] for hit in found["hits"]] == ["part", "none"]
+    assert found["cut"] == "Paul Klee … 1879."
 
 
 def test_transcript_with_tokens_shows_ids_mask_and_logprobs(tmp_path):

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
-from srl.protocol import TEMPLATES, Template
+from srl.protocol import TEMPLATES, Template, render_passage
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.many_episodes import rollout
@@ -169,33 +169,79 @@ def test_an_observation_loses_whole_passages_before_any_is_cut(codec):
     hits = [
         Hit(Passage(str(number), f"Page {number}\nSome words of page {number}."), 1.0) for number in range(3)
     ]
-    whole = len(fit_information(hits, 1000, codec)[1])
-    text, _ = fit_information(hits, whole - 1, codec)
-    assert text.count("Doc ") == 2
-    assert text.endswith("</information>\n\n")
-    assert "words of page 1." in text
+    whole = fit_information(hits, 1000, codec)
+    fitted = fit_information(hits, len(whole.token_ids) - 1, codec)
+    assert [(each.shown, each.cut) for each in (whole, fitted)] == [(3, None), (2, None)]
+    assert fitted.text.count("Doc ") == 2
+    assert fitted.text.endswith("</information>\n\n")
+    assert "words of page 1." in fitted.text
 
 
 @given(words=st.lists(st.text(max_size=12), max_size=40), budget=st.integers(0, 120))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 def test_an_observation_fits_its_budget_and_keeps_its_closing_tag(codec, words, budget):
-    fitted = fit_information([Hit(Passage("1", "T\n" + " ".join(words)), 1.0)], budget, codec)
+    hit = Hit(Passage("1", "T\n" + " ".join(words)), 1.0)
+    fitted = fit_information([hit], budget, codec)
     if fitted is None:
         assert budget < 60, "a stub of the observation fits in 60 tokens"
         return
-    text, ids = fitted
+    text, ids, shown, cut = fitted
     assert len(ids) <= budget
     assert ids == codec.encode_text(text)
     assert text.startswith("\n\n<information>")
     assert text.endswith("</information>\n\n")
+    assert shown == 1
+    assert (cut is None) == (render_passage(1, hit).strip() in text)
+
+
+@given(words=st.lists(st.text("ab1 ", min_size=1, max_size=6), min_size=9, max_size=40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_what_is_left_of_a_cut_passage_is_whole_words_of_it_that_were_shown(codec, words):
+    hit = Hit(Passage("1", "T\n" + " ".join(words)), 1.0)
+    fitted = fit_information([hit], 60, codec)
+    assume(fitted is not None and fitted.cut is not None)
+    head, _, tail = fitted.cut.partition("…")
+    shown = fitted.text.split("<information>")[1].partition("…")
+    assert shown[0].removeprefix("Doc 1(Title: ").strip().startswith(head.strip())
+    assert shown[2].removesuffix("</information>\n\n").strip().endswith(tail.strip())
+    whole = render_passage(1, hit).split()
+    left = f"Doc 1(Title: {fitted.cut}".split("…")
+    assert whole[: len(left[0].split())] == left[0].split()
+    assert not left[1].split() or whole[-len(left[1].split()) :] == left[1].split()
 
 
 def test_the_middle_of_a_long_passage_is_what_is_lost(codec):
     passage = Passage("1", "Title\n" + " ".join(f"word{number}" for number in range(200)))
-    text, _ = fit_information([Hit(passage, 1.0)], 100, codec)
-    assert "word0" in text
-    assert "199</information>" in text
-    assert "word100" not in text
+    fitted = fit_information([Hit(passage, 1.0)], 100, codec)
+    assert "word0" in fitted.text
+    assert "199</information>" in fitted.text
+    assert "word100" not in fitted.text
+    assert fitted.cut.startswith("Title) word0 word1")
+    assert fitted.cut.endswith(" word199")
+
+
+def test_a_search_says_which_of_its_hits_reached_the_policy(codec):
+    page = Passage("far", '"Far"\n' + "A long way off. " * 20)
+    whole = len(fit_information([Hit(PAGE, 1.0)], 1000, codec).token_ids)
+    for room, shown, part in ((1000, 2, False), (whole, 1, False), (whole - 1, 1, True)):
+        options = {"max_obs_length": room}
+        (search,) = play(codec, [SEARCH, ANSWER], TableSearch([PAGE, page]), options=options).searches
+        assert (search.shown, search.cut is not None) == (shown, part)
+    assert (search.shown_hits, search.shown_texts) == (search.hits[:1], (search.cut,))
+    assert search.cut.startswith('"Velmar")')
+
+
+def test_hits_that_leave_no_room_for_an_answer_were_not_shown(codec):
+    used = len(codec.encode_text(SEARCH))
+    options = {"max_response_length": used + 20, "min_answer_tokens": 16}
+    (search,) = play(codec, [SEARCH, ANSWER], TableSearch(), options=options).searches
+    assert (len(search.hits), search.shown_hits, search.shown_texts) == (1, (), ())
+
+
+def test_an_episode_says_how_long_it_took_and_is_the_same_however_long(codec):
+    first, second = (play(codec, [SEARCH, ANSWER], TableSearch()) for _ in range(2))
+    assert first.seconds > 0
+    assert first == second
 
 
 def test_an_episode_whose_search_failed_is_sampled_again_once(codec):

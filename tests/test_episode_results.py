@@ -41,6 +41,17 @@ def test_an_episode_by_hand():
     )  # fmt: skip
 
 
+def test_evidence_is_what_was_shown():
+    asked = question(0, ("Bern",), supporting_ids=["p1", "p2"])
+    found = evaluated(asked=asked)
+    for shown, cut, answer, recall in (
+        (2, None, True, 1.0), (1, None, False, 0.5), (0, None, False, 0.0), (1, "Bern …", True, 0.5)
+    ):  # fmt: skip
+        found.searches = [replace(found.searches[0], shown=shown, cut=cut)]
+        result = EpisodeResult.of(found)
+        assert (result.answer_shown, result.evidence_recall) == (answer, recall)
+
+
 def test_a_failed_episode_is_right_about_nothing():
     fault = search("painter", status="timed_out", error="no answer in 2 s")
     failed = evaluated(answer="Münchenbuchsee", end="failed")
@@ -60,7 +71,7 @@ def test_a_failed_episode_is_right_about_nothing():
         ({"note": "none named"}, ""),
     ],
 )
-def test_the_document_is_the_one_that_the_question_was_written_about(metadata, document):
+def test_the_document_is_the_first_that_the_question_names(metadata, document):
     assert EpisodeResult.of(evaluated(asked=question(**metadata))).document == document
 
 
@@ -93,6 +104,8 @@ _SEARCHES = st.builds(
     st.sampled_from([search("a", KLEE, BERN), search("b", BERN), search("c")]),
     status=st.sampled_from(["ok", "empty", "rejected", "timed_out"]),
     retriever=st.sampled_from(["", "web", "paper"]),
+    shown=st.sampled_from([None, 0, 1]),
+    cut=st.none(),
 )
 
 
@@ -113,8 +126,9 @@ _SEARCHES = st.builds(
 )  # fmt: skip
 def test_results_read_from_a_log_are_those_of_its_trajectories(tmp_path_factory, made):
     batch = [trajectory for trajectory, _ in made]
-    for trajectory, searches in made:
+    for number, (trajectory, searches) in enumerate(made):
         trajectory.searches += searches
+        trajectory.seconds = 0.5 * number
     assert written(tmp_path_factory.mktemp("run"), batch) == in_order(batch)
 
 

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srl.evaluate import (
+    EpisodeResult,
     answer_metrics,
     clustered_interval,
     em_interval,
     env_metrics,
+    mean_seconds,
     pass_at_k,
     recall_at_k,
-    retrieval_recall,
     summarise,
     wilson_interval,
 )
@@ -108,13 +109,15 @@ def test_when_everything_failed_there_is_no_em_over_the_completed() -> None:
 
 def test_one_source_has_no_mean_over_sources_and_questions_without_hops_no_hops() -> None:
     metrics = answer_metrics([episode(RIGHT)])
-    assert set(metrics) == {"val/em", "val/em_completed", "val/em/nq", "val/f1", "val/failed_share"}
+    names = {"val/em", "val/em_completed", "val/em/nq", "val/f1", "val/cover_em", "val/failed_share"}
+    assert set(metrics) == names
 
 
 def test_pass_at_k_counts_a_question_once_any_sample_is_right() -> None:
     answers = {"a": [RIGHT, WRONG, WRONG, WRONG], "b": [WRONG] * 4, "c": [RIGHT] * 4}
     batch = [episode(text, q, sample=i) for q, texts in answers.items() for i, text in enumerate(texts)]
     metrics = answer_metrics(batch)
+    assert metrics["val/mean@4"] == pytest.approx((0.25 + 0 + 1) / 3)
     assert metrics["val/pass@2"] == pytest.approx((0.5 + 0 + 1) / 3)
     assert metrics["val/pass@4"] == pytest.approx(2 / 3)
     assert "val/pass@1" not in metrics
@@ -125,6 +128,17 @@ def test_pass_at_k_counts_a_question_once_any_sample_is_right() -> None:
 def test_pass_at_k_is_given_for_powers_of_two_and_for_n(n: int, names: list[int]) -> None:
     metrics = answer_metrics([episode(RIGHT, sample=i) for i in range(n)])
     assert [name for name in metrics if "pass" in name] == [f"val/pass@{k}" for k in names]
+
+
+def test_mean_at_k_weighs_questions_the_same_however_many_samples_they_have() -> None:
+    answers = {"a": [RIGHT, RIGHT, RIGHT, RIGHT], "b": [WRONG, WRONG]}
+    batch = [episode(text, q, sample=i) for q, texts in answers.items() for i, text in enumerate(texts)]
+    metrics = answer_metrics(batch)
+    assert (metrics["val/mean@2"], metrics["val/pass@2"], metrics["val/em"]) == (
+        0.5,
+        0.5,
+        pytest.approx(2 / 3),
+    )
 
 
 @settings(deadline=None)
@@ -249,19 +263,63 @@ def test_recall_at_k_by_hand() -> None:
     assert recall_at_k(["a", "a"], {"a", "b"}) == 0.5
 
 
-def test_retrieval_recall_joins_the_first_k_of_every_search() -> None:
-    found = episode(searches=(search("n1", "p1"), search("p2", "n2")), supporting_ids=["p1", "p2"])
+def recall(*episodes: Trajectory) -> float | None:
+    return answer_metrics(episodes).get("val/evidence_recall")
+
+
+def test_evidence_recall_joins_what_every_search_showed() -> None:
+    searches = (search("n1", "p1"), search("p2", "n2"))
+    found = episode(searches=searches, supporting_ids=["p1", "p2"])
     missed = episode(supporting_ids=["7"])
     numbered = episode(searches=(search("7"),), supporting_ids=[7])
-    assert retrieval_recall([found]) == 1
-    assert retrieval_recall([found], k=1) == 0.5
-    assert retrieval_recall([found, missed, numbered]) == pytest.approx(2 / 3)
-    assert answer_metrics([found, missed])["val/retrieval_recall"] == 0.5
+    first = episode(searches=tuple(replace(one, shown=1) for one in searches), supporting_ids=["p1", "p2"])
+    assert recall(found) == 1
+    assert recall(first) == 0.5
+    assert recall(found, missed, numbered) == pytest.approx(2 / 3)
 
 
-def test_retrieval_recall_needs_questions_that_name_their_passages() -> None:
-    assert retrieval_recall([episode(searches=(search("a"),))]) is None
-    assert retrieval_recall([episode(supporting_ids=["a"], end="failed")]) is None
+def test_evidence_recall_needs_questions_that_name_their_passages() -> None:
+    assert recall(episode(searches=(search("a"),))) is None
+    assert recall(episode(supporting_ids=["a"], end="failed")) is None
+
+
+def test_exact_match_given_that_an_accepted_answer_was_shown() -> None:
+    holds, lacks = search("x y"), search("z")
+    batch = [
+        episode(RIGHT, "1", searches=(lacks, holds)),
+        episode(WRONG, "2", searches=(holds,)),
+        episode(WRONG, "3", searches=(replace(holds, shown=0),)),
+        episode(RIGHT, "4", searches=(lacks,)),
+        episode(RIGHT, "5"),
+        episode(None, "6", searches=(holds,), end="failed"),
+    ]
+    metrics = answer_metrics(batch)
+    assert (metrics["val/answer_shown"], metrics["val/em_answer_shown"]) == (2 / 5, 1 / 2)
+    assert "val/em_answer_shown" not in answer_metrics(batch[2:5])
+    assert "val/answer_shown" not in answer_metrics(batch[4:5])
+
+
+def test_cover_em_counts_answers_that_say_more() -> None:
+    batch = [episode(text, str(i)) for i, text in enumerate(["It is X y.", RIGHT, HALF, None])]
+    assert answer_metrics(batch)["val/cover_em"] == 0.5
+
+
+def test_costs_of_an_episode_are_means_over_all() -> None:
+    batch = [episode(RIGHT, "1", turns=3), episode(None, "2", turns=1, end="failed"), episode(turns=2)]
+    for each, seconds in zip(batch, (4.0, 2.0, None), strict=True):
+        each.seconds = seconds
+    metrics = summarise(batch)
+    assert (metrics["val/response_length/mean"], metrics["val/total_length/mean"]) == (2, 3)
+    assert (mean_seconds(batch), mean_seconds(batch[2:])) == (3, None)
+
+
+def test_metrics_of_results_are_those_of_their_trajectories() -> None:
+    batch = [
+        episode(RIGHT, str(i), searches=(search("a"),), end=end) for i, end in enumerate([None, "failed"])
+    ]
+    scores = [Score(1.0), Score(0.0)]
+    assert summarise([EpisodeResult.of(item) for item in batch], scores) == summarise(batch, scores)
+    assert em_interval([EpisodeResult.of(item) for item in batch]) == em_interval(batch)
 
 
 def test_nothing_to_measure_and_a_wrong_number_of_scores_are_refused() -> None:

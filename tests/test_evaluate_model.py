@@ -119,7 +119,7 @@ def test_a_scripted_policy_is_measured_by_hand() -> None:
     assert metrics["eval/env/number_of_valid_search"] == 0.5
     assert metrics["eval/env/ratio_of_valid_action"] == 0.75
     assert metrics["eval/env/finish_ratio"] == 0.75
-    assert metrics["eval/retrieval_recall"] == 0.5
+    assert metrics["eval/evidence_recall"] == 0.5
     assert found.em_interval == wilson_interval(0.5, 4)
     assert [trajectory.question for trajectory in found.trajectories] == QUESTIONS
     assert {trajectory.phase for trajectory in found.trajectories} == {"eval"}
@@ -131,6 +131,7 @@ def test_several_samples_give_pass_at_k() -> None:
     script["Tarn"] = ["<answer>Ivo Stell</answer>"]
     metrics = play(script, None, n=4).metrics
     assert metrics["eval/em"] == 0.25
+    assert metrics["eval/mean@4"] == 0.25
     assert (metrics["eval/pass@2"], metrics["eval/pass@4"]) == (0.25, 0.25)
 
 
@@ -175,7 +176,7 @@ def test_figures_over_http_are_those_of_the_index(place: Path) -> None:
     remote = HttpSearch("http://127.0.0.1", 2, transport=transport)
     found, local = play(SCRIPT, remote), play(SCRIPT, LocalSearch(open_index(place / "index"), 2))
     assert found.metrics == local.metrics
-    assert found.metrics["eval/retrieval_recall"] == 0.5
+    assert found.metrics["eval/evidence_recall"] == 0.5
     assert remote.index_digest == open_index(place / "index").digest
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -144,6 +145,34 @@ def test_gold_in_passages_looks_for_whole_normalised_words(tmp_path):
     with srl.store.open(tmp_path) as connection:
         rows = connection.execute("SELECT gold_in_passages FROM trajectories ORDER BY position").fetchall()
         assert [value for (value,) in rows] == list(found.values())
+
+
+@pytest.mark.parametrize(
+    ("fitted", "passages", "shown", "answers"),
+    [
+        ({}, (KLEE, BERN), [None, None], [True, False]),
+        ({"shown": 2}, (KLEE, BERN), ["whole", "whole"], [True, False]),
+        ({"shown": 1}, (KLEE, BERN), ["whole", "none"], [True, False]),
+        ({"shown": 1}, (BERN, KLEE), ["whole", "none"], [False, True]),
+        ({"shown": 0}, (KLEE,), ["none"], [True]),
+        ({"shown": 1, "cut": "Paul Klee … 1879."}, (KLEE, BERN), ["part", "none"], [False, False]),
+        ({"shown": 1, "cut": "Paul … Münchenbuchsee in 1879."}, (KLEE, KLEE), ["part", "none"], [True, True]),
+    ],
+)
+def test_the_log_says_which_passages_were_shown_and_looks_for_the_answer_there(
+    tmp_path, fitted, passages, shown, answers
+):
+    made = episode(passages=passages)
+    made.searches = [replace(made.searches[0], **fitted)]
+    new_log(tmp_path).write(1, "train", [record(made)], {})
+    with srl.store.open(tmp_path) as connection:
+        found = connection.execute("SELECT shown, has_answer FROM hits ORDER BY rank").fetchall()
+        gold, verdict = connection.execute("SELECT gold_in_passages, verdict FROM trajectories").fetchone()
+        (read,) = srl.store.read_records(connection)
+    assert found == list(zip(shown, answers, strict=True))
+    seen = any(answer for how, answer in found if how != "none")
+    assert (gold, verdict) == (seen, "reader" if seen else "retriever")
+    assert read.trajectory.searches == made.searches
 
 
 @pytest.mark.parametrize(

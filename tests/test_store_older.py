@@ -1,7 +1,7 @@
 """Logs of earlier versions open, go on, are compacted and finished.
 
 In the first, `searches` did not say which retriever was asked; in the second, its column `retriever` was
-called `engine`.
+called `engine`; up to the third, the log did not say which hits were shown nor how long an episode took.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.store_builder import episode, new_log, record, write_step
 
 import srl.store
 from srl.errors import UserError
+from srl.evaluate import EpisodeResult, read_results
 from srl.renamed import COLUMNS
 from srl.store import records, writer
 from srl.store.schema import PARTS
@@ -24,18 +25,24 @@ from srl.store.schema import PARTS
 Version = Callable[[], AbstractContextManager[None]]
 
 
+NOT_YET = {"shown": "", "cut": "", "seconds": "", "cover_em": ""}
+
+
 @contextmanager
 def written_with(columns: dict[str, str]) -> Iterator[None]:
     """The log is written as by a version with these names of the columns, "" for one that it lacked."""
-    today, table = PARTS["searches"], records._table
-    fields = [(columns.get(field.name, field.name), field) for field in today]
-    older = [field.with_name(name) for name, field in fields if name]
+    table = records._table
+
+    def older(schema):
+        fields = [(columns.get(field.name, field.name), field) for field in schema]
+        return pa.schema([field.with_name(name) for name, field in fields if name])
 
     def table_of(found, schema):
         return table([row | {old: row.get(new) for new, old in columns.items()} for row in found], schema)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PARTS, "searches", pa.schema(older))
+        for name in ("searches", "trajectories"):
+            patch.setitem(PARTS, name, older(PARTS[name]))
         patch.setattr(records, "_table", table_of)
         patch.delitem(COLUMNS, "searches")
         patch.setattr(writer, "create_views", lambda connection: None)
@@ -54,11 +61,13 @@ def retrievers(run: Path) -> list[tuple[int, str]]:
         return connection.execute("SELECT step, retriever FROM searches ORDER BY ALL").fetchall()
 
 
-@pytest.fixture(params=[("", ""), ("engine", "web")], ids=["no column", "engine"])
+@pytest.fixture(
+    params=[("", ""), ("engine", "web"), ("retriever", "web")], ids=["no column", "engine", "not shown"]
+)
 def older(request) -> tuple[Version, str]:
     """An earlier version, and which retriever its logs say was asked."""
     column, asked = request.param
-    return lambda: written_with({"retriever": column}), asked
+    return lambda: written_with({"retriever": column, **NOT_YET}), asked
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -117,6 +126,25 @@ def test_logs_of_two_versions_are_read_together(tmp_path, older):
         ("running", asked, "painter 0"),
         ("today", "web", "painter 0"),
     ]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_older_log_does_not_say_what_was_shown_and_its_results_are_read(tmp_path, finished):
+    with written_with(NOT_YET):
+        log = new_log(tmp_path)
+        log.write(0, "eval", [record(episode(step=0, phase="eval", answer="in Bern"))], {})
+        if finished:
+            log.finish()
+    with srl.store.open(tmp_path) as connection:
+        hits = connection.execute("SELECT shown, has_answer FROM hits ORDER BY rank").fetchall()
+        more = connection.execute(
+            "SELECT cover_em, seconds, gold_in_passages, verdict FROM trajectories"
+        ).fetchall()
+        (found,) = read_results(connection)
+    assert hits == [(None, True), (None, False)]
+    assert more == [(None, None, True, "reader")]
+    assert found == EpisodeResult.of(episode(step=0, phase="eval", answer="in Bern"))
+    assert (found.answer_shown, found.seconds) == (True, None)
 
 
 @pytest.mark.parametrize("query", ["SELECT engine FROM searches", "SELECT s.engine FROM searches s"])

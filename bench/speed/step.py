@@ -144,7 +144,7 @@ class SearchRollout:
         self.searches += 1
         room = self.options.max_response_length - len(self.masks[index]) - self.options.min_answer_tokens
         fitted = fit_information(found.hits, min(self.options.max_obs_length, room), self.codec)
-        return fitted is not None and self._add(index, fitted[1], 0)
+        return fitted is not None and self._add(index, fitted.token_ids, 0)
 
     def _add(self, index: int, ids: list[int], mask: int) -> bool:
         """Append what the policy wrote (mask 1) or read; False if a turn does not fit after it."""

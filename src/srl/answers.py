@@ -10,6 +10,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -46,8 +47,14 @@ def f1(prediction: str | None, golds: Iterable[str]) -> float:
 
 def contains_answer(text: str, golds: Iterable[str]) -> bool:
     """Whether `text` holds any gold answer as whole words, both normalised."""
-    words = f" {normalise_answer(text)} "
+    words = _words(text)
     return any(f" {gold} " in words for gold in map(normalise_answer, golds) if gold)
+
+
+@lru_cache(4096)
+def _words(text: str) -> str:
+    """`text` normalised, between spaces. The last ones are kept: many episodes read the same passages."""
+    return f" {normalise_answer(text)} "
 
 
 def findable(golds: Iterable[str]) -> frozenset[str]:

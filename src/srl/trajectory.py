@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 SegmentKind = Literal["prompt", "policy", "observation", "feedback"]
 SearchStatus = Literal["ok", "empty", "rejected", "timed_out", "refused", "failed"]
+ShownAs = Literal["whole", "part", "none"]
 EndReason = Literal["answered", "unanswered", "truncated", "failed"]
 Phase = Literal["train", "val", "test", "sft", "eval"]
 
@@ -69,9 +70,11 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One search and how it went. `latency_s` includes retries; `turn` is set by the episode.
+    """One search and how it went. `latency_s` includes retries.
 
-    `retriever` is the name that the policy asked by; empty where it asked the default.
+    `retriever` is the name that the policy asked by; empty where it asked the default. The episode sets
+    `turn`, and what reached the policy: the first `shown` of `hits` (None: not known, taken for all), the
+    others did not fit. `cut`: what was shown of the only one, in whole words, where its middle was left out.
     """
 
     query: str
@@ -83,6 +86,26 @@ class Search:
     index_digest: str = ""
     turn: int = 0
     retriever: str = ""
+    shown: int | None = None
+    cut: str | None = None
+
+    @property
+    def shown_hits(self) -> tuple[Hit, ...]:
+        """The hits that reached the policy, whole or in part."""
+        return self.hits[: self.shown]
+
+    @property
+    def shown_texts(self) -> tuple[str, ...]:
+        """What the policy was shown of each of `shown_hits`."""
+        return (self.cut,) if self.cut is not None else tuple(hit.passage.contents for hit in self.shown_hits)
+
+    def shown_as(self, rank: int) -> ShownAs | None:
+        """How the hit at `rank` (from 1) reached the policy; None if it is not known."""
+        if self.shown is None:
+            return None
+        if rank > self.shown:
+            return "none"
+        return "whole" if self.cut is None else "part"
 
     @property
     def is_fault(self) -> bool:
@@ -143,6 +166,8 @@ class Trajectory:
     """Whether the rendered prompt ends inside `<think>`, so the policy need not open it."""
     error: str = ""
     """Why the engine did not generate the next turn, where that ended the episode."""
+    seconds: float | None = field(default=None, compare=False)
+    """How long the episode took, beside those that ran at the same time; None if not known."""
 
     @property
     def id(self) -> str:

@@ -18,6 +18,7 @@ WROTE, READ = "┃ ", "┊ "
 """The marks before lines that the policy wrote, and before lines that it only read."""
 
 _STYLES = {"thought": "cyan", "search": "yellow", "answer": "bold magenta", "other": ""}
+_SHOWN_AS = {"none": "not shown: it did not fit", "part": "shown without its middle"}
 _INDENT = 11
 _TITLE = 60
 
@@ -119,10 +120,13 @@ def _print_search(console: Console, search: Search, position: int, golds: Sequen
     console.print(Text(heading, style=style), soft_wrap=True)
     if search.error:
         console.print(Text(f"   {one_line(search.error)}", style="red"), soft_wrap=True)
+    texts = dict(enumerate(search.shown_texts, start=1))
     for rank, hit in enumerate(search.hits, start=1):
         line = Text(f"{rank:>4}. {hit.score:>9.3f}  {one_line(hit.passage.title, _TITLE)}")
         line.append(f"  {one_line(hit.passage.id, _TITLE)}", style="dim")
-        if contains_answer(hit.passage.contents, golds):
+        if note := _SHOWN_AS.get(search.shown_as(rank) or ""):
+            line.append(f"  ← {note}", style="yellow")
+        if contains_answer(texts.get(rank, hit.passage.contents), golds):
             line.append("  ← contains a golden answer", style="green")
         console.print(line, soft_wrap=True)
 

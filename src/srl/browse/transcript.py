@@ -101,8 +101,10 @@ def _segment_json(step: Step) -> dict[str, Any]:
 
 
 def _search_json(search: Search) -> dict[str, Any]:
-    names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest")
-    hits = [_hit_json(hit) for hit in search.hits]
+    names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest", "cut")
+    hits = [
+        _hit_json(hit) | {"shown": search.shown_as(rank)} for rank, hit in enumerate(search.hits, start=1)
+    ]
     return {name: getattr(search, name) for name in names} | {"hits": hits}
 
 

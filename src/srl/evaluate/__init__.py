@@ -1,9 +1,17 @@
 """Metrics of policies (exact match, F1, pass@k) and of retrievers (recall@k, nDCG), with intervals."""
 
-from srl.evaluate.episode_results import EpisodeResult, read_results
+from srl.evaluate.episode_results import EpisodeResult, read_results, results_of
 from srl.evaluate.intervals import Interval, clustered_interval, wilson_interval
-from srl.evaluate.metrics import answer_metrics, em_interval, env_metrics, pass_at_k, step_metrics, summarise
-from srl.evaluate.retrieval_metrics import recall_at_k, retrieval_recall, supporting_ids
+from srl.evaluate.metrics import (
+    answer_metrics,
+    em_interval,
+    env_metrics,
+    mean_seconds,
+    pass_at_k,
+    step_metrics,
+    summarise,
+)
+from srl.evaluate.retrieval_metrics import recall_at_k, supporting_ids
 
 __all__ = [
     "EpisodeResult",
@@ -12,10 +20,11 @@ __all__ = [
     "clustered_interval",
     "em_interval",
     "env_metrics",
+    "mean_seconds",
     "pass_at_k",
     "read_results",
     "recall_at_k",
-    "retrieval_recall",
+    "results_of",
     "step_metrics",
     "summarise",
     "supporting_ids",

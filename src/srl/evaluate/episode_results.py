@@ -44,7 +44,8 @@ class EpisodeResult:
     answer_shown: bool
     """Whether a passage that the policy was shown contains an accepted answer."""
     evidence_recall: float | None
-    """The share of the question's supporting passages that were shown; None if it names none."""
+    """The share of the question's supporting passages that were shown, a part being enough; None if it names
+    none."""
     searches: int
     """Searches with any outcome."""
     valid_searches: int
@@ -65,7 +66,7 @@ class EpisodeResult:
     def of(cls, trajectory: Trajectory) -> EpisodeResult:
         """What this trajectory came to."""
         question, searches = trajectory.question, trajectory.searches
-        passages = [hit.passage for search in searches for hit in search.hits]
+        passages = [hit.passage for search in searches for hit in search.shown_hits]
         golds = question.golden_answers
         return cls(
             **_of_question(question),
@@ -73,7 +74,7 @@ class EpisodeResult:
             sample=trajectory.sample,
             valid=trajectory.valid,
             end=trajectory.end,
-            answer_shown=any(contains_answer(passage.contents, golds) for passage in passages),
+            answer_shown=any(contains_answer(text, golds) for item in searches for text in item.shown_texts),
             evidence_recall=evidence_recall(
                 question, {item.id for item in passages}, {item.title for item in passages}
             ),
@@ -87,8 +88,13 @@ class EpisodeResult:
             valid_actions=trajectory.valid_actions,
             tokens=trajectory.policy_tokens,
             total_tokens=sum(len(segment.token_ids) for segment in trajectory.segments),
-            seconds=None,
+            seconds=trajectory.seconds,
         )
+
+
+def results_of(episodes: Sequence[EpisodeResult] | Sequence[Trajectory]) -> list[EpisodeResult]:
+    """The results of `episodes`, which may be results already."""
+    return [item if isinstance(item, EpisodeResult) else EpisodeResult.of(item) for item in episodes]
 
 
 def evidence_recall(question: Question, ids: Collection[str], titles: Collection[str]) -> float | None:
@@ -134,13 +140,13 @@ def _counted(names: Iterator[str]) -> tuple[tuple[str, int], ...]:
 _QUERY = """
 SELECT question_id, sample, data_source, split, metadata, golden_answers, answer, "end", valid,
     gold_in_passages AS answer_shown, searches, valid_searches, coalesce(failed, 0) AS failed_searches, named,
-    turns, valid_actions, tokens, total_tokens, ids, titles
+    turns, valid_actions, tokens, total_tokens, seconds, ids, titles
 FROM trajectories LEFT JOIN (
     SELECT run_id, trajectory_id AS id,
         count(*) FILTER (status IN ({faults})) AS failed,
         list(retriever) FILTER (status IN ('ok', 'empty')) AS named,
-        flatten(list([hit.passage_id FOR hit IN hits])) AS ids,
-        flatten(list([hit.title FOR hit IN hits])) AS titles
+        flatten(list([hit.passage_id FOR hit IN hits[:coalesce(shown, len(hits))]])) AS ids,
+        flatten(list([hit.title FOR hit IN hits[:coalesce(shown, len(hits))]])) AS titles
     FROM raw.searches WHERE phase = $phase GROUP BY run_id, trajectory_id
 ) USING (run_id, id)
 WHERE phase = $phase ORDER BY question_id, sample, run_id, step
@@ -165,7 +171,7 @@ def _of_row(row: Mapping[str, Any]) -> EpisodeResult:
     )
     same = (
         "sample", "valid", "end", "answer_shown", "searches", "valid_searches", "failed_searches",
-        "turns", "valid_actions", "tokens", "total_tokens",
+        "turns", "valid_actions", "tokens", "total_tokens", "seconds",
     )  # fmt: skip
     return EpisodeResult(
         **_of_question(question),
@@ -173,5 +179,4 @@ def _of_row(row: Mapping[str, Any]) -> EpisodeResult:
         **{name: row[name] for name in same},
         evidence_recall=evidence_recall(question, set(row["ids"] or ()), set(row["titles"] or ())),
         named_searches=_counted(iter(row["named"] or ())),
-        seconds=None,
     )

@@ -1,7 +1,8 @@
-"""Metrics over trajectories, and their names, which are defined only here.
+"""Metrics over episodes, and their names, which are defined only here.
 
-An episode that failed because of infrastructure counts 0 in exact match and F1; `em_completed` leaves it
-out. The metrics of behaviour (`env/…`) are of completed episodes only.
+They are computed from `EpisodeResult`s, so those of a log are those of its trajectories; where a function
+takes `episodes`, either will do. An episode that failed because of infrastructure counts 0 in exact match and
+F1; `em_completed` leaves it out. The metrics of behaviour (`env/…`) are of completed episodes only.
 """
 
 from __future__ import annotations
@@ -10,55 +11,67 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from math import comb
 from statistics import fmean
+from typing import TypeVar
 
-from srl.answers import exact_match, f1
+from srl.evaluate.episode_results import EpisodeResult, results_of
 from srl.evaluate.intervals import Interval, clustered_interval
-from srl.evaluate.retrieval_metrics import retrieval_recall
 from srl.trajectory import Score, Trajectory
+
+T = TypeVar("T")
+Episodes = Sequence[EpisodeResult] | Sequence[Trajectory]
 
 
 def summarise(
-    trajectories: Sequence[Trajectory], scores: Sequence[Score] | None = None, prefix: str = "val"
+    episodes: Episodes, scores: Sequence[Score] | None = None, prefix: str = "val"
 ) -> dict[str, float]:
-    """`answer_metrics`, the mean reward as `<prefix>/score` where there are scores, and `<prefix>/env/…`.
+    """`answer_metrics`, the mean reward as `<prefix>/score` where there are scores, `env/…`, and the costs.
 
-    Raises ValueError for no trajectories, or scores of another number.
+    The costs of an episode: `response_length/mean` (tokens that the policy wrote) and `total_length/mean`
+    (all). Raises ValueError for no episodes, or scores of another number.
     """
-    if scores is not None and len(scores) != len(trajectories):
-        raise ValueError(f"{len(scores)} scores for {len(trajectories)} trajectories")
-    metrics = answer_metrics(trajectories, prefix)
+    if scores is not None and len(scores) != len(episodes):
+        raise ValueError(f"{len(scores)} scores for {len(episodes)} trajectories")
+    results = results_of(episodes)
+    metrics = answer_metrics(results, prefix)
     if scores is not None:
         metrics[f"{prefix}/score"] = fmean(score.value for score in scores)
-    return metrics | env_metrics(trajectories, scores, f"{prefix}/env")
+    metrics[f"{prefix}/response_length/mean"] = fmean(item.tokens for item in results)
+    metrics[f"{prefix}/total_length/mean"] = fmean(item.total_tokens for item in results)
+    return metrics | env_metrics(results, scores, f"{prefix}/env")
 
 
-def answer_metrics(trajectories: Sequence[Trajectory], prefix: str = "val") -> dict[str, float]:
-    """Metrics of the answers: `em` (over all episodes), `em/<source>`, `em/hops=<h>`, `f1`, `failed_share`.
+def answer_metrics(episodes: Episodes, prefix: str = "val") -> dict[str, float]:
+    """Metrics of the answers and of the evidence, over all episodes: `em`, `f1`, `cover_em`, `failed_share`.
 
-    Also `em_completed` if any episode completed, `em_macro` (the mean over sources) if there are several
-    sources, `pass@<k>` for k = 2, 4, … n if each question has n > 1 samples, and `retrieval_recall` if
-    questions name their supporting passages.
+    Also, where there is something to measure:
+
+        em/<source>, em_macro   of each data source, and their mean if there are several
+        em/hops=<h>             of the questions that need so many hops
+        em_completed            without the episodes that failed
+        mean@<n>, pass@<k>      of n > 1 samples a question: the mean over questions of the share of right
+                                samples, and of the probability that one of k = 2, 4, … n is right
+        evidence_recall         the share of supporting passages that were shown
+        answer_shown            the share of completed episodes that were shown an accepted answer, where any
+                                searched
+        em_answer_shown         exact match over these
     """
-    if not trajectories:
-        raise ValueError("there are no trajectories to measure")
-    correct = [_exact(trajectory) for trajectory in trajectories]
+    results = _some(episodes)
     metrics = {
-        "em": fmean(correct),
-        **_em_completed(trajectories),
-        **_em_by_source(trajectories, correct),
-        **_em_by_hops(trajectories, correct),
-        "f1": fmean(_f1(trajectory) for trajectory in trajectories),
-        "failed_share": fmean(not trajectory.valid for trajectory in trajectories),
-        **_pass_at(trajectories, correct),
+        "em": fmean(item.em for item in results),
+        **_em_completed(results),
+        **_em_by_source(results),
+        **_em_by_hops(results),
+        "f1": fmean(item.f1 for item in results),
+        "cover_em": fmean(item.cover_em for item in results),
+        "failed_share": fmean(not item.valid for item in results),
+        **_of_samples(results),
+        **_evidence([item for item in results if item.valid]),
     }
-    recall = retrieval_recall(trajectories)
-    if recall is not None:
-        metrics["retrieval_recall"] = recall
     return {f"{prefix}/{name}": float(value) for name, value in metrics.items()}
 
 
 def env_metrics(
-    trajectories: Sequence[Trajectory], scores: Sequence[Score] | None = None, prefix: str = "env"
+    episodes: Episodes, scores: Sequence[Score] | None = None, prefix: str = "env"
 ) -> dict[str, float]:
     """Metrics of how episodes went, with Search-R1's names where it has one.
 
@@ -67,137 +80,138 @@ def env_metrics(
     there are none. `number_of_valid_search/retriever=<name>`: those that asked a retriever by its name.
     `equal_groups_share`: groups whose scores are all the same, of those with two or more.
     """
-    if not trajectories:
-        raise ValueError("there are no trajectories to measure")
-    metrics = _excluded(trajectories)
-    completed = [trajectory for trajectory in trajectories if trajectory.valid]
+    results = _some(episodes)
+    metrics = _excluded(results)
+    completed = [item for item in results if item.valid]
     if completed:
         metrics |= _behaviour(completed)
     if scores is not None:
-        metrics |= _equal_groups(trajectories, scores)
+        metrics |= _equal_groups(results, scores)
     return {f"{prefix}/{name}": float(value) for name, value in metrics.items()}
 
 
-def step_metrics(
-    trajectories: Sequence[Trajectory], scores: Sequence[Score] | None = None
-) -> dict[str, float]:
+def step_metrics(episodes: Episodes, scores: Sequence[Score] | None = None) -> dict[str, float]:
     """Metrics of a training step: `train/…` of the answers, `env/…`, and episode lengths in policy tokens."""
-    lengths = [item.policy_tokens for item in trajectories]
+    results = results_of(episodes)
+    lengths = [item.tokens for item in results]
     return {
-        **answer_metrics(trajectories, "train"),
-        **env_metrics(trajectories, scores),
+        **answer_metrics(results, "train"),
+        **env_metrics(results, scores),
         "response_length/mean": fmean(lengths),
         "response_length/max": float(max(lengths)),
-        "num_turns/mean": fmean(item.turns for item in trajectories),
+        "num_turns/mean": fmean(item.turns for item in results),
     }
 
 
-def em_interval(trajectories: Sequence[Trajectory], confidence: float = 0.95) -> Interval:
+def em_interval(episodes: Episodes, confidence: float = 0.95) -> Interval:
     """The interval of `em`. Samples of one question are correlated, so they count as one cluster."""
-    correct = [_exact(trajectory) for trajectory in trajectories]
-    return clustered_interval(list(_groups(trajectories, correct).values()), confidence)
+    samples = _values_by(lambda item: item.question_id, lambda item: item.em, results_of(episodes))
+    return clustered_interval(list(samples.values()), confidence)
 
 
-def _exact(trajectory: Trajectory) -> float:
-    return exact_match(trajectory.answer, trajectory.question.golden_answers) if trajectory.valid else 0.0
+def mean_seconds(episodes: Episodes) -> float | None:
+    """How long an episode took on average, beside those that ran at the same time; None if not known."""
+    known = [item.seconds for item in episodes if item.seconds is not None]
+    return fmean(known) if known else None
 
 
-def _f1(trajectory: Trajectory) -> float:
-    return f1(trajectory.answer, trajectory.question.golden_answers) if trajectory.valid else 0.0
+def _some(episodes: Episodes) -> list[EpisodeResult]:
+    if not episodes:
+        raise ValueError("there are no trajectories to measure")
+    return results_of(episodes)
 
 
-def _em_completed(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    completed = [_exact(trajectory) for trajectory in trajectories if trajectory.valid]
+def _em_completed(results: Sequence[EpisodeResult]) -> dict[str, float]:
+    completed = [item.em for item in results if item.valid]
     return {"em_completed": fmean(completed)} if completed else {}
 
 
-def _em_by_source(trajectories: Sequence[Trajectory], correct: Sequence[float]) -> dict[str, float]:
-    means = _means_by(lambda trajectory: trajectory.question.data_source, trajectories, correct)
+def _em_by_source(results: Sequence[EpisodeResult]) -> dict[str, float]:
+    means = _means_by(lambda item: item.data_source, results)
     macro = {"em_macro": fmean(means.values())} if len(means) > 1 else {}
     return macro | {f"em/{source}": mean for source, mean in means.items()}
 
 
-def _em_by_hops(trajectories: Sequence[Trajectory], correct: Sequence[float]) -> dict[str, float]:
-    means = _means_by(lambda trajectory: str(trajectory.question.metadata.get("hops")), trajectories, correct)
-    return {f"em/hops={hops}": mean for hops, mean in means.items() if hops != "None"}
+def _em_by_hops(results: Sequence[EpisodeResult]) -> dict[str, float]:
+    means = _means_by(lambda item: str(item.hops), [item for item in results if item.hops is not None])
+    return {f"em/hops={hops}": mean for hops, mean in means.items()}
 
 
-def _means_by(
-    key: Callable[[Trajectory], str], trajectories: Sequence[Trajectory], values: Sequence[float]
-) -> dict[str, float]:
-    """The mean value for each key, sorted."""
-    groups = _groups_by(key, trajectories, values)
+def _means_by(key: Callable[[EpisodeResult], str], results: Sequence[EpisodeResult]) -> dict[str, float]:
+    """The mean exact match for each key, sorted."""
+    groups = _values_by(key, lambda item: item.em, results)
     return {name: fmean(groups[name]) for name in sorted(groups)}
 
 
-def _groups_by(
-    key: Callable[[Trajectory], str], trajectories: Sequence[Trajectory], values: Sequence[float]
+def _values_by(
+    key: Callable[[T], str], value: Callable[[T], float], items: Sequence[T]
 ) -> dict[str, list[float]]:
     groups: dict[str, list[float]] = defaultdict(list)
-    for trajectory, value in zip(trajectories, values, strict=True):
-        groups[key(trajectory)].append(value)
+    for item in items:
+        groups[key(item)].append(value(item))
     return groups
 
 
-def _groups(trajectories: Sequence[Trajectory], values: Sequence[float]) -> dict[str, list[float]]:
-    """The values of the samples of each question."""
-    return _groups_by(lambda trajectory: trajectory.question.id, trajectories, values)
-
-
-def _pass_at(trajectories: Sequence[Trajectory], correct: Sequence[float]) -> dict[str, float]:
-    counts = [(len(values), int(sum(values))) for values in _groups(trajectories, correct).values()]
-    most = min(samples for samples, _ in counts)
+def _of_samples(results: Sequence[EpisodeResult]) -> dict[str, float]:
+    samples = _values_by(lambda item: item.question_id, lambda item: item.em, results).values()
+    most = min(map(len, samples))
     powers = (2**power for power in range(1, most.bit_length()))
-    return {
-        f"pass@{k}": fmean(pass_at_k(samples, right, k) for samples, right in counts)
+    mean = {f"mean@{most}": fmean(map(fmean, samples))} if most > 1 else {}
+    return mean | {
+        f"pass@{k}": fmean(pass_at_k(len(values), int(sum(values)), k) for values in samples)
         for k in sorted({*powers, most} - {1})
     }
 
 
-def _excluded(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    searches = [search for trajectory in trajectories for search in trajectory.searches]
-    metrics = {"excluded_share": fmean(not trajectory.valid for trajectory in trajectories)}
-    by_searches = Counter(len(trajectory.searches) for trajectory in trajectories)
-    failed = Counter(len(trajectory.searches) for trajectory in trajectories if not trajectory.valid)
+def _evidence(completed: Sequence[EpisodeResult]) -> dict[str, float]:
+    recalls = [item.evidence_recall for item in completed if item.evidence_recall is not None]
+    metrics = {"evidence_recall": fmean(recalls)} if recalls else {}
+    if any(item.searches for item in completed):
+        metrics["answer_shown"] = fmean(item.answer_shown for item in completed)
+    shown = [item.em for item in completed if item.answer_shown]
+    return metrics | ({"em_answer_shown": fmean(shown)} if shown else {})
+
+
+def _excluded(results: Sequence[EpisodeResult]) -> dict[str, float]:
+    searches = sum(item.searches for item in results)
+    metrics = {"excluded_share": fmean(not item.valid for item in results)}
+    by_searches = Counter(item.searches for item in results)
+    failed = Counter(item.searches for item in results if not item.valid)
     for number in sorted(by_searches):
         metrics[f"excluded_share/searches={number}"] = failed[number] / by_searches[number]
-    metrics["failed_search_share"] = fmean(search.is_fault for search in searches) if searches else 0.0
+    faults = sum(item.failed_searches for item in results)
+    metrics["failed_search_share"] = faults / searches if searches else 0.0
     return metrics
 
 
-def _behaviour(completed: Sequence[Trajectory]) -> dict[str, float]:
-    turns = [trajectory.turns for trajectory in completed]
+def _behaviour(completed: Sequence[EpisodeResult]) -> dict[str, float]:
+    turns = [item.turns for item in completed]
     return {
-        "finish_ratio": fmean(trajectory.end == "answered" for trajectory in completed),
-        "truncated_share": fmean(trajectory.end == "truncated" for trajectory in completed),
+        "finish_ratio": fmean(item.end == "answered" for item in completed),
+        "truncated_share": fmean(item.end == "truncated" for item in completed),
         "number_of_actions/mean": fmean(turns),
         "number_of_actions/max": max(turns),
         "number_of_actions/min": min(turns),
-        "number_of_valid_action": fmean(trajectory.valid_actions for trajectory in completed),
-        "ratio_of_valid_action": fmean(
-            trajectory.valid_actions / max(trajectory.turns, 1) for trajectory in completed
-        ),
-        "number_of_valid_search": fmean(trajectory.valid_searches for trajectory in completed),
+        "number_of_valid_action": fmean(item.valid_actions for item in completed),
+        "ratio_of_valid_action": fmean(item.valid_actions / max(item.turns, 1) for item in completed),
+        "number_of_valid_search": fmean(item.valid_searches for item in completed),
         **_by_retriever(completed),
     }
 
 
-def _by_retriever(completed: Sequence[Trajectory]) -> dict[str, float]:
+def _by_retriever(completed: Sequence[EpisodeResult]) -> dict[str, float]:
     """Searches of an episode by each retriever that was asked by its name and answered."""
-    searches = [search for trajectory in completed for search in trajectory.searches]
-    asked = Counter(item.retriever for item in searches if item.retriever and item.status in ("ok", "empty"))
+    asked: Counter[str] = Counter()
+    for item in completed:
+        asked.update(dict(item.named_searches))
     return {
         f"number_of_valid_search/retriever={name}": asked[name] / len(completed) for name in sorted(asked)
     }
 
 
-def _equal_groups(trajectories: Sequence[Trajectory], scores: Sequence[Score]) -> dict[str, float]:
-    valid = [
-        (trajectory, score.value)
-        for trajectory, score in zip(trajectories, scores, strict=True)
-        if trajectory.valid
-    ]
-    groups = _groups([trajectory for trajectory, _ in valid], [value for _, value in valid]).values()
+def _equal_groups(results: Sequence[EpisodeResult], scores: Sequence[Score]) -> dict[str, float]:
+    valid = [pair for pair in zip(results, scores, strict=True) if pair[0].valid]
+    groups = _values_by(lambda pair: pair[0].question_id, lambda pair: pair[1].value, valid).values()
     spreads = [max(values) - min(values) for values in groups if len(values) > 1]
     return {"equal_groups_share": fmean(spread == 0 for spread in spreads)} if spreads else {}
 

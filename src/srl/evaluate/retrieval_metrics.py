@@ -1,4 +1,4 @@
-"""Retrieval metrics: recall@k, nDCG@10, MRR and MAP of rankings, and recall@k of an episode's searches.
+"""Retrieval metrics: recall@k, nDCG@10, MRR and MAP of rankings.
 
 A ranking is a list of passage ids, best first. Judged passages have a grade; a passage without a grade, or
 with one below 1, is not relevant. The measures are those of `trec_eval`, computed by `ir_measures`:
@@ -13,11 +13,10 @@ with one below 1, is not relevant. The measures are those of `trec_eval`, comput
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from srl.evaluate.intervals import imported
-from srl.trajectory import Question, Trajectory
+from srl.trajectory import Question
 
 DEPTHS = (1, 3, 5, 10, 100)
 Rankings = Mapping[str, Sequence[str]]
@@ -95,19 +94,3 @@ def document_of(metadata: Mapping[str, Any]) -> str:
 def recall_at_k(ranked: Sequence[str], relevant: Collection[str], k: int | None = None) -> float:
     """The share of the `relevant` ids among the first `k` of `ranked` (None: all of them)."""
     return len(set(ranked[:k]) & set(relevant)) / len(set(relevant))
-
-
-def retrieval_recall(trajectories: Sequence[Trajectory], k: int | None = None) -> float | None:
-    """The mean share of a question's supporting passages that any search of its episode had in its first `k`.
-
-    Over completed episodes of questions with supporting passages; None if there are no such episodes.
-    """
-    known = [
-        (trajectory, supporting_ids(trajectory.question)) for trajectory in trajectories if trajectory.valid
-    ]
-    shares = [recall_at_k(_found(trajectory, k), relevant) for trajectory, relevant in known if relevant]
-    return fmean(shares) if shares else None
-
-
-def _found(trajectory: Trajectory, k: int | None) -> list[str]:
-    return [hit.passage.id for search in trajectory.searches for hit in search.hits[:k]]

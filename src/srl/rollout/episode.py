@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 from srl.errors import UserError
@@ -14,7 +15,7 @@ from srl.protocol import (
 )
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineFault, Sampling
-from srl.rollout.observation import fit_information
+from srl.rollout.observation import Information, fit_information
 from srl.trajectory import (
     EndReason,
     NamedSearchTool,
@@ -86,10 +87,12 @@ async def run_episode(
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)
+    began = time.perf_counter()
     try:
         trajectory.end = await episode.run(request, key)
     finally:
         engine.finish(request)
+    trajectory.seconds = time.perf_counter() - began
     assert trajectory.token_ids == episode.ids, "the trajectory's ids are not what the engine was given"
     return trajectory
 
@@ -146,19 +149,19 @@ class _Episode:
         """
         question, options = self.trajectory.question, self.options
         without = self.template.messages(question.text)
-        result = await self._ask(question.text, "")
+        result = replace(await self._ask(question.text, ""), shown=0)
         self.trajectory.searches.append(result)
         information = ""
         if not result.is_fault:
             self.trajectory.valid_searches += result.status != "rejected"
             room = options.max_prompt_length - len(self.codec.encode_prompt(without)[0])
-            fitted = fit_information(result.hits, min(room, options.max_obs_length), self.codec)
+            fitted = self._show(result, min(room, options.max_obs_length))
             if fitted is None:
                 raise PromptTooLongError(
                     f"question {question.id}: no passage fits into its prompt; raise data.max_prompt_length="
                     f"{options.max_prompt_length} or rollout.max_obs_length={options.max_obs_length}"
                 )
-            information = fitted[0]
+            information = fitted.text
         prompt = self.template.messages(question.text, information)
         self.trajectory.question = replace(question, prompt=prompt)
 
@@ -211,7 +214,7 @@ class _Episode:
 
     async def _look_up(self, action: Action, turn: int) -> bool:
         """Search and add the observation; False if the search failed or nothing fits."""
-        result = replace(await self._ask(action.content, action.retriever), turn=turn)
+        result = replace(await self._ask(action.content, action.retriever), turn=turn, shown=0)
         self.trajectory.searches.append(result)
         if result.is_fault:
             return False
@@ -220,11 +223,18 @@ class _Episode:
         self.trajectory.valid_actions += 1
         self.trajectory.valid_searches += 1
         budget = min(self.options.max_obs_length, self._remaining() - self.options.min_answer_tokens)
-        fitted = fit_information(result.hits, budget, self.codec)
+        fitted = self._show(result, budget)
         if fitted is None:
             return False
-        self._add(Segment("observation", tuple(fitted[1]), fitted[0], turn))
+        self._add(Segment("observation", tuple(fitted.token_ids), fitted.text, turn))
         return True
+
+    def _show(self, found: Search, budget: int) -> Information | None:
+        """What fits of `found`, the last search, which then says which of its hits are shown."""
+        fitted = fit_information(found.hits, budget, self.codec)
+        if fitted is not None:
+            self.trajectory.searches[-1] = replace(found, shown=fitted.shown, cut=fitted.cut)
+        return fitted
 
     def _feed_back(self, turn: int) -> bool:
         ids = self.codec.encode_text(self.template.feedback)

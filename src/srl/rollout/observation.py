@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from srl.protocol import render_information, render_passage
 from srl.rollout.codec import Codec
@@ -10,10 +11,24 @@ from srl.trajectory import Hit
 
 _CHARS_A_TOKEN = 100
 """Text beyond this many characters per available token is not even encoded."""
+_LABEL = "Doc 1(Title: "
+"""What a rendered passage begins with, and the passage does not."""
 
 
-def fit_information(hits: Sequence[Hit], budget: int, codec: Codec) -> tuple[str, list[int]] | None:
-    """The observation in at most `budget` tokens, as text and ids; None if not even one word fits.
+class Information(NamedTuple):
+    """An observation, as text and ids; it holds the first `shown` hits.
+
+    `cut`: what is left of the only one, in whole words, where its middle was left out; else None.
+    """
+
+    text: str
+    token_ids: list[int]
+    shown: int
+    cut: str | None = None
+
+
+def fit_information(hits: Sequence[Hit], budget: int, codec: Codec) -> Information | None:
+    """The observation in at most `budget` tokens; None if not even one word fits.
 
     Whole passages are dropped from the end; the last one left is cut in its middle. The closing tag is
     always kept.
@@ -22,12 +37,12 @@ def fit_information(hits: Sequence[Hit], budget: int, codec: Codec) -> tuple[str
     for kept in range(len(passages), 0, -1):
         if sum(map(len, passages[:kept])) > budget * _CHARS_A_TOKEN:
             continue
-        fitted = _encode_information(passages[:kept], codec)
-        if len(fitted[1]) <= budget:
-            return fitted
+        text, ids = _encode_information(passages[:kept], codec)
+        if len(ids) <= budget:
+            return Information(text, ids, kept)
     if not passages:
-        fitted = _encode_information([], codec)
-        return fitted if len(fitted[1]) <= budget else None
+        text, ids = _encode_information([], codec)
+        return Information(text, ids, 0) if len(ids) <= budget else None
     return _cut_middle(passages[0], budget, codec)
 
 
@@ -36,16 +51,28 @@ def _encode_information(passages: Sequence[str], codec: Codec) -> tuple[str, lis
     return text, codec.encode_text(text)
 
 
-def _cut_middle(passage: str, budget: int, codec: Codec) -> tuple[str, list[int]] | None:
+def _cut_middle(passage: str, budget: int, codec: Codec) -> Information | None:
     """`passage` without the smallest middle part that makes it fit, found by bisection."""
     low, high, best = 0, min(len(passage) - 1, budget * _CHARS_A_TOKEN), None
     while low <= high:
         kept = (low + high) // 2
-        head = passage[: kept - kept // 3]
-        tail = passage[len(passage) - kept // 3 :] if kept // 3 else ""
-        fitted = _encode_information([f"{head} … {tail}".strip()], codec)
-        if len(fitted[1]) <= budget:
-            best, low = fitted, kept + 1
+        start, stop = kept - kept // 3, len(passage) - kept // 3
+        text, ids = _encode_information([_joined(passage[:start], passage[stop:])], codec)
+        if len(ids) <= budget:
+            best, low = Information(text, ids, 1, _words_left(passage, start, stop)), kept + 1
         else:
             high = kept - 1
     return best
+
+
+def _joined(head: str, tail: str) -> str:
+    return f"{head} … {tail}".strip()
+
+
+def _words_left(passage: str, start: int, stop: int) -> str:
+    """`passage` without its middle from `start` to `stop`, nor the words that are cut in two there."""
+    while start > 0 and not (passage[start - 1].isspace() or passage[start].isspace()):
+        start -= 1
+    while stop < len(passage) and not (passage[stop - 1].isspace() or passage[stop].isspace()):
+        stop += 1
+    return _joined(passage[:start].removeprefix(_LABEL), passage[stop:])

@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from srl.answers import contains_answer, exact_match, f1
+from srl.answers import contains_answer, cover_exact_match, exact_match, f1
 from srl.store.schema import PARTS
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
 
@@ -58,7 +58,9 @@ class _Once:
 
     def __init__(self) -> None:
         self.contains_answer = cache(contains_answer)
-        self.measures = {"em": cache(exact_match), "f1": cache(f1)}
+        self.measures = {
+            "em": cache(exact_match), "f1": cache(f1), "cover_em": cache(cover_exact_match)
+        }  # fmt: skip
         self._questions: dict[int, Row] = {}
 
     def question(self, question: Question) -> Row:
@@ -116,7 +118,8 @@ def _trajectory_row(record: Record, position: int, searches: list[Row], once: _O
         "valid_searches": trajectory.valid_searches,
         "tokens": trajectory.policy_tokens,
         "total_tokens": _tokens(trajectory),
-        "gold_in_passages": any(hit["has_answer"] for row in searches for hit in row["hits"]),
+        "seconds": trajectory.seconds,
+        "gold_in_passages": any(hit["has_answer"] for row in searches for hit in row["hits"][: row["shown"]]),
         "think_is_open": trajectory.think_is_open,
         "error": trajectory.error,
         "index_digest": next((row["index_digest"] for row in searches if row["index_digest"]), ""),
@@ -190,13 +193,18 @@ def _slice(values: Sequence[float] | None, segment: Segment, start: int, stop: i
 def _search_rows(trajectory: Trajectory, keys: Row, once: _Once) -> Iterator[Row]:
     golds = trajectory.question.golden_answers
     for position, search in enumerate(trajectory.searches):
-        hits = [_hit_row(hit, once.contains_answer(hit.passage.contents, golds)) for hit in search.hits]
+        shown = search.shown_texts
+        texts = [*shown, *(hit.passage.contents for hit in search.hits[len(shown) :])]
+        hits = [
+            _hit_row(hit, once.contains_answer(text, golds))
+            for hit, text in zip(search.hits, texts, strict=True)
+        ]
         yield keys | _search_columns(search) | {"position": position, "hits": hits}
 
 
 def _search_columns(search: Search) -> Row:
     names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest")
-    return {name: getattr(search, name) for name in names}
+    return {name: getattr(search, name) for name in (*names, "shown", "cut")}
 
 
 def _hit_row(hit: Hit, has_answer: bool) -> Row:
@@ -284,6 +292,7 @@ def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:
         **{name: row[name] for name in ("end", "answer", "sample", "step", "phase", "attempt")},
         **{name: row[name] for name in ("valid_actions", "valid_searches", "think_is_open")},
         error=row["error"] or "",
+        seconds=row["seconds"],
     )
     return Record(
         trajectory, _score(row), _per_token(segments, "advantages"), _per_token(segments, "returns")
@@ -310,7 +319,7 @@ def _segment(row: Row) -> Segment:
 
 def _search(row: Row) -> Search:
     hits = tuple(Hit(Passage(hit["passage_id"], hit["contents"]), hit["score"]) for hit in row["hits"])
-    names = ("query", "status", "latency_s", "attempts", "error", "index_digest", "turn")
+    names = ("query", "status", "latency_s", "attempts", "error", "index_digest", "turn", "shown", "cut")
     return Search(hits=hits, retriever=row["retriever"] or "", **{name: row[name] for name in names})
 
 

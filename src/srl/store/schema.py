@@ -138,6 +138,8 @@ _TRAJECTORIES = _columns(
     ("answer", pa.string(), "The final answer; NULL if there is none."),
     ("em", pa.float64(), "Exact match: the reward part `em`, else computed; NULL without golden answers."),
     ("f1", pa.float64(), "F1 over words: the reward part `f1`, else computed; NULL without golden answers."),
+    ("cover_em", pa.float64(), "1 if the answer contains a golden answer as whole words, else 0; NULL "
+     "without golden answers, and in older logs."),
     ("reward", pa.float64(), "The reward, the weighted sum of its parts; NULL if not scored."),
     ("parts", _NUMBERS, "The parts of the reward, unweighted."),
     ("per_turn", pa.list_(pa.float64()), "Rewards per turn, if the reward gives them."),
@@ -148,7 +150,10 @@ _TRAJECTORIES = _columns(
     ("valid_searches", pa.int32(), "Number of executed searches."),
     ("tokens", pa.int32(), "Policy tokens."),
     ("total_tokens", pa.int32(), "All tokens: prompt, policy and observations."),
-    ("gold_in_passages", pa.bool_(), "Whether a retrieved passage contains a golden answer."),
+    ("seconds", pa.float64(), "Seconds from the prompt to the end, beside the episodes that ran at the same "
+     "time; NULL if not known."),
+    ("gold_in_passages", pa.bool_(), "Whether a passage that was shown contains a golden answer; in older "
+     "logs, whether a retrieved one does."),
     ("think_is_open", pa.bool_(), "Whether the rendered prompt ends inside `<think>`."),
     ("index_digest", pa.string(), "The digest of the first index that answered, or an empty text."),
     ("error", pa.string(), "Why the engine did not generate, if that ended the episode, or an empty text."),
@@ -158,7 +163,8 @@ _VERDICT = Column(
     "verdict",
     pa.string(),
     "`correct`, or the cause of the error: `failed search`, `failed engine`, `unanswered`, `no search`, "
-    "`reader` (a passage contained a golden answer) or `retriever` (none did); NULL without golden answers.",
+    "`reader` (a passage that was shown contained a golden answer) or `retriever` (none did); NULL without "
+    "golden answers.",
 )
 
 _SEGMENTS = _columns(
@@ -195,6 +201,13 @@ _SEARCHES = _columns(
     ("attempts", pa.int32(), "Number of attempts."),
     ("error", pa.string(), "The error, or an empty text."),
     ("index_digest", pa.string(), "The digest of the index that answered."),
+    (
+        "shown",
+        pa.int32(),
+        "How many of the passages, from the best, reached the policy; the others did not fit "
+        "into the observation. NULL in older logs.",
+    ),
+    ("cut", pa.string(), "What was shown of the only one, in whole words, if its middle was cut; else NULL."),
 )
 _NESTED_HITS = Column("hits", _HITS, "The returned passages, best first.")
 
@@ -213,7 +226,10 @@ _HIT_ROWS = _columns(
     ("title", pa.string(), "The title."),
     ("contents", pa.string(), "The passage: title on the first line, then the text."),
     ("score", pa.float64(), "The score of the retriever."),
-    ("has_answer", pa.bool_(), "Whether it contains a golden answer as whole words, both normalised."),
+    ("shown", pa.string(), "`whole`, `part` (its middle was cut) or `none` (it did not fit into the "
+     "observation); NULL in older logs."),
+    ("has_answer", pa.bool_(), "Whether it contains a golden answer as whole words, both normalised; of one "
+     "that was cut, whether the part that was shown does."),
 )  # fmt: skip
 
 _REWARDS = _columns(
@@ -283,7 +299,8 @@ FROM raw.runs LEFT JOIN (
 
 _HIT_SQL = """
 SELECT run_id, trajectory_id, step, phase, position AS search, turn, rank::INTEGER AS rank,
-    hit.passage_id, hit.title, hit.contents, hit.score, hit.has_answer
+    hit.passage_id, hit.title, hit.contents, hit.score, CASE WHEN rank > shown THEN 'none'
+    WHEN cut IS NOT NULL THEN 'part' WHEN shown IS NOT NULL THEN 'whole' END AS shown, hit.has_answer
 FROM (
     SELECT *, unnest(hits) AS hit, generate_subscripts(hits, 1) AS rank FROM raw.searches
 )

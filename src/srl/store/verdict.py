@@ -4,8 +4,8 @@ from __future__ import annotations
 
 VERDICTS = {
     "correct": "correct",
-    "reader": "reader: a golden answer was in the passages",
-    "retriever": "retriever: a golden answer was in no passage",
+    "reader": "reader: a golden answer was in the passages shown",
+    "retriever": "retriever: a golden answer was in no passage shown",
     "no search": "no search: answered without searching",
     "unanswered": "unanswered",
     "failed search": "failed search: infrastructure, not the policy; left out of the loss",

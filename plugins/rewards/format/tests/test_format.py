@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -193,6 +194,19 @@ def test_tags_in_a_passage_answer_nothing(passage: str, written: object) -> None
 def test_the_prompts_example_is_no_answer() -> None:
     assert value(trajectory("I do not know", end="unanswered")) == 0
     assert value(trajectory("<think>Beijing</think>", end="truncated")) == 0
+
+
+def test_a_passage_that_did_not_fit_into_the_observation_was_not_retrieved() -> None:
+    (search,) = found("The capital is Beijing, as everybody knows.")
+    shown = {
+        replace(search, shown=1): 1.0,
+        replace(search, shown=0): 0.0,
+        replace(search, shown=1, cut='"China") The … everybody knows.'): 0.0,
+        replace(search, shown=1, cut='"China") The capital is Beijing, … knows.'): 1.0,
+    }
+    for each, retrieved in shown.items():
+        episode = trajectory(THINK + SEARCH, INFORMATION, THINK, searches=[each], end="unanswered")
+        assert FormatReward().score([episode])[0].parts["retrieved"] == retrieved
 
 
 def test_information_that_the_policy_made_up_is_not_retrieved() -> None:

@@ -32,9 +32,13 @@ _ROWS = {
     "answer in the corpus": "answer_in_corpus",
     "EM of completed": "em_completed",
     "F1": "f1",
-    "supporting passages found": "retrieval_recall",
+    "cover EM": "cover_em",
+    "supporting passages shown": "evidence_recall",
+    "accepted answer shown": "answer_shown",
+    "EM where it was shown": "em_answer_shown",
     "searches per question": "env/number_of_valid_search",
     "valid actions": "env/ratio_of_valid_action",
+    "tokens written per question": "response_length/mean",
     "finish ratio": "env/finish_ratio",
     "truncated": "env/truncated_share",
     "lost to faults": "failed_share",
@@ -130,6 +134,7 @@ def _note(text: str) -> None:
 
 def _show(report: ModelReport, as_json: bool) -> None:
     from srl.cli.output import note, print_json, table
+    from srl.evaluate import mean_seconds
 
     for other in report.changed_indexes:
         note(
@@ -147,6 +152,9 @@ def _show(report: ModelReport, as_json: bool) -> None:
     samples = f" × {report.samples} at temperature {report.temperature:g}" if report.samples > 1 else ""
     note(f"{report.model}: {report.questions:,} questions{samples}")
     table(["", *(_HEADS[name] for name in report.settings)], _rows(list(report.settings.values())))
+    for name, found in report.settings.items():
+        if (seconds := mean_seconds(found.trajectories)) is not None:
+            note(f"{_HEADS[name]}: {seconds:.3g} s an episode, beside those that ran at the same time")
     if report.usage:
         note(usage_line(report.usage))
 
@@ -161,7 +169,7 @@ def _rows(columns: list[Evaluation]) -> list[list[str]]:
         _row("EM", "em", columns),
         ["  95% interval", *intervals],
         *(_row(f"  {name.removeprefix('em/')}", name, columns) for name in parts),
-        *(_row(name, name, columns) for name in names if name.startswith("pass@")),
+        *(_row(name, name, columns) for name in names if name.startswith(("mean@", "pass@"))),
         *(
             row
             for head, name in _ROWS.items()
@@ -184,12 +192,15 @@ def _row(head: str, name: str, columns: list[Evaluation]) -> list[str]:
 
 
 def _as_json(report: ModelReport) -> dict[str, Any]:
+    from srl.evaluate import mean_seconds
+
     settings = {
         name: {
             "run": found.run.name,
             "generated": found.generated,
             "template": report.templates[name],
             "em_interval": list(found.em_interval),
+            "seconds": mean_seconds(found.trajectories),
             "metrics": {key.removeprefix("eval/"): value for key, value in found.metrics.items()},
         }
         for name, found in report.settings.items()

@@ -19,7 +19,7 @@ class Options(BaseModel):
     final_format_score: float = Field(default=0.1, ge=0, le=1)
     """Score of a malformed episode with a wrong answer between answer tags."""
     retrieval_score: float = Field(default=0.0, ge=0, le=1)
-    """Added to `structure_score` if the answer is wrong but a retrieved passage contains a golden answer."""
+    """Added to `structure_score` if the answer is wrong but a passage that was shown has a golden one."""
 
 
 class FormatReward:
@@ -30,7 +30,8 @@ class FormatReward:
       wrong      s (+ r if retrieved)              f
       none       s (+ r if retrieved)              0
 
-    `retrieved`: a passage returned by a search of the episode contains a golden answer.
+    `retrieved`: a passage that the policy was shown contains a golden answer. What did not fit into an
+    observation was not shown.
     """
 
     def __init__(self, options: Options | None = None) -> None:
@@ -59,5 +60,5 @@ class FormatReward:
 
 def _retrieved(trajectory: Trajectory) -> bool:
     golds = trajectory.question.golden_answers
-    passages = (hit.passage for search in trajectory.searches for hit in search.hits)
-    return any(contains_answer(passage.contents, golds) for passage in passages)
+    shown = (text for search in trajectory.searches for text in search.shown_texts)
+    return any(contains_answer(text, golds) for text in shown)
