@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
+import srl.store
 from srl.cli import main
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
@@ -27,7 +28,7 @@ from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions
 from srl.serve import HttpSearch, LocalSearch
 from srl.serve.server import create_app
-from srl.store import LogWriter, RunInfo
+from srl.store import LogWriter, RunInfo, read_records
 from srl.train.evaluate_model import (
     Evaluation,
     ModelReport,
@@ -37,7 +38,7 @@ from srl.train.evaluate_model import (
 )
 from srl.train.evaluation.generate import generate
 from srl.train.named_checkpoint import model_directory
-from srl.trajectory import Hit, Passage, Question, Search
+from srl.trajectory import Hit, Passage, Question, Search, Trajectory
 from srl.workspace import Workspace
 
 pytest.importorskip("srl_bm25")
@@ -94,6 +95,13 @@ def play(script: dict[str, list[str]], search: Any, n: int = 1) -> Evaluation:
         return Evaluation.read(Path(folder), QUESTIONS, n, len(wanted))
 
 
+def logged(found: Evaluation) -> list[Trajectory]:
+    """The trajectories in the log of an evaluation, by question and sample."""
+    with srl.store.open(found.run) as log:
+        records = read_records(log)
+    return sorted((record.trajectory for record in records), key=lambda item: (item.question.id, item.sample))
+
+
 def look_up(town: str, answer: str) -> list[str]:
     return [
         f"<think>hm</think><search>lighthouse {town}</search>",
@@ -121,8 +129,7 @@ def test_a_scripted_policy_is_measured_by_hand() -> None:
     assert metrics["eval/env/finish_ratio"] == 0.75
     assert metrics["eval/evidence_recall"] == 0.5
     assert found.em_interval == wilson_interval(0.5, 4)
-    assert [trajectory.question for trajectory in found.trajectories] == QUESTIONS
-    assert {trajectory.phase for trajectory in found.trajectories} == {"eval"}
+    assert [item.question_id for item in found.results] == [item.id for item in QUESTIONS]
 
 
 def test_several_samples_give_pass_at_k() -> None:
@@ -241,10 +248,10 @@ def test_limit_draws_the_same_questions_each_time(place: Path) -> None:
     workspace = Workspace.resolve()
     drawn = [
         [
-            trajectory.question.id
-            for trajectory in evaluate_model(
+            item.question_id
+            for item in evaluate_model(
                 config, [str(place / "test.parquet")], workspace, limit=limit
-            ).settings["search"].trajectories
+            ).settings["search"].results
         ]
         for limit in (2, 2, 100)
     ]  # fmt: skip
@@ -259,7 +266,7 @@ def test_greedy_answers_do_not_depend_on_the_seed(place: Path) -> None:
         flags = {"search.index": place / "index", "trainer.seed": seed}
         config = settings_of(place / "model", None, None, flags, SMALL)
         report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve())
-        said.add(tuple(trajectory.policy_text for trajectory in report.settings["search"].trajectories))
+        said.add(tuple(item.policy_text for item in logged(report.settings["search"])))
     assert len(said) == 1
 
 
@@ -267,7 +274,7 @@ def test_model_is_evaluated_in_half_precision(place: Path) -> None:
     flags = {"search.index": place / "index", "model.dtype": "float16", "model.device": "cpu"}
     config = settings_of(place / "model", None, None, flags, SMALL)
     report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve(), limit=2)
-    said = [trajectory.policy_text for trajectory in report.settings["search"].trajectories]
+    said = [item.policy_text for item in logged(report.settings["search"])]
     assert len(said) == 2
     assert all(said)
 
@@ -309,9 +316,9 @@ def test_search_and_no_search_run_on_the_same_questions_with_their_own_prompts(
         1,
     )
     assert plain.metrics["eval/env/ratio_of_valid_action"] == 0.5
-    asked = [[trajectory.question.id for trajectory in found.trajectories] for found in (search, plain)]
+    asked = [[item.question_id for item in found.results] for found in (search, plain)]
     assert asked[0] == asked[1]
-    starts = [found.trajectories[0].segments[0].text[:50] for found in (search, plain)]
+    starts = [logged(found)[0].segments[0].text[:50] for found in (search, plain)]
     assert starts == [template(name).prompt[:50] for name in ("search-r1", "r1")]
 
 
@@ -342,7 +349,7 @@ def test_prompts_are_those_of_the_models_template(place: Path, tmp_path: Path) -
     write_json(model / "srl.json", known)
     config = settings_of(model, None, None, {"search.index": place / "index"}, SMALL)
     report = evaluate_model(config, [str(place / "test.parquet")], Workspace.resolve(), limit=1)
-    [trajectory] = report.settings["search"].trajectories
+    [trajectory] = logged(report.settings["search"])
     assert trajectory.segments[0].text.startswith("<search> allowed. Q: Who built")
     own = settings_of(model, None, None, {"data.template": "search-r1"}, SMALL)
     assert own.data.template == "search-r1"
@@ -353,7 +360,7 @@ def test_questions_without_prompts_get_the_default_one(place: Path, tmp_path: Pa
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     config = settings_of(place / "model", None, None, {"search.index": place / "index"}, SMALL)
     report = evaluate_model(config, [str(tmp_path / "test.jsonl")], Workspace.resolve())
-    assert report.settings["search"].trajectories[0].segments[0].text.startswith("Answer the given question.")
+    assert logged(report.settings["search"])[0].segments[0].text.startswith("Answer the given question.")
 
 
 def test_a_model_of_a_run_without_search_is_measured_without(place: Path, tmp_path: Path) -> None:

@@ -6,19 +6,17 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import srl.store
 from srl import interrupts
 from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
-from srl.evaluate import Interval, em_interval, summarise
+from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
 from srl.evaluate.coverage import WrittenCoverage, coverage_metrics, write_coverage
-from srl.evaluate.episode_results import EpisodeResult
 from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH
 from srl.rollout.codec import Codec
-from srl.store import LogWriter, read_records
+from srl.store import LogWriter, reading
 from srl.train.evaluation.coverage import evaluation_coverage
 from srl.train.evaluation.generate import RunningEm, generate
 from srl.train.evaluation.run import evaluation_run, run_info
@@ -31,8 +29,11 @@ from srl.train.questions import load_questions, load_template, warn_about_unlist
 from srl.train.resume import tells_how_to_resume
 from srl.train.run_directory import RECORD, BackendName, RunRecord
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
-from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
+from srl.trajectory import FailedEpisodes, Question, SearchTool
 from srl.workspace import Workspace
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,16 @@ class Evaluation:
 
     Where the coverage of the questions is known, they include `srl.evaluate.coverage.coverage_metrics`.
 
-    `run` is its run, and `generated` the number of episodes that were not in its log before.
+    `run` is its run, and `generated` the number of episodes that were not in its log before. `failed` counts
+    the episodes that faults ended.
     """
 
-    trajectories: list[Trajectory]
+    results: list[EpisodeResult]
     metrics: dict[str, float]
     em_interval: Interval
     run: Path
     generated: int
+    failed: FailedEpisodes
 
     @classmethod
     def read(
@@ -59,16 +62,33 @@ class Evaluation:
         generated: int,
         coverage: WrittenCoverage | None = None,
     ) -> Evaluation:
-        """The result of `n` episodes for each of `questions` from the log of `run`."""
-        with srl.store.open(run) as log:
-            found = [record.trajectory for record in read_records(log, "phase = 'eval'")]
-        order = {(item.id, sample): None for item in questions for sample in range(n)}
-        asked = {(item.question.id, item.sample): item for item in found}
-        trajectories = [asked[episode] for episode in order]
-        metrics = summarise(trajectories, prefix="eval")
+        """The result of `n` episodes for each of `questions` from the log of `run`. Raises UserError."""
+        found, fault = reading([run], lambda log: (read_results(log), _first_fault(log)))
+        by_episode = {(item.question_id, item.sample): item for item in found}
+        asked = [(item.id, sample) for item in questions for sample in range(n)]
+        lacking = sum(episode not in by_episode for episode in asked)
+        if lacking:
+            raise UserError(f"{lacking:,} episodes are not in the log of {run.name}; repeat the command")
+        results = [by_episode[episode] for episode in asked]
+        failed = FailedEpisodes(sum(not item.valid for item in results), len(results), *fault)
+        metrics = summarise(results, prefix="eval")
         if coverage is not None:
-            metrics |= coverage_metrics(map(EpisodeResult.of, trajectories), coverage.found)
-        return cls(trajectories, metrics, em_interval(trajectories), run, generated)
+            metrics |= coverage_metrics(results, coverage.found)
+        return cls(results, metrics, em_interval(results), run, generated, failed)
+
+
+_FAULTS = """
+SELECT error, (
+    SELECT arg_max(status || ': ' || searches.error, position) FROM searches
+    WHERE (run_id, trajectory_id) = (trajectories.run_id, trajectories.id)
+) AS search FROM trajectories WHERE phase = 'eval' AND NOT valid ORDER BY question_id, sample LIMIT 1
+"""
+
+
+def _first_fault(log: duckdb.DuckDBPyConnection) -> tuple[str, str]:
+    """The first fault that ended an episode, in one line, and what had it; empty texts without one."""
+    error, search = next(iter(log.execute(_FAULTS).fetchall()), ("", ""))
+    return (str(error), "the engine") if error else (str(search or ""), "search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +260,7 @@ def check_failures(report: ModelReport, limit: float) -> None:
     for evaluation in report.settings.values():
         episodes, searches = (evaluation.metrics[f"eval/{name}"] for name in _LOST_SHARES)
         if max(episodes, searches) > limit:
-            found = failed_episodes(evaluation.trajectories)
+            found = evaluation.failed
             raise CheckFailed(
                 f"{found.what} failed in {episodes:.1%} of the episodes and {searches:.1%} of the searches, "
                 f"more than eval.max_failed={limit:g} ({found.fault})"

@@ -153,7 +153,7 @@ def _show(report: ModelReport, as_json: bool) -> None:
     note(f"{report.model}: {report.questions:,} questions{samples}")
     table(["", *(_HEADS[name] for name in report.settings)], _rows(list(report.settings.values())))
     for name, found in report.settings.items():
-        if (seconds := mean_seconds(found.trajectories)) is not None:
+        if (seconds := mean_seconds(found.results)) is not None:
             note(f"{_HEADS[name]}: {seconds:.3g} s an episode, beside those that ran at the same time")
     if report.usage:
         note(usage_line(report.usage))
@@ -200,7 +200,7 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
             "generated": found.generated,
             "template": report.templates[name],
             "em_interval": list(found.em_interval),
-            "seconds": mean_seconds(found.trajectories),
+            "seconds": mean_seconds(found.results),
             "metrics": {key.removeprefix("eval/"): value for key, value in found.metrics.items()},
         }
         for name, found in report.settings.items()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from srl import __version__
 from srl.config import Config, save_config
+from srl.errors import UserError
 from srl.files import locked
 from srl.store import QUESTION_DIGEST, RunInfo, find_logs, question_digest, reading
 from srl.train.evaluation.subject import FILE, Subject
@@ -115,7 +116,11 @@ def evaluation_run(
     A run in whose log one of `questions` is another one is left as it is; `note` is told why a new one
     starts. Raises UserError if another process is evaluating the same.
     """
-    workspace.runs.mkdir(parents=True, exist_ok=True)
+    try:
+        workspace.runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot be created: {error.strerror}"
+        raise UserError(f"{workspace.runs} {why}; choose another --workspace") from error
     with ExitStack() as held:
         with locked(workspace.runs):
             found = None if fresh else _find(subject, questions, workspace, note, held)
@@ -132,12 +137,8 @@ def _find(
     """The newest run with the key of `subject` and the same questions, locked until `held` ends."""
     changes: list[str] = []
     for run in reversed(workspace.all_runs()):
-        if not is_evaluation(run):
+        if not is_evaluation(run) or (before := _subject(run, note)) is None:
             continue
-        if not (run / FILE).is_file():  # a process was killed while it created the run
-            shutil.rmtree(run, ignore_errors=True)
-            continue
-        before = Subject.read(run)
         if before.key != subject.key:
             changes += [f"{what} has changed since {run.name}" for what in subject.changes(before)]
             continue
@@ -151,6 +152,18 @@ def _find(
     if changes:
         note(f"{changes[0]}: a new evaluation starts")
     return None
+
+
+def _subject(run: Path, note: Note) -> Subject | None:
+    """What the evaluation `run` is of; None for one that cannot be read, which `note` is told."""
+    if not (run / FILE).is_file() and not (run / LOG).exists():  # a kill interrupted its creation
+        shutil.rmtree(run, ignore_errors=True)
+        return None
+    try:
+        return Subject.read(run)
+    except (UserError, OSError) as error:
+        note(f"warning: {run.name} is left out: {error}")
+        return None
 
 
 def _create(
