@@ -12,6 +12,7 @@ from tests.store_builder import BERN, KLEE, episode, new_log, question, record, 
 
 import srl.store
 from srl.evaluate import EpisodeResult, read_results
+from srl.evaluate.episode_results import evidence_recall
 from srl.trajectory import Trajectory
 
 
@@ -81,13 +82,24 @@ def test_the_document_is_the_first_that_the_question_names(metadata, document):
         ({"supporting_ids": ["p1", "p2"]}, 1.0),
         ({"supporting_ids": ["p1", "gone"]}, 0.5),
         ({"supporting_ids": ["gone"], "supporting_titles": ["Bern"]}, 0.0),
+        ({"supporting_ids": ["wiki/Bern-1"], "supporting_titles": ["Bern", "Basel"]}, 0.5),
+        ({"supporting_ids": ["wiki/Bern-1"]}, 0.0),
         ({"supporting_titles": ["Bern", "Basel", "Basel"]}, 0.5),
+        ({"supporting_titles": ["&quot;Bern&quot;"]}, 1.0),
         ({"supporting_ids": [], "supporting_titles": []}, None),
     ],
 )
 def test_evidence_recall_is_by_passage_or_where_only_titles_are_named_by_title(metadata, recall):
     assert EpisodeResult.of(evaluated(asked=question(**metadata))).evidence_recall == recall
     assert EpisodeResult.of(evaluated(asked=question(**metadata), passages=None)).evidence_recall in (0, None)
+
+
+def test_another_paragraph_of_the_page_is_no_evidence_where_the_ids_are_those_of_the_corpus():
+    asked = question(supporting_ids=["wiki/Bern-1"], supporting_titles=["Bern"])
+    assert evidence_recall(asked, {"wiki/Bern-2"}, {"Bern"}) == 0
+    assert evidence_recall(asked, {"wiki/Bern-1"}, {"Bern"}) == 1
+    assert evidence_recall(asked, {"17"}, {"Bern"}) == 1
+    assert evidence_recall(asked, {"17", "wiki/Klee-1"}, {"Bern", "Klee"}) == 0
 
 
 _QUESTIONS = st.builds(

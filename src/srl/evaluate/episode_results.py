@@ -15,6 +15,7 @@ from typing import Any
 import duckdb
 
 from srl.answers import contains_answer, cover_exact_match, exact_match, f1
+from srl.evaluate.corpus_scan import title_key
 from srl.evaluate.retrieval_metrics import document_of, recall_at_k, supporting_ids
 from srl.trajectory import FAULTS, EndReason, Phase, Question, Trajectory
 
@@ -100,12 +101,19 @@ def results_of(episodes: Sequence[EpisodeResult] | Sequence[Trajectory]) -> list
 def evidence_recall(question: Question, ids: Collection[str], titles: Collection[str]) -> float | None:
     """The share of the question's supporting passages among the passages with these ids and titles.
 
-    Of a question that names only titles, it is the share of titles; None for one that names neither.
+    Of a question that names only titles, or beside them the ids of another corpus, it is the share of titles;
+    None for one that names neither.
     """
-    if supporting := supporting_ids(question):
+    supporting, named = supporting_ids(question), {title_key(title) for title in _titles(question)}
+    if supporting and not (named and _of_another_corpus(supporting, ids)):
         return recall_at_k(list(ids), supporting)
-    named = _titles(question)
-    return recall_at_k(list(titles), named) if named else None
+    return recall_at_k([title_key(title) for title in titles], named) if named else None
+
+
+def _of_another_corpus(supporting: Collection[str], ids: Collection[str]) -> bool:
+    """Whether `supporting` begin with a data source, as `srl data prepare` writes ids, and no id does."""
+    sources = {name.partition("/")[0] for name in supporting if "/" in name}
+    return bool(sources and ids) and sources.isdisjoint(name.partition("/")[0] for name in ids)
 
 
 def _titles(question: Question) -> list[str]:
