@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 
 from srl.errors import UserError
+from srl.evaluate.coverage import read_coverage
 from srl.evaluate.episode_results import EpisodeResult, read_results
 from srl.evaluate.intervals import MIN_CLUSTERS, ClusterSums, Interval, interval
 from srl.evaluate.paired_tests import PairedTest, holm, paired_test
@@ -22,13 +23,18 @@ from srl.store import reading, rows
 MEASURES = {"EM": "em", "F1": "f1", "cover-EM": "cover_em"}
 """The measures compared, and their names in an `EpisodeResult`."""
 ALL = "all"
+ANSWERABLE = "answerable"
+"""The questions that the corpus of every run can answer, in the place of a source."""
 LEVEL = 0.05
 """A difference with a corrected p-value above it is not significant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation from its log; `asked` has source, text and accepted answers of a question."""
+    """An evaluation from its log; `asked` has source, text and accepted answers of a question.
+
+    `answerable` are the questions that its corpus can answer; None if its coverage is unknown.
+    """
 
     run: str
     status: str
@@ -37,6 +43,7 @@ class Evaluated:
     index_digest: str
     results: Sequence[EpisodeResult]
     asked: Mapping[str, tuple[str, str, tuple[str, ...]]]
+    answerable: frozenset[str] | None = None
 
     def of_question(self) -> dict[str, list[EpisodeResult]]:
         """The samples of each question."""
@@ -108,7 +115,15 @@ def _read(log: duckdb.DuckDBPyConnection, run: Path) -> Evaluated:
             row["question_id"]: (row["data_source"], row["question"], tuple(row["golden_answers"]))
             for row in asked
         },
+        _answerable(run),
     )
+
+
+def _answerable(run: Path) -> frozenset[str] | None:
+    covered = read_coverage(run)
+    if covered is None:
+        return None
+    return frozenset(name for name, one in covered.found.items() if one.answerable)
 
 
 def _why_none(log: duckdb.DuckDBPyConnection, run: str) -> str:
@@ -133,9 +148,10 @@ def compare(runs: Sequence[Evaluated]) -> Comparison:
         raise UserError(_no_common(runs))
     _check_same(runs, common)
     samples = [{name: found[name] for name in common} for found in of_question]
-    measured = _corrected(_measure(samples))
+    groups = _by_source(samples[0]) | _answerable_by_all(runs, common)
+    measured = _corrected(_measure(samples, groups))
     left_out = [len(found) - len(common) for found in of_question]
-    notes = [*_run_notes(runs, samples), *_document_notes(samples[0])]
+    notes = [*_run_notes(runs, samples), *_document_notes(samples[0], groups)]
     return Comparison(runs, len(common), left_out, measured, notes)
 
 
@@ -178,10 +194,14 @@ Samples = Mapping[str, Sequence[EpisodeResult]]
 """The samples of each question."""
 
 
-def _measure(samples: Sequence[Samples]) -> list[Measured]:
-    """Every measure of every run, by source and over all."""
+Groups = Mapping[str, Sequence[str]]
+"""The questions of each source, and of what stands in the place of one."""
+
+
+def _measure(samples: Sequence[Samples], groups: Groups) -> list[Measured]:
+    """Every measure of every run on each group of questions."""
     measured = []
-    for source, names in _by_source(samples[0]).items():
+    for source, names in groups.items():
         documents = [_document(samples[0][name][0]) for name in names]
         for measure, field in MEASURES.items():
             values = [
@@ -202,6 +222,13 @@ def _by_source(samples: Samples) -> dict[str, list[str]]:
         sources[found[0].data_source].append(name)
     several = {ALL: list(samples)} if len(sources) > 1 else {}
     return {name: sources[name] for name in sorted(sources)} | several
+
+
+def _answerable_by_all(runs: Sequence[Evaluated], common: Sequence[str]) -> dict[str, list[str]]:
+    """The questions that every corpus whose coverage is known can answer; none if that is all, or unknown."""
+    known = [run.answerable for run in runs if run.answerable is not None]
+    names = [name for name in common if known and all(name in answerable for answerable in known)]
+    return {ANSWERABLE: names} if 0 < len(names) < len(common) else {}
 
 
 def _document(result: EpisodeResult) -> Hashable:
@@ -232,10 +259,10 @@ def _run_notes(runs: Sequence[Evaluated], samples: Sequence[Samples]) -> list[st
     return notes
 
 
-def _document_notes(samples: Samples) -> list[str]:
-    """The sources whose questions come from too few documents for an interval."""
+def _document_notes(samples: Samples, groups: Groups) -> list[str]:
+    """The groups whose questions come from too few documents for an interval."""
     notes = []
-    for source, names in _by_source(samples).items():
+    for source, names in groups.items():
         found = ClusterSums.of([0.0] * len(names), [_document(samples[name][0]) for name in names])
         if not found.independent and found.effective < MIN_CLUSTERS:
             notes.append(
