@@ -45,7 +45,7 @@ def written_with(columns: dict[str, str]) -> Iterator[None]:
             patch.setitem(PARTS, name, older(PARTS[name]))
         patch.setattr(records, "_table", table_of)
         patch.delitem(COLUMNS, "searches")
-        patch.setattr(writer, "create_views", lambda connection: None)
+        patch.setattr(writer, "create_views", lambda *_: None)
         yield
 
 

@@ -246,8 +246,8 @@ def sql(
 ) -> None:
     """Query the log with SQL.
 
-    Tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards. `DESCRIBE hits` lists the
-    columns of one. Queries can read only the log.
+    Tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards, rescores. `DESCRIBE hits`
+    lists the columns of one. Queries can read only the log.
 
     \b
     Example:

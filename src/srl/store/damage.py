@@ -22,6 +22,8 @@ from srl.manifests import MANIFEST
 from srl.store import run_info
 from srl.store.database import attach, in_one_line, scan
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
+from srl.store.rescores import DIRECTORY as RESCORES
+from srl.store.rescores import rescore_files
 from srl.store.run_info import DamagedError
 from srl.store.schema import PARTS
 from srl.workspace import is_evaluation
@@ -73,6 +75,7 @@ def find_damage(log: Path, *, thorough: bool = True) -> list[Damage]:
         found += _database_damage(log, thorough)
     else:
         found += _part_damage(log, thorough)
+    found += _rescore_damage(log, thorough)
     return [damage for damage in found if damage.place.exists()]  # compaction removes parts
 
 
@@ -90,6 +93,8 @@ def left_out(damage: Damage) -> str:
     mend = "restore the file, or set it aside" if damage.place.exists() else "restore it, or accept the loss,"
     run = damage.log.parent
     command = "`srl eval run` as before" if is_evaluation(run) else f"`srl train --resume --run {run.name}`"
+    if damage.place.parent.name == RESCORES:
+        return f"{damage}; left out: {damage.steps}; delete the file, and type `srl eval rescore` as before"
     return f"{damage}; left out: {damage.steps or 'the run'}; {mend} and continue with {command}"
 
 
@@ -146,6 +151,16 @@ def _part_damage(log: Path, thorough: bool) -> Iterator[Damage]:
         if why := _part_fault(part, connection):
             connection = connection and _connect()  # some errors invalidate a connection
             yield Damage(log, part.path, why, part.steps_in_words())
+
+
+def _rescore_damage(log: Path, thorough: bool) -> Iterator[Damage]:
+    for file in rescore_files(log):
+        try:
+            pq.read_table(file) if thorough else pq.read_schema(file)
+        except (pa.ArrowException, OSError) as error:
+            if not may_be_damage(error):
+                raise
+            yield Damage(log, file, f"{file}: {in_one_line(error)}", "what was rescored")
 
 
 def _part_fault(part: Part, connection: duckdb.DuckDBPyConnection | None) -> str:

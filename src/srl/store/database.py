@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from srl.store.older import old_column_hints
-from srl.store.schema import PARTS, RUN_SCHEMA, TABLES
+from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, Table
 
 _NO_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
 """DuckDB's messages for an unknown column."""
@@ -27,15 +27,23 @@ def create_empty(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     _create_table(connection, table, PARTS[table].empty_table())
 
 
+def create_rescores(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> None:
+    """Create `raw.rescores` over these files."""
+    if files:
+        connection.execute(f"CREATE VIEW raw.rescores AS {scan(files)}")
+    else:
+        _create_table(connection, "rescores", RESCORE_SCHEMA.empty_table())
+
+
 def _create_table(connection: duckdb.DuckDBPyConnection, name: str, content: pa.Table) -> None:
     connection.register("incoming", content)
     connection.execute(f"CREATE TABLE raw.{name} AS SELECT * FROM incoming")
     connection.unregister("incoming")
 
 
-def create_views(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create the views of `TABLES`, with columns in documented order."""
-    for table in TABLES:
+def create_views(connection: duckdb.DuckDBPyConnection, tables: Sequence[Table] = TABLES) -> None:
+    """Create the views of `tables`, with columns in documented order."""
+    for table in tables:
         columns = ", ".join(f'"{column.name}"' for column in table.columns)
         connection.execute(f"CREATE VIEW {table.name} AS SELECT {columns} FROM ({table.sql})")
 

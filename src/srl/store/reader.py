@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 
@@ -23,6 +23,7 @@ from srl.store.damage import Damage, further_damage, left_out, lost_log, may_be_
 from srl.store.database import (
     attach,
     create_empty,
+    create_rescores,
     create_runs,
     create_views,
     in_one_line,
@@ -31,6 +32,8 @@ from srl.store.database import (
 )
 from srl.store.older import union
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
+from srl.store.rescores import DIRECTORY as RESCORES
+from srl.store.rescores import rescore_files
 from srl.store.schema import PARTS
 
 T = TypeVar("T")
@@ -159,7 +162,7 @@ def _connect(
     try:
         _create_tables(connection, logs, without)
         if spill:
-            seal(connection, [log / PARTS_DIRECTORY for log in logs], spill)
+            seal(connection, [log / name for log in logs for name in (PARTS_DIRECTORY, RESCORES)], spill)
     except BaseException:
         connection.close()
         raise
@@ -180,7 +183,8 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], 
     connection.execute("SET enable_progress_bar = false; CREATE SCHEMA raw")
     parts: list[Part] = []
     finished: list[str] = []
-    rows = []
+    rows: list[dict[str, Any]] = []
+    rescores: list[Path] = []
     for log in logs:
         if without.keys() & {log / MANIFEST, log / FINISHED}:
             continue
@@ -193,11 +197,13 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], 
                 continue
             parts += left
         rows.append(run_info.run_row(log))
+        rescores += [file for file in rescore_files(log) if file not in without]
     if not rows:
         raise UserError("; ".join(damage.why for damage in without.values()))
     create_runs(connection, rows)
     for table in PARTS:
         _create_table(connection, table, parts, finished)
+    create_rescores(connection, rescores)
     create_views(connection)
 
 

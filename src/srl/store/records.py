@@ -285,7 +285,17 @@ def _by_trajectory(found: list[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:
-    trajectory = Trajectory(
+    return Record(
+        trajectory_of(row, segments, searches),
+        _score(row),
+        _per_token(segments, "advantages"),
+        _per_token(segments, "returns"),
+    )
+
+
+def trajectory_of(row: Row, segments: Iterable[Row], searches: Iterable[Row]) -> Trajectory:
+    """The trajectory of a row of `raw.trajectories` and its rows of the other tables, in their order."""
+    return Trajectory(
         question=_question(row),
         segments=[_segment(segment) for segment in segments],
         searches=[_search(search) for search in searches],
@@ -293,9 +303,6 @@ def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:
         **{name: row[name] for name in ("valid_actions", "valid_searches", "think_is_open")},
         error=row["error"] or "",
         seconds=row["seconds"],
-    )
-    return Record(
-        trajectory, _score(row), _per_token(segments, "advantages"), _per_token(segments, "returns")
     )
 
 

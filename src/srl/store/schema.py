@@ -337,6 +337,22 @@ TABLES: tuple[Table, ...] = (
 )  # fmt: skip
 
 
+_RESCORES = _columns(
+    _RUN_ID, _TRAJECTORY, _STEP, _PHASE,
+    ("rewards", pa.string(), "What was computed: the rewards with their weights and options."),
+    ("measure", pa.string(), "`reward`, the weighted sum, or one of its parts before its weight, such as "
+     "`f1`."),
+    ("value", pa.float64(), "The value."),
+    ("written", pa.timestamp("us"), "When it was computed (UTC)."),
+)  # fmt: skip
+
+RESCORES = Table(
+    "rescores", "One row per measure that `srl eval rescore` computed of a trajectory, in files of its own.",
+    _RESCORES, "SELECT * FROM raw.rescores",
+)  # fmt: skip
+TABLES += (RESCORES,)
+
+
 def _schema(columns: tuple[Column, ...]) -> pa.Schema:
     return pa.schema([(column.name, column.type) for column in columns])
 
@@ -350,3 +366,4 @@ PARTS: dict[str, pa.Schema] = {
 """The tables on disk: one Parquet file each in every part."""
 
 RUN_SCHEMA = _schema(RUNS)
+RESCORE_SCHEMA = _schema(_RESCORES)

@@ -35,8 +35,9 @@ from srl.store.parts import (
     write_part,
 )
 from srl.store.records import Record, part_tables
+from srl.store.rescores import drop_rescores
 from srl.store.run_info import RunInfo
-from srl.store.schema import PARTS
+from srl.store.schema import PARTS, RESCORES, TABLES
 from srl.trajectory import Phase
 
 COMPACT_AT = 32
@@ -96,6 +97,7 @@ class LogWriter:
             self._merging(
                 lambda: drop_steps(self._parts, lambda *found: found == (step, phase), self._worker)
             )
+            drop_rescores(self.directory, lambda *row: row[:2] == (step, phase))
             self._earlier.discard((step, phase))
             self._count()
         write_part(self._parts, step, phase, self._worker, self._number, tables)
@@ -108,6 +110,7 @@ class LogWriter:
         """Drop every step after `after_step`, of all writers; a resumed run writes them again."""
         self._reopen(after_step)
         self._merging(lambda: drop_steps(self._parts, lambda step, phase: step > after_step))
+        drop_rescores(self.directory, lambda step, *_: step > after_step)
         self._earlier = {(step, phase) for step, phase in self._earlier if step <= after_step}
         self._count()
 
@@ -115,6 +118,7 @@ class LogWriter:
         """Drop the trajectories with these ids, of all writers, from all tables but `steps`."""
         self._reopen()
         self._merging(lambda: drop_trajectories(self._parts, ids))
+        drop_rescores(self.directory, lambda step, phase, trajectory: trajectory in ids)
         self._count()
 
     def finish(self, status: str = "finished") -> None:
@@ -241,6 +245,6 @@ def _write_database(path: Path, run: Mapping[str, object], parts: Sequence[Part]
                 files = [part.file(table) for part in parts]
                 connection.execute(f"INSERT INTO raw.{table} BY NAME {union(table, [scan(files)])}")
         create_runs(connection, [run])
-        create_views(connection)
+        create_views(connection, [table for table in TABLES if table is not RESCORES])
     with open(path, "rb") as file:
         os.fsync(file.fileno())

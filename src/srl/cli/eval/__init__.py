@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from srl.cli.eval import compare, run
+from srl.cli.eval import compare, rescore, run
 
 __all__ = ["app"]
 
@@ -21,6 +21,7 @@ def _group() -> None:
 _COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "compare": compare.compare,
+    "rescore": rescore.rescore,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)
