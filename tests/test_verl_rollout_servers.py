@@ -22,7 +22,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.store import read_records
 from srl.train.verl.config_check import check_supported, server_config
-from srl.train.verl.rollout_servers import FOLDER, ServersEngine
+from srl.train.verl.rollout_servers import FOLDER, ServersEngine, _with_folder
 from srl.workspace import Workspace
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -153,6 +153,18 @@ def test_what_was_started_ends_when_the_servers_do_not_start():
     assert said == ["end"]
 
 
+def test_what_killed_servers_left_is_removed_and_what_others_use_is_kept(tmp_path):
+    workspace = Workspace(tmp_path / "ws")
+    with ExitStack() as others, ExitStack() as ours:
+        used = _with_folder(made(), workspace, CODEC, others).run
+        (workspace.root / f"{FOLDER}left").mkdir()
+        folder = _with_folder(made(), workspace, CODEC, ours).run
+        assert sorted(workspace.root.iterdir()) == sorted([used, folder])
+        assert (folder / "config.yaml").is_file()
+        assert (folder / "tokenizer").is_dir()
+    assert list(workspace.root.iterdir()) == []
+
+
 QUESTIONS = 18
 LOCAL = 5
 """How many questions the local backend has answered before."""
@@ -186,6 +198,7 @@ def test_verl_continues_a_local_evaluation_and_gives_the_same_answers(tmp_path, 
     for setting in ("search", "no_search"):
         assert tables[0][setting]["metrics"] == pytest.approx(tables[1][setting]["metrics"])
     assert f"{LOCAL} of {QUESTIONS} episodes are in its log" in said(tmp_path / "verl")
+    assert said(tmp_path / "verl").count("starting 2 rollout servers on verl") == 1
     assert not list((tmp_path / "verl").glob(f"{FOLDER}*"))
 
 

@@ -12,7 +12,7 @@ import contextlib
 import io
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl.config import Config, save_config
 from srl.errors import SrlError, UserError
+from srl.files import locked
 from srl.hub_models import hub_name
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
@@ -29,7 +30,7 @@ from srl.train.make_missing import Note
 from srl.train.verl.config_check import server_config
 from srl.train.verl.engine import TRAITS, VerlEngine, eos_ids
 from srl.train.verl.failures import reason
-from srl.train.verl.job import Job, precision, rollout_name
+from srl.train.verl.job import TORCH, Job, precision, rollout_name
 from srl.train.verl.launch import check_installed, environment, job_of, ray_cluster, set_environment
 from srl.workspace import Workspace
 
@@ -99,15 +100,13 @@ def load_servers(config: Config, workspace: Workspace, note: Note) -> Generation
     if config.model.path is None:
         raise UserError("which model? name its directory or run")
     codec = load_codec(config.model, eos_ids(config), note)
-    rollout = composed.actor_rollout_ref.rollout
+    backend = rollout_name(config, job)
     begin = partial(_begin, config, workspace, codec, note)
-    engine = ServersEngine(begin, codec, rollout.name, config.cluster.watchdog_s)
-    named, dtype = rollout_name(config, job).removeprefix("srl_"), f"torch.{precision(config, job)}"
+    engine = ServersEngine(begin, codec, backend, config.cluster.watchdog_s)
     return Generation(
         engine, codec, hub_name(config.model.path) or config.model.path,
-        start=engine.start,
-        copies=rollout.nnodes * rollout.n_gpus_per_node // rollout.tensor_model_parallel_size,
-        about={"name": named, "dtype": dtype},
+        start=engine.start, copies=_copies(composed),
+        about={"name": backend.removeprefix("srl_"), "dtype": f"torch.{precision(config, job)}"},
     )  # fmt: skip
 
 
@@ -117,18 +116,30 @@ def _begin(config: Config, workspace: Workspace, codec: Codec, note: Note, ends:
     variables = environment(job, workspace)
     set_environment(variables, shared=config.cluster.address is not None)
     composed = server_config(config, job)
+    note(f"starting {_copies(composed)} rollout servers on verl, each with a copy of the model")
     ends.enter_context(ray_cluster(composed, job.run.name, variables, quiet=False))
-    servers = _start(composed)
-    note(f"{len(servers.get_replicas())} rollout servers on verl, each with a copy of the model")
-    ask: Ask = servers.get_client().generate
+    ask: Ask = _start(composed).get_client().generate
     return ask
 
 
+def _copies(composed: DictConfig) -> int:
+    """How many copies of the model generate."""
+    rollout = composed.actor_rollout_ref.rollout
+    return int(rollout.nnodes * rollout.n_gpus_per_node // rollout.tensor_model_parallel_size)
+
+
 def _with_folder(config: Config, workspace: Workspace, codec: Codec, ends: ExitStack) -> Job:
-    """A directory from which the servers' processes read configuration and tokenizer, removed at the end."""
+    """A directory from which the servers' processes read configuration and tokenizer, removed at the end.
+
+    Those that killed processes have left are removed too.
+    """
     workspace.root.mkdir(parents=True, exist_ok=True)
+    for left in workspace.root.glob(f"{FOLDER}*"):
+        with suppress(UserError, OSError), locked(left, "its servers are running"):
+            shutil.rmtree(left)
     folder = Path(mkdtemp(prefix=FOLDER, dir=workspace.root))
     ends.callback(shutil.rmtree, folder, ignore_errors=True)
+    ends.enter_context(locked(folder))
     save_config(folder, config)
     job = job_of(config, folder)
     codec.tokenizer.save_pretrained(job.tokenizer)
@@ -146,8 +157,6 @@ def _start(composed: DictConfig) -> Any:
 
     from verl.workers.rollout.llm_server import LLMServerManager
 
-    from srl.train.verl.worker_check import check_alike
-
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             servers = LLMServerManager.create(config=composed)
@@ -155,6 +164,14 @@ def _start(composed: DictConfig) -> Any:
         raise
     except Exception as error:
         raise UserError(f"the rollout servers do not start: {reason(error)}") from error
-    replicas = servers.get_replicas()
-    check_alike({f"rollout {n}": worker for n, one in enumerate(replicas) for worker in one.workers})
+    _check(servers.get_replicas(), composed.actor_rollout_ref.rollout.name)
     return servers
+
+
+def _check(replicas: Sequence[Any], backend: str) -> None:
+    """Raises UserError where a process has other packages than this one. Our own server imports no verl."""
+    from srl.train.verl.worker_check import check_alike
+
+    workers = {f"rollout {n}": worker for n, one in enumerate(replicas) for worker in one.workers}
+    servers = {f"server {n}": server for n, one in enumerate(replicas) for server in one.servers}
+    check_alike(workers if backend == TORCH else workers | servers)
