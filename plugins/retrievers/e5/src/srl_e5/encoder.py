@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from srl.errors import UserError
-from srl.model import DTYPES, load_tokenizer, one_line, quietly
+from srl.model import DTYPES, error_line, load_tokenizer, quietly
 from srl_e5.model_settings import Settings
 
 _CHARACTERS = 1000
@@ -124,7 +124,7 @@ def _load(directory: Path, pooling: str, dtype: str, trust_remote_code: bool) ->
                 trust_remote_code=trust_remote_code, output_loading_info=True,
             )  # fmt: skip
     except Exception as error:
-        why = one_line(error)
+        why = error_line(error)
         raise UserError(f"{directory} could not be loaded as an encoder: {why}") from error
     missing = sorted(name for name in info["missing_keys"] if pooling == "pooler" or "pooler" not in name)
     if missing:

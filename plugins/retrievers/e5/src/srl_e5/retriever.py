@@ -222,7 +222,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.is_file():
         raise UserError(f"{path} is missing: the dense index is incomplete; copy or build it again")
-    saved = read_json(path, dict)
+    saved: dict[str, Any] = read_json(path, dict)
     if missing := [name for name in _REMEMBERED if name not in saved]:
         raise UserError(f"{path}: {', '.join(missing)} missing; build the index again")
     return saved

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from srl.errors import UserError
-from srl.model import DTYPES, check_directory, model_digest, one_line, pick_device, quietly
+from srl.model import DTYPES, check_directory, error_line, model_digest, pick_device, quietly
 
 _WINDOW = 64
 """Batches tokenized at a time."""
@@ -102,7 +102,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
             patterns = [*_FILES, "*.py"] if trust_remote_code else _FILES
             directory = Path(snapshot_download(model, allow_patterns=patterns))
         except (OSError, ValueError) as error:
-            why = one_line(error)
+            why = error_line(error)
             raise UserError(
                 f"no directory {model}, and the hub's model could not be downloaded ({why}); "
                 f"type: hf download {model} --local-dir DIRECTORY"
@@ -123,7 +123,7 @@ def _load(directory: Path, dtype: str, trust_remote_code: bool) -> tuple[Any, An
             )
             tokenizer = AutoTokenizer.from_pretrained(str(directory), **given)
     except Exception as error:
-        why = one_line(error)
+        why = error_line(error)
         raise UserError(f"{directory} could not be loaded as a cross-encoder: {why}") from error
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:2])

@@ -88,7 +88,8 @@ class HybridRetriever(RetrieverBase):
         ]
 
     def _fused(self, found: dict[str, list[Hit] | Fault], k: int) -> list[Hit] | Fault:
-        rankings, passages = {}, {}
+        rankings = dict[str, list[str]]()
+        passages = dict[str, Passage]()
         for name, outcome in found.items():
             if isinstance(outcome, Fault):
                 return Fault(outcome.status, f"{name}: {outcome}", outcome.retry_after_s)
