@@ -19,11 +19,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import sqrt
+from pathlib import Path
 from statistics import fmean, variance
 from typing import Literal, NamedTuple
 
 from srl.errors import UserError
 from srl.evaluate.intervals import Interval, imported, wilson_interval
+from srl.files import FORMAT, digest_text, write_json
 from srl.trajectory import Question
 
 LEAST = 2
@@ -63,6 +65,17 @@ class Sample:
     @property
     def complete(self) -> bool:
         return len(self.ids) == self.size
+
+    def save(self, directory: Path, about: Mapping[str, object]) -> Path:
+        """Write `questions-<digest of the ids>.json`: which questions were used, by set, and the strata."""
+        strata = [
+            {**stratum._asdict(), "size": size, "drawn": len(self.drawn[stratum])}
+            for stratum, size in self.sizes.items()
+        ]
+        ids = {name: sorted(self.of(name).ids) for name in self.sets}
+        path = directory / f"questions-{digest_text(*sorted(self.ids))[:8]}.json"
+        write_json(path, {"format": FORMAT, **about, "strata": strata, "ids": ids})
+        return path
 
     def of(self, name: str) -> Sample:
         """The part of one set."""
