@@ -10,11 +10,10 @@ from math import sqrt
 from statistics import fmean
 
 import pytest
-from scipy import stats
 
 from srl.errors import UserError
-from srl.evaluate.budget import Sample, Stratum, allocation, by_source, draw, estimate
-from srl.evaluate.intervals import wilson_interval
+from srl.evaluate.budget import Sample, Selection, Stratum, allocation, draw, estimate
+from srl.evaluate.intervals import interval, student_t, wilson_interval
 from srl.trajectory import Question
 
 KINDS: dict[str, tuple[int, Mapping[str, tuple[float, float]]]] = {
@@ -91,7 +90,7 @@ def test_a_larger_budget_includes_the_questions_of_a_smaller_one(sets: Mapping[s
 
 def test_the_order_of_the_files_does_not_change_the_draw(sets: Mapping[str, list[Question]]) -> None:
     shuffled = [item for name in reversed(sets) for item in reversed(sets[name])]
-    assert set(draw(by_source(shuffled), 300).ids) == set(draw(sets, 300).ids)
+    assert set(Selection(300).draw(shuffled).ids) == set(draw(sets, 300).ids)
 
 
 def test_the_draw_is_the_same_on_every_machine() -> None:
@@ -139,14 +138,14 @@ def test_the_estimate_of_two_strata_is_that_of_hand_computed_numbers() -> None:
     # s² is 0.07 and 0.08, so w² (1 - n/N) s²/n is 0.0118125 and 0.002
     assert found.draw_error == pytest.approx(half_width((0.0118125, 2), (0.002, 1)))
     assert found.full.low == pytest.approx(found.mean - found.draw_error)
-    assert found.interval.high - found.mean == pytest.approx(half_width((0.013125, 2), (0.0025, 1)))
+    assert found.full.high == pytest.approx(found.mean + found.draw_error)
 
 
 def half_width(*parts: tuple[float, int]) -> float:
     """Of the interval of a sum with these variances and degrees of freedom (Satterthwaite)."""
     total = sum(variance for variance, _ in parts)
     freedom = total**2 / sum(variance**2 / rest for variance, rest in parts)
-    return float(stats.t.ppf(0.975, freedom)) * sqrt(total)
+    return student_t(freedom) * sqrt(total)
 
 
 def test_sets_count_equally_in_one_mean_and_by_their_questions_in_the_other() -> None:
@@ -165,7 +164,38 @@ def test_a_full_evaluation_has_the_plain_means_and_no_error_of_the_draw(
     assert every.mean == pytest.approx(fmean(em.values()))
     assert found.full == pytest.approx((found.mean, found.mean))
     assert found.draw_error == every.draw_error == 0
+    assert every.interval == interval([em[name] for name in draw(sets).ids])
+    assert found.interval is not None
     assert found.interval.low < found.mean < found.interval.high
+
+
+def test_the_interval_of_a_full_set_counts_documents_and_is_that_of_any_evaluation(
+    sets: Mapping[str, list[Question]], em: Mapping[str, float]
+) -> None:
+    ids = [item.id for item in sets["musique"]]
+    documents = {name: number // 3 for number, name in enumerate(ids)}
+    sample = draw(sets).of("musique")
+    values = [em[name] for name in ids]
+    found = estimate(em, sample, clusters=documents)
+    assert found.interval == pytest.approx(interval(values, [documents[name] for name in ids]))
+    assert found.interval != pytest.approx(interval(values))
+    few = dict.fromkeys(ids, "one document")
+    assert estimate(em, sample, clusters=few).interval is None
+    assert estimate(em, draw(sets, 400).of("musique"), clusters=few).interval is None
+
+
+def test_the_interval_of_the_mean_over_full_sets_has_the_variance_of_independent_sets() -> None:
+    sets = {
+        name: [Question(f"{name}{i}", "Q?", ("a",)) for i in range(count)]
+        for name, count in (("s", 300), ("t", 60))
+    }
+    values = {f"s{i}": float(i % 3 == 0) for i in range(300)} | {f"t{i}": float(i % 2) for i in range(60)}
+    found = estimate(values, draw(sets))
+    assert found.interval is not None
+    # (1/3 + 1/2) / 2, and its variance (1/3 · 2/3 / 300 + 1/2 · 1/2 / 60) / 4
+    assert found.mean == pytest.approx(5 / 12)
+    half = 1.96 * sqrt((2 / 9 / 300 + 1 / 4 / 60) / 4)
+    assert found.interval == pytest.approx((5 / 12 - half, 5 / 12 + half), abs=0.003)
 
 
 def test_one_value_everywhere_still_leaves_an_error() -> None:
@@ -179,7 +209,7 @@ def test_one_value_everywhere_still_leaves_an_error() -> None:
 def test_a_stratum_with_one_question_takes_the_variance_of_its_set() -> None:
     found = estimate({"sx0": 0.2, "sx1": 0.4, "sy0": 0.9}, two_strata("s", (40, 1), (2, 1)))
     assert found.mean == pytest.approx((40 * 0.3 + 0.9) / 41)
-    assert found.interval.low < found.mean < found.interval.high
+    assert found.full.low < found.mean < found.full.high
 
 
 def test_a_question_without_a_result_is_an_error(sets: Mapping[str, list[Question]]) -> None:

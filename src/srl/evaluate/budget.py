@@ -15,16 +15,24 @@ adds one question at a time. Estimates weight each stratum by its size in the fu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import sqrt
+from math import isclose, sqrt
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Literal, NamedTuple
 
 from srl.errors import UserError
-from srl.evaluate.intervals import Interval, imported, wilson_interval
+from srl.evaluate.intervals import (
+    MIN_CLUSTERS,
+    ClusterSums,
+    Interval,
+    interval,
+    interval_of_clusters,
+    student_t,
+    wilson_interval,
+)
 from srl.files import FORMAT, digest_text, write_json
 from srl.trajectory import Question
 
@@ -87,12 +95,13 @@ class Sample:
 class SampleEstimate:
     """The mean of a measure over the full sets, estimated from a sample.
 
-    `interval` is that of a mean over questions of this kind, as for any evaluation. `full` is that of the
-    mean over the full sets only: the error of the draw, a point where nothing was left out.
+    `interval` is that of a mean over questions of this kind, as for any evaluation; None where they are of
+    too few documents. `full` is that of the mean over the full sets only: the error of the draw, a point
+    where nothing was left out.
     """
 
     mean: float
-    interval: Interval
+    interval: Interval | None
     full: Interval
 
     @property
@@ -118,12 +127,28 @@ def draw(sets: Mapping[str, Sequence[Question]], budget: int | None = None, seed
     return Sample(sizes, drawn)
 
 
-def by_source(questions: Iterable[Question]) -> dict[str, list[Question]]:
-    """The questions of each data source."""
-    sets: dict[str, list[Question]] = defaultdict(list)
-    for question in questions:
-        sets[question.data_source].append(question)
-    return dict(sets)
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The questions that an evaluation asks: `budget` of them, or all, by sets.
+
+    `set_of` names the set of a question by its id; others are of the set of their data source. `about` is
+    written to the file of the questions used.
+    """
+
+    budget: int | None = None
+    set_of: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, object] = field(default_factory=dict)
+
+    def draw(self, questions: Iterable[Question]) -> Sample:
+        """The sample of `questions`. Raises UserError for a budget that is too small."""
+        sets: dict[str, list[Question]] = {name: [] for name in dict.fromkeys(self.set_of.values())}
+        for question in questions:
+            sets.setdefault(self.set_of.get(question.id, question.data_source), []).append(question)
+        return draw({name: found for name, found in sets.items() if found}, self.budget)
+
+    def save(self, sample: Sample, directory: Path) -> Path:
+        """Write which questions were used, in a file of their own in `directory`."""
+        return sample.save(directory, {"budget": self.budget, **self.about})
 
 
 def _strata(sets: Mapping[str, Sequence[Question]]) -> Iterator[tuple[Stratum, list[str]]]:
@@ -179,32 +204,84 @@ def allocation(sizes: Mapping[Stratum, int], budget: int) -> dict[Stratum, int]:
 
 
 def estimate(
-    values: Mapping[str, float], sample: Sample, over: Mean = "sets", confidence: float = 0.95
+    values: Mapping[str, float],
+    sample: Sample,
+    over: Mean = "sets",
+    clusters: Mapping[str, Hashable] | None = None,
+    confidence: float = 0.95,
 ) -> SampleEstimate:
-    """The mean over the full sets of a measure with these `values` by question id.
+    """The mean over the full sets of a measure with these `values` in [0, 1] by question id.
 
     `over="sets"`: the mean of the sets' means (the macro mean), `"questions"`: the mean over all questions.
-    Each stratum counts with its share w of the full sets, whatever was drawn of it:
-
-        mean = Σ w ȳ,   variance = Σ w² (1 - n/N) s²/n
-
-    with 1 - n/N, the finite population correction, in `full` only. Raises KeyError for a question of the
-    sample without a value. Source: Cochran (1977), Sampling Techniques, chapter 5.
+    Each stratum counts with its share w of the full sets, whatever was drawn of it: mean = Σ w ȳ. `clusters`
+    names the source document of each question. Raises KeyError for a question of the sample without a value.
     """
     weights = _weights(sample, over)
     drawn = {stratum: [values[name] for name in names] for stratum, names in sample.drawn.items()}
     mean = sum(weights[stratum] * fmean(found) for stratum, found in drawn.items())
+    named = None if clusters is None else [clusters[name] for name in sample.ids]
+    general = _general_interval(mean, drawn, weights, over, named, confidence)
+    return SampleEstimate(mean, general, _full_interval(mean, drawn, weights, sample.sizes, confidence))
+
+
+def _general_interval(
+    mean: float,
+    drawn: Mapping[Stratum, Sequence[float]],
+    weights: Mapping[Stratum, float],
+    over: Mean,
+    clusters: Sequence[Hashable] | None,
+    confidence: float,
+) -> Interval | None:
+    """`interval` of one set whose questions all weigh the same, else that of the linearised values
+
+        u = mean + n W (y - centre),   W the weight of a question, centre the mean of its set or of all
+
+    which have the mean and, by clusters, the variance of the estimate. Source: Särndal, Swensson and Wretman
+    (1992), Model Assisted Survey Sampling, chapter 5.
+    """
+    sets = {stratum.set for stratum in drawn} if over == "sets" else {""}
+    total = sum(map(len, drawn.values()))
+    if len(sets) == 1 and all(isclose(total * weights[one], len(drawn[one])) for one in drawn):
+        return interval([value for found in drawn.values() for value in found], clusters, confidence)
+    centres = {stratum.set: mean for stratum in drawn}
+    if over == "sets":
+        centres = {name: _set_mean(name, drawn, weights) for name in sets}
+    linear = [
+        mean + total * weights[stratum] / len(found) * (value - centres[stratum.set])
+        for stratum, found in drawn.items()
+        for value in found
+    ]
+    sums = ClusterSums.of(linear, clusters)
+    known = sums.independent or sums.effective >= MIN_CLUSTERS
+    return interval_of_clusters(sums, confidence) if known else None
+
+
+def _set_mean(name: str, drawn: Mapping[Stratum, Sequence[float]], weights: Mapping[Stratum, float]) -> float:
+    parts = [(weights[stratum], fmean(found)) for stratum, found in drawn.items() if stratum.set == name]
+    return sum(weight * mean for weight, mean in parts) / sum(weight for weight, _ in parts)
+
+
+def _full_interval(
+    mean: float,
+    drawn: Mapping[Stratum, Sequence[float]],
+    weights: Mapping[Stratum, float],
+    sizes: Mapping[Stratum, int],
+    confidence: float,
+) -> Interval:
+    """The interval of the mean over the full sets, in which only the draw is random:
+
+        variance = Σ w² (1 - n/N) s²/n,   1 - n/N the finite population correction
+
+    Source: Cochran (1977), Sampling Techniques, chapter 5.
+    """
     spreads = _spreads(drawn)
-    intervals = []
-    for finite in (False, True):
-        parts = [
-            _Part(weights[stratum] ** 2 * (1 - finite * len(found) / sample.sizes[stratum]) / len(found),
-                  spreads[stratum], len(found))
-            for stratum, found in drawn.items()
-        ]  # fmt: skip
-        is_share = len(sample.sets) == 1 and {value for found in drawn.values() for value in found} <= {0, 1}
-        intervals.append((_share_interval if is_share else _mean_interval)(mean, parts, confidence))
-    return SampleEstimate(mean, *intervals)
+    parts = []
+    for stratum, found in drawn.items():
+        left_out = 1 - len(found) / sizes[stratum]
+        parts.append(_Part(weights[stratum] ** 2 * left_out / len(found), spreads[stratum], len(found)))
+    every = {value for found in drawn.values() for value in found}
+    is_share = len({stratum.set for stratum in drawn}) == 1 and every <= {0, 1}
+    return (_share_interval if is_share else _mean_interval)(mean, parts, confidence)
 
 
 class _Part(NamedTuple):
@@ -263,5 +340,5 @@ def _mean_interval(mean: float, parts: Collection[_Part], confidence: float) -> 
     if not total:
         return Interval(mean, mean)
     freedom = total**2 / sum(share**2 / max(rest, 1) for share, rest in found)
-    half = float(imported("scipy.stats").t.ppf((1 + confidence) / 2, freedom)) * sqrt(total)
+    half = student_t(freedom, confidence) * sqrt(total)
     return Interval(mean - half, mean + half)
