@@ -57,8 +57,9 @@ def programs_of(text: str) -> list[str]:
 
 
 def settings_of(text: str) -> list[str]:
-    """The YAML in the fenced blocks of a page."""
-    return [block for language, block in _FENCED.findall(text) if language == "yaml"]
+    """The configurations in the fenced blocks of a page: its YAML without manifests, which have a format."""
+    blocks = [block for language, block in _FENCED.findall(text) if language == "yaml"]
+    return [block for block in blocks if not block.startswith("format:")]
 
 
 def mentions_of(text: str) -> list[str]:

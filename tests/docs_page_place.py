@@ -41,6 +41,12 @@ results: hits
 title: title
 text: text
 """
+SUITE = """\
+format: 1
+name: mine
+sets:
+  - {name: squad, file: test.parquet}
+"""
 
 
 def write_place(folder: Path) -> Path:
@@ -56,6 +62,7 @@ def write_place(folder: Path) -> Path:
     for name in ("grpo.yaml", "my.yaml"):
         (folder / name).write_text("extends: tiny\nalgorithm: {name: grpo}\n", encoding="utf-8")
     (folder / "my-api.yaml").write_text(API, encoding="utf-8")
+    (folder / "my-suite.yaml").write_text(SUITE, encoding="utf-8")
     write_plugins(folder)
     write_world(folder / "srl-workspace" / "worlds" / "world-s0", 0)
     write_run(folder)

@@ -45,6 +45,7 @@ CANNOT = {
     r"srl data prepare search-r1": HUB,
     r"srl (eval run|data demonstrations) .*rollout.engine=openai": MODEL_SERVER,
     r"hf download ": HUB,
+    r"srl eval suite (?!.*--manifest)": "it wants the seven test sets of Search-R1, 51,713 questions",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
     r"srl train .*\.gguf": "it wants a GGUF file; tests/test_convert_gguf.py writes one",
     r"srl index import (wiki18-e5/|e5/)?e5_Flat.index ": PUBLISHED,
@@ -98,8 +99,9 @@ def filled(text: str, trajectory: str, port: int) -> str:
 
 def configured(text: str) -> str:
     """A training command that stops once its configuration is read, and an evaluation of one question."""
-    if text.startswith("srl eval run "):
-        return f"{text} --limit 1 --set rollout.max_turns=1 --set rollout.max_turn_tokens=16"
+    if text.startswith(("srl eval run ", "srl eval suite ")):
+        drawn = "--budget 2" if "--budget" in text or " suite " in text else "--limit 1"
+        return f"{text} {drawn} --set rollout.max_turns=1 --set rollout.max_turn_tokens=16"
     return f"{text.replace(' --dry-run', '')} --print-config" if is_training(text) else text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,17 @@ def test_a_manifest_of_another_version_is_refused_in_one_line(tmp_path: Path) ->
 def test_a_mistake_in_a_manifest_is_named(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_suite(manifest(tmp_path / "mine.yaml", line))
+
+
+def test_the_manifest_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text()
+    [example] = re.findall(r"```yaml\n(format: 1\n.*?)```", page, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(example)
+    suite = read_suite(str(tmp_path / "mine.yaml"))
+    assert [(one.name, one.split, one.rows) for one in suite.sets] == [
+        ("ours", "", 500),
+        ("nq", "validation", None),
+    ]
 
 
 def test_a_set_named_twice_and_an_unknown_suite_are_refused(tmp_path: Path) -> None:

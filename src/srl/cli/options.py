@@ -22,6 +22,13 @@ TemplateName = Annotated[
     str | None, typer.Option(help="Prompt template: a name, or a text file with {question}.")
 ]
 
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        "--budget", min=1, help="Evaluate a stratified sample of this many questions, and say its error."
+    ),
+]
+
 
 def read_settings(plugin: str, settings: list[str], kind: str = "retriever") -> dict[str, Any]:
     """The options of a plugin from `k1=.9` or `retriever.bm25.k1=.9`; values are YAML. Raises UserError.

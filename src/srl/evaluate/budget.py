@@ -74,14 +74,18 @@ class Sample:
     def complete(self) -> bool:
         return len(self.ids) == self.size
 
+    def file_in(self, directory: Path) -> Path:
+        """The file of these questions in the directory of a run."""
+        return directory / f"questions-{digest_text(*sorted(self.ids))[:8]}.json"
+
     def save(self, directory: Path, about: Mapping[str, object]) -> Path:
-        """Write `questions-<digest of the ids>.json`: which questions were used, by set, and the strata."""
+        """Write which questions were used, by set, and the strata. Returns the file."""
         strata = [
             {**stratum._asdict(), "size": size, "drawn": len(self.drawn[stratum])}
             for stratum, size in self.sizes.items()
         ]
         ids = {name: sorted(self.of(name).ids) for name in self.sets}
-        path = directory / f"questions-{digest_text(*sorted(self.ids))[:8]}.json"
+        path = self.file_in(directory)
         write_json(path, {"format": FORMAT, **about, "strata": strata, "ids": ids})
         return path
 

@@ -12,6 +12,7 @@ from srl import interrupts
 from srl.config import Config, load_config
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
+from srl.evaluate.budget import Sample, Selection
 from srl.evaluate.coverage import WrittenCoverage, coverage_metrics, write_coverage
 from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH
@@ -97,7 +98,7 @@ class ModelReport:
 
     `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
     `changed_indexes` are those with another digest than in training. `usage` has the requests and tokens of a
-    server, and their cost where prices are set.
+    server, and their cost where prices are set. `sample` has the questions of a `Selection`, by sets.
     """
 
     model: str
@@ -112,6 +113,7 @@ class ModelReport:
     retriever_digests: Mapping[str, str] = field(default_factory=dict)
     changed_indexes: Sequence[ChangedIndex] = ()
     usage: Mapping[str, float] = field(default_factory=dict)
+    sample: Sample | None = None
 
 
 def evaluate_model(
@@ -126,21 +128,28 @@ def evaluate_model(
     preset: str = "defaults",
     fresh: bool = False,
     backend: BackendName = "local",
+    questions: Sequence[Question] | None = None,
+    selection: Selection | None = None,
     note: Note = lambda text: None,
 ) -> ModelReport:
     """Measure the model `config.model.path` on the questions of `files`, with the settings of `config`.
 
     With rollout.engine=openai it is a server's model; on the `backend` verl, verl's rollout servers generate.
-    `limit` draws that many questions, the same each time. Each setting is a run of the workspace, with the
-    name of `preset`. Episodes in the log of an earlier run of the same evaluation are not generated again,
-    unless `fresh` or with a cassette. Raises UserError.
+    `limit` draws that many questions, the same each time; `selection` draws them by sets, and each run gets a
+    file of them. `questions` are those of `files` where the caller has read them.
+
+    Each setting is a run of the workspace, with the name of `preset`. Episodes in the log of an earlier run
+    of the same evaluation are not generated again, unless `fresh` or with a cassette. Raises UserError.
     """
     check_samples(n, config.eval.temperature)
     if backend == "verl":  # its servers answer in no fixed order
         config = config.with_settings({"rollout.deterministic": False})
     settings = _settings(config, files, no_search_too, no_search_template)
     loaded = _load(config, backend, n, workspace, note)
-    asked = _same_questions(settings, files, loaded.codec, note, limit)
+    asked = _same_questions(settings, files, questions, loaded.codec, note, limit)
+    sample = None if selection is None else selection.draw(next(iter(asked.values())))
+    if sample is not None:
+        asked = _only(set(sample.ids), asked)
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_cassette(config):
@@ -157,6 +166,9 @@ def evaluate_model(
         }  # fmt: skip
     finally:
         loaded.engine.close()
+    if selection is not None and sample is not None:
+        for one in found.values():
+            selection.save(sample, one.run)
     searched, trained = IndexDigests.of(search), _trained_with(config)
     return ModelReport(
         model=loaded.name,
@@ -171,6 +183,7 @@ def evaluate_model(
         retriever_digests=searched.retriever_digests,
         changed_indexes=searched.changed_since(trained),
         usage=loaded.usage(),
+        sample=sample,
     )
 
 
@@ -350,18 +363,30 @@ def _settings(
 
 
 def _same_questions(
-    settings: Mapping[str, Config], files: Sequence[str], codec: Codec, note: Note, limit: int | None
+    settings: Mapping[str, Config],
+    files: Sequence[str],
+    read: Sequence[Question] | None,
+    codec: Codec,
+    note: Note,
+    limit: int | None,
 ) -> dict[str, list[Question]]:
     """The questions of each setting: those that fit in all settings."""
-    loaded = {name: load_questions(tuple(files), config, codec, note) for name, config in settings.items()}
+    loaded = {
+        name: load_questions(tuple(files), config, codec, note, read=read)
+        for name, config in settings.items()
+    }
     ids = set.intersection(*({item.id for item in questions} for questions in loaded.values()))
     shared = [item.id for item in next(iter(loaded.values())) if item.id in ids]
     if limit is not None and limit < len(shared):
         shared = random.Random(0).sample(shared, limit)
     if not shared:
         raise UserError(f"no question is left of {', '.join(files)}; raise data.max_prompt_length")
-    chosen = set(shared)
-    return {name: [item for item in questions if item.id in chosen] for name, questions in loaded.items()}
+    return _only(set(shared), loaded)
+
+
+def _only(ids: set[str], asked: Mapping[str, Sequence[Question]]) -> dict[str, list[Question]]:
+    """Of the questions of each setting those with these ids."""
+    return {name: [item for item in questions if item.id in ids] for name, questions in asked.items()}
 
 
 def _episodes_at_once(config: Config, n: int) -> int:

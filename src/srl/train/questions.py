@@ -38,20 +38,26 @@ def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Q
 
 
 def load_questions(
-    files: tuple[str, ...] | None, config: Config, codec: Codec, note: Note, limit: int | None = None
+    files: tuple[str, ...] | None,
+    config: Config,
+    codec: Codec,
+    note: Note,
+    limit: int | None = None,
+    read: Sequence[Question] | None = None,
 ) -> list[Question]:
     """The questions of `files`, or a sample of `limit` of them: the same each time, and of every data source
-    in proportion.
+    in proportion. `read` are the questions where the caller has read the files.
 
     A question without a prompt of its own gets that of the template. Raises UserError for an id that occurs
     twice, and for a prompt longer than `data.max_prompt_length` unless `data.filter_overlong_prompts`.
     """
     as_written = config.data.template is None and config.rollout.search
     prompting = choose_template(config)
-    questions = [item for file in files or () for item in read_questions(file)]
+    if read is None:
+        read = [item for file in files or () for item in read_questions(file)]
     questions = [
         item if as_written and item.prompt else replace(item, prompt=prompting.messages(item.text))
-        for item in questions
+        for item in read
     ]
     seen: set[str] = set()
     for question in questions:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from srl.cli.eval import compare, rescore, run
+from srl.cli.eval import compare, rescore, run, suite
 
 __all__ = ["app"]
 
@@ -22,6 +22,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "compare": compare.compare,
     "rescore": rescore.rescore,
+    "suite": suite.suite,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)

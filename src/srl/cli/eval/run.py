@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from srl.cli.eval.shared import check_inputs, check_search, read_model, usage_line
+from srl.cli.eval.shared import check_inputs, check_search, read_model, tell_indexes, usage_line
+from srl.cli.eval.suite import sets_as_json, show_sets
 from srl.cli.options import (
+    Budget,
     IndexToSearch,
     Json,
     QuestionFiles,
@@ -64,6 +66,7 @@ def run(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Evaluate a random sample of this many questions.")
     ] = None,
+    budget: Budget = None,
     no_search_too: Annotated[
         bool, typer.Option("--no-search-too", help="Also evaluate the model without search.")
     ] = False,
@@ -103,8 +106,11 @@ def run(
       srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index
     """
     from srl.cli.output import progress, show_counted
+    from srl.errors import UserError
 
     check_inputs(data, index, url, [name for name in (template, no_search_template) if name])
+    if budget is not None and limit is not None:
+        raise UserError("--budget and --limit exclude each other: both say how many questions are drawn")
     directory, workspace = read_model(model)
     flags = {
         "search.index": index,
@@ -114,13 +120,14 @@ def run(
     }
     show_counted()
     with progress("starting", passing=True):
+        from srl.evaluate.budget import Selection
         from srl.train.evaluate_model import check_failures, evaluate_model, local_settings, preset_name
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, _note)
     check_search(settings)
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
         no_search_template=no_search_template, preset=preset_name(directory, preset, config), fresh=fresh,
-        backend=backend, note=_note,
+        backend=backend, selection=None if budget is None else Selection(budget), note=_note,
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)
@@ -136,25 +143,20 @@ def _show(report: ModelReport, as_json: bool) -> None:
     from srl.cli.output import note, print_json, table
     from srl.evaluate import mean_seconds
 
-    for other in report.changed_indexes:
-        note(
-            f"warning: trained with {other.named} {other.before[:12]}, evaluated with {other.now[:12]}: "
-            "the results are for a different index"
-        )
-    if "search" in report.settings and report.trained_with and not report.index_digest:
-        note(
-            f"warning: trained with the index {report.trained_with[:12]}, evaluated with one without a "
-            "digest: they may differ"
-        )
+    tell_indexes(report)
     if as_json:
         print_json(_as_json(report))
         return
     samples = f" × {report.samples} at temperature {report.temperature:g}" if report.samples > 1 else ""
-    note(f"{report.model}: {report.questions:,} questions{samples}")
-    table(["", *(_HEADS[name] for name in report.settings)], _rows(list(report.settings.values())))
+    drawn = "" if report.sample is None else f" of {report.sample.size:,}"
+    note(f"{report.model}: {report.questions:,} questions{drawn}{samples}")
+    corner = "" if report.sample is None else "questions drawn"
+    table([corner, *(_HEADS[name] for name in report.settings)], _rows(list(report.settings.values())))
     for name, found in report.settings.items():
         if (seconds := mean_seconds(found.results)) is not None:
             note(f"{_HEADS[name]}: {seconds:.3g} s an episode, beside those that ran at the same time")
+    if report.sample is not None:
+        show_sets(report)
     if report.usage:
         note(usage_line(report.usage))
 
@@ -216,5 +218,6 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
         "retriever_digests": dict(report.retriever_digests),
         "other_indexes": [asdict(other) for other in report.changed_indexes],
         **({"usage": dict(report.usage)} if report.usage else {}),
+        **({"full_sets": sets_as_json(report)} if report.sample else {}),
         **settings,
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from srl.config import Config
+    from srl.train.evaluate_model import ModelReport
     from srl.workspace import Workspace
 
 
@@ -56,3 +57,19 @@ def usage_line(usage: Mapping[str, float]) -> str:
         f"{usage['requests']:,.0f} requests{failed}, {usage['prompt_tokens']:,.0f} tokens in, "
         f"{usage['completion_tokens']:,.0f} out{cost}"
     )
+
+
+def tell_indexes(report: ModelReport) -> None:
+    """Warn if the indexes are not those that the model was trained with."""
+    from srl.cli.output import note
+
+    for other in report.changed_indexes:
+        note(
+            f"warning: trained with {other.named} {other.before[:12]}, evaluated with {other.now[:12]}: "
+            "the results are for a different index"
+        )
+    if "search" in report.settings and report.trained_with and not report.index_digest:
+        note(
+            f"warning: trained with the index {report.trained_with[:12]}, evaluated with one without a "
+            "digest: they may differ"
+        )
