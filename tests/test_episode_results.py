@@ -108,26 +108,26 @@ _QUESTIONS = st.builds(
     st.sampled_from([("Bern",), ("Münchenbuchsee", "the"), ("no",), ()]),
     hops=st.sampled_from([None, 2, -1, "three", True]),
     type=st.sampled_from([None, "bridge"]),
-    supporting_ids=st.sampled_from([None, ["p1"], ["p1", "p9"]]),
+    supporting_ids=st.sampled_from([None, ["p1"], ["p1", "p2"]]),
     supporting_titles=st.sampled_from([None, ["Bern"], ["Bern", "Basel"]]),
 )
 _SEARCHES = st.builds(
-    replace,
-    st.sampled_from([search("a", KLEE, BERN), search("b", BERN), search("c")]),
+    lambda made, fitted, **given: replace(made, shown=fitted[0], cut=fitted[1], **given),
+    st.sampled_from([search("a", KLEE, BERN), search("b", BERN, KLEE)]),
+    st.sampled_from([(None, None), (0, None), (1, None), (2, None), (1, "Bern …")]),
     status=st.sampled_from(["ok", "empty", "rejected", "timed_out"]),
     retriever=st.sampled_from(["", "web", "paper"]),
-    shown=st.sampled_from([None, 0, 1]),
-    cut=st.none(),
 )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=25)
 @given(
     st.lists(
         st.tuples(
             st.builds(
                 episode, st.just(0), step=st.just(0), phase=st.just("eval"), sample=st.integers(0, 3),
                 answer=st.sampled_from([None, "Bern", "in Bern, no?", "the", ""]), asked=_QUESTIONS,
+                passages=st.sampled_from([None, (), (BERN,)]),
                 end=st.sampled_from([None, "failed"]),
             ),
             st.lists(_SEARCHES, max_size=3),

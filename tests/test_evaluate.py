@@ -299,6 +299,16 @@ def test_exact_match_given_that_an_accepted_answer_was_shown() -> None:
     assert "val/answer_shown" not in answer_metrics(batch[4:5])
 
 
+def test_exact_match_given_that_all_supporting_passages_were_shown() -> None:
+    both, one = (search("p1", "p2"),), (search("p1"),)
+    batch = [
+        episode(answer, str(i), searches=searches, supporting_ids=["p1", "p2"])
+        for i, (answer, searches) in enumerate([(RIGHT, both), (WRONG, both), (RIGHT, one), (RIGHT, ())])
+    ]
+    assert answer_metrics(batch)["val/em_evidence_shown"] == 0.5
+    assert "val/em_evidence_shown" not in answer_metrics(batch[2:])
+
+
 def test_cover_em_counts_answers_that_say_more() -> None:
     batch = [episode(text, str(i)) for i, text in enumerate(["It is X y.", RIGHT, HALF, None])]
     assert answer_metrics(batch)["val/cover_em"] == 0.5

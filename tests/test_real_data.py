@@ -185,9 +185,10 @@ def trained(place: Path) -> Trained:
     [tuning] = Workspace.resolve().all_runs()
     [start] = (tuning / "checkpoints").iterdir()
     run("train", "--config", "real.yaml", "--model", start, *small)
+    trained = Workspace.resolve().find_run("last")
     report = run("eval", "run", "last", "--data", "open/test.parquet", "--index", "wiki-index",
                  "--limit", 8, "--json")  # fmt: skip
-    return Trained(place, start, Workspace.resolve().find_run("last"), json.loads(report))
+    return Trained(place, start, trained, json.loads(report))
 
 
 def write_page(place: Path) -> None:
@@ -330,11 +331,12 @@ def test_run_can_be_looked_into(trained: Trained) -> None:
     def inspect(*arguments: object) -> str:
         return run("--workspace", trained.place / "workspace", "inspect", *arguments)
 
-    lines = [json.loads(line) for line in inspect("trajectories", "--limit", 0, "--json").splitlines()]
+    name = trained.run.name
+    lines = [json.loads(line) for line in inspect("trajectories", name, "--limit", 0, "--json").splitlines()]
     assert len(lines) == 32 + 8 + 16
     searched = next(line for line in lines if line["searches"])
     shown = inspect("show", searched["id"])
     assert "── search 1: " in shown
     assert searched["question"] in shown
-    counted = [json.loads(line) for line in inspect("verdicts", "--json").splitlines()]
+    counted = [json.loads(line) for line in inspect("verdicts", name, "--json").splitlines()]
     assert {row["phase"]: row["total"] for row in counted} == {"train": 32, "val": 8, "test": 16}

@@ -51,9 +51,10 @@ def answer_metrics(episodes: Episodes, prefix: str = "val") -> dict[str, float]:
         mean@<n>, pass@<k>      of n > 1 samples a question: the mean over questions of the share of right
                                 samples, and of the probability that one of k = 2, 4, … n is right
         evidence_recall         the share of supporting passages that were shown
+        em_evidence_shown       exact match where all of them were
         answer_shown            the share of completed episodes that were shown an accepted answer, where any
                                 searched
-        em_answer_shown         exact match over these
+        em_answer_shown         exact match where one was
     """
     results = _some(episodes)
     metrics = {
@@ -165,11 +166,14 @@ def _of_samples(results: Sequence[EpisodeResult]) -> dict[str, float]:
 
 def _evidence(completed: Sequence[EpisodeResult]) -> dict[str, float]:
     recalls = [item.evidence_recall for item in completed if item.evidence_recall is not None]
-    metrics = {"evidence_recall": fmean(recalls)} if recalls else {}
-    if any(item.searches for item in completed):
-        metrics["answer_shown"] = fmean(item.answer_shown for item in completed)
-    shown = [item.em for item in completed if item.answer_shown]
-    return metrics | ({"em_answer_shown": fmean(shown)} if shown else {})
+    searched = any(item.searches for item in completed)
+    values = {
+        "evidence_recall": recalls,
+        "em_evidence_shown": [item.em for item in completed if item.evidence_recall == 1],
+        "answer_shown": [float(item.answer_shown) for item in completed if searched],
+        "em_answer_shown": [item.em for item in completed if item.answer_shown],
+    }
+    return {name: fmean(found) for name, found in values.items() if found}
 
 
 def _excluded(results: Sequence[EpisodeResult]) -> dict[str, float]:

@@ -36,6 +36,7 @@ _ROWS = {
     "F1": "f1",
     "cover EM": "cover_em",
     "supporting passages shown": "evidence_recall",
+    "EM where all were shown": "em_evidence_shown",
     "accepted answer shown": "answer_shown",
     "EM where it was shown": "em_answer_shown",
     "searches per question": "env/number_of_valid_search",
