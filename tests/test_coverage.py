@@ -220,6 +220,7 @@ def test_several_processes_find_what_one_finds(tmp_path, monkeypatch):
     notes, told = list[str](), list[int]()
     alone = coverage(questions, Stores(stores), notes.append)
     monkeypatch.setattr(corpus_scan, "_PART", 8)
+    monkeypatch.setattr(corpus_scan, "_MANY", 40)
     monkeypatch.setattr(corpus_scan, "_cores", lambda: 2)
     assert coverage(questions, Stores(stores), notes.append, told.append) == alone
     assert notes == 2 * [

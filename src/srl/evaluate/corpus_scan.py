@@ -22,8 +22,10 @@ from srl.answers import normalise_answer
 from srl.index.passages import PassageStore
 from srl.trajectory import Passage
 
-_PART = 50_000
-"""Passages that a process reads at a time, about four seconds."""
+_MANY = 200_000
+"""Passages for which it pays to start processes."""
+_PART = 20_000
+"""Passages that a process reads at a time, about a second; Ctrl-C waits for two of these."""
 _TOLD = 1000
 
 
@@ -81,7 +83,7 @@ class Stores(Sequence[Passage]):
 
 def scan(passages: Iterable[Passage], sought: Sought, progress: Callable[[int], None]) -> Found:
     """Look for `sought` in all passages, those of large indexes with a process for each core."""
-    if isinstance(passages, Stores) and len(passages) > _PART and (cores := _cores()) > 1:
+    if isinstance(passages, Stores) and len(passages) >= _MANY and (cores := _cores()) > 1:
         return _scan_parts(passages.parts(), sought, cores, progress)
     return _scan(passages, sought, progress)
 
