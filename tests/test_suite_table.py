@@ -11,6 +11,7 @@ from tests.store_builder import episode, question
 
 from srl.evaluate import EpisodeResult
 from srl.evaluate.budget import draw
+from srl.evaluate.coverage import Coverage
 from srl.evaluate.suite_table import suite_rows
 from srl.trajectory import Question
 
@@ -51,6 +52,22 @@ def test_a_drawn_set_counts_as_the_whole_of_it() -> None:
     assert (rows["a"].used, rows["a"].size) == (4, 40)
     assert rows["a"].measures["em"].draw_error > 0
     assert rows["b"].measures["em"].draw_error == 0
+
+
+def test_the_answerable_part_of_each_set_and_of_all() -> None:
+    """a: 3 of 4 answerable, of which 2 are right; b: 1 of 2, which is wrong; c: nothing is known."""
+    sample = draw({"a": asked("a", 4), "b": asked("b", 2), "c": asked("c", 2)})
+    found = [result(name, em=float(name in ("a0", "a1", "b1", "c0"))) for name in sample.ids]
+    covered = {f"a{i}": Coverage(None, i < 3) for i in range(4)} | {
+        f"b{i}": Coverage(None, i < 1) for i in range(2)
+    }
+    rows = {row.name: (row.answerable, row.em_answerable) for row in suite_rows(found, sample, covered)}
+    assert rows["a"] == (3 / 4, 2 / 3)
+    assert rows["b"] == (1 / 2, 0)
+    assert rows["c"] == (None, None)
+    assert rows["mean over sets"] == (pytest.approx(5 / 8), pytest.approx(1 / 3))
+    assert rows["all questions"] == (pytest.approx(4 / 6), pytest.approx(2 / 4))
+    assert {(row.answerable, row.em_answerable) for row in suite_rows(found, sample)} == {(None, None)}
 
 
 def test_one_set_has_no_mean_over_sets() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from srl.evaluate.budget import Mean, Sample, SampleEstimate, estimate
+from srl.evaluate.coverage import Coverage, coverage_metrics
 from srl.evaluate.episode_results import EpisodeResult
 
 MEASURES = {"em": "EM", "f1": "F1", "cover_em": "cover-EM"}
@@ -18,15 +19,23 @@ MEANS = {MEAN_OVER_SETS, ALL_QUESTIONS}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One set, or a mean of all: `used` of its `size` questions were asked, and `measures` by field."""
+    """One set, or a mean of all: `used` of its `size` questions were asked, and `measures` by field.
+
+    `answerable` is the share of these questions that the corpus can answer, and `em_answerable` exact match
+    on them; None where that is not known.
+    """
 
     name: str
     used: int
     size: int
     measures: Mapping[str, SampleEstimate]
+    answerable: float | None = None
+    em_answerable: float | None = None
 
 
-def suite_rows(results: Iterable[EpisodeResult], sample: Sample) -> list[Row]:
+def suite_rows(
+    results: Iterable[EpisodeResult], sample: Sample, covered: Mapping[str, Coverage] | None = None
+) -> list[Row]:
     """A row for each set of `sample` and, of several, the mean over sets and that over all questions.
 
     Means are of the full sets, estimated from the questions drawn; several samples of a question count as
@@ -35,10 +44,40 @@ def suite_rows(results: Iterable[EpisodeResult], sample: Sample) -> list[Row]:
     episodes: dict[str, list[EpisodeResult]] = {}
     for result in results:
         episodes.setdefault(result.question_id, []).append(result)
-    rows = [_row(name, sample.of(name), episodes) for name in sample.sets]
+    rows = []
+    for name in sample.sets:
+        part = sample.of(name)
+        found = coverage_metrics((one for asked in part.ids for one in episodes[asked]), covered or {}, "set")
+        rows.append(
+            replace(
+                _row(name, part, episodes),
+                answerable=found.get("set/answerable"),
+                em_answerable=found.get("set/em_answerable"),
+            )
+        )
     if len(rows) < 2:
         return rows
-    return [*rows, _row(MEAN_OVER_SETS, sample, episodes), _row(ALL_QUESTIONS, sample, episodes)]
+    over_sets = _answerable(_row(MEAN_OVER_SETS, sample, episodes), rows, [1] * len(rows))
+    over_all = _answerable(_row(ALL_QUESTIONS, sample, episodes), rows, [row.size for row in rows])
+    return [*rows, over_sets, over_all]
+
+
+def _answerable(mean: Row, rows: Sequence[Row], weights: Sequence[int]) -> Row:
+    """`mean` with the means of the sets for which they are known.
+
+    Over all questions, a set's exact match on the answerable counts as often as it has such questions.
+    """
+    shares = [(row.answerable, weight) for row, weight in zip(rows, weights, strict=True)]
+    counted = [weight if mean.name == MEAN_OVER_SETS else weight * (share or 0) for share, weight in shares]
+    ems = [(row.em_answerable, weight) for row, weight in zip(rows, counted, strict=True)]
+    return replace(mean, answerable=_weighted(shares), em_answerable=_weighted(ems))
+
+
+def _weighted(values: Iterable[tuple[float | None, float]]) -> float | None:
+    known = [(value, weight) for value, weight in values if value is not None and weight]
+    return (
+        sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
+    )
 
 
 def _row(name: str, sample: Sample, episodes: Mapping[str, Sequence[EpisodeResult]]) -> Row:

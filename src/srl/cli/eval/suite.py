@@ -164,11 +164,13 @@ def show_sets(report: ModelReport) -> None:
 
 def _settings(report: ModelReport) -> Iterator[tuple[str, Path, list[Row]]]:
     """The name of each setting, the file of the questions used, and its rows."""
+    from srl.evaluate.coverage import read_coverage
     from srl.evaluate.suite_table import suite_rows
 
     assert report.sample is not None
     for name, found in report.settings.items():
-        rows = suite_rows(found.results, report.sample)
+        covered = read_coverage(found.run)
+        rows = suite_rows(found.results, report.sample, covered.found if covered else None)
         yield name, report.sample.file_in(found.run), rows
 
 
@@ -177,14 +179,21 @@ def _table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     from srl.evaluate.suite_table import MEASURES
 
     drawn = any(row.used < row.size for row in rows)
+    known = any(row.answerable is not None for row in rows)
     headers = ["", "questions", *MEASURES.values(), *(["± of the draw"] if drawn else [])]
+    headers += ["answerable", "EM of answerable"] if known else []
     cells = []
     for row in rows:
         found = [row.measures[measure] for measure in MEASURES]
         error = [f"{row.measures['em'].draw_error:.3f}"] if drawn else []
         asked = f"{row.used:,} of {row.size:,}"
-        cells.append([row.name, asked, *map(_with_interval, found), *error])
+        part = [_cell(row.answerable), _cell(row.em_answerable)] if known else []
+        cells.append([row.name, asked, *map(_with_interval, found), *error, *part])
     return headers, cells
+
+
+def _cell(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
 
 
 def _with_interval(found: SampleEstimate) -> str:
