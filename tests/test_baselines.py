@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +14,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
-from tests.tiny_models import byte_level_tokenizer
+from tests.tiny_models import byte_level_tokenizer, tiny_model
 
+from srl.cli import main
 from srl.config import Config, load_config
+from srl.data.corpus import write_corpus
 from srl.errors import UserError
+from srl.index import build_index
+from srl.model import save_model
 from srl.protocol import (
     EXAMPLES,
     TEMPLATES,
+    examples_in,
     parse_action,
     read_examples,
     render_information,
@@ -26,11 +33,11 @@ from srl.protocol import (
     template,
 )
 from srl.rollout.codec import Codec
-from srl.rollout.engine import ScriptedEngine
+from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.many_episodes import rollout
 from srl.train.baselines import BASELINES, baseline_config, chosen_baselines
-from srl.train.questions import choose_template
+from srl.train.questions import choose_template, load_questions
 from srl.trajectory import Hit, Passage, Search, Trajectory
 
 ANSWER = "<answer>Ossa Trell</answer>"
@@ -65,7 +72,7 @@ def test_rag_has_the_passages_before_the_question_in_the_prompt_and_nowhere_in_t
         token for token, mask in zip(trajectory.token_ids, trajectory.response_mask, strict=True) if mask
     ]
     assert codec.decode(masked) == ANSWER
-    assert trajectory.question.prompt == ({"role": "user", "content": prompt},)
+    assert trajectory.question == QUESTION, "a question in the log is the one that was asked"
 
 
 def test_rag_without_a_hit_says_so(codec):
@@ -123,7 +130,7 @@ def test_the_passages_of_rag_lose_whole_passages_first(codec):
 )
 def test_a_prompt_with_passages_never_exceeds_its_limit(codec, room, longest, words):
     pages = [Passage(str(number), f'"{text}"\n{text}') for number, text in enumerate(words)]
-    empty = len(codec.encode_prompt(RAG.messages(QUESTION.text))[0])
+    empty = len(codec.encode_prompt(RAG.messages(QUESTION.text, render_information([])))[0])
     limits = {**AT_ONCE, "max_prompt_length": empty + room, "max_obs_length": longest}
     smallest = len(codec.encode_text(render_information(["…" if pages else ""])))
     if min(room, longest) < smallest:
@@ -167,11 +174,43 @@ def test_a_template_with_passages_may_also_let_the_policy_search(codec, tmp_path
     assert [segment.kind for segment in trajectory.segments] == ["prompt", "policy", "observation", "policy"]
 
 
+@pytest.mark.parametrize(
+    ("name", "says", "answer"),
+    [
+        ("closed-book", "Ossa Trell", "Ossa Trell"),
+        ("closed-book", "The answer is: Ossa Trell", "Ossa Trell"),
+        ("closed-book", "<think>The answer is hard.</think> Ossa Trell", "Ossa Trell"),
+        ("closed-book", "<answer> Ossa Trell", "Ossa Trell"),
+        ("closed-book", "I think <answer> Ossa Trell </answer>", "Ossa Trell"),
+        ("closed-book", " ", None),
+        ("closed-book", "<search>Ossa Trell</search>", None),
+        ("rag", "Ossa Trell", "Ossa Trell"),
+        ("cot", "It is old. So the answer is Ossa Trell", "Ossa Trell"),
+        ("cot", "Answer: Ossa Trell", "Ossa Trell"),
+        ("cot", "It is old. Ossa Trell built it.", None),
+        ("r1", "Ossa Trell", None),
+        ("search-r1", "The answer is Ossa Trell", None),
+    ],
+)
+def test_an_answer_without_tags_is_read_where_the_template_says_so(codec, name, says, answer):
+    trajectory = play(codec, [says], TableSearch(), template=TEMPLATES[name], options=AT_ONCE)
+    assert trajectory.answer == answer
+    assert trajectory.end == ("unanswered" if answer is None else "answered")
+    assert trajectory.valid_actions == ("</answer>" in says)
+
+
+def test_an_answer_without_tags_that_was_cut_off_is_none(codec):
+    options = {**AT_ONCE, "max_turn_tokens": 3, "min_answer_tokens": 1}
+    trajectory = play(
+        codec, ["Ossa Trell built it"], None, template=TEMPLATES["closed-book"], options=options
+    )
+    assert (trajectory.end, trajectory.answer) == ("truncated", None)
+
+
 def _examples() -> Iterator[tuple[str, list[str]]]:
     """The question of each worked example, and its turns and observations by turns."""
-    for example in EXAMPLES.split("Question: ")[1:]:
-        question, _, rest = example.strip().partition("\n")
-        yield question, re.split(r"(\n\n<information>.*?</information>\n\n)", rest, flags=re.DOTALL)
+    for question, says in examples_in(EXAMPLES):
+        yield question, re.split(r"(\n\n<information>.*?</information>\n\n)", says, flags=re.DOTALL)
 
 
 def _search_that_found(observation: str) -> Search:
@@ -199,25 +238,59 @@ def test_there_are_three_examples_of_one_and_two_searches():
     assert [len(parts) // 2 for _, parts in _examples()] == [1, 2, 2]
 
 
-def test_the_few_shot_prompt_is_the_search_prompt_with_examples():
-    plain, few = (TEMPLATES[name].messages("Who?")[0]["content"] for name in ("search-r1", "few-shot"))
-    assert few.startswith(plain.partition("Question:")[0])
-    assert EXAMPLES in few
-    assert few.endswith("\n\nQuestion: Who?\n")
+def test_the_few_shot_prompt_is_the_search_prompt_with_examples_as_chat_turns():
+    plain, few = (TEMPLATES[name].messages("Who?") for name in ("search-r1", "few-shot"))
+    assert [message["role"] for message in few] == ["user", "assistant"] * 3 + ["user"]
+    assert few[0]["content"] == plain[0]["content"].replace("Who?", next(_examples())[0])
+    assert few[-1]["content"] == "Question: Who?\n"
+    said = "".join(message["content"] for message in few)
+    assert [line for line in EXAMPLES.splitlines() if line.strip() not in said] == []
+
+
+def test_a_model_without_chat_template_reads_the_examples_as_one_text(codec):
+    text = codec.encode_prompt(TEMPLATES["closed-book"].messages("Who?"))[2]
+    assert text.endswith(
+        "explanation. Question: What is the capital of China?\n\n<answer> Beijing </answer>\nQuestion: Who?\n"
+    )
+
+
+CHAT = "{% for message in messages %}<|end|>{{ message.role }}:{{ CONTENT }}{% endfor %}<|end|>assistant:"
+
+
+@pytest.mark.parametrize(
+    ("content", "roles"),
+    [
+        ("message.content", ["user", "assistant"] * 3 + ["user"]),
+        ("message.content.split('</think>')[-1]", ["user"]),
+    ],
+)
+def test_examples_are_one_message_where_the_chat_template_drops_thoughts(place, content, roles):
+    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer.chat_template = CHAT.replace("CONTENT", content)
+    config = load_config(sets=["data.template=few-shot", "data.max_prompt_length=9999"]).config
+    asked = load_questions((str(place / "test.jsonl"),), config, Codec(tokenizer), lambda text: None)
+    assert [message["role"] for message in asked[0].prompt] == roles
+    text = "".join(message["content"] for message in asked[0].prompt)
+    assert all(says in text for _, says in examples_in(EXAMPLES))
 
 
 def test_own_examples_stand_in_the_place_of_ours(tmp_path):
-    own = "Question: Who?\n<search> who </search>\n<answer> me </answer>"
-    (tmp_path / "own.txt").write_text(own + "\n\n", encoding="utf-8")
+    own = "Question: Who?\n<search> who </search>\n\n<answer> me </answer>"
+    (tmp_path / "own.txt").write_text(f"{own}\n\nQuestion: What?\n<answer> it </answer>\n", encoding="utf-8")
     sets = ["data.template=few-shot", f"data.examples={tmp_path / 'own.txt'}"]
-    prompt = choose_template(load_config(sets=sets).config).messages("Where?")[0]["content"]
-    assert own in prompt
-    assert "Harrow Street" not in prompt
-    other = choose_template(load_config(sets=["data.template=search-r1", sets[1]]).config)
-    assert other == TEMPLATES["search-r1"]
+    prompt = choose_template(load_config(sets=sets).config).messages("Where?")
+    assert [message["content"] for message in prompt[1:]] == [
+        "<search> who </search>\n\n<answer> me </answer>", "Question: What?\n", "<answer> it </answer>",
+        "Question: Where?\n",
+    ]  # fmt: skip
+    for name in ("search-r1", "closed-book"):
+        other = choose_template(load_config(sets=[f"data.template={name}", sets[1]]).config.with_settings(
+            {"rollout.search": TEMPLATES[name].searches}
+        ))  # fmt: skip
+        assert other == TEMPLATES[name]
 
 
-@pytest.mark.parametrize("text", ["no action", "<answer> x </answer> {question}", None])
+@pytest.mark.parametrize("text", ["<answer> x </answer>", "Question: Who?\n<search> x </search>", None])
 def test_a_file_without_examples_is_named(tmp_path, text):
     if text is not None:
         (tmp_path / "own.txt").write_text(text)
@@ -227,7 +300,7 @@ def test_a_file_without_examples_is_named(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["closed-book", "cot", "rag", "few-shot", "r1"])
 def test_a_prompt_shows_how_an_answer_is_written(name):
-    prompt = TEMPLATES[name].messages("Who?")[0]["content"]
+    prompt = "".join(message["content"] for message in TEMPLATES[name].messages("Who?"))
     shown = [parse_action(line) for line in re.findall(r"<answer> \w[^<]*</answer>", prompt)]
     assert "Beijing" in {action.content for action in shown if action}
 
@@ -245,7 +318,8 @@ def test_a_question_that_fits_in_the_own_setting_fits_in_every_baseline(preset, 
 
 def _tokens(config: Config, question: str) -> int:
     """The length of a prompt where a token is three characters, the most that a usual text takes."""
-    return -(-len(choose_template(config).messages(question)[0]["content"]) // 3)
+    messages = choose_template(config).messages(question, render_information([]))
+    return sum(-(-len(message["content"]) // 3) for message in messages)
 
 
 @pytest.mark.parametrize("name", ["closed-book", "cot", "rag"])
@@ -281,3 +355,145 @@ def test_prompts_with_passages_are_not_prepared_ahead(tmp_path: Path):
     (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "Who?", "golden_answers": ["x"]}\n')
     with pytest.raises(UserError, match=r"--template rag has passages.*data\.template=rag"):
         prepare([parse_input(f"questions={tmp_path / 'q.jsonl'}")], tmp_path / "out", template="rag")
+
+
+TOWERS = {"Velmar": "Ossa Trell", "Quillon": "Ada Brix", "Tarn": "Ivo Stell", "Mirre": "Una Vost"}
+SMALL = [
+    "data.max_prompt_length=2048", "data.max_response_length=400", "rollout.max_turns=1",
+    "rollout.max_turn_tokens=60", "rollout.max_obs_length=120", "trainer.threads=1",
+]  # fmt: skip
+
+
+class Policy(ScriptedEngine):
+    """An engine that knows one tower, reads passages, and searches where the prompt tells it how."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(codec, lambda request, turn: "")
+
+    async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+        text = self.codec.decode(token_ids)
+        town = next(name for name in TOWERS if f"lighthouse of {name}?" in text)
+        if f"was built by {TOWERS[town]}" in text:
+            said = f"<answer>{TOWERS[town]}</answer>"
+        elif "<search>" in text:
+            said = f"<search>lighthouse of {town}</search>"
+        else:
+            said = "Ossa Trell" if "from your own knowledge" in text else "<answer>nobody</answer>"
+        ids = tuple(self.codec.encode_text(said))
+        return Completion(ids, (0.0,) * len(ids), "stop")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small random model, an index, and questions."""
+    pytest.importorskip("srl_bm25")
+    folder = tmp_path_factory.mktemp("baselines")
+    save_model(tiny_model(max_length=4096), byte_level_tokenizer(), folder / "model")
+    rows = [
+        {"id": town, "question": f"Who built the lighthouse of {town}?", "golden_answers": [builder]}
+        for town, builder in TOWERS.items()
+    ]
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    pages = [
+        Passage(town, f'"{town}"\nThe lighthouse of {town} was built by {builder}.')
+        for town, builder in TOWERS.items()
+    ]
+    write_corpus(folder / "corpus.jsonl", pages)
+    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    return folder
+
+
+@pytest.fixture
+def typed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Types `srl eval run MODEL --data … …` with the policy above: exit code, stdout and stderr."""
+    monkeypatch.setattr(
+        "srl.train.load_components.load_engine", lambda config, policy, note: Policy(policy.codec)
+    )
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        sets = [part for text in SMALL for part in ("--set", text)]
+        files = ["--data", str(place / "test.jsonl")]
+        code = main(["eval", "run", str(place / "model"), *files, *sets, *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_baselines_are_columns_of_one_table_and_rows_of_json(place, typed):
+    searching = ("--index", str(place / "index"), "--baseline", "all")
+    code, out, _ = typed(*searching, "--json")
+    assert code == 0
+    report = json.loads(out)
+    settings = {name: value for name, value in report.items() if isinstance(value, dict) and "run" in value}
+    assert list(settings) == ["search", "closed-book", "cot", "rag", "few-shot", "r1"]
+    em = {name: value["metrics"]["em"] for name, value in settings.items()}
+    assert em == {"search": 1, "closed-book": 0.25, "cot": 0, "rag": 1, "few-shot": 1, "r1": 0}
+    gains = {name: value["gain_over_closed_book"] for name, value in settings.items()}
+    assert gains == {
+        "search": 0.75, "closed-book": None, "cot": -0.25, "rag": 0.75, "few-shot": 0.75, "r1": -0.25,
+    }  # fmt: skip
+    searches = [value["metrics"]["env/number_of_valid_search"] for value in settings.values()]
+    assert searches == [1, 0, 0, 1, 1, 0]
+    assert len({value["run"] for value in settings.values()}) == len(settings)
+
+    code, out, _ = typed(*searching)
+    assert code == 0
+    head, *rows = out.splitlines()
+    assert head.split("  ")[-1] == "r1"
+    assert head.split("  closed-book")[0].strip() == "with search"
+    gain = next(row for row in rows if "gain over closed-book" in row)
+    assert gain.split()[3:] == ["+0.750", "-0.250", "+0.750", "+0.750", "-0.250"]
+
+
+def test_a_baseline_that_is_added_later_leaves_the_other_answers_as_they_are(place, typed):
+    searching = ("--index", str(place / "index"), "--json")
+    first = json.loads(typed(*searching, "--baseline", "rag")[1])
+    report = json.loads(typed(*searching, "--baseline", "few-shot", "--baseline", "rag")[1])
+    assert [report[name]["generated"] for name in ("search", "rag", "few-shot")] == [0, 0, 4]
+    assert report["rag"]["run"] == first["rag"]["run"]
+
+
+def test_without_closed_book_there_is_no_gain(place, typed):
+    code, out, _ = typed("--index", str(place / "index"), "--baseline", "r1")
+    assert code == 0
+    assert "gain" not in out
+
+
+def test_what_searches_nothing_needs_no_index(typed):
+    code, out, _ = typed("--set", "rollout.search=false", "--template", "r1", "--baseline", "closed-book")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["without", "search", "closed-book"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--baseline", "ragg"], "no baseline 'ragg': there are closed-book, cot, rag, few-shot, r1"),
+        (["--examples", "FILE", "--baseline", "rag"], "--examples are for the prompt few-shot: add"),
+        (["--examples", "nowhere.txt", "--baseline", "few-shot"], "nowhere.txt: expected worked examples"),
+        (["--set", "rollout.search=false", "--template", "r1", "--baseline", "rag"],
+         "--baseline rag has nothing to search: give --index DIR or --url URL"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(typed, tmp_path, arguments, complaint):
+    (tmp_path / "own.txt").write_text("Question: Who?\n<answer> me </answer>")
+    code, out, err = typed(*(str(tmp_path / "own.txt") if item == "FILE" else item for item in arguments))
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert sum(line.startswith("srl:") for line in err.splitlines()) == 1
+
+
+def test_faults_of_rag_fail_the_check(place, typed, monkeypatch):
+    async def down(self, query, *more):
+        return Search(query, status="failed", error="the index is gone")
+
+    monkeypatch.setattr("srl.serve.in_process.LocalSearch.search", down)
+    code, out, err = typed(
+        "--index", str(place / "index"), "--baseline", "rag", "--set", "rollout.max_turns=0"
+    )
+    assert code == 1
+    assert "search failed in 100.0% of the episodes" in err
+    assert "lost to faults" in out

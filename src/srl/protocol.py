@@ -32,34 +32,48 @@ class Template:
     `{retrievers}` in the prompt is where `naming` lists the retrievers that have a name; without
     such retrievers nothing is there. `{information}` is where the passages stand that the episode retrieves
     with the question before the first turn. `searches`: the episode needs a search tool.
+
+    `untagged` says how a last turn without an action is read, so that a model that knows no tags is measured
+    by its answer: what follows the words "answer is", and without them the whole text ("text") or nothing
+    ("phrase"). "no answer": the answer must stand between tags.
+
+    `examples` are questions with what the policy should write: chat turns before the question, which a model
+    imitates better than examples within one message.
     """
 
     name: str
     prompt: str
     feedback: str
     searches: bool = True
+    untagged: Literal["no answer", "text", "phrase"] = "no answer"
+    examples: tuple[tuple[str, str], ...] = ()
 
     @property
     def retrieves(self) -> bool:
         """Whether passages stand in the prompt, so that the episode searches before the first turn."""
         return "{information}" in self.prompt
 
-    def messages(self, question: str, information: str = "") -> tuple[dict[str, str], ...]:
+    def messages(self, question: str, information: str = "{information}") -> tuple[dict[str, str], ...]:
         """The chat messages for `question`, which gets its question mark where it lacks one.
 
-        `information` is what `render_information` made of the passages; empty for none.
+        `information` is what `render_information` made of the passages; before they are retrieved, its place.
         """
-        text = question.strip()
-        known = {
-            "question": text if text.endswith("?") else text + "?",
-            "information": (information or render_information([])).strip(),
-        }
-        prompt = _NO_RETRIEVERS.sub("", self.prompt)
-        return ({"role": "user", "content": _PLACES.sub(lambda place: known[place[1]], prompt)},)
+        prompt, turns = _NO_RETRIEVERS.sub("", self.prompt), []
+        for asked, says in self.examples:
+            turns += [_user(prompt, asked), {"role": "assistant", "content": says}]
+            prompt = _QUESTION
+        return (*turns, _user(prompt, question, information))
 
-    def with_examples(self, text: str) -> Template:
-        """This template with `text` in the place of `EXAMPLES`; the same where it has no examples."""
-        return replace(self, prompt=self.prompt.replace(EXAMPLES, text.strip()))
+    def untagged_answer(self, text: str) -> str | None:
+        """The answer in a last turn that has no action, as `untagged` says; None where there is none."""
+        *before, after = _ANSWER_IS.split(text.rpartition("</think>")[2])
+        if self.untagged == "no answer" or (self.untagged == "phrase" and not before):
+            return None
+        return after.rpartition("<answer>")[2].strip() or None
+
+    def with_examples(self, examples: Sequence[tuple[str, str]]) -> Template:
+        """This template with other examples, if it has any and searches."""
+        return replace(self, examples=tuple(examples)) if self.examples and self.searches else self
 
     def naming(self, retrievers: Mapping[str, str]) -> Template:
         """This template with the named retrievers (name to description) in its prompt and its feedback."""
@@ -72,7 +86,16 @@ class Template:
 
 
 _NO_RETRIEVERS = re.compile(r"\{(?:retrievers|engines)\}[ \n]?")
+_ANSWER_IS = re.compile(r"\banswer(?:\s+is\b:?|:)", re.IGNORECASE)
 _PLACES = re.compile(r"\{(question|information)\}")
+_QUESTION = "Question: {question}\n"
+
+
+def _user(prompt: str, question: str, information: str = "") -> dict[str, str]:
+    """A message of the user: `prompt` with its places filled."""
+    text = question.strip()
+    known = {"question": text if text.endswith("?") else text + "?", "information": information.strip()}
+    return {"role": "user", "content": _PLACES.sub(lambda place: known[place[1]], prompt)}
 
 
 def search_tag(name: str) -> str:
@@ -172,12 +195,18 @@ Question: Which magazine was founded first, Tidewater Review or Northern Loom?
 <answer> Northern Loom </answer>"""
 """Worked examples of the protocol: one hop, two hops, a comparison. All people and things are made up."""
 
+
+def examples_in(text: str) -> tuple[tuple[str, str], ...]:
+    """The examples in a text, each a line `Question: …` and, below it, what the policy writes and reads."""
+    _, *found = re.split(r"^Question:", text, flags=re.MULTILINE)
+    split = (example.strip().partition("\n") for example in found)
+    return tuple((question.strip(), says.strip()) for question, _, says in split)
+
+
 TEMPLATES = {
     template.name: template
     for template in (
-        Template(
-            name="search-r1", prompt=_SEARCH_PROMPT + "Question: {question}\n", feedback=_SEARCH_FEEDBACK
-        ),
+        Template(name="search-r1", prompt=_SEARCH_PROMPT + _QUESTION, feedback=_SEARCH_FEEDBACK),
         Template(
             name="r1",
             prompt="Answer the given question. You should first have a reasoning process in mind and then "
@@ -189,18 +218,27 @@ TEMPLATES = {
         Template(
             name="closed-book",
             prompt="Answer the given question from your own knowledge. Return only the answer, in a few "
-            "words, inside <answer> and </answer>, without any explanation. For example, <answer> Beijing "
-            "</answer>. Question: {question}\n",
+            "words, inside <answer> and </answer>, without any explanation. " + _QUESTION,
             feedback=_ANSWER_FEEDBACK,
             searches=False,
+            untagged="text",
+            examples=(("What is the capital of China?", "<answer> Beijing </answer>"),),
         ),
         Template(
             name="cot",
             prompt="Answer the given question from your own knowledge. Let's think step by step: write your "
             "reasoning first, and then return the final answer, in a few words, inside <answer> and "
-            "</answer>. For example, <answer> Beijing </answer>. Question: {question}\n",
+            "</answer>. " + _QUESTION,
             feedback=_ANSWER_FEEDBACK,
             searches=False,
+            untagged="phrase",
+            examples=(
+                (
+                    "What is the capital of the country in which the Great Wall stands?",
+                    "The Great Wall stands in China. The capital of China is Beijing. So the answer is "
+                    "<answer> Beijing </answer>",
+                ),
+            ),
         ),
         Template(
             name="rag",
@@ -209,12 +247,13 @@ TEMPLATES = {
             "any explanation. For example, <answer> Beijing </answer>.\n\n{information}\n\n"
             "Question: {question}\n",
             feedback=_ANSWER_FEEDBACK,
+            untagged="text",
         ),
         Template(
             name="few-shot",
-            prompt=_SEARCH_PROMPT + "The following examples show how.\n\n" + EXAMPLES + "\n\n"
-            "Now answer this question.\n\nQuestion: {question}\n",
+            prompt=_SEARCH_PROMPT + _QUESTION,
             feedback=_SEARCH_FEEDBACK,
+            examples=examples_in(EXAMPLES),
         ),
         Template(name="tiny", prompt="{retrievers} Question : {question}", feedback=" try again . "),
         Template(name="tiny-r1", prompt="Question : {question}", feedback=" try again . ", searches=False),
@@ -250,18 +289,18 @@ def template(name: str) -> Template:
     return Template(name=name, prompt=text, feedback=_SEARCH_FEEDBACK, searches=searches)
 
 
-def read_examples(path: Path | str) -> str:
+def read_examples(path: Path | str) -> tuple[tuple[str, str], ...]:
     """The worked examples in a text file, for `Template.with_examples`. Raises UserError."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        found = examples_in(Path(path).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: expected worked examples as a text in UTF-8, {error}") from error
-    if parse_action(text) is None or _PLACES.search(text):
+    if not found or not all(question and says.endswith("</answer>") for question, says in found):
         raise UserError(
-            f"{path}: expected worked examples as they stand in a prompt, with their questions, "
-            "<search> query </search> and <answer> text </answer>, and without {question}"
+            f"{path}: expected worked examples, each with a line `Question: …` and below it an episode that "
+            "ends with </answer>"
         )
-    return text
+    return found
 
 
 @dataclass(frozen=True, slots=True)

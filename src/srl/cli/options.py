@@ -28,6 +28,17 @@ Budget = Annotated[
         "--budget", min=1, help="Evaluate a stratified sample of this many questions, and say its error."
     ),
 ]
+Baselines = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Also evaluate it as a baseline: closed-book, cot, rag, few-shot, r1, or all (repeatable).",
+    ),
+]
+Examples = Annotated[
+    Path | None,
+    typer.Option(help="Text file with worked examples for few-shot, not the built-in ones."),
+]
 
 
 def read_settings(plugin: str, settings: list[str], kind: str = "retriever") -> dict[str, Any]:

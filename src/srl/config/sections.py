@@ -143,8 +143,8 @@ class Data(Section):
     `{question}`. With `{information}` in it, as in rag, the question is searched for first and the passages
     stand there. null: use the prompts in the files unchanged."""
     examples: File | None = None
-    """Worked examples for the template few-shot: a text file, put into the prompt as it is. null: three of
-    ours."""
+    """Worked examples for the template few-shot: a text file, each with a line `Question: …` and below it an
+    episode that ends with `</answer>`. null: three of ours."""
     train_batch_size: Count = 128
     """Questions per training step; each is sampled rollout.n times."""
     max_prompt_length: Count = 2048

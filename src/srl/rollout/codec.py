@@ -35,6 +35,13 @@ class Codec:
             text, ids = self._render(messages)
         return ids, text.rstrip().endswith("<think>"), text
 
+    def keeps(self, messages: Sequence[Mapping[str, str]]) -> bool:
+        """Whether the prompt has the whole text of every message; one message is always kept."""
+        if len(messages) == 1:
+            return True
+        text = self.encode_prompt(messages)[2]
+        return all(message["content"].strip() in text for message in messages)
+
     def _render(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int]]:
         """The chat template's text and ids. Special tokens in a message's content become plain text."""
         contents = [message["content"] for message in messages]

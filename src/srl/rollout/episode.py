@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from srl.errors import UserError
@@ -11,6 +12,7 @@ from srl.protocol import (
     Action,
     Template,
     parse_action,
+    render_information,
     unknown_retriever,
 )
 from srl.rollout.codec import Codec
@@ -27,6 +29,9 @@ from srl.trajectory import (
     Trajectory,
     current_episode,
 )
+
+Messages = Sequence[Mapping[str, str]]
+"""The chat messages of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +120,11 @@ class _Episode:
         self.prompt_length = 0
 
     async def run(self, request: str, key: tuple[int | str, ...]) -> EndReason:
+        question = self.trajectory.question
         if self.template.retrieves:
-            await self._retrieve()
-        self._start()
+            self._start(await self._retrieve())
+        else:
+            self._start(question.prompt or self.template.messages(question.text))
         if self._failed():
             return "failed"
         for turn in range(self.options.max_turns + 1):
@@ -133,7 +140,7 @@ class _Episode:
                 self.trajectory.valid_actions += 1
                 return "answered"
             if turn == self.options.max_turns:
-                return "truncated" if completion.stop_reason == "length" else "unanswered"
+                return self._last_turn(completion, text, action)
             if action is None or self.search is None:
                 fits = self._feed_back(turn)
             else:
@@ -142,32 +149,36 @@ class _Episode:
                 return "failed" if self._failed() else "truncated"
         raise AssertionError("unreachable: the last turn always returns")
 
-    async def _retrieve(self) -> None:
-        """Search for the question as it is, and put the passages that fit into its prompt.
+    def _last_turn(self, completion: Completion, text: str, action: Action | None) -> EndReason:
+        """How the episode ends with a last turn that has no answer between tags."""
+        if completion.stop_reason == "length":
+            return "truncated"
+        self.trajectory.answer = self.template.untagged_answer(text) if action is None else None
+        return "unanswered" if self.trajectory.answer is None else "answered"
+
+    async def _retrieve(self) -> Messages:
+        """Search for the question as it is; the prompt with the passages that fit, without any after a fault.
 
         A query that the search tool rejects finds nothing. Raises PromptTooLongError if not even a word fits.
         """
         question, options = self.trajectory.question, self.options
-        without = self.template.messages(question.text)
+        without = self.template.messages(question.text, render_information([]))
         result = replace(await self._ask(question.text, ""), shown=0)
         self.trajectory.searches.append(result)
-        information = ""
-        if not result.is_fault:
-            self.trajectory.valid_searches += result.status != "rejected"
-            room = options.max_prompt_length - len(self.codec.encode_prompt(without)[0])
-            fitted = self._show(result, min(room, options.max_obs_length))
-            if fitted is None:
-                raise PromptTooLongError(
-                    f"question {question.id}: no passage fits into its prompt; raise data.max_prompt_length="
-                    f"{options.max_prompt_length} or rollout.max_obs_length={options.max_obs_length}"
-                )
-            information = fitted.text
-        prompt = self.template.messages(question.text, information)
-        self.trajectory.question = replace(question, prompt=prompt)
+        if result.is_fault:
+            return without
+        self.trajectory.valid_searches += result.status != "rejected"
+        room = options.max_prompt_length - len(self.codec.encode_prompt(without)[0])
+        fitted = self._show(result, min(room, options.max_obs_length))
+        if fitted is None:
+            raise PromptTooLongError(
+                f"question {question.id}: no passage fits into its prompt; raise data.max_prompt_length="
+                f"{options.max_prompt_length} or rollout.max_obs_length={options.max_obs_length}"
+            )
+        return self.template.messages(question.text, fitted.text)
 
-    def _start(self) -> None:
+    def _start(self, messages: Messages) -> None:
         question = self.trajectory.question
-        messages = question.prompt or self.template.messages(question.text)
         ids, think_is_open, text = self.codec.encode_prompt(messages)
         if len(ids) > self.options.max_prompt_length:
             raise PromptTooLongError(

@@ -8,11 +8,13 @@ from math import ceil
 
 from srl.config import Config
 from srl.errors import UserError, nearest
-from srl.protocol import Template
+from srl.protocol import Template, render_information
 from srl.train.questions import choose_template
 
 ALL = "all"
 """The name that stands for every baseline."""
+CLOSED_BOOK = "closed-book"
+"""The baseline that others gain over: what the model knows without looking anything up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +25,16 @@ class Baseline:
     """
 
     template: str
-    summary: str
     searches: bool = False
     at_once: bool = False
 
 
 BASELINES = {
-    "closed-book": Baseline("closed-book", "answers at once, from its own knowledge", at_once=True),
-    "cot": Baseline("cot", "reasons, then answers, from its own knowledge", at_once=True),
-    "rag": Baseline("rag", "retrieves once with the question, then answers", searches=True, at_once=True),
-    "few-shot": Baseline("few-shot", "searches as worked examples in the prompt show", searches=True),
-    "r1": Baseline("r1", "reasons and answers with the prompt of R1, without search"),
+    CLOSED_BOOK: Baseline("closed-book", at_once=True),
+    "cot": Baseline("cot", at_once=True),
+    "rag": Baseline("rag", searches=True, at_once=True),
+    "few-shot": Baseline("few-shot", searches=True),
+    "r1": Baseline("r1"),
 }
 """Each baseline by its name, which is also the name of its setting."""
 
@@ -62,6 +63,11 @@ def baseline_config(config: Config, name: str) -> Config:
     return changed.with_settings({"data.max_prompt_length": data.max_prompt_length + longer})
 
 
+_MARKUP = 8
+"""About the most tokens that a chat template puts around a message."""
+
+
 def _tokens(template: Template) -> int:
     """About the most tokens that a template's own text takes: one for three bytes."""
-    return ceil(len(template.messages("")[0]["content"].encode()) / 3)
+    messages = template.messages("", render_information([]))
+    return sum(ceil(len(message["content"].encode()) / 3) + _MARKUP for message in messages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from srl.progress import counted
 from srl.protocol import TEMPLATES, WITHOUT_SEARCH
 from srl.rollout.codec import Codec
 from srl.store import LogWriter, reading
+from srl.train.baselines import CLOSED_BOOK, baseline_config
 from srl.train.evaluation.coverage import evaluation_coverage
 from srl.train.evaluation.generate import RunningEm, generate
 from srl.train.evaluation.run import evaluation_run, run_info
@@ -94,7 +95,9 @@ def _first_fault(log: duckdb.DuckDBPyConnection) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """The measurement of a model, with the settings `search`, `no_search`, or both on the same questions.
+    """The measurement of a model in several settings on the same questions: its own first.
+
+    A setting is `search`, `no_search` or the name of a baseline.
 
     `index_digest` is that of the index searched now, `trained_with` that of training; empty if unknown.
     `changed_indexes` are those with another digest than in training. `usage` has the requests and tokens of a
@@ -115,6 +118,12 @@ class ModelReport:
     usage: Mapping[str, float] = field(default_factory=dict)
     sample: Sample | None = None
 
+    def gain_over_closed_book(self, setting: str) -> float | None:
+        """EM of the setting less closed-book EM; None for closed-book itself, and without it."""
+        if CLOSED_BOOK not in self.settings or setting == CLOSED_BOOK:
+            return None
+        return self.settings[setting].metrics["eval/em"] - self.settings[CLOSED_BOOK].metrics["eval/em"]
+
 
 def evaluate_model(
     config: Config,
@@ -125,6 +134,7 @@ def evaluate_model(
     limit: int | None = None,
     no_search_too: bool = False,
     no_search_template: str | None = None,
+    baselines: Sequence[str] = (),
     preset: str = "defaults",
     fresh: bool = False,
     backend: BackendName = "local",
@@ -136,7 +146,8 @@ def evaluate_model(
 
     With rollout.engine=openai it is a server's model; on the `backend` verl, verl's rollout servers generate.
     `limit` draws that many questions, the same each time; `selection` draws them by sets, and each run gets a
-    file of them. `questions` are those of `files` where the caller has read them.
+    file of them. `questions` are those of `files` where the caller has read them. `baselines` (names in
+    `srl.train.baselines`) are further settings on the same questions.
 
     Each setting is a run of the workspace, with the name of `preset`. Episodes in the log of an earlier run
     of the same evaluation are not generated again, unless `fresh` or with a cassette. Raises UserError.
@@ -144,8 +155,8 @@ def evaluate_model(
     check_samples(n, config.eval.temperature)
     if backend == "verl":  # its servers answer in no fixed order
         config = config.with_settings({"rollout.deterministic": False})
-    settings = _settings(config, files, no_search_too, no_search_template)
-    loaded = _load(config, backend, n, workspace, note)
+    settings = _settings(config, files, no_search_too, no_search_template, baselines)
+    loaded = _load(_with_longest(config, settings.values()), backend, n, workspace, note)
     asked = _same_questions(settings, files, questions, loaded.codec, note, limit)
     sample = None if selection is None else selection.draw(next(iter(asked.values())))
     if sample is not None:
@@ -153,7 +164,7 @@ def evaluate_model(
     if "search" in asked:
         warn_about_unlisted_retrievers(asked["search"], config, note)
     with new_cassette(config):
-        search = load_search(config, workspace, note)
+        search = load_search(_with_search(config, settings.values()), workspace, note)
     coverage = evaluation_coverage(next(iter(asked.values())), search, workspace, note)
     fresh = fresh or config.search.cassette_use is not None
     try:
@@ -185,6 +196,18 @@ def evaluate_model(
         usage=loaded.usage(),
         sample=sample,
     )
+
+
+def _with_longest(config: Config, settings: Iterable[Config]) -> Config:
+    """`config` with the lengths of the setting that has the longest episodes."""
+    data = max((setting.data for setting in settings), key=lambda found: found.max_episode_tokens)
+    lengths = ("max_prompt_length", "max_response_length")
+    return config.with_settings({f"data.{name}": getattr(data, name) for name in lengths})
+
+
+def _with_search(config: Config, settings: Iterable[Config]) -> Config:
+    """`config`, with search if one of the settings searches."""
+    return config.with_settings({"rollout.search": any(setting.rollout.search for setting in settings)})
 
 
 def _load(config: Config, backend: BackendName, n: int, workspace: Workspace, note: Note) -> Generation:
@@ -229,7 +252,7 @@ def _evaluated(
         if plan.wanted:
             loaded.start()
             loaded.engine.reset()
-            words = f"episodes {'with' if template.searches else 'without'} search"
+            words = _WORDS.get(setting, f"episodes of {setting}")
             info = run_info(run.path, subject, config, digests)
             with (
                 tells_how_to_resume(lambda: "the same command continues the evaluation", run.path),
@@ -248,6 +271,7 @@ def _evaluated(
         return Evaluation.read(run.path, questions, n, len(plan.wanted), coverage)
 
 
+_WORDS = {"search": "episodes with search", "no_search": "episodes without search"}
 _AHEAD = 4
 """Episodes that run for each that generates: the others search, or wait for their turn."""
 
@@ -345,21 +369,21 @@ _SEARCHED = {"search.index", "search.url"}
 
 
 def _settings(
-    config: Config, files: Sequence[str], no_search_too: bool, no_search_template: str | None
+    config: Config,
+    files: Sequence[str],
+    no_search_too: bool,
+    no_search_template: str | None,
+    baselines: Sequence[str],
 ) -> dict[str, Config]:
     """The configuration of each setting; files without prompts of their own get the default template."""
     has_prompts = all(Path(file).suffix == ".parquet" for file in files)
     if config.data.template is None and not has_prompts:
         config = config.with_settings({"data.template": load_template(config).name})
-    if not config.rollout.search:
-        return {"no_search": config}
-    if not no_search_too:
-        return {"search": config}
-    plain = no_search_template or WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
-    return {
-        "search": config,
-        "no_search": config.with_settings({"rollout.search": False, "data.template": plain}),
-    }
+    settings = {"search" if config.rollout.search else "no_search": config}
+    if no_search_too and config.rollout.search:
+        plain = no_search_template or WITHOUT_SEARCH.get(config.data.template or "search-r1", "r1")
+        settings["no_search"] = config.with_settings({"rollout.search": False, "data.template": plain})
+    return settings | {name: baseline_config(config, name) for name in baselines}
 
 
 def _same_questions(

@@ -55,8 +55,11 @@ def load_questions(
     prompting = choose_template(config)
     if read is None:
         read = [item for file in files or () for item in read_questions(file)]
+    one_message = not codec.keeps(prompting.messages("Who?"))
     questions = [
-        item if as_written and item.prompt else replace(item, prompt=prompting.messages(item.text))
+        item
+        if as_written and item.prompt
+        else replace(item, prompt=_prompt(prompting.messages(item.text), one_message))
         for item in read
     ]
     seen: set[str] = set()
@@ -93,6 +96,12 @@ def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     for name in by_remainder[: total - sum(shares.values())]:
         shares[name] += 1
     return shares
+
+
+def _prompt(messages: tuple[dict[str, str], ...], one_message: bool) -> tuple[dict[str, str], ...]:
+    """`messages`, or their text as one where the chat template would drop a part, as some do of <think>."""
+    text = "\n".join(message["content"] for message in messages)
+    return ({"role": "user", "content": text},) if one_message else messages
 
 
 def _without_overlong(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from srl.cli.eval.shared import check_inputs, check_search, read_model, tell_indexes, usage_line
+from srl.cli.eval.shared import (
+    check_baselines,
+    check_inputs,
+    check_search,
+    read_model,
+    tell_indexes,
+    usage_line,
+)
 from srl.cli.eval.suite import sets_as_json, show_sets
 from srl.cli.options import (
+    Baselines,
     Budget,
+    Examples,
     IndexToSearch,
     Json,
     QuestionFiles,
@@ -75,6 +84,8 @@ def run(
     no_search_template: Annotated[
         str | None, typer.Option(help="Prompt template without search; default r1 for search-r1.")
     ] = None,
+    baseline: Baselines = None,
+    examples: Examples = None,
     preset: Annotated[
         str | None, typer.Option(help="Preset, instead of the settings of the model's run.")
     ] = None,
@@ -91,7 +102,7 @@ def run(
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a model on questions: EM, F1, search behaviour, and the same without search.
+    """Evaluate a model on questions: EM, F1, search behaviour, and the same without search and as baselines.
 
     An evaluation is a run: every answer is in its log while it goes. The same command again, also after an
     interruption, generates only what the log lacks.
@@ -104,7 +115,7 @@ def run(
     Example:
       srl eval run last --data test.parquet --index my-index --no-search-too
       srl eval run best --data test.parquet --index my-index
-      srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index
+      srl eval run Qwen/Qwen2.5-0.5B-Instruct --data test.parquet --index my-index --baseline all
     """
     from srl.cli.output import progress, show_counted
     from srl.errors import UserError
@@ -118,17 +129,20 @@ def run(
         "search.url": url,
         "eval.temperature": temperature,
         "data.template": template,
+        "data.examples": examples,
     }
     show_counted()
     with progress("starting", passing=True):
         from srl.evaluate.budget import Selection
         from srl.train.evaluate_model import check_failures, evaluate_model, local_settings, preset_name
+    chosen = check_baselines(baseline or [], examples, template)
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, _note)
-    check_search(settings)
+    check_search(settings, chosen)
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,
-        no_search_template=no_search_template, preset=preset_name(directory, preset, config), fresh=fresh,
-        backend=backend, selection=None if budget is None else Selection(budget), note=_note,
+        no_search_template=no_search_template, baselines=chosen,
+        preset=preset_name(directory, preset, config), fresh=fresh, backend=backend,
+        selection=None if budget is None else Selection(budget), note=_note,
     )  # fmt: skip
     _show(report, as_json)
     check_failures(report, settings.eval.max_failed)
@@ -152,18 +166,20 @@ def _show(report: ModelReport, as_json: bool) -> None:
     drawn = "" if report.sample is None else f" of {report.sample.size:,}"
     note(f"{report.model}: {report.questions:,} questions{drawn}{samples}")
     corner = "" if report.sample is None else "questions drawn"
-    table([corner, *(_HEADS[name] for name in report.settings)], _rows(list(report.settings.values())))
+    table([corner, *(_HEADS.get(name, name) for name in report.settings)], _rows(report))
     for name, found in report.settings.items():
         if (seconds := mean_seconds(found.results)) is not None:
-            note(f"{_HEADS[name]}: {seconds:.3g} s an episode, beside those that ran at the same time")
+            head = _HEADS.get(name, name)
+            note(f"{head}: {seconds:.3g} s an episode, beside those that ran at the same time")
     if report.sample is not None:
         show_sets(report)
     if report.usage:
         note(usage_line(report.usage))
 
 
-def _rows(columns: list[Evaluation]) -> list[list[str]]:
+def _rows(report: ModelReport) -> list[list[str]]:
     """EM with its interval, EM of subsets, pass@k, then the rest; redundant rows are left out."""
+    columns = list(report.settings.values())
     intervals = [f"{column.em_interval.low:.3f} to {column.em_interval.high:.3f}" for column in columns]
     names = dict.fromkeys(name.removeprefix("eval/") for column in columns for name in column.metrics)
     parts = [name for name in names if name.startswith("em/") and ("hops=" in name or "em_macro" in names)]
@@ -171,6 +187,7 @@ def _rows(columns: list[Evaluation]) -> list[list[str]]:
     return [
         _row("EM", "em", columns),
         ["  95% interval", *intervals],
+        *_gain_row(report),
         *(_row(f"  {name.removeprefix('em/')}", name, columns) for name in parts),
         *(_row(name, name, columns) for name in names if name.startswith(("mean@", "pass@"))),
         *(
@@ -180,6 +197,13 @@ def _rows(columns: list[Evaluation]) -> list[list[str]]:
             for row in [_row(head, name, columns), *_retriever_rows(name, names, columns)]
         ),
     ]
+
+
+def _gain_row(report: ModelReport) -> list[list[str]]:
+    """The gain of each setting over the same model's closed-book EM, where that is one of the settings."""
+    gains = [report.gain_over_closed_book(name) for name in report.settings]
+    cells = ["" if gain is None else f"{gain:+.3f}" for gain in gains]
+    return [["  gain over closed-book", *cells]] if any(cells) else []
 
 
 def _retriever_rows(name: str, names: Iterable[str], columns: list[Evaluation]) -> list[list[str]]:
@@ -204,6 +228,7 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
             "template": report.templates[name],
             "em_interval": list(found.em_interval),
             "seconds": mean_seconds(found.results),
+            "gain_over_closed_book": report.gain_over_closed_book(name),
             "metrics": {key.removeprefix("eval/"): value for key, value in found.metrics.items()},
         }
         for name, found in report.settings.items()

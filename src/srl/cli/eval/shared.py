@@ -40,13 +40,32 @@ def check_inputs(data: Iterable[Path], index: Path | None, url: str | None, temp
         check_index(index)
 
 
-def check_search(settings: Config) -> None:
+def check_baselines(names: Iterable[str], examples: Path | None, template: str | None) -> list[str]:
+    """The baselines that were named, each once; `examples` are of use to one of them. Raises UserError."""
     from srl.errors import UserError
+    from srl.protocol import read_examples
+    from srl.train.baselines import chosen_baselines
+
+    chosen = chosen_baselines(names)
+    if examples is not None:
+        read_examples(examples)
+        if "few-shot" not in [*chosen, template]:
+            raise UserError("--examples are for the prompt few-shot: add --baseline few-shot")
+    return chosen
+
+
+def check_search(settings: Config, baselines: Iterable[str] = ()) -> None:
+    """There is something to search, if the model or a baseline searches. Raises UserError."""
+    from srl.errors import UserError
+    from srl.train.baselines import BASELINES
 
     search = settings.search
     named = search.url or search.index or settings.data.corpus or search.replays
     if settings.rollout.search and not named:
         raise UserError("nothing to search: give --index DIR or --url URL, or --set rollout.search=false")
+    searching = [name for name in baselines if BASELINES[name].searches]
+    if searching and not named:
+        raise UserError(f"--baseline {searching[0]} has nothing to search: give --index DIR or --url URL")
 
 
 def usage_line(usage: Mapping[str, float]) -> str:

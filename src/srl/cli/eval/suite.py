@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from srl.cli.eval.shared import check_inputs, check_search, read_model, tell_indexes
-from srl.cli.options import Budget, IndexToSearch, Json, ServerUrl, Sets, Temperature, TemplateName
+from srl.cli.eval.shared import check_baselines, check_inputs, check_search, read_model, tell_indexes
+from srl.cli.options import (
+    Baselines,
+    Budget,
+    Examples,
+    IndexToSearch,
+    Json,
+    ServerUrl,
+    Sets,
+    Temperature,
+    TemplateName,
+)
 
 if TYPE_CHECKING:
     from srl.data.suite import Rows, Suite
@@ -44,6 +54,8 @@ def suite(
     n: Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")] = 1,
     temperature: Temperature = None,
     template: TemplateName = None,
+    baseline: Baselines = None,
+    examples: Examples = None,
     preset: Annotated[
         str | None, typer.Option(help="Preset, instead of the settings of the model's run.")
     ] = None,
@@ -83,20 +95,22 @@ def suite(
         "search.url": url,
         "eval.temperature": temperature,
         "data.template": template,
+        "data.examples": examples,
     }
     show_counted()
     with progress("starting", passing=True):
         from srl.evaluate.budget import Selection
         from srl.train.evaluate_model import check_failures, evaluate_model, local_settings, preset_name
+    chosen = check_baselines(baseline or [], examples, template)
     set_of = {question.id: name for name, found in rows.items() for question in found.questions}
     selection = Selection(budget, set_of, {"suite": known.name, "sets": _about(rows)})
     questions = [question for found in rows.values() for question in found.questions]
     selection.draw(questions)  # refuses a budget that is too small before the model is loaded
     settings = local_settings(directory, preset, config, flags, sets or [], workspace, note)
-    check_search(settings)
+    check_search(settings, chosen)
     report = evaluate_model(
         settings, [str(found.file) for found in rows.values()], workspace, n=n, questions=questions,
-        selection=selection, preset=preset_name(directory, preset, config), fresh=fresh,
+        baselines=chosen, selection=selection, preset=preset_name(directory, preset, config), fresh=fresh,
         backend=backend, note=note,
     )  # fmt: skip
     _show(report, known.name, as_json)
