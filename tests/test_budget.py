@@ -13,7 +13,7 @@ import pytest
 
 from srl.errors import UserError
 from srl.evaluate.budget import Sample, Selection, Stratum, allocation, draw, estimate
-from srl.evaluate.intervals import interval, student_t, wilson_interval
+from srl.evaluate.intervals import interval, wilson_interval
 from srl.trajectory import Question
 
 KINDS: dict[str, tuple[int, Mapping[str, tuple[float, float]]]] = {
@@ -135,17 +135,23 @@ def test_the_estimate_of_two_strata_is_that_of_hand_computed_numbers() -> None:
     values = {"sx0": 0.1, "sx1": 0.2, "sx2": 0.6, "sy0": 0.5, "sy1": 0.9}
     found = estimate(values, sample)
     assert found.mean == pytest.approx(0.75 * 0.3 + 0.25 * 0.7)
-    # s² is 0.07 and 0.08, so w² (1 - n/N) s²/n is 0.0118125 and 0.002
-    assert found.draw_error == pytest.approx(half_width((0.0118125, 2), (0.002, 1)))
-    assert found.full.low == pytest.approx(found.mean - found.draw_error)
-    assert found.full.high == pytest.approx(found.mean + found.draw_error)
+    # sums of squares 0.14 and 0.08, pooled 0.22/3; s² = (squares + 20 · pooled) / (n - 1 + 20)
+    spreads = (0.14 + 20 * 0.22 / 3) / 22, (0.08 + 20 * 0.22 / 3) / 21
+    variance = 0.75**2 * 0.9 * spreads[0] / 3 + 0.25**2 * 0.8 * spreads[1] / 2
+    assert variance == pytest.approx(0.0141651, abs=1e-7)
+    assert found.full == pytest.approx(wilson_interval(0.4, 0.4 * 0.6 / variance))
+    assert found.draw_error == pytest.approx((found.full.high - found.full.low) / 2)
 
 
-def half_width(*parts: tuple[float, int]) -> float:
-    """Of the interval of a sum with these variances and degrees of freedom (Satterthwaite)."""
-    total = sum(variance for variance, _ in parts)
-    freedom = total**2 / sum(variance**2 / rest for variance, rest in parts)
-    return student_t(freedom) * sqrt(total)
+def test_wrong_answers_everywhere_do_not_make_the_means_certain(sets: Mapping[str, list[Question]]) -> None:
+    sample = draw(sets, 400)
+    wrong = dict.fromkeys(sample.ids, 0.0)
+    # Σ w² (1 - n/N) / n = Σ (1 - 57/N) / 57 / 49 = 0.002126, so z² · 0.002126 / (1 + z² · 0.002126)
+    assert estimate(wrong, sample).full == pytest.approx((0, 0.0081), abs=0.0001)
+    assert estimate(wrong, sample, "questions").draw_error > 0.004
+    one_right = wrong | {sample.of("bamboogle").ids[0]: 1.0}
+    assert estimate(one_right, sample).draw_error > estimate(wrong, sample).draw_error
+    assert estimate(one_right, sample, "questions").full.high > 0.01
 
 
 def test_sets_count_equally_in_one_mean_and_by_their_questions_in_the_other() -> None:

@@ -15,12 +15,12 @@ adds one question at a time. Estimates weight each stratum by its size in the fu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import isclose, sqrt
+from math import isclose
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from srl.errors import UserError
@@ -30,7 +30,6 @@ from srl.evaluate.intervals import (
     Interval,
     interval,
     interval_of_clusters,
-    student_t,
     wilson_interval,
 )
 from srl.files import FORMAT, digest_text, write_json
@@ -40,6 +39,8 @@ LEAST = 2
 """Questions of each stratum that are drawn at least, where it has as many."""
 RARE = 0.05
 """Strata with a smaller share of their set are put together."""
+_SHRINKAGE = 20
+"""How many values the variance of all strata together counts, beside those of a stratum itself."""
 Mean = Literal["sets", "questions"]
 
 
@@ -276,24 +277,22 @@ def _full_interval(
 
         variance = Σ w² (1 - n/N) s²/n,   1 - n/N the finite population correction
 
-    Source: Cochran (1977), Sampling Techniques, chapter 5.
+    It is Wilson's, for the number of independent questions whose mean has this variance (where all values
+    are equal, the number for equal variances). Sources: Cochran (1977), Sampling Techniques, chapter 5; Korn
+    and Graubard (1998), Confidence intervals for proportions with small expected number of positive counts
+    estimated from survey data.
     """
     spreads = _spreads(drawn)
-    parts = []
-    for stratum, found in drawn.items():
-        left_out = 1 - len(found) / sizes[stratum]
-        parts.append(_Part(weights[stratum] ** 2 * left_out / len(found), spreads[stratum], len(found)))
-    every = {value for found in drawn.values() for value in found}
-    is_share = len({stratum.set for stratum in drawn}) == 1 and every <= {0, 1}
-    return (_share_interval if is_share else _mean_interval)(mean, parts, confidence)
-
-
-class _Part(NamedTuple):
-    """One stratum: `factor` times `spread`, the variance of its values, is its part of the variance."""
-
-    factor: float
-    spread: float
-    drawn: int
+    factors = {
+        stratum: weights[stratum] ** 2 * (1 - len(found) / sizes[stratum]) / len(found)
+        for stratum, found in drawn.items()
+    }
+    if not any(factors.values()):
+        return Interval(mean, mean)
+    seen = sum(factor * spreads[stratum] for stratum, factor in factors.items())
+    if not seen:  # all values drawn are equal, or those of each stratum
+        return wilson_interval(mean, 1 / sum(factors.values()), confidence)
+    return wilson_interval(mean, mean * (1 - mean) / seen, confidence)
 
 
 def _weights(sample: Sample, over: Mean) -> dict[Stratum, float]:
@@ -307,42 +306,20 @@ def _weights(sample: Sample, over: Mean) -> dict[Stratum, float]:
 
 
 def _spreads(drawn: Mapping[Stratum, Sequence[float]]) -> dict[Stratum, float]:
-    """The variance of the values of each stratum; where it has one value, that of its set (0 for one)."""
-    together: dict[str, list[float]] = defaultdict(list)
-    for stratum, found in drawn.items():
-        together[stratum.set].extend(found)
+    """The variance of the values of each stratum, shrunk towards that within all strata together.
+
+    A stratum of few values, or with none that is right, would else look certain.
+    """
+    squares = {stratum: _squares(found) for stratum, found in drawn.items()}
+    freedom = sum(len(found) - 1 for found in drawn.values())
+    pooled = sum(squares.values()) / freedom if freedom else 0.0
     return {
-        stratum: _variance(found if len(found) > 1 else together[stratum.set])
+        stratum: (squares[stratum] + _SHRINKAGE * pooled) / (len(found) - 1 + _SHRINKAGE)
         for stratum, found in drawn.items()
     }
 
 
-def _variance(values: Sequence[float]) -> float:
-    return variance(values) if len(values) > 1 else 0.0
-
-
-def _share_interval(share: float, parts: Collection[_Part], confidence: float) -> Interval:
-    """Wilson's interval with the number of trials that has this variance.
-
-    If all values are the same, the number is that of equal variances. Source: Korn and Graubard (1998),
-    Confidence intervals for proportions with small expected number of positive counts estimated from survey
-    data.
-    """
-    factors, seen = sum(part.factor for part in parts), sum(part.factor * part.spread for part in parts)
-    if not factors:
-        return Interval(share, share)
-    return wilson_interval(share, share * (1 - share) / seen if seen else 1 / factors, confidence)
-
-
-def _mean_interval(mean: float, parts: Collection[_Part], confidence: float) -> Interval:
-    """Student's interval with Satterthwaite's degrees of freedom.
-
-    (Σ v)² / Σ v²/(n - 1)    where v is the part of each stratum in the variance
-    """
-    found = [(part.factor * part.spread, part.drawn - 1) for part in parts if part.factor * part.spread]
-    total = sum(share for share, _ in found)
-    if not total:
-        return Interval(mean, mean)
-    freedom = total**2 / sum(share**2 / max(rest, 1) for share, rest in found)
-    half = student_t(freedom, confidence) * sqrt(total)
-    return Interval(mean - half, mean + half)
+def _squares(values: Sequence[float]) -> float:
+    """The sum of squared deviations from the mean."""
+    mean = fmean(values)
+    return sum((value - mean) ** 2 for value in values)
