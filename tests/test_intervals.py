@@ -15,6 +15,7 @@ from srl.evaluate.intervals import (
     cluster_numbers,
     difference_interval,
     interval,
+    interval_of_clusters,
     student_t,
     wilson_interval,
 )
@@ -76,6 +77,18 @@ def test_one_document_with_most_questions_leaves_few_effective_ones():
     clusters = ["long"] * 400 + list(range(100))
     assert ClusterSums.of([0.0] * 500, clusters).effective == pytest.approx(500**2 / (400**2 + 100))
     assert interval([float(n % 2) for n in range(500)], clusters) is None
+
+
+def test_variance_from_few_documents_has_few_degrees_of_freedom():
+    """One document of 40 is all right: its residual is 39/40 · 5, the others' are -1/40 · 5."""
+    sizes = np.full(40, 5.0)
+    one = ClusterSums(np.array([5.0] + [0.0] * 39), sizes)
+    squares = [(5 * 39 / 40) ** 2] + [(5 / 40) ** 2] * 39
+    fourth = sum(square**2 for square in squares)
+    by_hand = 2 * sum(squares) ** 2 / (fourth - sum(squares) ** 2 / 40)
+    assert one.degrees == pytest.approx(max(by_hand, 2)) == pytest.approx(2.16, abs=0.01)
+    assert ClusterSums(np.array([5.0, 0.0] * 20), sizes).degrees == 39
+    assert interval_of_clusters(one).high > 0.2
 
 
 def test_all_wrong_in_documents_counts_documents():

@@ -44,6 +44,7 @@ CANNOT = {
     r"srl index pull ": HUB,
     r"srl data prepare search-r1": HUB,
     r"srl (eval run|data demonstrations) .*rollout.engine=openai": MODEL_SERVER,
+    r"srl eval compare ": "it wants two evaluations; tests/test_eval_compare.py makes them",
     r"hf download ": HUB,
     r"srl eval suite (?!.*--manifest)": "it wants the seven test sets of Search-R1, 51,713 questions",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
