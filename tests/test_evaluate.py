@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from srl.evaluate import (
     EpisodeResult,
     answer_metrics,
-    clustered_interval,
     em_interval,
     env_metrics,
     mean_seconds,
@@ -175,18 +174,32 @@ def test_interval_is_wilsons_for_one_sample_a_question() -> None:
 
 def test_more_samples_that_agree_do_not_narrow_the_interval() -> None:
     batch = [episode(RIGHT if q < 8 else WRONG, str(q), sample=s) for q in range(10) for s in range(50)]
-    assert em_interval(batch) == pytest.approx(wilson_interval(0.8, 9))
+    assert em_interval(batch) == wilson_interval(0.8, 10)
 
 
-def test_samples_that_differ_as_if_drawn_alone_count_each() -> None:
-    batch = [episode(RIGHT if s else WRONG, str(q), sample=s) for q in range(10) for s in range(2)]
-    assert em_interval(batch) == wilson_interval(0.5, 20)
+def test_samples_that_differ_narrow_the_interval() -> None:
+    answers = [RIGHT, WRONG, RIGHT, WRONG, WRONG]
+    batch = [episode(answers[(q + s) % 5], str(q), sample=s) for q in range(40) for s in range(3)]
+    low, high = em_interval(batch) or (0, 1)
+    alone_low, alone_high = wilson_interval(0.4, 40)
+    assert high - low < 0.7 * (alone_high - alone_low)
 
 
-def test_interval_between_the_two_by_hand() -> None:
-    groups = [[1, 1], [1, 0], [1, 0], [0, 0], [0, 0]]
-    share, seen = 0.4, 0.175 / 5
-    assert clustered_interval(groups) == pytest.approx(wilson_interval(share, 0.24 / seen))
+def test_questions_of_one_document_count_together_and_of_too_few_have_no_interval() -> None:
+    def of(documents: int) -> list[Trajectory]:
+        return [
+            episode(
+                RIGHT if n % documents % 2 else WRONG, str(n), supporting_titles=[f"page {n % documents}"]
+            )
+            for n in range(200)
+        ]
+
+    alone = em_interval([episode(RIGHT if n % 2 else WRONG, str(n)) for n in range(200)])
+    together = em_interval(of(40))
+    assert alone is not None
+    assert together is not None
+    assert together.high - together.low > 2 * (alone.high - alone.low)
+    assert em_interval(of(20)) is None
 
 
 @pytest.mark.parametrize("answer", [RIGHT, WRONG])

@@ -1,7 +1,7 @@
 """Metrics of policies (exact match, F1, pass@k) and of retrievers (recall@k, nDCG), with intervals."""
 
 from srl.evaluate.episode_results import EpisodeResult, read_results, results_of
-from srl.evaluate.intervals import Interval, clustered_interval, wilson_interval
+from srl.evaluate.intervals import Interval, interval, wilson_interval
 from srl.evaluate.metrics import (
     answer_metrics,
     em_interval,
@@ -17,9 +17,9 @@ __all__ = [
     "EpisodeResult",
     "Interval",
     "answer_metrics",
-    "clustered_interval",
     "em_interval",
     "env_metrics",
+    "interval",
     "mean_seconds",
     "pass_at_k",
     "read_results",

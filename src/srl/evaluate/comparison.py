@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -202,7 +202,7 @@ def _measure(samples: Sequence[Samples], groups: Groups) -> list[Measured]:
     """Every measure of every run on each group of questions."""
     measured = []
     for source, names in groups.items():
-        documents = [_document(samples[0][name][0]) for name in names]
+        documents = [samples[0][name][0].cluster for name in names]
         for measure, field in MEASURES.items():
             values = [
                 [fmean(getattr(sample, field) for sample in found[name]) for name in names]
@@ -229,11 +229,6 @@ def _answerable_by_all(runs: Sequence[Evaluated], common: Sequence[str]) -> dict
     known = [run.answerable for run in runs if run.answerable is not None]
     names = [name for name in common if known and all(name in answerable for answerable in known)]
     return {ANSWERABLE: names} if 0 < len(names) < len(common) else {}
-
-
-def _document(result: EpisodeResult) -> Hashable:
-    """What the question depends on together with others: its document, if known, else itself."""
-    return result.document or (result.question_id,)
 
 
 def _corrected(measured: Sequence[Measured]) -> list[Measured]:
@@ -263,7 +258,7 @@ def _document_notes(samples: Samples, groups: Groups) -> list[str]:
     """The groups whose questions come from too few documents for an interval."""
     notes = []
     for source, names in groups.items():
-        found = ClusterSums.of([0.0] * len(names), [_document(samples[name][0]) for name in names])
+        found = ClusterSums.of([0.0] * len(names), [samples[name][0].cluster for name in names])
         if not found.independent and found.effective < MIN_CLUSTERS:
             notes.append(
                 f"{source} has no intervals: its questions come from {len(found.sizes):,} documents, which "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,11 @@ class EpisodeResult:
     """All tokens: prompt, policy and observations."""
     seconds: float | None
     """From the prompt to the end, beside the episodes that ran at the same time; None if unknown."""
+
+    @property
+    def cluster(self) -> Hashable:
+        """What the question depends on together with others: its document, if known, else itself."""
+        return self.document or (self.question_id,)
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> EpisodeResult:

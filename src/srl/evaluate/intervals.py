@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from math import sqrt
-from statistics import NormalDist, fmean, variance
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,25 +47,6 @@ def _score_interval(share: float, trials: float, z: float) -> Interval:
     centre = share + z * z / (2 * trials)
     half = z * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return Interval(max(0.0, (centre - half) / shrink), min(1.0, (centre + half) / shrink))
-
-
-def clustered_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
-    """Wilson's interval of a share whose trials come in correlated groups (samples of one question, say).
-
-    The effective number of trials is the one that gives the observed variance of the groups' means,
-
-        n = p(1-p) / (s² / groups),  at most all trials, and the number of groups for p = 0 or 1
-
-    so groups of one give Wilson's interval. Source: Dean and Pagano (2015), Evaluating confidence interval
-    methods for binomial proportions in clustered surveys.
-    """
-    means, trials = [fmean(group) for group in groups], sum(map(len, groups))
-    share = fmean(means)
-    if trials == len(groups) or len(groups) == 1 or share in (0.0, 1.0):
-        return wilson_interval(share, len(groups), confidence)
-    seen = variance(means) / len(groups)
-    effective = min(share * (1 - share) / seen, trials) if seen else trials
-    return wilson_interval(share, effective, confidence)
 
 
 def interval(

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from srl.evaluate.episode_results import EpisodeResult, results_of
-from srl.evaluate.intervals import Interval, clustered_interval
+from srl.evaluate.intervals import Interval, interval
 from srl.trajectory import Score, Trajectory
 
 T = TypeVar("T")
@@ -104,10 +104,15 @@ def step_metrics(episodes: Episodes, scores: Sequence[Score] | None = None) -> d
     }
 
 
-def em_interval(episodes: Episodes, confidence: float = 0.95) -> Interval:
-    """The interval of `em`. Samples of one question are correlated, so they count as one cluster."""
-    samples = _values_by(lambda item: item.question_id, lambda item: item.em, results_of(episodes))
-    return clustered_interval(list(samples.values()), confidence)
+def em_interval(episodes: Episodes, confidence: float = 0.95) -> Interval | None:
+    """The interval of `em`; None where the questions come from too few documents (`interval`).
+
+    Samples of one question are correlated, so they count as one value, their mean.
+    """
+    results = results_of(episodes)
+    samples = _values_by(lambda item: item.question_id, lambda item: item.em, results)
+    clusters = {item.question_id: item.cluster for item in results}
+    return interval([fmean(values) for values in samples.values()], list(clusters.values()), confidence)
 
 
 def mean_seconds(episodes: Episodes) -> float | None:

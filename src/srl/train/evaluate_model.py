@@ -50,7 +50,7 @@ class Evaluation:
 
     results: list[EpisodeResult]
     metrics: dict[str, float]
-    em_interval: Interval
+    em_interval: Interval | None
     run: Path
     generated: int
     failed: FailedEpisodes

@@ -32,6 +32,7 @@ from srl.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from srl.evaluate import Interval
     from srl.train.evaluate_model import Evaluation, ModelReport
 
 _HEADS = {"search": "with search", "no_search": "without search"}
@@ -177,10 +178,14 @@ def _show(report: ModelReport, as_json: bool) -> None:
         note(usage_line(report.usage))
 
 
+def _between(held: Interval | None) -> str:
+    return "none: too few documents" if held is None else f"{held.low:.3f} to {held.high:.3f}"
+
+
 def _rows(report: ModelReport) -> list[list[str]]:
     """EM with its interval, EM of subsets, pass@k, then the rest; redundant rows are left out."""
     columns = list(report.settings.values())
-    intervals = [f"{column.em_interval.low:.3f} to {column.em_interval.high:.3f}" for column in columns]
+    intervals = [_between(column.em_interval) for column in columns]
     names = dict.fromkeys(name.removeprefix("eval/") for column in columns for name in column.metrics)
     parts = [name for name in names if name.startswith("em/") and ("hops=" in name or "em_macro" in names)]
     lost = any(column.metrics["eval/failed_share"] for column in columns)
@@ -226,7 +231,7 @@ def _as_json(report: ModelReport) -> dict[str, Any]:
             "run": found.run.name,
             "generated": found.generated,
             "template": report.templates[name],
-            "em_interval": list(found.em_interval),
+            "em_interval": found.em_interval and list(found.em_interval),
             "seconds": mean_seconds(found.results),
             "gain_over_closed_book": report.gain_over_closed_book(name),
             "metrics": {key.removeprefix("eval/"): value for key, value in found.metrics.items()},

@@ -68,7 +68,8 @@ async def generate(
 class RunningEm:
     """Shows the progress of an evaluation with the exact match so far and its interval.
 
-    Wilson's interval with as many trials as questions: exact for one sample of each, else too wide.
+    Wilson's interval with as many trials as questions, as if each had a document of its own, to be quick; the
+    table's interval counts samples and documents (`em_interval`).
     """
 
     def __init__(self, count: Count, done: Iterable[tuple[str, float]]) -> None:
