@@ -312,11 +312,11 @@ def test_rescores_of_a_run_are_queried_with_sql(run, capsys):
 
 
 def test_samples_of_a_question_are_one_cluster():
-    """By hand: three questions of two samples; the interval is that of `em_interval`."""
-    from srl.evaluate import clustered_interval
+    """Three questions of two samples: the interval is that of the questions' means, as in `em_interval`."""
+    from srl.evaluate import interval
 
     groups = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
-    assert measured(groups) == (measured(groups).__class__)(0.5, clustered_interval(groups))
+    assert measured(groups) == (measured(groups).__class__)(0.5, interval([0.5, 1.0, 0.0]))
 
 
 def test_a_measure_between_0_and_1_has_an_interval_and_another_has_none():

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,8 @@ import srl.store
 from srl import interrupts
 from srl.config import Config, load_saved
 from srl.errors import UserError
-from srl.evaluate.intervals import Interval, clustered_interval, interval
+from srl.evaluate.intervals import Interval, interval
+from srl.evaluate.retrieval_metrics import document_of
 from srl.plugins import manager
 from srl.progress import counted
 from srl.reward import RewardMix
@@ -33,7 +34,7 @@ REWARD = "reward"
 """The measure that is the weighted sum."""
 _BATCH = 1000
 _EPISODES = """
-SELECT phase, step, data_source, question_id, coalesce(em, 0) AS em, value
+SELECT phase, step, data_source, question_id, metadata, coalesce(em, 0) AS em, value
 FROM (SELECT id AS trajectory_id, * FROM trajectories) AS episodes
 JOIN rescores USING (run_id, trajectory_id, step, phase)
 WHERE rewards = ? AND measure = ?
@@ -228,17 +229,17 @@ def _grouped(
 
 
 def _of(episodes: Sequence[tuple[Any, ...]], name: str) -> Measured:
-    """The mean over questions; samples of one question are correlated, and count as one cluster."""
-    groups = defaultdict(list)
-    for *_, question, em, value in episodes:
+    """The mean over questions, of their samples' means; questions of one document count as a cluster."""
+    groups, documents = defaultdict(list), {}
+    for *_, question, metadata, em, value in episodes:
         groups[question].append(float(em if name == "em" else value))
-    return measured(list(groups.values()))
+        if question not in documents:
+            documents[question] = document_of(json.loads(metadata)) or (question,)
+    return measured(list(groups.values()), list(documents.values()))
 
 
-def measured(groups: Sequence[Sequence[float]]) -> Measured:
+def measured(groups: Sequence[Sequence[float]], clusters: Sequence[Hashable] | None = None) -> Measured:
     """The mean over groups with its interval; values outside [0, 1] have none."""
     means = [fmean(group) for group in groups]
-    if all(value in (0, 1) for group in groups for value in group):
-        return Measured(fmean(means), clustered_interval(groups))
     inside = 0 <= min(means) <= max(means) <= 1
-    return Measured(fmean(means), interval(means) if inside else None)
+    return Measured(fmean(means), interval(means, clusters) if inside else None)
