@@ -1,4 +1,4 @@
-"""How long `srl eval rescore` takes, and how much memory: stored trajectories scored by rule.
+"""How long `srl eval rescore` takes: stored trajectories scored by rule.
 
     python bench/rescore.py --trajectories 100000
 
@@ -101,7 +101,7 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def measured(workspace: Path, run: Path, reward: str) -> dict[str, object]:
-    """Seconds and peak memory of the whole command, and what it says."""
+    """Seconds of the whole command, and what it says."""
     command = [
         str(Path(sys.executable).with_name("srl")),
         "--workspace",
@@ -120,7 +120,6 @@ def measured(workspace: Path, run: Path, reward: str) -> dict[str, object]:
     return {
         "reward": reward, "scored": answer["scored"], "seconds": round(time.perf_counter() - start, 1),
         "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "peak_bytes": after.ru_maxrss * 1024,
         "mean": answer["rows"][0]["measures"][reward]["mean"],
     }  # fmt: skip
 
