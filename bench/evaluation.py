@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import math
+import multiprocessing
 import os
 import platform
 import random
 import resource
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -49,20 +50,19 @@ SETS = (
     "data.max_prompt_length=256", "data.max_response_length=192", "rollout.max_turns=1",
     "rollout.max_turn_tokens=64", "rollout.max_obs_length=64", "rollout.max_num_seqs=16", "trainer.threads=1",
 )  # fmt: skip
-ASKED = "SRL_BENCH_ASKED"
-"""The environment variable with the file to which an engine writes the episodes that it is asked for."""
-TURN_S = "SRL_BENCH_TURN_S"
-"""The environment variable with the seconds that a turn takes."""
+_PROCESSES = multiprocessing.get_context("forkserver")
+"""Processes that have their imports behind them, so that most kills fall into the evaluation."""
+_PROCESSES.set_forkserver_preload(["srl.cli", "srl.train.evaluate_model", "transformers.models.qwen2"])
 _MIB = 1 << 20
 
 
 class Scripted(ScriptedEngine):
     """Searches for the town of a question, then answers: right for every third."""
 
-    def __init__(self, codec: Any) -> None:
+    def __init__(self, codec: Any, asked: Path, turn_s: float) -> None:
         super().__init__(codec, self._say)
-        self._asked = open(os.environ[ASKED], "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-        self._turn_s = float(os.environ.get(TURN_S, "0"))
+        self._asked = asked.open("a", buffering=1, encoding="utf-8")
+        self._turn_s = turn_s
 
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         if self._turn_s:
@@ -77,13 +77,15 @@ class Scripted(ScriptedEngine):
         return f"<answer> {'red' if number % 3 == 0 else 'blue'} </answer>"
 
 
-def evaluate() -> int:
-    """`srl eval run` in this process, with the scripted engine; the arguments are those of `srl`."""
+def evaluate(arguments: list[str], asked: Path, report: Path, turn_s: float) -> None:
+    """`srl` with these arguments in this process, with the scripted engine; stdout goes to `report`."""
     from srl.cli import main as srl_main
     from srl.train import load_components
 
-    load_components.load_engine = lambda config, policy, note: Scripted(policy.codec)
-    return srl_main(sys.argv[2:])
+    load_components.load_engine = lambda config, policy, note: Scripted(policy.codec, asked, turn_s)
+    with report.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        code = srl_main(arguments)
+    sys.exit(code)
 
 
 def write_place(folder: Path, questions: int) -> None:
@@ -111,52 +113,45 @@ class Session:
     workspace: Path
     turn_s: float = 0.0
     memory: list[tuple[int, int]] = field(default_factory=list)
+    cpu_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.asked_file = Path(tempfile.mkstemp(dir=self.folder)[1])
+        self.asked_file, self.report = (Path(tempfile.mkstemp(dir=self.folder)[1]) for _ in range(2))
         self.before = logged(self.workspace)
         sets = [part for text in SETS for part in ("--set", text)]
-        given = ["--data", str(self.folder / "test.jsonl"), "--index", str(self.folder / "index")]
-        command = [
-            "-q",
-            "--workspace",
-            str(self.workspace),
-            "eval",
-            "run",
-            str(self.folder / "model"),
-            *given,
-            *sets,
-        ]
-        environment = {**os.environ, ASKED: str(self.asked_file), TURN_S: str(self.turn_s)}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--evaluate", *command, "--json"], env=environment, text=True,
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
+        given = ["--data", str(self.folder / "test.jsonl"), "--index", str(self.folder / "index"), "--json"]
+        model = str(self.folder / "model")
+        arguments = ["-q", "--workspace", str(self.workspace), "eval", "run", model, *given, *sets]
+        self.process = _PROCESSES.Process(
+            target=evaluate, args=(arguments, self.asked_file, self.report, self.turn_s)
+        )
+        self.process.start()
 
     @property
     def asked(self) -> list[str]:
         return self.asked_file.read_text(encoding="utf-8").split()
 
-    def wait_for(self, episodes: int) -> bool:
-        """Until so many episodes were asked for; False where it ended before. Memory is sampled meanwhile."""
-        while self.process.poll() is None:
+    def wait_for(self, episodes: float) -> bool:
+        """Until so many episodes were asked for; False where it ended before. What it uses is sampled."""
+        while self.process.is_alive():
             done = self.asked_file.read_bytes().count(b"\n")
-            self.memory.append((done, _resident(self.process.pid)))
+            resident, self.cpu_s = _used(self.process.pid, self.cpu_s)
+            self.memory.append((done, resident))
             if done >= episodes:
                 return True
-            time.sleep(0.02 if self.turn_s else 0.5)
+            self.process.join(0.02 if self.turn_s else 0.5)
         return False
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
+        self.process.kill()
+        self.process.join()
 
     def finish(self) -> dict[str, Any]:
         """The report of a process that ends by itself."""
-        out, _ = self.process.communicate()
-        if self.process.returncode != 0:
+        self.wait_for(math.inf)
+        if self.process.exitcode != 0:
             raise SystemExit("the evaluation failed")
-        found: dict[str, Any] = json.loads(out)
+        found: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
         return found
 
     def repeated(self) -> set[str]:
@@ -164,12 +159,14 @@ class Session:
         return self.before & set(self.asked)
 
 
-def _resident(pid: int) -> int:
+def _used(pid: int | None, before_s: float) -> tuple[int, float]:
+    """Resident bytes and processor seconds of a process; 0 and `before_s` where it has just ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, IndexError):
-        return 0
-    return pages * resource.getpagesize()
+        return 0, before_s
+    return pages * resource.getpagesize(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def logged(workspace: Path) -> set[str]:
@@ -203,7 +200,7 @@ def killed(
             rest = KILLED_QUESTIONS - len(session.before)
             starting = rng.random() < 0.2
             if starting:
-                time.sleep(rng.uniform(0, 4))
+                time.sleep(rng.uniform(0, 2))
             elif not session.wait_for(rng.randint(1, max(rest - 1, 1))):
                 break
             session.kill()
@@ -231,14 +228,12 @@ def full_size(folder: Path, questions: int) -> dict[str, Any]:
     """One evaluation that is killed halfway, and resumed: processor time and memory of the two processes."""
     write_place(folder, questions)
     workspace, began = folder / "workspace", time.perf_counter()
-    before = _children_s()
     first = Session(folder, workspace)
     first.wait_for(questions // 2)
     first.kill()
     second = Session(folder, workspace)
-    second.wait_for(questions)
     report = second.finish()
-    seconds, cpu = time.perf_counter() - began, _children_s() - before
+    seconds, cpu = time.perf_counter() - began, first.cpu_s + second.cpu_s
     again = Session(folder, workspace).finish()
     log = sum(file.stat().st_size for file in next(iter(workspace.glob("runs/*/log"))).rglob("*"))
     return {
@@ -254,14 +249,9 @@ def full_size(folder: Path, questions: int) -> dict[str, Any]:
     }
 
 
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def _at_shares(session: Session) -> dict[str, float]:
     """Resident memory when the first episode was asked, and after each fifth of the session's episodes."""
-    samples = [(done, size) for done, size in session.memory if done]
+    samples = [(done, size) for done, size in session.memory if done and size]
     most = samples[-1][0]
     return {
         f"{share:.0%}": round(next(size for done, size in samples if done >= share * most) / _MIB, 1)
@@ -270,8 +260,6 @@ def _at_shares(session: Session) -> dict[str, float]:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--evaluate"]:
-        raise SystemExit(evaluate())
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--questions", type=int, default=FULL)
     parser.add_argument("--kills", type=int, default=100)
