@@ -37,6 +37,7 @@ bench: .venv/.ready-dev
 	$(BIN)/python bench/rollout.py
 	$(BIN)/python bench/retrieval_quality.py
 	$(BIN)/python bench/resume.py
+	$(BIN)/python bench/evaluation.py
 	$(BIN)/python bench/real_data.py
 	$(BIN)/python bench/learning.py
 
