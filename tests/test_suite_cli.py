@@ -111,6 +111,18 @@ def test_a_suite_prints_a_row_for_each_set_and_their_means(place: Place) -> None
     assert len(place.asked) == 50
 
 
+def test_a_baseline_has_a_table_of_its_own_on_the_same_questions(place: Place) -> None:
+    code, out, err = place.suite("--budget", "16", "--baseline", "closed-book")
+    assert code == 0, err
+    assert out.count("mean over sets") == 2
+    assert "no search:" in err
+    assert "closed-book:" in err
+    files = re.findall(r"the questions used: (\S+)", err)
+    used = [json.loads(Path(file).read_text())["ids"] for file in files]
+    assert len(set(files)) == 2
+    assert used[0] == used[1]
+
+
 def test_a_budget_says_its_error_and_which_questions_it_used(place: Place) -> None:
     code, out, err = place.suite("--budget", "16")
     assert code == 0, err
