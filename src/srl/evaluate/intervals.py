@@ -17,7 +17,7 @@ from srl.errors import UserError
 _RESAMPLES = 2000
 _BATCH = 1 << 22
 """Resampled values held in memory at a time."""
-MIN_CLUSTERS = 25
+MIN_CLUSTERS = 40
 """The least effective number of clusters (documents, say) for which an interval is given.
 
 From here on the 95% interval held the truth in 93.5 to 96.5% of simulated evaluations
