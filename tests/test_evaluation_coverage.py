@@ -49,11 +49,12 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_exact_match_is_also_told_of_what_the_corpus_can_answer(place: Place) -> None:
     """Right are the towns 0 and 3, whose answer is there, as is that of town 2; that of town 1 is not."""
-    found = place.evaluate().settings["search"]
+    report = place.evaluate()
+    found = report.settings["search"]
     told = {name: found.metrics[f"eval/{name}"] for name in ("em", "em_answerable", "answerable")}
     assert told == {"em": 2 / 4, "em_answerable": 2 / 3, "answerable": 3 / 4}
     assert "answerable from the corpus: 75.0% of 4 questions" in place.notes
-    rows = {row[0]: row[1:] for row in _rows([found])}
+    rows = {row[0]: row[1:] for row in _rows(report)}
     assert rows["EM of answerable"] == ["0.667"]
     assert rows["answer in the corpus"] == ["0.750"]
     assert "gold passages in the corpus" not in rows
