@@ -24,6 +24,7 @@ from tests.verl_runs import (
 from srl import store
 from srl.store.records import read_records
 from srl.train.question_order import QuestionOrder
+from srl.train.run_directory import whole_verl_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
 pytest.importorskip("verl")
@@ -63,6 +64,7 @@ def records(run, step):
 
 def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     more = {"trainer.critic_warmup": 1, "actor.optim.lr_scheduler_type": "linear"}
+    more["trainer.max_ckpt_to_keep"] = 1
     file = write_config(towns, "ppo", **settings(**{"algorithm.use_kl_in_reward": True, **more}))
     workspace = tmp_path / "ws"
     process = srl("train", "--backend", "verl", "--algo", "ppo", "--config", str(file), workspace=workspace)
@@ -77,6 +79,9 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     whole = [("test", 0), ("test", STEPS), ("train", 1), ("train", 2), ("train", 3)]
     assert [item for item in steps(run) if item[0] != "val"] == whole
     assert [step for phase, step in steps(run) if phase == "val"] == [0, 1, 2, 3]
+    val_em = metric(run, "val/em", "val")
+    best = max((1, 2, 3), key=lambda step: (val_em[step], -step))
+    assert whole_verl_steps(run) == sorted({best, STEPS}), "the newest and the best are kept"
     assert max(metric(run, "rollout/logprob_diff/max").values()) < 1e-4
     assert set(metric(run, "critic/vf_explained_var")) == {1, 2, 3}
     assert set(metric(run, "critic/kl")) == {1, 2, 3}
