@@ -80,6 +80,7 @@ OF_THE_RUN: dict[str, object] = {
     "data.test_files": ("others.parquet",),
     "search.digest": None,
     "data.shuffle": False,
+    "data.examples": Path("examples.txt"),
     "search.cassette": "record run.cassette",
     "retriever.name": "bm25",
     "rollout.openai.url": "http://127.0.0.1:1/v1",
@@ -125,6 +126,7 @@ def place(tmp_path_factory):
     for name, guesses in (("demos", 2), ("others", 3)):
         rows = [demonstration(word, at % guesses == 0) for at, word in enumerate(WORDS)]
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "examples.txt").write_text("Question: Who?\n<search> who </search>\n<answer> me </answer>")
     passages = [Passage(word, f'"{word}"\nthe city of {word} .') for word in WORDS]
     write_corpus(folder / "corpus.jsonl", passages)
     write_corpus(folder / "other.jsonl", passages[:3])
