@@ -47,7 +47,6 @@ CANNOT = {
     r"srl eval compare ": "it wants two evaluations; tests/test_eval_compare.py makes them",
     r"hf download ": HUB,
     r"srl eval run .*--backend verl": "it wants verl; tests/test_verl_evaluation.py has it",
-    r"srl eval compare ": "it wants several evaluations; tests/test_eval_compare.py makes them",
     r"srl eval suite (?!.*--manifest)": "it wants the seven test sets of Search-R1, 51,713 questions",
     r"srl (eval run|train (?!.*--dry-run).*--model) [A-Z]\w*/\w": HUB,
     r"srl train .*\.gguf": "it wants a GGUF file; tests/test_convert_gguf.py writes one",
