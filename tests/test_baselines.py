@@ -468,6 +468,12 @@ def test_what_searches_nothing_needs_no_index(typed):
     assert out.splitlines()[0].split() == ["without", "search", "closed-book"]
 
 
+def test_a_model_without_search_is_compared_with_baselines_that_search(place, typed):
+    plain = ("--set", "rollout.search=false", "--template", "r1", "--json")
+    report = json.loads(typed(*plain, "--index", str(place / "index"), "--baseline", "rag")[1])
+    assert (report["no_search"]["metrics"]["em"], report["rag"]["metrics"]["em"]) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
