@@ -365,6 +365,35 @@ def test_at_most_as_many_episodes_as_said_are_in_memory(tmp_path: Path) -> None:
     assert most <= 3 * 4
 
 
+def test_episodes_that_ended_before_an_error_are_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generating, "PAUSE_S", 60.0)
+    codec, first, last = Codec(byte_level_tokenizer()), QUESTIONS[:5], QUESTIONS[5]
+
+    class Broken(Says):
+        async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+            if last.id in request_id:
+                while len(self.asked) < len(first):
+                    await asyncio.sleep(0)
+                raise RuntimeError("the engine is broken")
+            self.asked.append(request_id)
+            ids = tuple(self.codec.encode_text("<answer>x</answer>"))
+            return Completion(ids, (0.0,) * len(ids), "stop")
+
+    with (
+        pytest.raises(RuntimeError, match="the engine is broken"),
+        LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log,
+    ):
+        asyncio.run(
+            generate(
+                [(item, 0) for item in (*first, last)], Broken(codec), None, log, codec=codec,
+                template=template("search-r1"), options=EpisodeOptions(), at_once=6,
+            )
+        )  # fmt: skip
+    assert {item.question.id for item in logged(tmp_path / "log")} == {item.id for item in first}
+
+
 def test_progress_shows_the_exact_match_so_far_with_its_interval() -> None:
     shown: list[tuple[int, str]] = []
     running = RunningEm(lambda done, so_far="": shown.append((done, so_far)), [("a", 1.0), ("b", 0.0)])
