@@ -29,11 +29,17 @@ ROLLOUT = "actor_rollout_ref.rollout"
 CODEC = Codec(byte_level_tokenizer())
 
 
+def with_verl(test: Any) -> Any:
+    """Marks a test that needs verl and Ray: the slow suite has them."""
+    return pytest.mark.must_run(pytest.mark.slow(test))
+
+
 def composed(*given: str, on: Any = GPU) -> Any:
     pytest.importorskip("verl")
     return server_config(made(*given), on)
 
 
+@with_verl
 @pytest.mark.parametrize("on", [job(), GPU], ids=["cpu", "gpus"])
 def test_servers_load_the_weights_themselves_and_keep_the_memory(on):
     rollout = composed(on=on).actor_rollout_ref.rollout
@@ -41,11 +47,13 @@ def test_servers_load_the_weights_themselves_and_keep_the_memory(on):
     assert (rollout.free_cache_engine, rollout.enable_sleep_mode) == (False, False)
 
 
+@with_verl
 def test_servers_use_every_machine_of_the_cluster():
     rollout = composed("cluster.nnodes=4", "cluster.address=auto").actor_rollout_ref.rollout
     assert (rollout.nnodes, rollout.n_gpus_per_node) == (4, 8)
 
 
+@with_verl
 @pytest.mark.parametrize(
     "setting",
     [
@@ -60,6 +68,7 @@ def test_what_only_training_cannot_do_is_not_refused(setting):
     composed("rollout.n=1", setting, on=job())
 
 
+@with_verl
 @pytest.mark.parametrize(
     ("setting", "on", "says"),
     [
@@ -88,6 +97,7 @@ def answer(ask: Any, patience_s: float = 60.0) -> Any:
     return asyncio.run(engine.generate("eval/0/q/0/0", CODEC.encode_text("hello"), sampling))
 
 
+@with_verl
 def test_a_turn_is_one_request_to_the_servers():
     asked: dict[str, Any] = {}
     said = tuple(CODEC.encode_text("red</answer>"))
@@ -105,8 +115,9 @@ def test_a_turn_is_one_request_to_the_servers():
     assert asked["sampling_params"]["stop"] == ["</answer>"]
 
 
+@with_verl
 def test_a_dead_server_ends_the_evaluation_in_one_line():
-    exceptions = pytest.importorskip("ray.exceptions")
+    from ray import exceptions
 
     async def die(**request: Any) -> Any:
         raise exceptions.ActorDiedError()
@@ -116,6 +127,7 @@ def test_a_dead_server_ends_the_evaluation_in_one_line():
     assert "\n" not in str(said.value)
 
 
+@with_verl
 def test_a_server_that_does_not_answer_ends_the_evaluation_in_one_line():
     async def hang(**request: Any) -> Any:
         await asyncio.Event().wait()

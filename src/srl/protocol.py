@@ -338,3 +338,7 @@ def render_information(passages: Sequence[str]) -> str:
     """The observation after a search: the rendered passages between the information tags."""
     body = "\n".join(passages).strip() or NO_RESULTS
     return f"\n\n<information>{body}</information>\n\n"
+
+
+NO_INFORMATION = render_information([])
+"""The observation after a search that found nothing."""

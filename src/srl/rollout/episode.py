@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from srl.errors import UserError
 from srl.protocol import (
+    NO_INFORMATION,
     STOP_STRINGS,
     Action,
     Template,
     parse_action,
-    render_information,
     unknown_retriever,
 )
 from srl.rollout.codec import Codec
@@ -162,7 +162,7 @@ class _Episode:
         A query that the search tool rejects finds nothing. Raises PromptTooLongError if not even a word fits.
         """
         question, options = self.trajectory.question, self.options
-        without = self.template.messages(question.text, render_information([]))
+        without = self.template.messages(question.text, NO_INFORMATION)
         result = replace(await self._ask(question.text, ""), shown=0)
         self.trajectory.searches.append(result)
         if result.is_fault:

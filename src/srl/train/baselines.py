@@ -8,7 +8,7 @@ from math import ceil
 
 from srl.config import Config
 from srl.errors import UserError, nearest
-from srl.protocol import Template, render_information
+from srl.protocol import NO_INFORMATION, Template
 from srl.train.questions import choose_template
 
 ALL = "all"
@@ -69,5 +69,5 @@ _MARKUP = 8
 
 def _tokens(template: Template) -> int:
     """About the most tokens that a template's own text takes: one for three bytes."""
-    messages = template.messages("", render_information([]))
+    messages = template.messages("", NO_INFORMATION)
     return sum(ceil(len(message["content"].encode()) / 3) + _MARKUP for message in messages)
