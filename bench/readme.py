@@ -81,6 +81,35 @@ def recall() -> str:
     )
 
 
+def real_evaluation() -> str:
+    """EM of every setting on each set, and on the mean over sets."""
+    settings = load("real_evaluation")["settings"]
+    names = [row["name"] for row in next(iter(settings.values()))][:-1]
+    lines = []
+    for setting, rows in settings.items():
+        cells = [_estimate(row["measures"]["em"]) for row in rows if row["name"] in names]
+        lines.append([setting, *cells])
+    used = next(iter(settings.values()))
+    sizes = [f"{row['name']}, {row['used']} of {row['size']:,}" for row in used if row["name"] in names]
+    return table(["EM (95% interval)", *sizes], lines)
+
+
+def real_evaluation_means() -> str:
+    """Every measure of every setting, as the mean over sets, and the share that the corpus can answer."""
+    lines = []
+    for setting, rows in load("real_evaluation")["settings"].items():
+        row = next(row for row in rows if row["name"] == "mean over sets")
+        figures = [_estimate(row["measures"][name]) for name in ("em", "f1", "cover_em")]
+        lines.append([setting, *figures, _share(row["answerable"]), _share(row["em_answerable"])])
+    return table(["mean over sets", "EM", "F1", "cover-EM", "answerable", "EM of answerable"], lines)
+
+
+def _estimate(found: dict[str, Any]) -> str:
+    """The mean, and the interval of the mean over the full sets."""
+    low, high = found["full"]
+    return f"{_share(found['mean'])} ({_share(low)} to {_share(high)})"
+
+
 def startup() -> str:
     """How long the command takes to start."""
     lines = []
@@ -160,11 +189,13 @@ def _with_range(row: dict[str, Any], name: str) -> str:
     return f"{_share(row[name])} ({_share(low)} to {_share(high)})"
 
 
-PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md")
+PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md", "docs/results.md")
 TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "recall": recall,
     "startup": startup,
+    "real_evaluation": real_evaluation,
+    "real_evaluation_means": real_evaluation_means,
     "lexical": lexical,
     "lexical_memory": lexical_memory,
     "server": server,

@@ -140,7 +140,7 @@ def test_the_estimate_of_two_strata_is_that_of_hand_computed_numbers() -> None:
     variance = 0.75**2 * 0.9 * spreads[0] / 3 + 0.25**2 * 0.8 * spreads[1] / 2
     assert variance == pytest.approx(0.0141651, abs=1e-7)
     assert found.full == pytest.approx(wilson_interval(0.4, 0.4 * 0.6 / variance))
-    assert found.draw_error == pytest.approx((found.full.high - found.full.low) / 2)
+    assert found.draw_error == pytest.approx(max(found.full.high - 0.4, 0.4 - found.full.low))
 
 
 def test_wrong_answers_everywhere_do_not_make_the_means_certain(sets: Mapping[str, list[Question]]) -> None:
@@ -202,6 +202,17 @@ def test_the_interval_of_the_mean_over_full_sets_has_the_variance_of_independent
     assert found.mean == pytest.approx(5 / 12)
     half = 1.96 * sqrt((2 / 9 / 300 + 1 / 4 / 60) / 4)
     assert found.interval == pytest.approx((5 / 12 - half, 5 / 12 + half), abs=0.003)
+
+
+def test_a_small_set_without_a_right_answer_does_not_make_the_mean_over_sets_certain() -> None:
+    sizes = {"s": 12, "t": 3610, "u": 125}
+    sets = {name: [Question(f"{name}{i}", "Q?", ("a",)) for i in range(n)] for name, n in sizes.items()}
+    sample = draw(sets)
+    found = estimate(dict.fromkeys(sample.ids, 0.0), sample)
+    # each set with 2/3 right answers in 4/3 questions more; then the mean of the three, and its variance
+    shares = [(2 / 3) / (n + 4 / 3) for n in sizes.values()]
+    spread = sum(p * (1 - p) / (n + 4 / 3) for p, n in zip(shares, sizes.values(), strict=True)) / 9
+    assert found.interval == pytest.approx((0.0, sum(shares) / 3 + 1.96 * sqrt(spread)), rel=0.01)
 
 
 def test_one_value_everywhere_still_leaves_an_error() -> None:

@@ -305,6 +305,14 @@ def test_what_was_written_is_read_again(tmp_path):
     assert read_coverage(tmp_path, "another") is None
 
 
+def test_what_a_run_was_asked_before_keeps_its_coverage(tmp_path):
+    first, _ = cover(ask("a", "Iro Bann"), ask("b", "yes"))
+    write_coverage(tmp_path, WrittenCoverage(first, [], "key"))
+    more, _ = cover(ask("c", "Iro Bann"))
+    write_coverage(tmp_path, WrittenCoverage(more, [], "another"))
+    assert read_coverage(tmp_path) == (first | more, [], "another")
+
+
 def test_the_key_tells_other_questions_answers_and_corpora_apart():
     one, two = ask("a", "x", supporting_ids=["p1"]), ask("b", "y")
     key = coverage_key([one, two], ["c1"])

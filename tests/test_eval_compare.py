@@ -123,6 +123,13 @@ def covered(root: Path, name: str, answerable: Callable[[int], bool | None]) -> 
     write_coverage(root / "runs" / name, WrittenCoverage(found, [], ""))
 
 
+def test_coverage_of_a_part_of_the_questions_makes_no_group(two):
+    found = {question(str(n)).id: Coverage(None, n % 2 == 0) for n in range(10)}
+    write_coverage(two / "runs" / NAMES[0], WrittenCoverage(found, [], ""))
+    compared = compare([read_evaluation(two / "runs" / name) for name in NAMES])
+    assert all(row.source != "answerable" for row in compared.rows)
+
+
 def test_questions_that_every_corpus_can_answer_are_a_group_of_their_own(two):
     """Undecided questions are not in it; a run without search has no coverage, and no say."""
     covered(two, NAMES[0], lambda n: n % 2 == 0)

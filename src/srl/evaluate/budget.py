@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import isclose
+from math import isclose, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -29,7 +29,7 @@ from srl.evaluate.intervals import (
     ClusterSums,
     Interval,
     interval,
-    interval_of_clusters,
+    student_t,
     wilson_interval,
 )
 from srl.files import FORMAT, digest_text, write_json
@@ -111,8 +111,8 @@ class SampleEstimate:
 
     @property
     def draw_error(self) -> float:
-        """Half the width of `full`."""
-        return (self.full.high - self.full.low) / 2
+        """The longer side of `full`: how far the mean over the full sets may be from the estimate."""
+        return max(self.full.high - self.mean, self.mean - self.full.low)
 
 
 def draw(sets: Mapping[str, Sequence[Question]], budget: int | None = None, seed: int = 0) -> Sample:
@@ -237,12 +237,14 @@ def _general_interval(
     clusters: Sequence[Hashable] | None,
     confidence: float,
 ) -> Interval | None:
-    """`interval` of one set whose questions all weigh the same, else that of the linearised values
+    """`interval` of one set whose questions all weigh the same, else the one of `_adjusted`.
+
+    With `clusters` its variance is multiplied by the design effect: the variance by clusters by that of
+    independent questions, both of the linearised values
 
         u = mean + n W (y - centre),   W the weight of a question, centre the mean of its set or of all
 
-    which have the mean and, by clusters, the variance of the estimate. Source: Särndal, Swensson and Wretman
-    (1992), Model Assisted Survey Sampling, chapter 5.
+    (Särndal, Swensson and Wretman, 1992, Model Assisted Survey Sampling, chapter 5).
     """
     sets = {stratum.set for stratum in drawn} if over == "sets" else {""}
     total = sum(map(len, drawn.values()))
@@ -256,9 +258,39 @@ def _general_interval(
         for stratum, found in drawn.items()
         for value in found
     ]
-    sums = ClusterSums.of(linear, clusters)
-    known = sums.independent or sums.effective >= MIN_CLUSTERS
-    return interval_of_clusters(sums, confidence) if known else None
+    sums, alone = ClusterSums.of(linear, clusters), ClusterSums.of(linear, None)
+    if not sums.independent and sums.effective < MIN_CLUSTERS:
+        return None
+    design = sums.variance / alone.variance if alone.variance else sums.count / sums.effective
+    centre, variance = _adjusted(drawn, weights)
+    half = student_t(sums.effective - 1, confidence) * sqrt(variance * max(1.0, design))
+    return Interval(max(0.0, min(mean, centre - half)), min(1.0, max(mean, centre + half)))
+
+
+def _adjusted(
+    drawn: Mapping[Stratum, Sequence[float]], weights: Mapping[Stratum, float]
+) -> tuple[float, float]:
+    """Centre and variance of the interval of a weighted mean of m sets.
+
+    Each set gets 2/m values of 1 and 2/m values of 0 more, so that one without a right answer does not look
+    certain; it counts as its effective number of questions, 1 / Σ w²/n with its strata's shares w. Source:
+    Price and Bonett (2004), An improved confidence interval for a linear function of binomial proportions.
+    """
+    names = sorted({stratum.set for stratum in drawn})
+    more, centre, variance = 2 / len(names), 0.0, 0.0
+    for name in names:
+        strata = [stratum for stratum in drawn if stratum.set == name]
+        weight = sum(weights[stratum] for stratum in strata)
+        shares = {stratum: weights[stratum] / weight for stratum in strata}
+        count = 1 / sum(share**2 / len(drawn[stratum]) for stratum, share in shares.items())
+        first, second = (
+            (count * sum(share * fmean(v**power for v in drawn[one]) for one, share in shares.items()) + more)
+            / (count + 2 * more)
+            for power in (1, 2)
+        )
+        centre += weight * first
+        variance += weight**2 * (second - first**2) / (count + 2 * more)
+    return centre, variance
 
 
 def _set_mean(name: str, drawn: Mapping[Stratum, Sequence[float]], weights: Mapping[Stratum, float]) -> float:

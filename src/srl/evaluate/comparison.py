@@ -115,13 +115,14 @@ def _read(log: duckdb.DuckDBPyConnection, run: Path) -> Evaluated:
             row["question_id"]: (row["data_source"], row["question"], tuple(row["golden_answers"]))
             for row in asked
         },
-        _answerable(run),
+        _answerable(run, [row["question_id"] for row in asked]),
     )
 
 
-def _answerable(run: Path) -> frozenset[str] | None:
+def _answerable(run: Path, asked: Sequence[str]) -> frozenset[str] | None:
+    """The answerable questions of a run; None where the coverage of one that was `asked` is unknown."""
     covered = read_coverage(run)
-    if covered is None:
+    if covered is None or not covered.found.keys() >= set(asked):
         return None
     return frozenset(name for name, one in covered.found.items() if one.answerable)
 

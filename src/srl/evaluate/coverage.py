@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -256,8 +257,14 @@ class WrittenCoverage(NamedTuple):
 
 
 def write_coverage(run: Path, written: WrittenCoverage) -> None:
-    """Write the coverage of an evaluation's questions into the directory of its run."""
+    """Write the coverage of an evaluation's questions into the directory of its run.
+
+    That of questions which the run was asked before is kept: all its evaluations search the same corpora.
+    """
     names = _SCHEMA.names[1:]
+    with suppress(UserError):  # a damaged file is replaced
+        if before := read_coverage(run):
+            written = written._replace(found=before.found | written.found)
     rows = [
         {"question_id": name} | {key: getattr(one, key) for key in names}
         for name, one in written.found.items()

@@ -156,6 +156,9 @@ def evaluate_model(
     if backend == "verl":  # its servers answer in no fixed order
         config = config.with_settings({"rollout.deterministic": False})
     settings = _settings(config, files, no_search_too, no_search_template, baselines)
+    for name in baselines:
+        if (longest := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
+            note(f"{name} has a longer prompt: data.max_prompt_length={longest} for it")
     loaded = _load(_with_longest(config, settings.values()), backend, n, workspace, note)
     asked = _same_questions(settings, files, questions, loaded.codec, note, limit)
     sample = None if selection is None else selection.draw(next(iter(asked.values())))

@@ -35,22 +35,22 @@ def evaluation_coverage(
         note(_UNKNOWN)
         return None
     key = coverage_key(questions, [index.manifest.corpus_digest for index in indexes])
-    written = _earlier(key, workspace) or _made(questions, indexes, key)
+    written = _earlier(key, questions, workspace) or _made(questions, indexes, key)
     for text in written.notes:
         note(f"note: {text}")
     note(_in_words(CoverageShares.of(written.found.values())))
     return written
 
 
-def _earlier(key: str, workspace: Workspace) -> WrittenCoverage | None:
-    """What the newest evaluation with this key wrote; a damaged file is as good as none."""
+def _earlier(key: str, questions: Sequence[Question], workspace: Workspace) -> WrittenCoverage | None:
+    """What the newest evaluation with this key wrote of `questions`; a damaged file is as good as none."""
     for run in reversed(workspace.all_runs()):
         try:
             written = read_coverage(run, key) if is_evaluation(run) else None
         except UserError:
             continue
         if written is not None:
-            return written
+            return written._replace(found={item.id: written.found[item.id] for item in questions})
     return None
 
 
