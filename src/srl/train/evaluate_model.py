@@ -156,9 +156,7 @@ def evaluate_model(
     if backend == "verl":  # its servers answer in no fixed order
         config = config.with_settings({"rollout.deterministic": False})
     settings = _settings(config, files, no_search_too, no_search_template, baselines)
-    for name in baselines:
-        if (longest := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
-            note(f"{name} has a longer prompt: data.max_prompt_length={longest} for it")
+    _tell_longer(config, settings, baselines, note)
     loaded = _load(_with_longest(config, settings.values()), backend, n, workspace, note)
     asked = _same_questions(settings, files, questions, loaded.codec, note, limit)
     sample = None if selection is None else selection.draw(next(iter(asked.values())))
@@ -211,6 +209,15 @@ def _with_longest(config: Config, settings: Iterable[Config]) -> Config:
 def _with_search(config: Config, settings: Iterable[Config]) -> Config:
     """`config`, with search if one of the settings searches."""
     return config.with_settings({"rollout.search": any(setting.rollout.search for setting in settings)})
+
+
+def _tell_longer(
+    config: Config, settings: Mapping[str, Config], baselines: Sequence[str], note: Note
+) -> None:
+    """Tell of the baselines that need longer prompts, which may not fit into the model's context."""
+    for name in baselines:
+        if (longest := settings[name].data.max_prompt_length) > config.data.max_prompt_length:
+            note(f"{name} has a longer prompt: data.max_prompt_length={longest} for it")
 
 
 def _load(config: Config, backend: BackendName, n: int, workspace: Workspace, note: Note) -> Generation:
