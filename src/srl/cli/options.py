@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -38,6 +38,19 @@ Baselines = Annotated[
 Examples = Annotated[
     Path | None,
     typer.Option(help="Text file with worked examples for few-shot, not the built-in ones."),
+]
+
+EpisodesEach = Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")]
+OwnPreset = Annotated[str | None, typer.Option(help="Preset, instead of the settings of the model's run.")]
+OwnConfig = Annotated[
+    Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Generate all answers anew, also those that are logged.")
+]
+Backend = Annotated[
+    Literal["local", "verl"],
+    typer.Option(help="What generates: this process, or verl on Ray (several GPUs or machines)."),
 ]
 
 

@@ -57,7 +57,7 @@ class Found:
         self.example = self.example or other.example
 
 
-class Stores(Sequence[Passage]):
+class Stores(Iterable[Passage]):
     """The passages of several indexes, one after the other."""
 
     def __init__(self, stores: Iterable[PassageStore]) -> None:
@@ -68,9 +68,6 @@ class Stores(Sequence[Passage]):
 
     def __iter__(self) -> Iterator[Passage]:
         return chain.from_iterable(self.stores)
-
-    def __getitem__(self, row: int) -> Passage:  # type: ignore[override]
-        raise NotImplementedError("passages of several indexes are read in order")
 
     def parts(self) -> list[tuple[Path, range]]:
         """Directories and rows, in order, of at most `_PART` passages each."""

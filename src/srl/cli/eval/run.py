@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,11 +18,16 @@ from srl.cli.eval.shared import (
 )
 from srl.cli.eval.suite import sets_as_json, show_sets
 from srl.cli.options import (
+    Backend,
     Baselines,
     Budget,
+    EpisodesEach,
     Examples,
+    Fresh,
     IndexToSearch,
     Json,
+    OwnConfig,
+    OwnPreset,
     QuestionFiles,
     ServerUrl,
     Sets,
@@ -72,7 +76,7 @@ def run(
     ] = None,
     index: IndexToSearch = None,
     url: ServerUrl = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")] = 1,
+    n: EpisodesEach = 1,
     temperature: Temperature = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Evaluate a random sample of this many questions.")
@@ -87,19 +91,10 @@ def run(
     ] = None,
     baseline: Baselines = None,
     examples: Examples = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Preset, instead of the settings of the model's run.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Generate all answers anew, also those that are logged.")
-    ] = False,
-    backend: Annotated[
-        Literal["local", "verl"],
-        typer.Option(help="What generates: this process, or verl on Ray (several GPUs or machines)."),
-    ] = "local",
+    preset: OwnPreset = None,
+    config: OwnConfig = None,
+    fresh: Fresh = False,
+    backend: Backend = "local",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:

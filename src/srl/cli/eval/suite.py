@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from srl.cli.eval.shared import check_baselines, check_inputs, check_search, read_model, tell_indexes
 from srl.cli.options import (
+    Backend,
     Baselines,
     Budget,
+    EpisodesEach,
     Examples,
+    Fresh,
     IndexToSearch,
     Json,
+    OwnConfig,
+    OwnPreset,
     ServerUrl,
     Sets,
     Temperature,
@@ -51,24 +56,15 @@ def suite(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Evaluate on rows that are not those of the manifest.")
     ] = False,
-    n: Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")] = 1,
+    n: EpisodesEach = 1,
     temperature: Temperature = None,
     template: TemplateName = None,
     baseline: Baselines = None,
     examples: Examples = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Preset, instead of the settings of the model's run.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Generate all answers anew, also those that are logged.")
-    ] = False,
-    backend: Annotated[
-        Literal["local", "verl"],
-        typer.Option(help="What generates: this process, or verl on Ray (several GPUs or machines)."),
-    ] = "local",
+    preset: OwnPreset = None,
+    config: OwnConfig = None,
+    fresh: Fresh = False,
+    backend: Backend = "local",
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
