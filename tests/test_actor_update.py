@@ -22,7 +22,7 @@ from srl.update.actor import (
     mini_batches,
     update_actor,
 )
-from srl.update.logprobs import batched_stats
+from srl.update.logprobs import TokenStats, batched_stats
 from srl.update.losses import count_for
 from srl.update.optimiser import Optimiser
 from srl.update.rollout_correction import NO_CORRECTION
@@ -272,8 +272,6 @@ def test_the_critic_learns_first_where_that_is_asked_for(tmp_path):
 
 
 def test_an_update_moves_log_probs_the_way_of_the_advantages():
-    from srl.update.logprobs import batched_stats
-
     model, part = (
         policy(dtype=torch.float32),
         experience([trajectory(spec, seed=n) for n, spec in enumerate(SPECS)]),
@@ -319,3 +317,90 @@ def test_forty_micro_batches_in_bfloat16_have_the_gradient_of_one(seed):
     assert summed < 1.2 * whole
     assert summed < 0.7 * in_bfloat16
     torch.testing.assert_close(gradient(1, torch.float32), gradient(10_000, torch.float32))
+
+
+PLAIN = ActorLoss(temperature=0.8)
+
+
+def agreeing(part, *groups):
+    """Groups of two rows whose scores agree: advantage 0 on all of their tokens."""
+    rows = [row for group in groups for row in (2 * group, 2 * group + 1)]
+    return replace(part, advantages=part.advantages.index_fill(0, torch.tensor(rows), 0.0))
+
+
+def read_rows(model, part, loss):
+    """The rows that go through the update."""
+    seen = TokenStats(torch.zeros_like(part.mask), torch.zeros_like(part.mask))
+    accumulate_actor(model, part, loss=loss, max_tokens=16, seen=seen)
+    model.zero_grad(set_to_none=True)
+    return seen.logprobs.bool().any(1).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("observations", [True, False])
+@pytest.mark.parametrize("normalise", MODES)
+def test_groups_that_agree_go_through_no_pass_and_the_gradient_is_that_of_all_rows(normalise, observations):
+    """Their tokens and rows still count in what the loss is divided by."""
+    model, loss = policy(), replace(PLAIN, normalise=normalise, horizon=16)
+    part = agreeing(rows(SPECS[2:] + SPECS, mask_observations=observations), 0)
+    value, metrics = whole_loss(model, part, loss)
+    value.backward()
+    expected = gradients(model)
+    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 1e-6
+    for budget in (1, 26, 1000):
+        totals = accumulate_actor(model, part, loss=loss, max_tokens=budget)
+        same(gradients(model), expected)
+        assert totals["actor/pg_loss"] == pytest.approx(metrics["actor/pg_loss"].item())
+    assert read_rows(model, part, loss) == [2, 3, 4, 5]
+
+
+def test_metrics_of_the_update_are_means_over_the_rows_that_it_reads():
+    model, part = policy(), rows()
+    alone = accumulate_actor(model, part.rows(torch.tensor([2, 3])), loss=PLAIN, max_tokens=1000)
+    found = accumulate_actor(model, agreeing(part, 0), loss=PLAIN, max_tokens=1000)
+    for name in ("actor/ratio_mean", "actor/ppo_kl", "actor/pg_clipfrac"):
+        assert found[name] == pytest.approx(alone[name]), name
+
+
+@pytest.mark.parametrize("term", [{"entropy_coeff": 0.1}, {"kl_loss_coef": 0.2}])
+def test_with_entropy_or_kl_in_the_loss_groups_that_agree_stay_in(term):
+    model, part = policy(), agreeing(rows(), 0)
+    assert read_rows(model, part, replace(PLAIN, **term)) == [0, 1, 2, 3]
+    without = replace(part, ref_logprobs=None)
+    assert read_rows(model, without, replace(PLAIN, kl_loss_coef=0.2)) == [2, 3]
+
+
+def test_a_step_of_groups_that_all_agree_moves_the_weights_as_before():
+    """By the momentum of the steps before; the rows in full, with advantages of 1e-30, have the same."""
+    found = []
+    for tiny in (0.0, 1e-30):
+        model, part = policy(), rows()
+        optimiser = Optimiser(model.parameters(), lr=1e-2)
+        update_actor(model, optimiser, part, loss=PLAIN, mini_batch_rows=4)
+        before = model.model.norm.weight.clone()
+        none = replace(part, advantages=tiny * part.mask)
+        metrics = update_actor(model, optimiser, none, loss=PLAIN, mini_batch_rows=4)
+        assert metrics["actor/no_gradient_share"] == (0.0 if tiny else 0.75)
+        assert not torch.allclose(model.model.norm.weight, before)
+        found.append({name: weight.detach() for name, weight in model.named_parameters()})
+    same(*found)
+
+
+def test_without_a_pass_for_old_log_probs_entropy_is_that_of_the_rows_read(tmp_path):
+    write_setting(tmp_path)
+    chosen = config(
+        tmp_path, "grpo", data__train_batch_size=2, actor__ppo_mini_batch_size=2, actor__use_kl_loss=False
+    )
+    model = policy(dtype=torch.float32)
+    part = experience([trajectory(spec, seed=n) for n, spec in enumerate(SPECS)])
+    part = replace(agreeing(part, 0), old_logprobs=None, ref_logprobs=None)
+    read = part.rows(torch.tensor([2, 3]))
+    expected = batched_stats(model, read.batch, read.mask, max_tokens=1000).entropy[read.mask.bool()].mean()
+
+    class Learner:
+        correction = NO_CORRECTION
+        critic, actor = None, model
+
+    optimiser = Optimiser(model.parameters(), lr=1e-4)
+    metrics = LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})._update(1, part)
+    assert metrics["actor/entropy"] == pytest.approx(float(expected), rel=1e-5)
+    assert metrics["actor/no_gradient_share"] == 0.5

@@ -144,9 +144,12 @@ def make_experience(
     return experience, ({} if old is None else _entropy(old, mask)) | result.metrics
 
 
-def update_metrics(learner: Learner, experience: Experience, stats: TokenStats) -> dict[str, float]:
-    """The metrics of the policy by the log-probs and entropies `stats` of its update."""
-    sampler, mask = experience.batch.sampler_logprobs, experience.mask
+def update_metrics(
+    learner: Learner, experience: Experience, stats: TokenStats, mask: Tensor
+) -> dict[str, float]:
+    """The metrics of the policy by the log-probs and entropies `stats` of its update, where `mask` (B, T) is
+    1."""
+    sampler = experience.batch.sampler_logprobs
     return _entropy(stats, mask) | policy_metrics(
         stats.logprobs, mask, sampler, experience.ref_logprobs, learner.correction
     )

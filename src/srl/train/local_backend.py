@@ -47,7 +47,7 @@ from srl.train.search import IndexDigests
 from srl.train.sft import Loop, sft_loop
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
 from srl.trajectory import Question, Score, Trajectory, failed_episodes
-from srl.update.actor import ActorLoss, Experience, update_actor
+from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
 from srl.update.critic import update_critic
 from srl.update.logits import trunk
 from srl.update.logprobs import TokenStats
@@ -158,16 +158,20 @@ class LocalTrainer:
 
     def _update_actor(self, experience: Experience) -> dict[str, float]:
         config, seen = self.config, None
+        loss = actor_loss(config, self.learner.correction)
         if experience.old_logprobs is None:
             seen = TokenStats(torch.zeros_like(experience.mask), torch.zeros_like(experience.mask))
         with self._timed("update_actor"):
             metrics = update_actor(
                 self.learner.actor, self.optimisers["actor"], experience,
-                loss=actor_loss(config, self.learner.correction),
+                loss=loss,
                 mini_batch_rows=config.actor.ppo_mini_batch_size * config.rollout.n,
                 epochs=config.actor.ppo_epochs, max_tokens=config.actor.ppo_max_token_len, seen=seen,
             )  # fmt: skip
-        return metrics if seen is None else metrics | update_metrics(self.learner, experience, seen)
+        if seen is None:
+            return metrics
+        read = rows_with_gradient(experience, loss)[:, None]
+        return metrics | update_metrics(self.learner, experience, seen, experience.mask * read)
 
     @contextmanager
     def _engine_asleep(self) -> Iterator[None]:

@@ -99,8 +99,28 @@ def update_actor(
             if not bool(part.mask.any()):
                 continue
             metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens, seen=seen)
+            metrics["actor/no_gradient_share"] = 1 - float(rows_with_gradient(part, loss).float().mean())
             steps.append({**metrics, "actor/lr": optimiser.lr, "actor/grad_norm": optimiser.step()})
     return mean_metrics(steps)
+
+
+def rows_with_gradient(part: Experience, loss: ActorLoss) -> Tensor:
+    """Which rows (B,) of a mini-batch its loss has a gradient in, as bool.
+
+    Without KL and entropy every term of the loss is a multiple of its token's advantage. So rows whose
+    advantages are all 0, those of a group with equal scores, have none. If no row has one, the shortest
+    counts: the optimiser then steps on gradients of 0, which move the weights by its momentum.
+    """
+    counted = part.loss_mask.bool()
+    kept = counted.any(dim=1)
+    if loss.entropy_coeff or (loss.kl_loss_coef and part.ref_logprobs is not None):
+        return kept
+    found = (counted & (part.advantages != 0)).any(dim=1)
+    if bool(found.any()) or not bool(kept.any()):
+        return found
+    lengths = part.batch.lengths.masked_fill(~kept, part.batch.input_ids.shape[1] + 1)
+    found[lengths.argmin()] = True
+    return found
 
 
 def accumulate_actor(
@@ -113,15 +133,16 @@ def accumulate_actor(
 ) -> dict[str, float]:
     """Backward pass of one mini-batch; the losses of its micro-batches add up to its loss.
 
-    `seen` (B, T) is filled with the log-probs and entropies on the way.
+    Rows without a gradient (`rows_with_gradient`) go through no pass. They count in what the loss is divided
+    by, and not in the metrics. `seen` (B, T) is filled with the log-probs and entropies of the others.
     """
     denominator = count_for(part.mask, loss.normalise, loss.horizon)
-    tokens = float(part.mask.sum())
+    (read,) = rows_with_gradient(part, loss).nonzero(as_tuple=True)
+    tokens = float(part.mask[read].sum())
     total: dict[str, float] = {}
-    for index in micro_batches(part.batch.lengths, max_tokens, packs(model)):
+    for chosen in micro_batches(part.batch.lengths[read], max_tokens, packs(model)):
+        index = read[chosen]
         rows = part.rows(index)
-        if not bool(rows.loss_mask.any()):
-            continue
         put = None if seen is None else partial(seen.put, index)
         value, metrics = actor_loss(model, rows, loss, denominator, tokens, put)
         value.backward()
