@@ -43,7 +43,7 @@ from srl.rollout.episode import EpisodeOptions, run_episode
 from srl.store import Record, RunInfo
 from srl.train.compute_advantages import StepBatch, compute_advantages
 from srl.train.verl.agent_loop import to_output
-from srl.train.verl.batch import step_batch, tokens_by_trajectory
+from srl.train.verl.batch import step_batch, token_columns, tokens_by_trajectory
 from srl.train.verl.engine import VerlEngine
 from srl.train.verl.log_writer import LogActor
 from srl.trajectory import Hit, Passage, Question, Search
@@ -197,7 +197,7 @@ def measured(episodes: int, directory: Path) -> dict[str, float]:
     with clock("advantages"):
         result = compute_advantages(batch, config, algorithm, kl_controller("fixed", 0.001))
         lengths = [len(output.response_ids) for output in outputs]
-        tokens = tokens_by_trajectory(result, extra, padding, lengths)
+        tokens = tokens_by_trajectory(token_columns(batch, result, None), extra, padding, lengths)
     with clock("write"):
         log_actor.finish(1, "train", {}, tokens)
     log_actor.close("finished")

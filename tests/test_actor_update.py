@@ -401,6 +401,7 @@ def test_without_a_pass_for_old_log_probs_entropy_is_that_of_the_rows_read(tmp_p
         critic, actor = None, model
 
     optimiser = Optimiser(model.parameters(), lr=1e-4)
-    metrics = LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})._update(1, part)
+    after, metrics = LocalTrainer(chosen, tmp_path, None, Learner, {"actor": optimiser})._update(1, part)
+    assert after.old_logprobs.any(dim=1).tolist() == [False, False, True, True]
     assert metrics["actor/entropy"] == pytest.approx(float(expected), rel=1e-5)
     assert metrics["actor/no_gradient_share"] == 0.5

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from tests.store_builder import episode
 from tests.training import TOWNS, Said, config, questions, tokenizer, train, write_setting
 
 import srl.store
@@ -14,9 +16,12 @@ from srl.files import read_json, write_json
 from srl.serve.in_process import LocalSearch
 from srl.store import read_records
 from srl.train import experience
+from srl.train.local_backend import _records
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
-from srl.trajectory import Search
+from srl.trajectory import Score, Search
+from srl.update.actor import Experience
+from srl.update.batch import collate
 from srl.workspace import Workspace
 
 ALGORITHMS = ("ppo", "grpo", "reinforce", "rloo", "reinforce_plus_plus")
@@ -101,6 +106,49 @@ def test_the_log_has_every_phase_and_every_trajectory(finished):
         ).fetchall()
     assert counts == [("test", 0, 4), ("test", 2, 4), ("train", 1, 4), ("train", 2, 4),
                       ("val", 0, 6), ("val", 1, 6), ("val", 2, 6)]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [1, 2], ids=["from the update's own pass", "from a pass before it"])
+def test_the_log_has_the_trainers_log_probs_and_entropies(setting, tmp_path, steps):
+    """Their means over the policy's tokens are the metrics of the step; evaluations have none."""
+    sets = {"actor__ppo_mini_batch_size": 4 // steps, "trainer__total_training_steps": 1}
+    train(config(setting, "grpo", **sets), tmp_path, "grpo")
+    run = only_run(tmp_path)
+    metrics = metrics_of(run)[1]
+    assert ("timing_s/old_log_prob" in metrics) == (steps == 2)
+    with srl.store.open(run) as log:
+        records = read_records(log, "phase = 'train'")
+        found = log.execute(
+            "SELECT DISTINCT phase, trainer_logprobs IS NULL, entropies IS NULL FROM segments WHERE mask = 1 "
+            "ORDER BY ALL"
+        ).fetchall()
+    assert found == [("test", True, True), ("train", False, False), ("val", True, True)]
+    tokens = [
+        numbers
+        for record in records
+        for *numbers, mask in zip(
+            record.trainer_logprobs, record.entropies, record.trajectory.logprobs,
+            record.trajectory.response_mask, strict=True,
+        )
+        if mask
+    ]  # fmt: skip
+    mean = sum(token[1] for token in tokens) / len(tokens)
+    assert metrics["actor/entropy"] == pytest.approx(mean, rel=1e-3)
+    gaps = [abs(ours - sampled) for ours, _, sampled in tokens]
+    assert metrics["rollout/logprob_diff/max"] == pytest.approx(max(gaps))
+    assert max(ours for ours, *_ in tokens) < 0
+
+
+def test_an_episode_that_no_pass_has_read_has_no_log_probs_of_the_trainer():
+    trajectories = [episode(number) for number in range(2)]
+    batch = collate(trajectories)
+    mask, read = batch.response_mask, torch.tensor([[1.0], [0.0]])
+    found = Experience(batch, mask, mask, mask, mask, -read * mask, entropies=2 * read * mask)
+    one, none = _records(trajectories, [Score(1.0), Score(0.0)], found)
+    assert one.trainer_logprobs == [-float(bit) for bit in trajectories[0].response_mask]
+    assert one.entropies == [2.0 * bit for bit in trajectories[0].response_mask]
+    assert (none.trainer_logprobs, none.entropies) == (None, None)
+    assert none.advantages == [float(bit) for bit in trajectories[1].response_mask]
 
 
 def test_what_is_trained_is_what_was_sampled(finished):

@@ -1,7 +1,8 @@
 """Logs of earlier versions open, go on, are compacted and finished.
 
 In the first, `searches` did not say which retriever was asked; in the second, its column `retriever` was
-called `engine`; up to the third, the log did not say which hits were shown nor how long an episode took.
+called `engine`; up to the third, the log did not say which hits were shown, how long an episode took, nor the
+trainer's log-probs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from srl.store.schema import PARTS
 Version = Callable[[], AbstractContextManager[None]]
 
 
-NOT_YET = {"shown": "", "cut": "", "seconds": "", "cover_em": ""}
+NOT_YET = {
+    "shown": "", "cut": "", "seconds": "", "cover_em": "", "trainer_logprobs": "", "entropies": ""
+}  # fmt: skip
 
 
 @contextmanager
@@ -41,7 +44,7 @@ def written_with(columns: dict[str, str]) -> Iterator[None]:
         return table([row | {old: row.get(new) for new, old in columns.items()} for row in found], schema)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("searches", "trajectories"):
+        for name in ("searches", "trajectories", "segments"):
             patch.setitem(PARTS, name, older(PARTS[name]))
         patch.setattr(records, "_table", table_of)
         patch.delitem(COLUMNS, "searches")
@@ -140,9 +143,13 @@ def test_an_older_log_does_not_say_what_was_shown_and_its_results_are_read(tmp_p
         more = connection.execute(
             "SELECT cover_em, seconds, gold_in_passages, verdict FROM trajectories"
         ).fetchall()
+        tokens = connection.execute(
+            "SELECT DISTINCT trainer_logprobs, entropies, len(logprobs) > 0 FROM segments WHERE mask = 1"
+        ).fetchall()
         (found,) = read_results(connection)
     assert hits == [(None, True), (None, False)]
     assert more == [(None, None, True, "reader")]
+    assert tokens == [(None, None, True)]
     assert found == EpisodeResult.of(episode(step=0, phase="eval", answer="in Bern"))
     assert (found.answer_shown, found.seconds) == (True, None)
 

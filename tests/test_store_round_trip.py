@@ -20,6 +20,7 @@ from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Traje
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.text("abc/_=é", min_size=1, max_size=4)
 singles = st.floats(width=32, allow_nan=False)
+halves = st.floats(width=16, allow_nan=False)
 doubles = st.floats(allow_nan=False)
 counts = st.integers(0, 2**31 - 1)
 plain = st.recursive(st.none() | st.booleans() | st.integers() | texts, lambda x: st.lists(x, max_size=2))
@@ -82,7 +83,11 @@ def records(draw: st.DrawFn) -> Record:
     )
     values = [draw(singles) if bit else 0.0 for bit in trajectory.response_mask]
     by_policy = any(segment.is_policy for segment in trajectory.segments)
-    return Record(trajectory, draw(scores), values if by_policy else None, draw(st.none() | st.just(values)))
+    entropies = [draw(halves) if bit else 0.0 for bit in trajectory.response_mask]
+    return Record(
+        trajectory, draw(scores), values if by_policy else None, draw(st.none() | st.just(values)),
+        values if by_policy else None, entropies if by_policy else None,
+    )  # fmt: skip
 
 
 def key(record: Record) -> str:

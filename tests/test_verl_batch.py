@@ -19,7 +19,13 @@ from srl.rollout.engine import Sampling, stop_reason
 from srl.train.compute_advantages import compute_advantages, token_rewards
 from srl.train.episodes import Splits
 from srl.train.question_order import QuestionOrder
-from srl.train.verl.batch import returns_and_values, step_batch, tokens_by_trajectory, update_fields
+from srl.train.verl.batch import (
+    returns_and_values,
+    step_batch,
+    token_columns,
+    tokens_by_trajectory,
+    update_fields,
+)
 from srl.train.verl.dataset import Questions, read_row, row
 from srl.train.verl.engine import VerlEngine, server_params
 from srl.train.verl.job import TORCH
@@ -76,8 +82,17 @@ def test_failed_episode_is_in_no_baseline_and_no_mean():
     assert made.advantages.abs().max() == 0
     assert made.metrics["critic/score/mean"] == 1.0
     assert returns_and_values(step, made)["critic/returns/max"] == 0
-    tokens = tokens_by_trajectory(made, rows, [False, False, False, True], [4, 1, 5, 5])
-    assert {name: len(advantages) for name, (advantages, _) in tokens.items()} == {"a": 4, "b": 1, "c": 5}
+    entropy = torch.arange(20.0).reshape(4, 5)
+    columns = token_columns(step, made, entropy)
+    tokens = tokens_by_trajectory(columns, rows, [False, False, False, True], [4, 1, 5, 5])
+    names = ("advantages", "returns", "trainer_logprobs", "entropies")
+    lengths = {"a": 4, "b": 1, "c": 5}
+    assert {name: {of: len(values) for of, values in row.items()} for name, row in tokens.items()} == {
+        name: dict.fromkeys(names, length) for name, length in lengths.items()
+    }
+    assert tokens["b"]["trainer_logprobs"] == [-1.0]
+    assert tokens["c"]["entropies"] == [10.0, 11.0, 12.0, 13.0, 14.0]
+    assert "entropies" not in token_columns(step, made, None)
 
 
 def test_kl_in_the_reward_is_taken_from_the_policys_tokens_only():

@@ -94,7 +94,13 @@ def test_the_numbers_of_tokens_end_up_at_their_tokens(log):
     writer.add(1, "train", record(trajectory, advantage=None))
     prompt = len(trajectory.segments[0].token_ids)
     response = [float(number) for number in range(1, len(trajectory.token_ids) - prompt + 1)]
-    finish(writer, 1, "train", {}, {trajectory.id: (response, [-value for value in response])})
+    given = {
+        "advantages": response,
+        "returns": [-value for value in response],
+        "trainer_logprobs": [value / -8 for value in response],
+        "entropies": [value / 4 for value in response],
+    }
+    finish(writer, 1, "train", {}, {trajectory.id: given})
     with srl.store.open(log) as connection:
         (found,) = read_records(connection)
     policy = trajectory.response_mask[prompt:]
@@ -102,13 +108,15 @@ def test_the_numbers_of_tokens_end_up_at_their_tokens(log):
     expected = [value * bit for value, bit in zip(response, policy, strict=True)]
     assert list(found.advantages) == [0.0] * prompt + expected
     assert list(found.returns) == [0.0] * prompt + [-value for value in expected]
+    assert list(found.trainer_logprobs) == [0.0] * prompt + [value / -8 for value in expected]
+    assert list(found.entropies) == [0.0] * prompt + [value / 4 for value in expected]
 
 
 def test_an_episode_without_numbers_has_none(log):
     writer = new_writer(log)
     add(writer, 1, count=1)
-    finish(writer, 1, "train", {}, {"another": ([1.0], [1.0])})
-    assert rows(log, "SELECT DISTINCT advantages IS NULL FROM segments") == [(True,)]
+    finish(writer, 1, "train", {}, {"another": {"advantages": [1.0]}})
+    assert rows(log, "SELECT DISTINCT advantages IS NULL AND entropies IS NULL FROM segments") == [(True,)]
 
 
 def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):

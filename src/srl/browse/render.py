@@ -137,7 +137,10 @@ def _print_tokens(console: Console, step: Step) -> None:
         ids = " ".join(map(str, segment.token_ids))
         console.print(Text(f"  mask 0, ids {ids}", style="dim"), soft_wrap=True)
         return
-    columns = [("logprob", segment.logprobs), ("advantage", step.advantages), ("return", step.returns)]
+    columns = [
+        ("logprob", segment.logprobs), ("trainer's", step.trainer_logprobs), ("entropy", step.entropies),
+        ("advantage", step.advantages), ("return", step.returns),
+    ]  # fmt: skip
     present = [(name, values) for name, values in columns if values]
     console.print(Text("      id  mask" + "".join(f"{name:>11}" for name, _ in present), style="dim"))
     for place, token in enumerate(segment.token_ids):

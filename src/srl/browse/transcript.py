@@ -11,7 +11,7 @@ import duckdb
 
 from srl.errors import UserError
 from srl.protocol import ENGINE
-from srl.store import Record, read_records, rows
+from srl.store import PER_TOKEN, Record, read_records, rows
 from srl.trajectory import Hit, Search, Segment
 
 SpanKind = Literal["thought", "search", "answer", "other"]
@@ -33,7 +33,8 @@ class Span:
 class Step:
     """One segment. For one that the policy wrote, also:
 
-    `spans` of its text by tags, the `searches` it made, and `advantages` and `returns` of its tokens.
+    `spans` of its text by tags, the `searches` it made, and what training computed for its tokens, each empty
+    where it did not.
     """
 
     segment: Segment
@@ -41,6 +42,8 @@ class Step:
     searches: tuple[Search, ...] = ()
     advantages: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
+    trainer_logprobs: tuple[float, ...] = ()
+    entropies: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,7 @@ def _segment_json(step: Step) -> dict[str, Any]:
         "token_ids": segment.token_ids,
         "mask": int(segment.is_policy),
         "logprobs": segment.logprobs,
-        "advantages": step.advantages,
-        "returns": step.returns,
+        **{name: getattr(step, name) for name in PER_TOKEN},
     }
 
 
@@ -120,8 +122,8 @@ def _steps(record: Record) -> list[Step]:
         stop = start + len(segment.token_ids)
         if segment.is_policy:
             searches = tuple(search for search in trajectory.searches if search.turn == segment.turn)
-            values = (tuple((of or ())[start:stop]) for of in (record.advantages, record.returns))
-            steps.append(Step(segment, spans(segment.text, think_is_open), searches, *values))
+            values = {name: tuple((getattr(record, name) or ())[start:stop]) for name in PER_TOKEN}
+            steps.append(Step(segment, spans(segment.text, think_is_open), searches, **values))
             think_is_open = False
         else:
             steps.append(Step(segment))

@@ -12,10 +12,11 @@ from srl.store.reader import find_logs, reading
 from srl.store.reader import open_logs as open
 from srl.store.records import QUESTION_DIGEST, Record, question_digest, read_records, rows
 from srl.store.run_info import RunInfo
-from srl.store.schema import TABLES, Column, Table
+from srl.store.schema import PER_TOKEN, TABLES, Column, Table
 from srl.store.writer import LogWriter
 
 __all__ = [
+    "PER_TOKEN",
     "QUESTION_DIGEST",
     "TABLES",
     "Column",

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from srl.files import atomic_directory
 from srl.store.older import with_current_columns
 from srl.store.run_info import DamagedError
-from srl.store.schema import FORMAT, PARTS
+from srl.store.schema import FORMAT, PARTS, PER_TOKEN
 
 PARTS_DIRECTORY = "parts"
 FINISHED = "log.duckdb"
@@ -36,7 +36,7 @@ _GROUP_BYTES = 32 << 20
 _DICTIONARY = ["run_id", "trajectory_id", "phase", "kind", "data_source", "question_id", "question", "prompt"]
 _DICTIONARY += ["metadata", "split", "end", "status", "index_digest", "retriever"]
 _DICTIONARY += [f"hits.list.element.{name}" for name in ("passage_id", "title", "contents")]
-_SPLIT = [f"{name}.list.element" for name in ("logprobs", "advantages", "returns")]
+_SPLIT = [f"{name}.list.element" for name in ("logprobs", *PER_TOKEN)]
 
 Keep = Callable[[pa.Table], pa.Table]
 

@@ -11,10 +11,11 @@ from hashlib import md5
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from srl.answers import contains_answer, cover_exact_match, exact_match, f1
-from srl.store.schema import PARTS
+from srl.store.schema import PARTS, PER_TOKEN
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
 
 Row = dict[str, Any]
@@ -22,16 +23,19 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Record:
-    """A trajectory with its score, advantages and returns.
+    """A trajectory with its score, and what training computed for its tokens.
 
-    `advantages` and `returns` are as long as the trajectory's `token_ids`. The log keeps those of policy
-    tokens (the others are 0), in single precision like the log-probs.
+    `advantages`, `returns`, `trainer_logprobs` and `entropies` are as long as the trajectory's `token_ids`.
+    The log keeps those of policy tokens (the others are 0), in single precision like the log-probs, and the
+    entropies in half.
     """
 
     trajectory: Trajectory
     score: Score | None = None
     advantages: Sequence[float] | None = None
     returns: Sequence[float] | None = None
+    trainer_logprobs: Sequence[float] | None = None
+    entropies: Sequence[float] | None = None
 
 
 def part_tables(
@@ -78,7 +82,7 @@ def _check(record: Record, step: int, phase: Phase) -> None:
             f"but was passed as {phase} step {step}"
         )
     tokens = _tokens(trajectory)
-    for name in ("advantages", "returns"):
+    for name in PER_TOKEN:
         values = getattr(record, name)
         if values is not None and len(values) != tokens:
             raise ValueError(f"trajectory {trajectory.id} has {tokens} tokens and {len(values)} {name}")
@@ -180,14 +184,19 @@ def _segment_rows(record: Record, keys: Row) -> Iterator[Row]:
             "token_ids": segment.token_ids,
             "mask": int(segment.is_policy),
             "logprobs": segment.logprobs if segment.is_policy else None,
-            "advantages": _slice(record.advantages, segment, start, stop),
-            "returns": _slice(record.returns, segment, start, stop),
+            **{name: _slice(getattr(record, name), segment, start, stop) for name in PER_TOKEN[:-1]},
+            "entropies": _halved(_slice(record.entropies, segment, start, stop)),
         }
         start = stop
 
 
 def _slice(values: Sequence[float] | None, segment: Segment, start: int, stop: int) -> Sequence[float] | None:
     return values[start:stop] if values is not None and segment.is_policy else None
+
+
+def _halved(values: Sequence[float] | None) -> np.ndarray | None:
+    """`values` rounded to half precision; zstd leaves little of the bytes that are zero then."""
+    return None if values is None else np.asarray(values, np.float16).astype(np.float32)
 
 
 def _search_rows(trajectory: Trajectory, keys: Row, once: _Once) -> Iterator[Row]:
@@ -246,7 +255,7 @@ def read_records(
 ) -> list[Record]:
     """The records of the trajectories that satisfy the SQL condition `where`, in the order written.
 
-    If the log has advantages or returns, tokens that the policy did not write have 0.
+    Of what training computed for the tokens, those that the policy did not write have 0.
     """
     chosen = f"(SELECT run_id, id AS trajectory_id FROM trajectories WHERE {where})"
     trajectories = rows(
@@ -288,8 +297,7 @@ def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:
     return Record(
         trajectory_of(row, segments, searches),
         _score(row),
-        _per_token(segments, "advantages"),
-        _per_token(segments, "returns"),
+        **{name: _per_token(segments, name) for name in PER_TOKEN},
     )
 
 

@@ -185,6 +185,19 @@ _SEGMENTS = _columns(
     ),
     ("advantages", _FLOATS, "The advantage of each token; NULL if there is none."),
     ("returns", _FLOATS, "The return of each token; NULL if there is none."),
+    (
+        "trainer_logprobs",
+        _FLOATS,
+        "The trainer's log-probability of each token before the update (verl's `old_log_probs`), at the "
+        "temperature of the rollout; NULL where training did not compute it: evaluations, episodes that "
+        "failed or have no gradient, older logs.",
+    ),
+    (
+        "entropies",
+        _FLOATS,
+        "The entropy (nats) of the trainer's distribution that each token was drawn from, to 11 bits; NULL "
+        "like `trainer_logprobs`.",
+    ),
 )
 
 _SEARCHES = _columns(
@@ -364,6 +377,9 @@ PARTS: dict[str, pa.Schema] = {
     "steps": _schema(_STEPS),
 }
 """The tables on disk: one Parquet file each in every part."""
+
+PER_TOKEN = ("advantages", "returns", "trainer_logprobs", "entropies")
+"""The columns of `segments` with a number for each policy token that training computed."""
 
 RUN_SCHEMA = _schema(RUNS)
 RESCORE_SCHEMA = _schema(_RESCORES)

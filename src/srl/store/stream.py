@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from srl.errors import UserError
 from srl.store.records import Row, trajectory_of
+from srl.store.schema import PER_TOKEN
 from srl.trajectory import Trajectory
 
 _ROWS = 1024
@@ -55,7 +56,7 @@ class _Children:
 
 def _rows(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[Row]:
     """The rows of `raw.<table>` in their order, without what training computed for the tokens."""
-    left_out = "EXCLUDE (advantages, returns)" if table == "segments" else ""
+    left_out = f"EXCLUDE ({', '.join(PER_TOKEN)})" if table == "segments" else ""
     reader = connection.cursor().sql(f"SELECT * {left_out} FROM raw.{table}").fetch_arrow_reader(_ROWS)
     for batch in reader:
         columns = [_values(column) for column in batch.columns]

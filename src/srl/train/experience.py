@@ -139,7 +139,7 @@ def make_experience(
         result = compute_advantages(step, learner.config, learner.algorithm, learner.kl_control)
     experience = Experience(
         batch, result.mask, result.loss_mask, result.advantages, result.returns, step.old_logprobs,
-        reference, values, result.weights,
+        reference, values, result.weights, None if old is None else old.entropy,
     )  # fmt: skip
     return experience, ({} if old is None else _entropy(old, mask)) | result.metrics
 

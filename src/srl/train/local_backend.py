@@ -7,13 +7,14 @@ estimate, update, log.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from srl.config import Config
 from srl.config.cross_checks import local_errors, truncation_errors
@@ -94,7 +95,8 @@ class LocalTrainer:
             trajectories, scores = self._roll_out(step, questions)
             with self._engine_asleep():
                 experience, metrics = make_experience(self.learner, trajectories, scores, self._timed)
-                metrics |= self._update(step, experience)
+                experience, updated = self._update(step, experience)
+                metrics |= updated
         self.progress.step = step
         self.progress.seconds += self._timings["step"]
         metrics |= step_metrics(trajectories, scores)
@@ -141,7 +143,8 @@ class LocalTrainer:
         if trajectories:
             self.runner.record(step, "train", list(map(Record, trajectories)), step_metrics(trajectories))
 
-    def _update(self, step: int, experience: Experience) -> dict[str, float]:
+    def _update(self, step: int, experience: Experience) -> tuple[Experience, dict[str, float]]:
+        """The experience, with the old log-probs where the update computed them, and the metrics."""
         config, metrics = self.config, dict[str, float]()
         if self.learner.critic is not None:
             with self._timed("update_critic"):
@@ -153,10 +156,11 @@ class LocalTrainer:
                     epochs=config.critic.ppo_epochs, max_tokens=config.critic.ppo_max_token_len,
                 )  # fmt: skip
         if step > config.trainer.critic_warmup:
-            metrics |= self._update_actor(experience)
-        return metrics
+            experience, updated = self._update_actor(experience)
+            metrics |= updated
+        return experience, metrics
 
-    def _update_actor(self, experience: Experience) -> dict[str, float]:
+    def _update_actor(self, experience: Experience) -> tuple[Experience, dict[str, float]]:
         config, seen = self.config, None
         loss = actor_loss(config, self.learner.correction)
         if experience.old_logprobs is None:
@@ -169,9 +173,10 @@ class LocalTrainer:
                 epochs=config.actor.ppo_epochs, max_tokens=config.actor.ppo_max_token_len, seen=seen,
             )  # fmt: skip
         if seen is None:
-            return metrics
+            return experience, metrics
         read = rows_with_gradient(experience, loss)[:, None]
-        return metrics | update_metrics(self.learner, experience, seen, experience.mask * read)
+        found = update_metrics(self.learner, experience, seen, experience.mask * read)
+        return replace(experience, old_logprobs=seen.logprobs, entropies=seen.entropy), metrics | found
 
     @contextmanager
     def _engine_asleep(self) -> Iterator[None]:
@@ -304,12 +309,23 @@ def actor_loss(config: Config, correction: RolloutCorrection = NO_CORRECTION) ->
 def _records(
     trajectories: Sequence[Trajectory], scores: Sequence[Score], experience: Experience
 ) -> list[Record]:
-    """Log entries of trajectories: score, advantages and returns, without padding."""
-    advantages, returns = experience.advantages.tolist(), experience.returns.tolist()
+    """Log entries of trajectories: score and numbers of the tokens, without padding.
+
+    An episode that no pass has read (it failed, or has no gradient) has no log-probs and entropies.
+    """
+    always = {"advantages": experience.advantages, "returns": experience.returns}
+    learnt = {"trainer_logprobs": experience.old_logprobs, "entropies": experience.entropies}
+    old = experience.old_logprobs
+    read = [False] * len(trajectories) if old is None else old.any(dim=1).tolist()
     return [
-        Record(item, score, row[: len(item.token_ids)], back[: len(item.token_ids)])
-        for item, score, row, back in zip(trajectories, scores, advantages, returns, strict=True)
+        Record(item, score, **_of_row(always | (learnt if known else {}), row, len(item.token_ids)))
+        for row, (item, score, known) in enumerate(zip(trajectories, scores, read, strict=True))
     ]
+
+
+def _of_row(columns: Mapping[str, Tensor | None], row: int, length: int) -> dict[str, list[float]]:
+    """The first `length` numbers of a row of each column that there is."""
+    return {name: values[row, :length].tolist() for name, values in columns.items() if values is not None}
 
 
 def _due(step: int, every: int) -> bool:

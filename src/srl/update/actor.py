@@ -40,6 +40,8 @@ class Experience:
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
     weights: Tensor | None = None
+    entropies: Tensor | None = None
+    """Of the distributions of `old_logprobs`; for the log only."""
 
     def rows(self, index: Tensor) -> Experience:
         batch = self.batch.rows(index)

@@ -64,14 +64,22 @@ def returns_and_values(batch: StepBatch, result: StepResult) -> dict[str, float]
     return spread("critic/returns", result.returns[mask]) | values
 
 
+def token_columns(batch: StepBatch, result: StepResult, entropy: Tensor | None) -> dict[str, Tensor]:
+    """What the log keeps for each token, (B, T) by the name of the field of `srl.store.Record`."""
+    columns = {"advantages": result.advantages, "returns": result.returns}
+    if batch.old_logprobs is not None:
+        columns["trainer_logprobs"] = batch.old_logprobs
+    return columns if entropy is None else {**columns, "entropies": entropy.float()}
+
+
 def tokens_by_trajectory(
-    result: StepResult, extra: Sequence[Extra], padding: Sequence[bool], lengths: Sequence[int]
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Advantages and returns of each trajectory by its id, cut to its own length, for the log."""
-    rows = zip(result.advantages.tolist(), result.returns.tolist(), extra, padding, lengths, strict=True)
+    columns: Mapping[str, Tensor], extra: Sequence[Extra], padding: Sequence[bool], lengths: Sequence[int]
+) -> dict[str, dict[str, list[float]]]:
+    """The `columns` of each trajectory by its id, cut to its own length, for the log."""
+    rows = enumerate(zip(extra, padding, lengths, strict=True))
     return {
-        item["srl_id"]: (advantages[:length], returns[:length])
-        for advantages, returns, item, fill, length in rows
+        item["srl_id"]: {name: values[row, :length].tolist() for name, values in columns.items()}
+        for row, (item, fill, length) in rows
         if not fill
     }
 

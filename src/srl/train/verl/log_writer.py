@@ -1,8 +1,8 @@
 """The log actor: the only process that writes a run's log.
 
-Rollout workers send it whole trajectories as they end, the trainer sends the metrics, advantages and returns
-of a step; it joins them by trajectory id. It has a process of its own, so a finished episode is kept when its
-worker dies. It also knows when there was progress last, which the launcher's watchdog asks for.
+Rollout workers send it whole trajectories as they end, the trainer sends the metrics of a step and what it
+computed for the tokens; it joins them by trajectory id. It has a process of its own, so a finished episode is
+kept when its worker dies. It also knows when there was progress last, which the launcher's watchdog asks for.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from srl.trajectory import FailedEpisodes, Phase, failed_episodes
 _FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN
     (('train', 'timing_s/step'), ('val', 'val/em'), ('test', 'test/em')) ORDER BY step"""
 
-Tokens = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Advantages and returns by trajectory id, for the tokens after the prompt."""
+Tokens = Mapping[str, Mapping[str, Sequence[float]]]
+"""By trajectory id, fields of `Record` such as `advantages`, for the tokens after the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +222,9 @@ class LogActor:
         return sorted(found, key=lambda record: (record.trajectory.question.id, record.trajectory.sample))
 
     def _add_tokens(self, record: Record, tokens: Tokens) -> None:
-        given = tokens.get(record.trajectory.id)
-        if given is None:
-            return
         before = [0.0] * len(record.trajectory.segments[0].token_ids)
-        record.advantages, record.returns = ([*before, *values] for values in given)
+        for name, values in tokens.get(record.trajectory.id, {}).items():
+            setattr(record, name, [*before, *values])
 
     def _samples(self, step: int, phase: Phase, records: list[Record]) -> tuple[Record, ...]:
         due = phase == "train" and self.sample_freq and step % self.sample_freq == 0

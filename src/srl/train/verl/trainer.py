@@ -41,6 +41,7 @@ from srl.train.verl.balance import balanced_order, block_of
 from srl.train.verl.batch import (
     returns_and_values,
     step_batch,
+    token_columns,
     tokens_by_trajectory,
     update_fields,
 )
@@ -56,7 +57,9 @@ from srl.update.kl import kl_controller
 
 POLL_S = 0.2
 """Seconds between two checks whether a batch's episodes are done."""
-FIELDS = ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
+FIELDS = (
+    "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "entropy", "ref_log_prob", "values",
+)  # fmt: skip
 
 
 def _marked(method: str, stage: str) -> Callable[..., Any]:
@@ -72,8 +75,8 @@ def _marked(method: str, stage: str) -> Callable[..., Any]:
 class SearchTrainer(PPOTrainerSync):
     """verl's synchronous PPO trainer over search episodes, with an override for each difference.
 
-    Rewards, advantages and their metrics come from `srl.train.compute_advantages`. Metrics, advantages and
-    returns go to the log actor. An error in an episode, or a dead process, ends the wait for a batch.
+    Rewards, advantages and their metrics come from `srl.train.compute_advantages`. Metrics and the numbers of
+    the tokens go to the log actor. An error in an episode, or a dead process, ends the wait for a batch.
     Validation and test have the metrics of the local backend.
 
     `config` is verl's; `run` is the run's directory.
@@ -89,7 +92,7 @@ class SearchTrainer(PPOTrainerSync):
         self.kl = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
         self.algorithm = load_algorithm(self.srl)
         self.step_metrics: dict[str, float] = {}
-        self.tokens: dict[str, tuple[list[float], list[float]]] = {}
+        self.tokens: dict[str, dict[str, list[float]]] = {}
         self.health = ActorHealth({})
         self.loaders: dict[Phase, StatefulDataLoader] = {}
         super().__init__(config)
@@ -170,10 +173,12 @@ class SearchTrainer(PPOTrainerSync):
         mask = data["response_mask"]
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         correction = rollout_correction(self.srl, same_weights=False)
-        step = step_batch(DataProto(batch=data.to_padded_tensor()).batch, extra, padding, correction)
+        known = DataProto(batch=data.to_padded_tensor()).batch
+        step = step_batch(known, extra, padding, correction)
         result = compute_advantages(step, self.srl, self.algorithm, self.kl)
         self.step_metrics = result.metrics | returns_and_values(step, result)
-        self.tokens = tokens_by_trajectory(result, extra, padding, mask.offsets().diff().tolist())
+        columns = token_columns(step, result, known.get("entropy"))
+        self.tokens = tokens_by_trajectory(columns, extra, padding, mask.offsets().diff().tolist())
         fields = update_fields(step, result)
         nested = {name: response_to_nested(value, mask) for name, value in fields.items()}
         return tq.kv_batch_put(
