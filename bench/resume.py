@@ -34,7 +34,7 @@ from srl.workspace import Workspace
 SRL = str(Path(sys.executable).with_name("srl"))
 RESULTS = Path(__file__).parent / "results" / "resume.json"
 STEPS_AHEAD = 3.0
-TIMES = "timing_s/"
+TIMES = ("timing_s/", "perf/throughput")
 TIMED = ("state.json", "manifest.json")
 NO_STEPS = ["--steps", "0", "--set", "trainer.val_before_train=false", "--set", "eval.test_questions=1"]
 

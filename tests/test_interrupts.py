@@ -166,11 +166,11 @@ def test_a_third_signal_ends_a_command_at_once(place: Path, workspace: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_fine_tuning_that_is_interrupted_says_that_it_starts_over(place: Path) -> None:
+def test_a_fine_tuning_that_is_interrupted_goes_on_from_its_checkpoint(place: Path, workspace: Path) -> None:
     typed = train(place, "--algo", "sft", "--steps", 3)
-    code, err = interrupt("srl.train.sft:collate:2", *typed)
-    said = "a fine-tuning run cannot be resumed; type the same command again to start over"
-    assert (code, err) == (130, f"srl: interrupted; {said}\n")
+    code, err = interrupt("srl.train.sft:collate:3", *typed)
+    (run,) = (workspace / "runs").iterdir()
+    assert (code, err) == (130, f"srl: interrupted{going_on(run)}\n")
 
 
 def test_a_signal_lets_a_coroutine_clean_up_and_then_ends_the_command() -> None:

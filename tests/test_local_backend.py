@@ -309,8 +309,6 @@ def test_fine_tuning_is_a_run_of_its_own(setting, workspace, tmp_path):
     assert len(losses) == 20
     assert losses[-1] < 0.3 * losses[0]
     assert (only_run(workspace) / "checkpoints" / "step-000020" / "model.safetensors").is_file()
-    with pytest.raises(UserError, match="is a fine-tuning"):
-        resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said())
 
 
 def test_the_terminal_shows_a_line_a_step_and_a_few_episodes(finished):

@@ -181,7 +181,8 @@ def trained(place: Path) -> Trained:
         "--heads", 2, "--ffn", 128, "--max-length", 1024)  # fmt: skip
     write_page(place)
     small = [part for setting in SMALL for part in ("--set", setting)]
-    run("train", "--algo", "sft", "--model", "scratch", "--config", "real.yaml", *small)
+    at_the_end = "--set", "trainer.test_freq=0", "--set", "trainer.save_freq=0"
+    run("train", "--algo", "sft", "--model", "scratch", "--config", "real.yaml", *small, *at_the_end)
     [tuning] = Workspace.resolve().all_runs()
     [start] = (tuning / "checkpoints").iterdir()
     run("train", "--config", "real.yaml", "--model", start, *small)

@@ -206,9 +206,9 @@ def _configured(
 ) -> Any:  # fmt: skip
     """The resolved configuration; with `--algo sft`, `--steps` is the number of fine-tuning steps."""
     from srl.config import load_config
+    from srl.train.run_directory import steps_key
 
-    steps_key = "sft.steps" if algo == SFT else "trainer.total_training_steps"
-    flags = {"model.path": model and _model(model), "trainer.seed": seed, steps_key: steps}
+    flags = {"model.path": model and _model(model), "trainer.seed": seed, steps_key(algo or ""): steps}
     resolved = load_config(preset, config, None if algo == SFT else algo, flags, sets)
     for warning in resolved.warnings:
         output.note(f"warning: {warning}")

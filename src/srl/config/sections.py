@@ -508,7 +508,10 @@ class Sft(Section):
     """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`. null: the tiny
     world's."""
     steps: Natural = 80
-    """Optimiser steps. 0: none."""
+    """Optimiser steps, at most. 0: none."""
+    patience: Count | None = None
+    """End `--algo sft` after as many validations (trainer.test_freq) in a row without a higher EM. null: make
+    all steps. `RUN@best` is the best checkpoint."""
     batch_size: Count = 32
     """Episodes per step."""
     observation_weight: Share = 0.0

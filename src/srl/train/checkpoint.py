@@ -8,10 +8,11 @@ import shutil
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from srl.config import Config
 from srl.errors import UserError
 from srl.files import atomic_directory, read_json, write_json
 from srl.manifests import (
@@ -26,20 +27,40 @@ from srl.manifests import (
     write_manifest,
 )
 from srl.model import has_lora, load_model, save_model
-from srl.train.experience import Learner
 from srl.train.model_card import write_card
 from srl.train.resume import names_a_way_around
 from srl.train.run_directory import Progress, checkpoint_path, superseded_checkpoints
+from srl.update.critic import Critic
+from srl.update.kl import KLController
 from srl.update.optimiser import Optimiser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _STATE = "state.json"
 _REPLACEABLE = replaceable(CHECKPOINT, "a checkpoint")
 
 
+class Networks(Protocol):
+    """What a checkpoint holds: the policy, and the critic and the KL controller of an algorithm with them."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def actor(self) -> PreTrainedModel: ...
+
+    @property
+    def critic(self) -> Critic | None: ...
+
+    @property
+    def kl_control(self) -> KLController | None: ...
+
+
 def save_checkpoint(
     run: Path,
     progress: Progress,
-    learner: Learner,
+    learner: Networks,
     tokenizer: Any,
     optimisers: dict[str, Optimiser],
     card: dict[str, Any],
@@ -78,13 +99,13 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def load_newest(newest: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
+def load_newest(newest: Path, learner: Networks, optimisers: dict[str, Optimiser]) -> Progress:
     """`load_checkpoint`; where it is damaged, the error says how to resume without it."""
     with names_a_way_around(newest):
         return load_checkpoint(newest, learner, optimisers)
 
 
-def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimiser]) -> Progress:
+def load_checkpoint(path: Path, learner: Networks, optimisers: dict[str, Optimiser]) -> Progress:
     """Load weights and optimiser state in place; returns the run's progress at that checkpoint.
 
     Raises DamagedError if a file differs from what was saved, and UserError for a checkpoint without trainer
@@ -103,11 +124,12 @@ def load_checkpoint(path: Path, learner: Learner, optimisers: dict[str, Optimise
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
         raise UserError(f"{path} is not a checkpoint of this run: {why}") from error
-    learner.kl_control.load_state_dict(progress.kl)
+    if learner.kl_control is not None:
+        learner.kl_control.load_state_dict(progress.kl)
     return progress
 
 
-def _actor_weights(path: Path, learner: Learner) -> dict[str, torch.Tensor]:
+def _actor_weights(path: Path, learner: Networks) -> dict[str, torch.Tensor]:
     """The policy's trained weights in a checkpoint: an adapter's are in the trainer's state; without one they
     are the model's own. An older checkpoint has them in the trainer's state too."""
     own, actor = path / "trainer" / "actor.pt", learner.actor

@@ -73,7 +73,7 @@ class Recipe:
                 stop_at_answer=usual.stop_at_answer,
             ),
             retrievers=retriever_settings(config, search),
-            sft=config.sft.model_copy(update={"train_files": None}),
+            sft=config.sft.model_copy(update={"train_files": None, "patience": None}),
             max_tokens=config.actor.ppo_max_token_len,
             seed=config.trainer.seed,
         )  # fmt: skip
@@ -147,7 +147,7 @@ def make(
     policy = load_policy(recipe.model.model_copy(update=paths), lambda text: None)
     prepare(policy.model)
     shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options)
-    fine_tune_policy(recipe.sft, policy, shown, lambda step, metrics: None, recipe.max_tokens, recipe.seed)
+    fine_tune_policy(recipe.sft, policy, shown, recipe.max_tokens, recipe.seed)
     with atomic_directory(path) as folder:
         save_model(policy.model, policy.codec.tokenizer, folder)
         write_card(folder / ABOUT, model_card(recipe.template))

@@ -7,7 +7,8 @@ from typing import Literal
 
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
-from srl.config.sections import Actor, Critic
+from srl.config.sections import Actor, Critic, Sft
+from srl.train.run_directory import SFT
 
 Network = Literal["actor", "critic"]
 
@@ -53,6 +54,15 @@ def rate_factor(
     return schedule(kind, warmup * updates, total * updates)  # type: ignore[arg-type]
 
 
+def sft_factor(sft: Sft) -> Callable[[int], float]:
+    """The factor on the learning rate of fine-tuning at its step k, counted from 0."""
+    from srl.update.optimiser import schedule
+
+    optim = sft.optim
+    warmup = optim.lr_warmup_steps or round(optim.lr_warmup_steps_ratio * sft.steps)
+    return schedule(optim.lr_scheduler_type, warmup, sft.steps)
+
+
 def rate(config: Config, network: Network, step: int) -> float:
     """The learning rate of the first optimiser step of training step `step`, counted from 1."""
     section = getattr(config, network)
@@ -61,18 +71,31 @@ def rate(config: Config, network: Network, step: int) -> float:
     return float(section.optim.lr * rate_factor(config, network)(update))
 
 
-def rate_notes(before: Config, after: Config, done: int) -> Iterator[str]:
+def rate_notes(before: Config, after: Config, done: int, algo: str) -> Iterator[str]:
     """What another number of steps does to each learning rate, `done` steps into the run; a line each."""
+    if algo == SFT:
+        rates = [after.sft.optim.lr * sft_factor(config.sft)(k) for config, k in _steps(before, after, done)]
+        yield _rate_note("policy", after.sft.optim.lr_scheduler_type, after.sft.steps, done, rates)
+        return
     networks: list[Network] = ["actor"]
     if algorithm_plugin(after.algorithm.name).needs_critic:
         networks.append("critic")
     for network in networks:
         kind, total = getattr(after, network).optim.lr_scheduler_type, after.trainer.total_training_steps
-        last, now = rate(before, network, max(1, done)), rate(after, network, done + 1)
-        if now == rate(before, network, done + 1):
-            yield f"the learning rate of the {network} stays at {now:.3g}"
-            continue
-        yield (
-            f"the {kind} schedule of the {network} is recomputed for {total} steps: its learning rate goes "
-            f"from {last:.3g} in step {done} to {now:.3g} in step {done + 1}"
-        )
+        rates = [rate(config, network, k + 1) for config, k in _steps(before, after, done)]
+        yield _rate_note(network, kind, total, done, rates)
+
+
+def _steps(before: Config, after: Config, done: int) -> list[tuple[Config, int]]:
+    """The last step made, and the next one before and after the change; steps count from 0."""
+    return [(before, max(0, done - 1)), (before, done), (after, done)]
+
+
+def _rate_note(network: str, kind: str, total: int, done: int, rates: list[float]) -> str:
+    last, planned, now = rates
+    if now == planned:
+        return f"the learning rate of the {network} stays at {now:.3g}"
+    return (
+        f"the {kind} schedule of the {network} is recomputed for {total} steps: its learning rate goes "
+        f"from {last:.3g} in step {done} to {now:.3g} in step {done + 1}"
+    )

@@ -27,6 +27,7 @@ from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
+from srl.train.fine_tuning import Loop, sft_loop
 from srl.train.load_components import (
     engine_name,
     load_engine,
@@ -43,9 +44,8 @@ from srl.train.question_order import QuestionOrder
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes, too_many_failures
-from srl.train.run_directory import LOG, Progress, checkpoint_path
+from srl.train.run_directory import LOG, SFT, Progress, checkpoint_path
 from srl.train.search import IndexDigests
-from srl.train.sft import Loop, sft_loop
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
 from srl.trajectory import Question, Score, Trajectory, failed_episodes
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
@@ -250,7 +250,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "ids; set rollout.engine=torch"
         )
     tokens = tokens_of_updates(config, algo)
-    if algo == "sft":
+    if algo == SFT:
         compile_updates(config, [trunk(policy.model)], tokens, workspace, terminal.note)
         loop = sft_loop(config, policy, environment, demonstration_file(config, workspace, terminal.note))
         return LocalRun(config, terminal, environment, engine, loop, where)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 from rich.console import Console
 from rich.text import Text
 
+from srl.browse.formatting import duration
 from srl.config import Config
 from srl.errors import UserError
 from srl.safe_log import Stderr
@@ -100,6 +101,14 @@ class Terminal:
     def step(self, step: int, total: int, values: Mapping[str, float]) -> None:
         """`step 12/30  reward .43  EM .43  searches 1.21 | …health… | 1.9 s`."""
         self.note(f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}")
+
+    def fine_tuning_step(self, step: int, total: int, values: Mapping[str, float], left_s: float) -> None:
+        """`step 12/400  loss 1.234  |  9.8 s  1,310 tokens/s  1h 03m left`."""
+        rate, left = f"{values['perf/throughput']:,.0f} tokens/s", duration(left_s)
+        self.note(
+            f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}  {rate}  "
+            f"{left} left"
+        )
 
     def evaluation(self, name: str, step: int, values: Mapping[str, float]) -> None:
         """EM in all and by kind of question, F1, and searches of a validation or test."""

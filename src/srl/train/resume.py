@@ -22,6 +22,7 @@ from srl.train.make_missing import Note
 from srl.train.run_directory import (
     CHECKPOINTS,
     LOG,
+    SFT,
     VERL_LATEST,
     BackendName,
     Extension,
@@ -29,6 +30,8 @@ from srl.train.run_directory import (
     RunRecord,
     checkpoint_path,
     checkpoints,
+    steps_key,
+    validations_without_rise,
     whole_verl_steps,
     write_latest_verl_step,
 )
@@ -39,9 +42,10 @@ from srl.workspace import Workspace
 _PROGRESS = """
 SELECT max(em) FILTER (phase = 'test' AND step = 0), arg_max(em, step) FILTER (phase = 'test' AND step > 0),
     max(em) FILTER (phase = 'val'),
-    (SELECT sum(value) FROM metrics WHERE phase = 'train' AND name = 'timing_s/step')
+    (SELECT sum(value) FROM metrics WHERE phase IN ('train', 'sft') AND name = 'timing_s/step')
 FROM steps
 """
+_VALIDATIONS = "SELECT step, em FROM steps WHERE phase = 'val' AND em IS NOT NULL"
 
 
 def resume_command(run: Path) -> str:
@@ -125,7 +129,12 @@ def names_a_way_around(checkpoint: Path) -> Iterator[None]:
         raise DamagedError(f"{error}; to resume without it type: {aside} && {command}") from error
 
 
-def with_steps(run: Path, config: Config, steps: int | None, done: int) -> Config:
+def total_steps(config: Config, algo: str) -> int:
+    """The number of steps of a run."""
+    return config.sft.steps if algo == SFT else config.trainer.total_training_steps
+
+
+def with_steps(run: Path, algo: str, config: Config, steps: int | None, done: int) -> Config:
     """`config` for `steps` steps in all, if given. Raises UserError where they are done already."""
     if steps is None:
         return config
@@ -134,14 +143,33 @@ def with_steps(run: Path, config: Config, steps: int | None, done: int) -> Confi
             f"--steps {steps}: {run.name} has made {done} steps, and --steps is the new total: give a larger "
             "number, or leave it out"
         )
-    return config.with_settings({"trainer.total_training_steps": steps})
+    if _stopped_early(run, algo, config):
+        raise UserError(
+            f"--steps {steps}: sft.patience ended {run.name} after {done} steps; leave it out, or start a "
+            f"new run: srl train --algo sft --model {run.name}@best"
+        )
+    return config.with_settings({steps_key(algo): steps})
 
 
-def progress_if_finished(run: Path, config: Config, done: int, note: Note) -> Progress | None:
-    """The progress of a run that has made all its steps and closed its log; None while there is work left."""
-    if done < config.trainer.total_training_steps or not (run / LOG / FINISHED).is_file():
+def _stopped_early(run: Path, algo: str, config: Config) -> bool:
+    """Whether `sft.patience` ended the run."""
+    if algo != SFT or config.sft.patience is None or not (run / LOG / FINISHED).is_file():
+        return False
+    with srl.store.open(run) as log:
+        val_em = dict(log.execute(_VALIDATIONS).fetchall())
+    return validations_without_rise(val_em) >= config.sft.patience
+
+
+def progress_if_finished(run: Path, algo: str, config: Config, done: int, note: Note) -> Progress | None:
+    """The progress of a run that has ended and closed its log; None while there is work left."""
+    if not (run / LOG / FINISHED).is_file():
         return None
-    note(f"{run.name} is finished, all {done} steps; to train longer: {resume_command(run)} --steps N")
+    if done >= total_steps(config, algo):
+        note(f"{run.name} is finished, all {done} steps; to train longer: {resume_command(run)} --steps N")
+    elif _stopped_early(run, algo, config):
+        note(f"{run.name} is finished: sft.patience ended it after {done} steps")
+    else:
+        return None
     with srl.store.open(run) as log:
         start, end, best, seconds = log.execute(_PROGRESS).fetchall()[0]
     return Progress(done, seconds or 0.0, start, end, best)
@@ -171,12 +199,12 @@ def extended(
     run: Path, record: RunRecord, before: Config, config: Config, done: int, note: Note
 ) -> RunRecord:
     """Save a change of the run's number of steps, and say what it does to the learning rates."""
-    was, steps = before.trainer.total_training_steps, config.trainer.total_training_steps
+    was, steps = total_steps(before, record.algo), total_steps(config, record.algo)
     if steps == was:
         return record
     claim(run / LOG)
     note(f"{run.name} has {steps} steps now, not {was}")
-    for line in rate_notes(before, config, done):
+    for line in rate_notes(before, config, done, record.algo):
         note(line)
     save_config(run, config)
     extension = asdict(Extension(done, was, steps, utc_now()))

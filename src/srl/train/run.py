@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config
-from srl.errors import UserError
 from srl.hub_models import hub_name
 from srl.store import RunInfo
 from srl.train import resume as resuming
@@ -25,11 +24,9 @@ from srl.train.cold_start import cold_started
 from srl.train.fetch_models import with_local_models
 from srl.train.make_missing import BASE_MODEL, with_data
 from srl.train.report import Terminal, check_loggers
-from srl.train.run_directory import LOG, BackendName, Progress, RunRecord, checkpoint_path
+from srl.train.run_directory import LOG, SFT, BackendName, Progress, RunRecord, checkpoint_path
 from srl.train.search import IndexDigests, new_cassette
 from srl.workspace import Workspace
-
-SFT = "sft"
 
 
 class Trainer(Protocol):
@@ -115,12 +112,10 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     `steps` is the new number of steps in all. A run that has made all of them is left as it is.
     """
     record, before = RunRecord.read(run), load_saved(run)
-    if record.algo == SFT:
-        raise UserError(f"{run.name} is a fine-tuning run, which cannot be resumed; start it again")
     step = resuming.step_to_resume(run, record.backend)
     done = max(0, step)
-    config = resuming.with_steps(run, before, steps, done)
-    if progress := resuming.progress_if_finished(run, config, done, terminal.note):
+    config = resuming.with_steps(run, record.algo, before, steps, done)
+    if progress := resuming.progress_if_finished(run, record.algo, config, done, terminal.note):
         return _summary(run, config, record, progress)
     trains = load_backend(record.backend)
     trains.check(config)
@@ -178,8 +173,6 @@ def _train(
     run: Path, config: Config, record: RunRecord, trainer: Trainer, resumed_from: int | None = None
 ) -> Summary:
     def how() -> str:
-        if record.algo == SFT:
-            return "a fine-tuning run cannot be resumed; type the same command again to start over"
         return resuming.how_to_resume(run, resuming.step_to_resume(run, record.backend))
 
     with resuming.tells_how_to_resume(how, run):

@@ -18,6 +18,8 @@ from srl.renamed import current_fields
 
 BackendName = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""
+SFT = "sft"
+"""Fine-tuning, in the place of an algorithm's name."""
 RECORD = "run.json"
 LOG = "log"
 """The directory of the log; a run that has one has begun."""
@@ -95,6 +97,11 @@ class RunRecord:
         return read_json(path, lambda **found: cls(**current_fields("run", found)))
 
 
+def steps_key(algo: str) -> str:
+    """The key of a run's number of steps."""
+    return "sft.steps" if algo == SFT else "trainer.total_training_steps"
+
+
 def checkpoint_path(run: Path, step: int, backend: BackendName = "local") -> Path:
     """The checkpoint that a backend writes after `step`."""
     return run / CHECKPOINTS / (f"global_step_{step}" if backend == "verl" else f"step-{step:06d}")
@@ -117,6 +124,12 @@ def whole_verl_steps(run: Path) -> list[int]:
 def best_step(val_em: Mapping[int, float]) -> int | None:
     """The step with the highest exact match, the earliest of equal ones; None if there is none."""
     return max(val_em, key=lambda step: (val_em[step], -step), default=None)
+
+
+def validations_without_rise(val_em: Mapping[int, float]) -> int:
+    """How many validations have come since the best one."""
+    best = best_step(val_em)
+    return sum(best is not None and step > best for step in val_em)
 
 
 def superseded_checkpoints(

@@ -1,0 +1,167 @@
+"""A run of supervised fine-tuning, `srl train --algo sft`: steps, validations, checkpoints, early end."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from srl.config import Config
+from srl.errors import UserError
+from srl.progress import counted
+from srl.train.checkpoint import load_newest, save_checkpoint
+from srl.train.episodes import Environment, EpisodeRunner
+from srl.train.load_components import LoadedModel
+from srl.train.model_card import model_card
+from srl.train.resume import checkpoint_notes
+from srl.train.run_directory import Progress, best_step, checkpoint_path, validations_without_rise
+from srl.train.search import IndexDigests
+from srl.train.sft import batches, demonstrated, fine_tune_step, sft_optimiser
+from srl.trajectory import Trajectory
+from srl.update.optimiser import Optimiser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Loop = Callable[[Path, EpisodeRunner, int | None], Progress]
+"""Trains a run in its directory; the last argument is as in `srl.train.run.Trainer.train`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The network of fine-tuning, as a checkpoint holds it."""
+
+    config: Config
+    actor: PreTrainedModel
+    critic: None = None
+    kl_control: None = None
+
+
+@dataclass(slots=True)
+class FineTuning:
+    """Fine-tunes from `progress.step` to `sft.steps`, or until the validation EM stops rising.
+
+    The order of the episodes depends on the seed only, so a resumed run continues as if it had not stopped.
+    """
+
+    run_directory: Path
+    runner: EpisodeRunner
+    tuned: Tuned
+    optimiser: Optimiser
+    episodes: list[Trajectory]
+    card: dict[str, Any]
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def config(self) -> Config:
+        return self.tuned.config
+
+    def run(self) -> Progress:
+        """Train to the end and return the progress."""
+        if self.progress.step == 0 and self.config.trainer.val_before_train:
+            self.runner.validate(self.progress)
+            self.progress.test_em_start = self.runner.test(0)
+        self._train()
+        self.progress.test_em_end = self.runner.test(self.progress.step)
+        return self.progress
+
+    def _train(self) -> None:
+        sft, first = self.config.sft, self.progress.step
+        data = batches(self.episodes, sft.batch_size, sft.steps, self.config.trainer.seed)
+        left, began = itertools.islice(data, first, None), time.perf_counter()
+
+        def left_s() -> float:
+            made = self.progress.step - first
+            return (time.perf_counter() - began) / made * (sft.steps - self.progress.step)
+
+        while self.progress.step < sft.steps and not self._stops_early():
+            self.runner.engine.sleep()
+            self._steps_to_validation(left, left_s)
+            self.runner.give_weights(self.tuned.actor)
+            self.runner.engine.wake()
+            self._validate_and_save()
+        if self.progress.step < sft.steps:
+            best = best_step(self.progress.val_em)
+            self.runner.terminal.note(
+                f"stopped at step {self.progress.step}: validation EM has not risen since step {best} "
+                f"({self.progress.val_em_best:.3f}), sft.patience={sft.patience}"
+            )
+
+    def _steps_to_validation(self, data: Iterator[list[Trajectory]], left_s: Callable[[], float]) -> None:
+        """Steps up to the next validation, or to the last step; checkpoints between them where due."""
+        steps, trainer = self.config.sft.steps, self.config.trainer
+        with counted("fine-tuning steps", steps) as count:
+            while True:
+                step = self.progress.step + 1
+                self._step(step, next(data), left_s)
+                count(step)
+                if step == steps or _due(step, trainer.test_freq):
+                    return
+                if _due(step, trainer.save_freq):
+                    self._save()
+
+    def _step(self, step: int, trajectories: list[Trajectory], left_s: Callable[[], float]) -> None:
+        sft = self.config.sft
+        metrics = fine_tune_step(
+            self.tuned.actor, self.optimiser, trajectories, observation_weight=sft.observation_weight,
+            max_tokens=self.config.actor.ppo_max_token_len,
+        )  # fmt: skip
+        self.progress.step = step
+        self.progress.seconds += metrics["timing_s/step"]
+        self.runner.record(step, "sft", [], metrics)
+        if step in (1, sft.steps) or step % 10 == 0:
+            self.runner.terminal.fine_tuning_step(step, sft.steps, metrics, left_s())
+
+    def _validate_and_save(self) -> None:
+        """Validate, and save where a checkpoint is due, at the end, and the best for `sft.patience`."""
+        step, trainer, sft = self.progress.step, self.config.trainer, self.config.sft
+        if trainer.test_freq:
+            self.runner.validate(self.progress)
+        is_best = sft.patience is not None and best_step(self.progress.val_em) == step
+        if step == sft.steps or is_best or self._stops_early() or _due(step, trainer.save_freq):
+            self._save()
+
+    def _stops_early(self) -> bool:
+        patience = self.config.sft.patience
+        return patience is not None and validations_without_rise(self.progress.val_em) >= patience
+
+    def _save(self) -> None:
+        trainer, tokenizer = self.config.trainer, self.runner.environment.codec.tokenizer
+        save_checkpoint(
+            self.run_directory, self.progress, self.tuned, tokenizer, {"actor": self.optimiser}, self.card,
+            trainer.max_ckpt_to_keep, trainer.keep_best_ckpt,
+        )  # fmt: skip
+
+
+def sft_loop(config: Config, policy: LoadedModel, place: Environment, file: Path) -> Loop:
+    """Fine-tuning on the demonstrations in `file`, which are run here first, from the newest checkpoint where
+    the run is resumed. Raises UserError for 0 steps, and for patience without validations."""
+    if config.sft.steps == 0:
+        raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
+    if config.sft.patience and not (config.trainer.test_freq and place.splits.val):
+        what = "trainer.test_freq = 0" if place.splits.val else "data.val_files is not set"
+        raise UserError(f"sft.patience counts validations, and there are none: {what}")
+    episodes = demonstrated(file, place.search, policy.codec, place.template, place.options)
+    tuned, optimiser = Tuned(config, policy.model), sft_optimiser(config.sft, policy.model)
+
+    def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
+        card = model_card(place.template, IndexDigests.of(place.search), config.model.path)
+        tuning = FineTuning(run, runner, tuned, optimiser, episodes, card)
+        if resumed_from is not None and resumed_from >= 0:
+            checkpoint = checkpoint_path(run, resumed_from)
+            tuning.progress = load_newest(checkpoint, tuned, {"actor": optimiser})
+            for line in checkpoint_notes(checkpoint):
+                runner.terminal.note(line)
+        if resumed_from is not None:
+            runner.log.drop_steps_after(resumed_from)
+        runner.give_weights(policy.model)
+        return tuning.run()
+
+    return loop
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

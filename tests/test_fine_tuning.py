@@ -1,0 +1,184 @@
+"""Runs of fine-tuning: where they validate and save, how they end, and that they resume bit for bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from bench.resume import differences
+from tests import training
+from tests.training import Said, config, questions, train, write_setting
+
+import srl.store
+from srl.data.demonstration_file import write_demonstrations
+from srl.errors import UserError
+from srl.reward import RewardMix
+from srl.train import fine_tuning
+from srl.train.named_checkpoint import model_directory
+from srl.train.run import resume
+from srl.train.run_directory import checkpoints, validations_without_rise
+from srl.trajectory import Question
+from srl.workspace import Workspace
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    rng = random.Random(0)
+    shown = [
+        Question(item.id, item.text, item.golden_answers, metadata={"turns": training.turns(item, rng)})
+        for item in questions("demo", 10)
+    ]
+    write_demonstrations(folder / "demo.jsonl", shown)
+    return folder
+
+
+def chosen(setting: Path, **changed: object):
+    usual: dict[str, object] = {
+        "sft__train_files": str(setting / "demo.jsonl"), "sft__steps": STEPS, "sft__batch_size": 4,
+        "sft__optim__lr": 1e-3, "sft__optim__lr_scheduler_type": "linear",
+        "sft__optim__lr_warmup_steps_ratio": 0.34, "rollout__deterministic": True,
+        "trainer__save_freq": 3, "trainer__test_freq": 2,
+    }  # fmt: skip
+    return config(setting, "ppo", **(usual | changed))
+
+
+def only_run(workspace: Path) -> Path:
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+def logged(run: Path, query: str) -> list[tuple[object, ...]]:
+    with srl.store.open(run) as log:
+        return log.execute(query).fetchall()
+
+
+@pytest.fixture(scope="module")
+def whole(setting: Path) -> tuple[Path, str]:
+    """A run that was never stopped, and what it said."""
+    said = Said()
+    train(chosen(setting), setting / "whole", "sft", said)
+    return only_run(setting / "whole"), said.text
+
+
+def test_it_validates_and_saves_where_that_is_due(whole: tuple[Path, str]) -> None:
+    run, said = whole
+    found = logged(run, "SELECT step, phase FROM steps WHERE phase IN ('val', 'test') ORDER BY ALL")
+    assert found == [(0, "test"), (0, "val"), (2, "val"), (4, "val"), (6, "test"), (6, "val")]
+    assert list(checkpoints(run)) == [3, 6]
+    assert "step 1/6  loss" in said
+    assert "tokens/s" in said
+    assert "0s left" in said
+
+
+def test_the_schedule_warms_up_and_ends_at_the_last_step(whole: tuple[Path, str]) -> None:
+    """0.34 of 6 steps are 2 of warm-up; the other four fall to 0 in the step after the last."""
+    rates = logged(whole[0], "SELECT value FROM metrics WHERE name = 'sft/lr' ORDER BY step")
+    assert [rate for (rate,) in rates] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+def test_tokens_are_counted_with_those_of_the_prompt(whole: tuple[Path, str]) -> None:
+    tokens = [count for (count,) in logged(
+        whole[0], "SELECT value FROM metrics WHERE name = 'perf/total_num_tokens' ORDER BY step"
+    )]  # fmt: skip
+    assert len(tokens) == STEPS
+    assert all(isinstance(count, float) and 4 * 10 < count < 4 * 128 for count in tokens)
+
+
+class Stop:
+    """Breaks a function at its n-th call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, place: object, name: str, call: int) -> None:
+        self.left, real = call, getattr(place, name)
+
+        def breaking(*arguments, **named):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(place, name, breaking)
+
+
+MOMENTS = {
+    "before the first checkpoint": (fine_tuning, "fine_tune_step", 2),
+    "a step": (fine_tuning, "fine_tune_step", 5),
+    "a validation": (RewardMix, "score", 4),
+    "a checkpoint": (fine_tuning, "save_checkpoint", 2),
+    "the last test": (RewardMix, "score", 6),
+}
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [each if each == "a step" else pytest.param(each, marks=pytest.mark.slow) for each in MOMENTS],
+)
+def test_it_resumes_bit_for_bit(
+    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with monkeypatch.context() as patch:
+        Stop(patch, *MOMENTS[moment])
+        with pytest.raises(KeyboardInterrupt):
+            train(chosen(setting), workspace, "sft")
+    run, said = only_run(workspace), Said()
+    summary = resume(run, workspace=Workspace(workspace), terminal=said)
+    assert ("from step-" in said.text) == (moment != "before the first checkpoint")
+    assert summary.steps == STEPS
+    assert differences(run, whole[0]) == []
+
+
+def test_it_is_extended(setting: Path, workspace: Path) -> None:
+    train(chosen(setting, sft__steps=2), workspace, "sft")
+    run, said = only_run(workspace), Said()
+    assert resume(run, workspace=Workspace(workspace), terminal=said).steps == 2
+    assert f"{run.name} is finished, all 2 steps" in said.text
+    summary = resume(run, workspace=Workspace(workspace), terminal=said, steps=4)
+    assert (summary.steps, list(checkpoints(run))) == (4, [2, 3, 4])
+    assert "the linear schedule of the policy is recomputed for 4 steps" in said.text
+    with pytest.raises(UserError, match="has made 4 steps"):
+        resume(run, workspace=Workspace(workspace), terminal=said, steps=3)
+
+
+def test_it_stops_when_validation_em_has_stopped_rising(setting: Path, workspace: Path) -> None:
+    """A learning rate of nothing: the validation before the first step is the best."""
+    frozen = {"sft__optim__lr": 1e-12, "sft__patience": 2, "trainer__test_freq": 1, "trainer__save_freq": 0}
+    said = Said()
+    summary = train(chosen(setting, **frozen), workspace, "sft", said)
+    run = only_run(workspace)
+    assert (summary.steps, list(checkpoints(run))) == (2, [2])
+    assert "stopped at step 2: validation EM has not risen since step 0" in said.text
+    assert logged(run, "SELECT count(*) FROM steps WHERE phase = 'test' AND step = 2") == [(1,)]
+    again = Said()
+    assert resume(run, workspace=Workspace(workspace), terminal=again).steps == 2
+    assert f"{run.name} is finished: sft.patience ended it after 2 steps" in again.text
+    with pytest.raises(UserError, match=r"sft\.patience ended .* --model .*@best"):
+        resume(run, workspace=Workspace(workspace), terminal=again, steps=4)
+
+
+def test_with_patience_the_best_is_saved(setting: Path, workspace: Path) -> None:
+    """Without a validation before the first step, that of step 1 is the best as it comes."""
+    frozen = {"sft__optim__lr": 1e-12, "sft__patience": 2, "trainer__test_freq": 1, "trainer__save_freq": 0}
+    train(chosen(setting, trainer__val_before_train=False, **frozen), workspace, "sft")
+    run = only_run(workspace)
+    assert list(checkpoints(run)) == [1, 3]
+    assert model_directory(f"{run.name}@best", Workspace(workspace)).name == "step-000001"
+
+
+def test_patience_needs_validations(setting: Path, workspace: Path) -> None:
+    for changed, why in (
+        ({"trainer__test_freq": 0}, r"there are none: trainer\.test_freq = 0"),
+        ({"data__val_files": None}, r"there are none: data\.val_files is not set"),
+    ):
+        with pytest.raises(UserError, match=why):
+            train(chosen(setting, sft__patience=1, **changed), workspace, "sft")
+
+
+def test_validations_without_a_rise_count_from_the_first_best() -> None:
+    assert validations_without_rise({}) == 0
+    assert validations_without_rise({0: 0.1}) == 0
+    assert validations_without_rise({0: 0.1, 10: 0.3, 20: 0.3, 30: 0.2}) == 2
+    assert validations_without_rise({0: 0.1, 10: 0.3, 20: 0.2, 30: 0.4}) == 0
