@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path[0] = str(ROOT)
@@ -26,10 +25,9 @@ from bench.speed.harness import Options, provenance  # noqa: E402
 from bench.speed.material import find_model  # noqa: E402
 
 RESULT = ROOT / "bench" / "results" / "real_evaluation.json"
-TWO_WIKI, HOTPOT, NQ, SQUAD = "2wiki/dev-1000.json", "hotpotqa/dev-500.json", "nq", "squad"
-NQ_FILE = "nq/nq-dev-with-paragraphs.jsonl"
+TWO_WIKI, HOTPOT, NQ = "2wiki/dev-1000.json", "hotpotqa/dev-500.json", "nq/nq-dev-with-paragraphs.jsonl"
 SQUAD_FILES = ("squad/super-bowl-50.v1.1.json", "squad/university-of-notre-dame.v1.1.json")
-CORPORA = ("2wiki/2wikimultihopqa_corpus.json", "hotpotqa/dev-500-corpus.json")
+TWO_WIKI_CORPUS, HOTPOT_CORPUS = "2wiki/2wikimultihopqa_corpus.json", "hotpotqa/dev-500-corpus.json"
 SETTINGS = {
     "rollout.max_turns": 2, "rollout.max_turn_tokens": 96, "rollout.max_obs_length": 400, "search.topk": 3,
     "data.max_response_length": 1400, "data.max_prompt_length": 1600, "model.dtype": "bfloat16",
@@ -50,36 +48,21 @@ def prepare(data: Path, folder: Path, workspace: Path) -> None:
     if (folder / "suite.yaml").is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in (data / NQ_FILE).read_text(encoding="utf-8").splitlines()]
-    write_lines(folder / "nq.jsonl", [question_of(row) for row in rows])
-    pages = [{"title": row["title"], "text": row["paragraph"]} for row in rows]
-    write_lines(folder / "nq-passages.jsonl", pages)
     squad = ",".join(str(data / name) for name in SQUAD_FILES)
-    corpora = ",".join(str(data / name) for name in CORPORA)
     srl(workspace, "data", "prepare", f"2wikimultihopqa:validation={data / TWO_WIKI}",
-        f"hotpotqa:validation={data / HOTPOT}", f"squad:test={squad}", f"2wiki-corpus={corpora}",
-        f"corpus={folder / 'nq-passages.jsonl'}", "--out", str(folder / "prepared"))  # fmt: skip
+        f"hotpotqa:validation={data / HOTPOT}", f"squad:test={squad}", f"nq:test={data / NQ}",
+        f"2wiki-corpus={data / TWO_WIKI_CORPUS}", f"hotpotqa-corpus={data / HOTPOT_CORPUS}",
+        "--out", str(folder / "prepared"))  # fmt: skip
     srl(workspace, "index", "build", "--corpus", str(folder / "prepared" / "corpus.jsonl"), "--out",
         str(folder / "index"))  # fmt: skip
     write_manifest(folder)
-
-
-def question_of(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of Natural Questions in our form."""
-    known = {"supporting_titles": [row["title"]]}
-    return {"id": row["id"], "question": row["question"], "golden_answers": row["answer"], "metadata": known,
-            "data_source": "nq"}  # fmt: skip
-
-
-def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
 def write_manifest(folder: Path) -> None:
     sets = [
         {"name": "2wikimultihopqa", "source": "2wikimultihopqa", "file": "prepared/validation.parquet"},
         {"name": "hotpotqa", "source": "hotpotqa", "file": "prepared/validation.parquet"},
-        {"name": "nq", "file": "nq.jsonl"},
+        {"name": "nq", "source": "nq", "file": "prepared/test.parquet"},
         {"name": "squad", "source": "squad", "file": "prepared/test.parquet"},
     ]
     (folder / "suite.yaml").write_text(json.dumps({"format": 1, "name": "real", "sets": sets}))

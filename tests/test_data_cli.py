@@ -43,7 +43,8 @@ def test_prepare_one_source_from_files(srl, tmp_path):
     code, out, err = srl("data", "prepare", "squad", "--file", file, "--out", "out", "--val", 1)
     assert (code, err) == (0, "squad-train.json: 1 rows left out: impossible (SQuAD 2)\n")
     assert [line.split()[0] for line in out.splitlines()] == [
-        f"out/{name}" for name in ("train.parquet", "validation.parquet", "corpus.jsonl")
+        *(f"out/{name}" for name in ("train.parquet", "validation.parquet", "corpus.jsonl")),
+        "gold",
     ]
 
 
@@ -57,7 +58,8 @@ def test_prepare_merges_sources_with_their_files(srl, tmp_path):
     )  # fmt: skip
     assert code == 0
     made = json.loads(out)
-    assert (made["questions"], made["passages"]) == ({"train": 4, "test": 3}, 9)
+    assert (made["questions"], made["passages"]) == ({"train": 4, "test": 3}, 8)
+    assert (made["merged"], made["gold"]) == (1, {"text": 4, "unnamed": 3})
     assert (
         read_questions(tmp_path / "out" / "test.parquet")[0].prompt[0]["content"].startswith("Question : who")
     )

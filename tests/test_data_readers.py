@@ -54,7 +54,12 @@ def complaint(name: str, path: Path) -> str:
 def test_nq_open_takes_all_answers_once_and_numbers_its_questions():
     first, second, third = read("nq", "nq-open.train.jsonl")
     assert first == Question(
-        "nq/train/0", "who founded the village of lower thorne", ("Maud Ashby",), "nq", "train"
+        "nq/train/0",
+        "who founded the village of lower thorne",
+        ("Maud Ashby",),
+        "nq",
+        "train",
+        metadata={"hops": 1},
     )
     assert second.golden_answers == ("1871", "4 May 1871")
     assert third.text == "what is a köhlerhütte built of — and why"
@@ -63,7 +68,7 @@ def test_nq_open_takes_all_answers_once_and_numbers_its_questions():
 def test_nq_keeps_the_title_of_the_page_where_a_file_has_it(tmp_path):
     row = {"question": "who made rye", "answer": ["Ana"]}
     file = written(tmp_path / "nq.jsonl", row | {"title": "Rye"}, row)
-    assert [q.metadata for q in read("nq", file)] == [{"supporting_titles": ["Rye"]}, {}]
+    assert [q.metadata for q in read("nq", file)] == [{"hops": 1, "supporting_titles": ["Rye"]}, {"hops": 1}]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,10 @@ def test_a_paragraph_that_comes_with_two_questions_is_one_passage():
 
 def test_simplified_hotpotqa_has_types_and_no_passages():
     questions = read("hotpotqa", "hotpot_dev_simplified.json")
-    assert [q.metadata for q in questions] == [{"type": "comparison"}, {"type": "bridge"}]
+    assert [q.metadata for q in questions] == [
+        {"hops": 2, "type": "comparison"},
+        {"hops": 2, "type": "bridge"},
+    ]
     assert [q.id for q in questions] == ["hotpotqa/train/0", "hotpotqa/train/1"]
     assert list(SOURCES["hotpotqa"].passages(FIXTURES / "hotpot_dev_simplified.json")) == []
 
@@ -112,7 +120,7 @@ def test_gold_titles_may_come_without_sentence_numbers(tmp_path):
     path = tmp_path / "dev.json"
     path.write_text(json.dumps([row]), encoding="utf-8")
     [question] = SOURCES["hotpotqa"].questions(path, "validation")
-    assert question.metadata == {"supporting_titles": ["Lower Thorne", "Maud Ashby"]}
+    assert question.metadata == {"hops": 2, "supporting_titles": ["Lower Thorne", "Maud Ashby"]}
 
 
 def test_2wiki_counts_its_hops_by_evidence():
@@ -140,14 +148,16 @@ def test_musique_takes_aliases_and_leaves_unanswerable_rows_out_by_count():
 def test_triviaqa_takes_value_aliases_and_what_people_answered():
     rye, grey = read("triviaqa", "triviaqa-dev.json")
     assert rye.golden_answers == ("Rye", "Rye grain", "Secale")
-    assert rye.metadata == {"supporting_titles": ["Rye"]}
+    assert rye.metadata == {"hops": 1, "supporting_titles": ["Rye"]}
     assert grey.golden_answers == ("Grey", "Gray", "silver grey")
 
 
 def test_popqa_reads_the_json_list_quoted_or_bare():
     born, job = read("popqa", "popqa.tsv", "test")
     assert born.golden_answers == ("Osk", "Osk (town)")
-    assert born.metadata == {"prop": "place of birth", "s_pop": "120", "supporting_titles": ["Ana Reuss"]}
+    assert born.metadata == {
+        "hops": 1, "prop": "place of birth", "s_pop": "120", "supporting_titles": ["Ana Reuss"],
+    }  # fmt: skip
     assert (job.id, job.golden_answers) == ("popqa/test/502", ("film director", "director"))
 
 

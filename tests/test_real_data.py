@@ -109,6 +109,15 @@ def test_page_shows_what_its_commands_print(place: Path) -> None:
     follow("srl data show", "srl index search")
 
 
+@pytest.mark.slow
+def test_page_shows_the_corpus_that_several_data_sets_become(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").symlink_to(shared_data("musique").parent.resolve())
+    monkeypatch.chdir(tmp_path)
+    follow("srl data prepare squad:train=data/squad/train-43")
+
+
 def test_line_that_no_command_prints_is_found() -> None:
     printed = (
         "run 20261122T012418Z-real-sft-s0-43ef: 9 questions, set up in 4.7 s\n1  15.700  a  One long line\n"

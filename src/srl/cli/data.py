@@ -73,6 +73,10 @@ def prepare(
     contexts: Annotated[
         bool, typer.Option(help="Add the paragraphs that come with questions to the corpus.")
     ] = True,
+    merge: Annotated[
+        bool,
+        typer.Option(help="Merge passages with the same title and text (24 to 48 bytes of memory each)."),
+    ] = True,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -80,6 +84,7 @@ def prepare(
 
     A SOURCE is a name from `srl data list`. Without files it is downloaded from the Hugging Face hub.
     Several sources are merged: `nq:train=a.jsonl hotpotqa:validation=b.json corpus=c.jsonl`.
+    Passages with the same title and text become one, and questions name their gold passages by its id.
 
     \b
     Example:
@@ -104,6 +109,7 @@ def prepare(
             limit=limit,
             validation=val,
             contexts=contexts,
+            merge=merge,
             overwrite=overwrite,
             progress=update,
         )
@@ -127,7 +133,21 @@ def _print_prepared(made: Any) -> None:
     for split, count in made.questions.items():
         output.line(f"{made.directory / split}.parquet  {count:,} questions")
     if made.passages:
-        output.line(f"{made.directory / 'corpus.jsonl'}  {made.passages:,} passages")
+        merged = f", {made.merged:,} more were the same" if made.merged else ""
+        output.line(f"{made.directory / 'corpus.jsonl'}  {made.passages:,} passages{merged}")
+    if made.gold.keys() - {"unnamed"}:
+        output.line(f"gold passages  {_gold_line(made.gold)}")
+
+
+def _gold_line(gold: dict[str, int]) -> str:
+    """How many questions have their gold passages in the corpus, and how they were found."""
+    words = {
+        "text": "questions by text",
+        "title": "by title",
+        "missing": "have some that were not found",
+        "unnamed": "name none",
+    }
+    return ", ".join(f"{gold[by]:,} {text}" for by, text in words.items() if gold.get(by))
 
 
 @app.command()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
+from html import unescape
 from pathlib import Path
 from typing import Literal
 
@@ -58,6 +59,11 @@ def contents_of(title: str, text: str) -> str:
     return f'"{title}"\n{text.strip()}'
 
 
+def title_key(title: str) -> str:
+    """A title as it is compared: without outer quotation marks, HTML entities, underscores, extra spaces."""
+    return " ".join(unescape(title).replace("_", " ").split()).strip('"')
+
+
 def read_corpus(path: Path | str) -> Iterator[Passage]:
     """The passages of a corpus file, in order: JSON lines, a JSON array or TREC's documents, `.gz` too.
 
@@ -107,16 +113,21 @@ def _has_id(record: Record) -> bool:
     return any(record.row.get(name) is not None for name in ("id", "_id", "docid"))
 
 
-def write_corpus(path: Path | str, passages: Iterable[Passage]) -> int:
+def write_corpus(
+    path: Path | str, passages: Iterable[Passage], keep: Callable[[Passage], bool] = lambda passage: True
+) -> int:
     """Write `{"id", "contents"}` lines atomically, and return their number.
 
-    A repeated passage (same id and contents) is written once. Raises UserError for two passages with the
-    same id, and for no passages.
+    Passages that `keep` does not want are left out. A repeated passage (same id and contents) is written
+    once. Raises UserError for two passages with the same id, and for no passages.
     """
     ids, count = PassageIds(), 0
     with atomic_file(path) as file:
         for passage in passages:
-            if (state := ids.add(passage)) == "clash":
+            state, kept = ids.add(passage), keep(passage)
+            if not kept:
+                continue
+            if state == "clash":
                 raise UserError(
                     f"{path} was not written: two passages have the id {passage.id!r}; ids must be unique"
                 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from srl.data.corpus import write_corpus
 from srl.data.hub import download
+from srl.data.merge import GoldPassages, Merging
 from srl.data.parquet import write_questions
 from srl.data.sources import Source, source_of
 from srl.data.splits import SPLITS, canonical_split, guess_split, split_off, without_repeats
@@ -39,12 +40,18 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was written to `directory`; `notes` are messages for the user."""
+    """What was written to `directory`; `notes` are messages for the user.
+
+    `merged` passages are not in the corpus, since it has the same title and text already. `gold` counts the
+    questions by how their gold passages were found (`srl.data.merge.GoldBy`); empty without a corpus.
+    """
 
     directory: Path
     questions: dict[str, int]
     passages: int
     notes: tuple[str, ...] = ()
+    merged: int = 0
+    gold: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -75,14 +82,17 @@ def prepare(
     limit: int | None = None,
     validation: float = 0.0,
     contexts: bool = True,
+    merge: bool = True,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Prepared:
     """Write `{train,validation,test}.parquet` and `corpus.jsonl`, as far as there are any, and the manifest.
 
     `limit` is the maximum number of questions from each file, `validation` the share or number of training
-    questions to hold out, `contexts` whether paragraphs that come with questions join the corpus. A question
-    that another split asks in the same words is dropped: from training first, then from validation.
+    questions to hold out, `contexts` whether paragraphs that come with questions join the corpus, `merge`
+    whether passages with the same title and text become one (`srl.data.merge`). Questions name their gold
+    passages by their ids in this corpus. A question that another split asks in the same words is dropped:
+    from training first, then from validation.
     `overwrite` replaces a directory that an earlier call wrote and that holds nothing else. `progress` is
     called with the number of passages written. Raises UserError, and then leaves nothing behind.
     """
@@ -97,15 +107,43 @@ def prepare(
     with atomic_directory(out, replace=replace) as folder, ExitStack() as copies:
         files = [(each, copies.enter_context(on_disk(path))) for each, path in named]
         made = _read(files, limit)
+        merging = Merging(_gold(made, files), merge)
+        passages = _write_passages(folder, _passages(files, contexts, progress), merging)
+        if passages:
+            _resolve(made, merging.gold)
         _set_aside(made, validation)
         counts = _write_splits(folder, made, rendering)
-        passages = _write_passages(folder, files, contexts, progress)
         if not counts and not passages:
             raise UserError("nothing to write: the sources contain no questions and no passages")
         settings = {"template": template, "limit": limit, "validation": validation, "contexts": contexts}
+        merged, gold = merging.merged, {str(by): count for by, count in merging.gold.counts.items()}
         done = {"sources": made.sources, "questions": counts, "passages": passages, "notes": made.notes}
-        write_manifest(folder, KIND, {**settings, **done, "files": files_in(folder)})
-    return Prepared(out, counts, passages, tuple(made.notes))
+        manifest = {
+            **settings,
+            "merge": merge,
+            **done,
+            "merged": merged,
+            "gold": gold,
+            "files": files_in(folder),
+        }
+        write_manifest(folder, KIND, manifest)
+    return Prepared(out, counts, passages, tuple(made.notes), merged, gold)
+
+
+def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassages:
+    """The gold passages that the questions name, with their texts: those of question files first."""
+    gold = GoldPassages(question for questions in made.splits.values() for question in questions)
+    for each, path in sorted(files, key=lambda named: named[0].source.is_corpus):
+        if each.source.is_corpus and not gold.unknown:
+            break
+        for passage in each.source.passages(path):
+            gold.know(passage)
+    return gold
+
+
+def _resolve(made: _Composition, gold: GoldPassages) -> None:
+    for split, questions in made.splits.items():
+        made.splits[split] = [gold.resolve(question) for question in questions]
 
 
 def _files(each: Input) -> tuple[Path, ...]:
@@ -189,15 +227,12 @@ def _rendered(questions: Iterable[Question], rendering: Template, split: str) ->
         yield replace(question, prompt=rendering.messages(question.text), split=split)
 
 
-def _write_passages(
-    folder: Path, files: Sequence[tuple[Input, Path]], contexts: bool, progress: Callable[[int], None] | None
-) -> int:
+def _write_passages(folder: Path, passages: Iterator[Passage], merging: Merging) -> int:
     """Stream all passages into one corpus and return their number; no file is written for 0."""
-    passages = _passages(files, contexts, progress)
     first = next(passages, None)
     if first is None:
         return 0
-    return write_corpus(folder / CORPUS, _chain(first, passages))
+    return write_corpus(folder / CORPUS, _chain(first, passages), merging.keep)
 
 
 def _chain(first: Passage, rest: Iterator[Passage]) -> Iterator[Passage]:

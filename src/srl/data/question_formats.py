@@ -6,10 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from srl.data.corpus import passage_of
 from srl.data.published_rows import Record, describe, first_character, json_array, json_rows, table_rows
@@ -33,12 +33,13 @@ class Format:
     """A published format: how to read its rows, the question of a row, and the paragraphs that come with it.
 
     Functions of a row also take the data source. `draft` returns a string, the reason, for a row that is
-    skipped (an unanswerable question, say).
+    skipped (an unanswerable question, say). `hops` is the number of hops of all its questions.
     """
 
     records: Callable[[Path], Iterator[Record]]
     draft: Callable[[Record, str], Draft | str]
     passages: Callable[[Record, str], Iterable[Passage]] | None = None
+    hops: int | None = None
 
 
 def read_format(
@@ -55,7 +56,7 @@ def read_format(
     index>`; indexes count from `start`. Raises UserError with the place of a row that is malformed, has no
     answer or repeats an id, and for a file without questions.
     """
-    form = FLASHRAG if is_flashrag(path) else form
+    form = replace(FLASHRAG, hops=form.hops) if is_flashrag(path) else form
     seen: set[str] = set()
     for record in form.records(path):
         draft = form.draft(record, data_source)
@@ -63,13 +64,20 @@ def read_format(
             if skipped is not None:
                 skipped[draft] += 1
             continue
-        question = make_question(record, draft, data_source, split, start)
+        question = make_question(record, _with_hops(draft, form.hops), data_source, split, start)
         if question.id in seen:
             raise record.error("an id that no earlier question has", repr(question.id))
         seen.add(question.id)
         yield question
     if not seen:
         raise UserError(f"{path}: expected questions, found none")
+
+
+def _with_hops(draft: Draft, hops: int | None) -> Draft:
+    """The draft with the hops of its format, where its row says nothing of them."""
+    if hops is None:
+        return draft
+    return replace(draft, metadata={"hops": hops, **draft.metadata})
 
 
 def read_paragraphs(form: Format, path: Path, data_source: str) -> Iterator[Passage]:
@@ -99,8 +107,16 @@ def own_id(record: Record, *names: str) -> str | None:
     return record.text(*names) if any(record.row.get(name) is not None for name in names) else None
 
 
-def paragraphs(record: Record, source: str) -> Iterator[tuple[str, Passage]]:
-    """Title and passage of each paragraph in `context`: pairs `[title, sentences]`, or columns of them."""
+class Paragraph(NamedTuple):
+    """A paragraph that comes with a question, whole and in sentences."""
+
+    title: str
+    passage: Passage
+    sentences: list[str]
+
+
+def paragraphs(record: Record, source: str) -> Iterator[Paragraph]:
+    """The paragraphs in `context`: pairs `[title, sentences]`, or columns of them."""
     context = record.row.get("context") or []
     if isinstance(context, dict):
         inner = Record(record.path, record.place, record.index, context)
@@ -117,30 +133,61 @@ def paragraphs(record: Record, source: str) -> Iterator[tuple[str, Passage]]:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], list)):
             raise record.error("pairs of [title, sentences] in 'context'", describe(pair))
         title = record.valid(pair[0], "context")
-        text = " ".join(record.valid(sentence, "context").strip() for sentence in pair[1])
-        yield title, passage_of(title, text, source)
+        sentences = [record.valid(sentence, "context").strip() for sentence in pair[1]]
+        yield Paragraph(title, passage_of(title, " ".join(sentences), source), sentences)
 
 
-def support(record: Record, source: str) -> dict[str, list[str]]:
-    """Titles of the paragraphs that support the answer, and their passages' ids where given.
+def support(record: Record, source: str) -> dict[str, Any]:
+    """Titles of the paragraphs that support the answer, and where given their passages' ids and the facts.
 
-    They are in `supporting_facts`, or without sentence numbers in `supporting_titles`.
+    They are in `supporting_facts`, or without sentence numbers in `supporting_titles`. Ids are in the order
+    of the titles.
     """
+    facts = _facts(record)
+    titles = list(dict.fromkeys(title for title, _ in facts))
+    if not titles:
+        return {}
+    given = list(paragraphs(record, source))
+    ids = [each.passage.id for title in titles for each in given if each.title == title]
+    found: dict[str, Any] = {"supporting_titles": titles}
+    if ids:
+        found |= {"supporting_ids": list(dict.fromkeys(ids))}
+        found |= {"supporting_facts": _with_texts(facts, given)}
+    return found
+
+
+def _facts(record: Record) -> list[tuple[str, object]]:
+    """Title and sentence number of each supporting fact; None for a number that is not given."""
     facts = record.row.get("supporting_facts") or [
         [name] for name in record.optional_items("supporting_titles")
     ]
     if isinstance(facts, dict):
-        names = Record(record.path, record.place, record.index, facts).items("title")
-    elif isinstance(facts, list) and all(isinstance(fact, list) and fact for fact in facts):
-        names = [fact[0] for fact in facts]
-    else:
+        inner = Record(record.path, record.place, record.index, facts)
+        names = inner.items("title")
+        numbers = inner.optional_items("sent_id")
+        facts = [[name, *numbers[place : place + 1]] for place, name in enumerate(names)]
+    if not (isinstance(facts, list) and all(isinstance(fact, list) and fact for fact in facts)):
         raise record.error("pairs of [title, sentence number] in 'supporting_facts'", describe(facts))
-    titles = list(dict.fromkeys(record.valid(name, "supporting_facts") for name in names))
-    if not titles:
-        return {}
-    ids = [passage.id for title, passage in paragraphs(record, source) if title in titles]
-    found = {"supporting_titles": titles}
-    return {**found, "supporting_ids": list(dict.fromkeys(ids))} if ids else found
+    return [(record.valid(fact[0], "supporting_facts"), fact[1] if len(fact) > 1 else None) for fact in facts]
+
+
+def _with_texts(facts: list[tuple[str, object]], given: list[Paragraph]) -> list[dict[str, str]]:
+    """`{title, id, text}` of each fact, in order and without repeats; `text` is the sentence.
+
+    Without `text` where the number points to no sentence, and where all paragraphs of the row are one text.
+    """
+    found: list[dict[str, str]] = []
+    in_sentences = any(len(each.sentences) > 1 for each in given)
+    for title, number in facts:
+        paragraph = next((each for each in given if each.title == title), None)
+        fact = {"title": title}
+        if paragraph is not None:
+            fact["id"] = paragraph.passage.id
+            if in_sentences and isinstance(number, int) and 0 <= number < len(paragraph.sentences):
+                fact["text"] = paragraph.sentences[number]
+        if fact not in found:
+            found.append(fact)
+    return found
 
 
 def is_flashrag(path: Path) -> bool:
@@ -163,7 +210,7 @@ def flashrag(record: Record, source: str) -> Draft:
 
 
 def flashrag_passages(record: Record, source: str) -> Iterator[Passage]:
-    yield from (passage for _, passage in paragraphs(_flashrag_metadata(record), source))
+    yield from hotpot_passages(_flashrag_metadata(record), source)
 
 
 def _flashrag_metadata(record: Record) -> Record:
@@ -174,7 +221,7 @@ def _flashrag_metadata(record: Record) -> Record:
     row, context = dict(given), given.get("context")
     if isinstance(context, str) and isinstance(title := given.get("title"), str):
         title = title.replace("_", " ")
-        row |= {"context": [[title, [context]]], "supporting_facts": [[title, 0]]}
+        row |= {"context": [[title, [context]]], "supporting_titles": [title]}
     elif not isinstance(context, dict) and not _has_titles(context):
         row.pop("context", None)
     return Record(record.path, record.place, record.index, row)
@@ -188,9 +235,19 @@ FLASHRAG = Format(json_rows, flashrag, flashrag_passages)
 
 
 def nq_open(record: Record, source: str) -> Draft:
-    """NQ-open: `question`, `answer` (a list); files made from NQ also have the page's `title`."""
-    metadata = {"supporting_titles": [record.text("title")]} if record.row.get("title") else {}
+    """NQ-open: `question`, `answer` (a list); files made from NQ also have the page's `title`, and some the
+    `paragraph` that answers (QED's)."""
+    metadata: dict[str, Any] = (
+        {"supporting_titles": [record.text("title")]} if record.row.get("title") else {}
+    )
+    if own := list(nq_passages(record, source)):
+        metadata["supporting_ids"] = [passage.id for passage in own]
     return Draft(record.text("question"), record.texts("answer"), own_id(record, "id"), metadata)
+
+
+def nq_passages(record: Record, source: str) -> Iterator[Passage]:
+    if record.row.get("paragraph"):
+        yield passage_of(record.text("title"), record.text("paragraph"), source)
 
 
 def hotpotqa(record: Record, source: str) -> Draft:
@@ -205,45 +262,66 @@ def hotpotqa(record: Record, source: str) -> Draft:
 
 
 def two_wiki(record: Record, source: str) -> Draft:
-    """2WikiMultihopQA: like HotpotQA; the number of evidence triples is the number of hops."""
+    """2WikiMultihopQA: like HotpotQA, with the evidence as triples; their number is the number of hops."""
     draft = hotpotqa(record, source)
-    evidences = record.row.get("evidences")
-    hops = {"hops": len(evidences)} if isinstance(evidences, list) and evidences else {}
-    return Draft(draft.text, draft.answers, draft.own_id, {**hops, **draft.metadata})
+    evidences = [_triple(record, triple) for triple in record.optional_items("evidences")]
+    found = {"hops": len(evidences), "evidences": evidences} if evidences else {}
+    return Draft(draft.text, draft.answers, draft.own_id, {**draft.metadata, **found})
+
+
+def _triple(record: Record, triple: object) -> list[str]:
+    if not (isinstance(triple, list) and len(triple) == 3):
+        raise record.error("triples [subject, relation, object] in 'evidences'", describe(triple))
+    return [record.valid(part, "evidences") for part in triple]
 
 
 def hotpot_passages(record: Record, source: str) -> Iterator[Passage]:
-    yield from (passage for _, passage in paragraphs(record, source))
+    yield from (paragraph.passage for paragraph in paragraphs(record, source))
 
 
 def musique(record: Record, source: str) -> Draft | str:
     """MuSiQue: answer and aliases; the id tells the hops (`3hop1__…`); unanswerable rows are skipped."""
     if record.row.get("answerable") is False:
         return "unanswerable"
-    support = [pair for pair, supports in _musique_paragraphs(record, source) if supports]
-    name, metadata = record.text("id"), {}
+    given = list(_musique_paragraphs(record, source))
+    support = [(title, passage) for title, passage, row in given if row.get("is_supporting")]
+    name = record.text("id")
+    metadata: dict[str, Any] = {}
     if match := re.match(r"((\d+)hop\d*)__", name):
         metadata = {"hops": int(match[2]), "type": match[1]}
     if support:
         metadata["supporting_titles"] = list(dict.fromkeys(title for title, _ in support))
         metadata["supporting_ids"] = list(dict.fromkeys(passage.id for _, passage in support))
+    if steps := record.optional_items("question_decomposition"):
+        ids = {row.get("idx", place): passage.id for place, (_, passage, row) in enumerate(given)}
+        metadata["question_decomposition"] = [_step(record, step, ids) for step in steps]
     aliases = record.texts("answer_aliases") if record.row.get("answer_aliases") else ()
     answers = tuple(dict.fromkeys((*record.texts("answer"), *aliases)))
     return Draft(record.text("question"), answers, name, metadata)
 
 
-def _musique_paragraphs(record: Record, source: str) -> Iterator[tuple[tuple[str, Passage], bool]]:
+def _step(record: Record, step: object, ids: Mapping[object, str]) -> dict[str, str]:
+    """`{question, answer, id}` of one hop; `id` is that of its passage. `#1` stands for the first answer."""
+    if not isinstance(step, dict):
+        raise record.error("objects in 'question_decomposition'", describe(step))
+    inner = Record(record.path, record.place, record.index, step)
+    found = {"question": inner.text("question"), "answer": inner.text("answer")}
+    own = ids.get(step.get("paragraph_support_idx"))
+    return found if own is None else {**found, "id": own}
+
+
+def _musique_paragraphs(record: Record, source: str) -> Iterator[tuple[str, Passage, Mapping[str, Any]]]:
+    """Title, passage and row of each paragraph."""
     for row in record.optional_items("paragraphs"):
         if not isinstance(row, dict):
             raise record.error("objects in 'paragraphs'", describe(row))
         inner = Record(record.path, record.place, record.index, row)
         title = inner.text("title")
-        passage = passage_of(title, inner.text("paragraph_text"), source)
-        yield (title, passage), bool(row.get("is_supporting"))
+        yield title, passage_of(title, inner.text("paragraph_text"), source), row
 
 
 def musique_passages(record: Record, source: str) -> Iterator[Passage]:
-    yield from (passage for (_, passage), _ in _musique_paragraphs(record, source))
+    yield from (passage for _, passage, _ in _musique_paragraphs(record, source))
 
 
 def triviaqa(record: Record, source: str) -> Draft:
@@ -279,7 +357,7 @@ def popqa(record: Record, source: str) -> Draft:
 
 def bamboogle(record: Record, source: str) -> Draft:
     """Bamboogle: questions of two hops; `Question` and `Answer`, as a table or as JSON."""
-    return Draft(record.text("Question", "question"), record.texts("Answer", "answer"), None, {"hops": 2})
+    return Draft(record.text("Question", "question"), record.texts("Answer", "answer"))
 
 
 def asearcher(record: Record, source: str) -> Draft:
@@ -332,12 +410,12 @@ def bamboogle_records(path: Path) -> Iterator[Record]:
     return json_rows(path) if first_character(path) in ("{", "[") else table_rows(path, ",")
 
 
-NQ_OPEN = Format(json_rows, nq_open)
-HOTPOTQA = Format(json_rows, hotpotqa, hotpot_passages)
+NQ_OPEN = Format(json_rows, nq_open, nq_passages, hops=1)
+HOTPOTQA = Format(json_rows, hotpotqa, hotpot_passages, hops=2)
 TWO_WIKI = Format(json_rows, two_wiki, hotpot_passages)
 MUSIQUE = Format(json_rows, musique, musique_passages)
-TRIVIAQA = Format(partial(json_array, key="Data"), triviaqa)
-POPQA = Format(partial(table_rows, delimiter="\t"), popqa)
-BAMBOOGLE = Format(bamboogle_records, bamboogle)
+TRIVIAQA = Format(partial(json_array, key="Data"), triviaqa, hops=1)
+POPQA = Format(partial(table_rows, delimiter="\t"), popqa, hops=1)
+BAMBOOGLE = Format(bamboogle_records, bamboogle, hops=2)
 ASEARCHER = Format(json_rows, asearcher)
-SQUAD = Format(squad_records, squad, squad_passages)
+SQUAD = Format(squad_records, squad, squad_passages, hops=1)

@@ -82,7 +82,7 @@ def _flashrag(name: str, *splits: str) -> dict[str, str]:
 _ALL = (
     Source(
         name="nq",
-        what="Natural Questions (open): real queries, short answers",
+        what="Natural Questions (open): real queries, short answers; with paragraphs as in QED",
         files="NQ-open.train.jsonl, NQ-open.dev.jsonl",
         licence="CC BY-SA 3.0",
         homepage="https://github.com/google-research-datasets/natural-questions",
@@ -210,6 +210,17 @@ _ALL = (
         data_source="2wikimultihopqa",
         hub="osunlp/HippoRAG_2",
         hub_files={"": "2wikimultihopqa_corpus.json"},
+        is_corpus=True,
+    ),
+    Source(
+        name="hotpotqa-corpus",
+        what="HotpotQA's passages as HippoRAG publishes them: {title, text}",
+        files="hotpotqa_corpus.json",
+        licence="CC BY-SA (Wikipedia)",
+        homepage="https://github.com/OSU-NLP-Group/HippoRAG",
+        data_source="hotpotqa",
+        hub="osunlp/HippoRAG_2",
+        hub_files={"": "hotpotqa_corpus.json"},
         is_corpus=True,
     ),
     Source(

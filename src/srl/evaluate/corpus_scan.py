@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from html import unescape
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 from srl.answers import normalise_answer
+from srl.data.corpus import title_key
 from srl.index.passages import PassageStore
 from srl.trajectory import Passage
 
@@ -134,11 +134,6 @@ def _scan_part(part: tuple[Path, range]) -> Found:
     directory, rows = part
     store = PassageStore(directory)
     return _scan((store[row] for row in rows), _sought, lambda done: None)
-
-
-def title_key(title: str) -> str:
-    """A title as it is compared: without outer quotation marks, HTML entities, underscores, extra spaces."""
-    return " ".join(unescape(title).replace("_", " ").split()).strip('"')
 
 
 class Phrases:

@@ -27,9 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.answers import findable
+from srl.data.corpus import title_key
 from srl.data.published_rows import describe
 from srl.errors import UserError
-from srl.evaluate.corpus_scan import Found, Sought, scan, title_key
+from srl.evaluate.corpus_scan import Found, Sought, scan
 from srl.files import FORMAT, atomic_file, check_format, digest_text
 from srl.trajectory import Passage, Question
 

@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from srl.answers import contains_answer, cover_exact_match, exact_match, f1
-from srl.evaluate.corpus_scan import title_key
+from srl.data.corpus import title_key
 from srl.evaluate.retrieval_metrics import document_of, recall_at_k, supporting_ids
 from srl.trajectory import FAULTS, EndReason, Phase, Question, Trajectory
 

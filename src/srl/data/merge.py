@@ -1,0 +1,216 @@
+"""Merging corpora: which passages are the same, and which of them are gold for a question.
+
+Two passages are the same if their titles are and their texts are, ignoring white space, the form of
+quotation marks (curly, ``…'') and how Unicode composes letters (NFC). Case and all other characters count:
+the data sets cut the same Wikipedia pages differently, and only copies may become one.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from srl.data.corpus import title_key
+from srl.trajectory import Passage, Question
+
+_STRAIGHT = str.maketrans("“”„‘’", '"""\'\'')
+_FREE = bytes(16)
+
+GoldBy = Literal["text", "title", "missing", "unnamed"]
+"""How the gold passages of a question were found: all by text, or some by title; `missing`: some were not
+found; `unnamed`: the question names none."""
+
+
+def passage_key(passage: Passage) -> bytes:
+    """16 bytes that are equal for passages that are the same."""
+    return blake2b(f"{_plain(passage.title)}\0{_plain(passage.text)}".encode(), digest_size=16).digest()
+
+
+def _plain(text: str) -> str:
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text).translate(_STRAIGHT)
+    return "".join(text.split()).replace("``", '"').replace("''", '"')
+
+
+class KeyTable:
+    """A set of 16-byte keys that takes 24 to 48 bytes for each, in one block of memory (open addressing)."""
+
+    def __init__(self) -> None:
+        self._slots, self._count = bytearray(16 << 10), 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, key: bytes) -> bool:
+        """Add a key, and return whether it is new. A key is never all zeros: it is a digest."""
+        if 24 * (self._count + 1) > len(self._slots):
+            self._grow()
+        place = self._place(key)
+        if self._slots[place : place + 16] == key:
+            return False
+        self._slots[place : place + 16] = key
+        self._count += 1
+        return True
+
+    def _place(self, key: bytes) -> int:
+        """Where the key is, or the free place for it."""
+        slots, size = self._slots, len(self._slots)
+        place = int.from_bytes(key[:8], "big") * 16 % size
+        while (found := slots[place : place + 16]) != key and found != _FREE:
+            place = (place + 16) % size
+        return place
+
+    def _grow(self) -> None:
+        old, self._slots = self._slots, bytearray(2 * len(self._slots))
+        for start in range(0, len(old), 16):
+            if (key := bytes(old[start : start + 16])) != _FREE:
+                place = self._place(key)
+                self._slots[place : place + 16] = key
+
+
+class _Gold(NamedTuple):
+    """A gold passage: its key and its title as `title_key` has it."""
+
+    key: bytes
+    title: str
+
+
+class GoldPassages:
+    """Finds the gold passages of questions in a corpus whose passages go by once.
+
+    A gold passage is found by its own text. Where the corpus lacks the text, or a question names only titles,
+    it is found by its title: the one passage with this title or, if there are several, the one from the
+    question's own data source. 2WikiMultihopQA's evidence triples stand in for titles: their subjects are
+    titles. Memory depends on the questions, not on the corpus.
+    """
+
+    def __init__(self, questions: Iterable[Question]) -> None:
+        self.names: set[str] = set()
+        """The ids that questions name gold passages with."""
+        self.counts: Counter[GoldBy] = Counter()
+        self._gold: dict[str, _Gold] = {}  # by id
+        self._wanted: set[bytes] = set()
+        self._titles: set[str] = set()
+        self._ids: set[str] = set()
+        self._by_key: dict[bytes, str] = {}
+        self._by_title: dict[str, list[str]] = {}
+        for question in questions:
+            self.names.update(_ids(question))
+            self._titles.update(map(title_key, _titles(question)))
+
+    def know(self, passage: Passage) -> None:
+        """Remember what a gold passage says, from wherever it is published."""
+        if passage.id in self.names:
+            self._gold[passage.id] = _Gold(passage_key(passage), title_key(passage.title))
+            self._wanted.add(self._gold[passage.id].key)
+            self._titles.add(self._gold[passage.id].title)
+
+    @property
+    def unknown(self) -> set[str]:
+        """The ids of gold passages whose text is not known."""
+        return self.names - self._gold.keys()
+
+    def see(self, passage: Passage, key: bytes) -> None:
+        """Remember a passage of the corpus, if it may be gold."""
+        if passage.id in self.names:
+            self._ids.add(passage.id)
+        if key in self._wanted:
+            self._by_key.setdefault(key, passage.id)
+        if (title := title_key(passage.title)) in self._titles:
+            self._by_title.setdefault(title, []).append(passage.id)
+
+    def resolve(self, question: Question) -> Question:
+        """The question with the ids that its gold passages have in the corpus, and count how they were found.
+
+        The id of a passage that the corpus lacks stays as it is. Titles become ids if all of them are found.
+        """
+        if named := _ids(question):
+            found = {name: self._find(name, question.data_source) for name in named}
+            by: GoldBy = (
+                "missing" if None in found.values() else "title" if self._by_titles(found) else "text"
+            )
+            self.counts[by] += 1
+            return _renamed(question, {name: new for name, new in found.items() if new is not None})
+        titles = _titles(question)
+        ids = [self._titled(title_key(title), question.data_source) for title in titles]
+        self.counts["unnamed" if not titles else "missing" if None in ids else "title"] += 1
+        if None in ids or not titles:
+            return question
+        known = {"supporting_titles": titles, "supporting_ids": list(dict.fromkeys(ids))}
+        return replace(question, metadata={**question.metadata, **known})
+
+    def _find(self, name: str, source: str) -> str | None:
+        """The id in the corpus of the gold passage `name`, by its text or else by its title."""
+        return self._by_text(name) or (
+            self._titled(self._gold[name].title, source) if name in self._gold else None
+        )
+
+    def _by_text(self, name: str) -> str | None:
+        if name in self._ids:
+            return name
+        return self._by_key.get(self._gold[name].key) if name in self._gold else None
+
+    def _by_titles(self, names: Iterable[str]) -> bool:
+        return any(self._by_text(name) is None for name in names)
+
+    def _titled(self, title: str, source: str) -> str | None:
+        """The one passage with this title; of several, the one from `source`."""
+        several = self._by_title.get(title, [])
+        own = several if len(several) == 1 else [name for name in several if name.startswith(f"{source}/")]
+        return own[0] if len(own) == 1 else None
+
+
+def _ids(question: Question) -> list[str]:
+    return _texts(question.metadata.get("supporting_ids"))
+
+
+def _titles(question: Question) -> list[str]:
+    """The titles that a question names, or else the subjects of its evidence."""
+    titles = _texts(question.metadata.get("supporting_titles"))
+    evidences = question.metadata.get("evidences")
+    if titles or not isinstance(evidences, list):
+        return titles
+    return list(
+        dict.fromkeys(_texts([triple[0] for triple in evidences if isinstance(triple, list) and triple]))
+    )
+
+
+def _texts(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _renamed(question: Question, names: Mapping[str, str]) -> Question:
+    """The question with `names` in place of ids, also in its facts and the steps of its decomposition."""
+    if all(old == new for old, new in names.items()):
+        return question
+    metadata = dict(question.metadata)
+    metadata["supporting_ids"] = list(dict.fromkeys(names.get(name, name) for name in _ids(question)))
+    for key in ("supporting_facts", "question_decomposition"):
+        if isinstance(rows := metadata.get(key), list):
+            metadata[key] = [_with_id(row, names) for row in rows]
+    return replace(question, metadata=metadata)
+
+
+def _with_id(row: Any, names: Mapping[str, str]) -> Any:
+    return {**row, "id": names[row["id"]]} if isinstance(row, dict) and row.get("id") in names else row
+
+
+class Merging:
+    """Which passages of several files become the corpus: each once, and the gold ones are remembered."""
+
+    def __init__(self, gold: GoldPassages, merge: bool = True) -> None:
+        self.gold, self.merged = gold, 0
+        self._keys = KeyTable() if merge else None
+
+    def keep(self, passage: Passage) -> bool:
+        """Whether no earlier passage is the same; `merged` counts those that are not kept."""
+        key = passage_key(passage)
+        if self._keys is not None and not self._keys.add(key):
+            self.merged += 1
+            return False
+        self.gold.see(passage, key)
+        return True

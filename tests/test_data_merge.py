@@ -1,0 +1,231 @@
+"""Several corpora become one: what is the same, and which passage is gold for which question."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srl.data.corpus import passage_of, read_corpus
+from srl.data.merge import KeyTable, passage_key
+from srl.data.parquet import read_questions
+from srl.data.prepare import Prepared, parse_input, prepare
+from srl.trajectory import Passage, Question
+
+FIXTURES = Path(__file__).parent / "fixtures" / "data"
+
+
+def rows(path: Path, *values: object) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def prepared(folder: Path, *inputs: str, **options: Any) -> Prepared:
+    return prepare([parse_input(text) for text in inputs], folder / "out", **options)
+
+
+def corpus(made: Prepared) -> dict[str, Passage]:
+    return {passage.id: passage for passage in read_corpus(made.directory / "corpus.jsonl")}
+
+
+def asked(made: Prepared, split: str = "train") -> list[Question]:
+    return read_questions(made.directory / f"{split}.parquet")
+
+
+def hotpot(
+    name: str, texts: Sequence[tuple[str, list[str]]], facts: object, **more: object
+) -> dict[str, Any]:
+    row = {"_id": name, "question": f"{name}?", "answer": "x", "type": "bridge"}
+    return {**row, "context": [list(text) for text in texts], "supporting_facts": facts, **more}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("A comedy- drama film.", "A comedy-drama\nfilm."),
+        ("It was “red”.", 'It was "red".'),
+        ("It was ``red''.", 'It was "red".'),
+        ("Anna’s hut", "Anna's hut"),
+        ("K\u00f6hler", "Ko\u0308hler"),
+    ],
+)
+def test_white_space_quotation_marks_and_composed_letters_make_no_difference(one, other):
+    assert passage_key(passage_of("T", one)) == passage_key(passage_of(" T", other, "nq"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(("T", "a"), ("U", "a")), (("T", "a"), ("T", "A")), (("T", "1–2"), ("T", "1-2")),
+     (("T", "x²"), ("T", "x2")), (("T a", "b"), ("T", "a b"))],
+)  # fmt: skip
+def test_title_case_and_all_other_characters_do(one, other):
+    assert passage_key(passage_of(*one)) != passage_key(passage_of(*other))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 4000), max_size=4000))
+def test_a_key_is_new_once(numbers):
+    table, seen = KeyTable(), set()
+    for number in numbers:
+        key = passage_key(Passage("", str(number)))
+        assert table.add(key) == (number not in seen)
+        seen.add(number)
+    assert len(table) == len(seen)
+
+
+def test_keys_that_fall_on_one_place_are_told_apart():
+    table = KeyTable()
+    keys = [bytes(8) + number.to_bytes(8, "big") for number in range(1, 1500)]
+    assert all(table.add(key) for key in keys)
+    assert not any(table.add(key) for key in keys)
+
+
+def test_gold_passage_that_another_file_had_first_is_named_by_its_id_there(tmp_path):
+    text = ["Osk is old.", "It lies on a river."]
+    first = rows(tmp_path / "a.jsonl", {"id": "17", "contents": '"Osk"\nOsk is old . It lies on a river .'})
+    row = hotpot("a", [("Osk", text), ("Rye", ["A grass.", "It is high."])], [["Osk", 1], ["Rye", 0]])
+    made = prepared(tmp_path, f"corpus={first}", f"hotpotqa:train={rows(tmp_path / 'h.jsonl', row)}")
+    [question] = asked(made)
+    rye = passage_of("Rye", "A grass. It is high.", "hotpotqa").id
+    assert (made.passages, made.merged, made.gold) == (2, 1, {"text": 1})
+    assert question.metadata["supporting_ids"] == ["17", rye]
+    assert question.metadata["supporting_facts"] == [
+        {"title": "Osk", "id": "17", "text": "It lies on a river."},
+        {"title": "Rye", "id": rye, "text": "A grass."},
+    ]  # fmt: skip
+    assert set(question.metadata["supporting_ids"]) == set(corpus(made))
+
+
+def test_gold_passage_is_the_one_with_its_text_where_a_title_has_two(tmp_path):
+    other = rows(tmp_path / "c.jsonl", {"title": "Osk", "text": "Osk is a river."})
+    row = hotpot("a", [("Osk", ["Osk is a town.", "It is old."])], [["Osk", 0]])
+    made = prepared(tmp_path, f"hotpotqa-corpus={other}", f"hotpotqa:train={rows(tmp_path / 'h.jsonl', row)}")
+    [question] = asked(made)
+    assert made.gold == {"text": 1}
+    [gold] = question.metadata["supporting_ids"]
+    assert corpus(made)[gold].text == "Osk is a town. It is old."
+
+
+def test_titles_become_ids_where_one_passage_has_them_or_one_of_the_same_data_set(tmp_path):
+    wiki = rows(
+        tmp_path / "w.json", {"title": "Osk", "text": "A town."}, {"title": "Rye", "text": "A grass."}
+    )
+    other = rows(tmp_path / "o.json", {"title": "Osk", "text": "A river."}, {"title": "Elm", "text": "One."},
+                 {"title": "Elm", "text": "Two."})  # fmt: skip
+    questions = [
+        {"question": f"q{number}?", "answer": "x", "supporting_titles": titles}
+        for number, titles in enumerate((["Osk", "Rye"], ["Elm", "Rye"], ["Nowhere", "Rye"]))
+    ]
+    asked_of = rows(tmp_path / "h.jsonl", *questions)
+    made = prepared(tmp_path, f"corpus={other}", f"hotpotqa-corpus={wiki}", f"hotpotqa:train={asked_of}")
+    first, *others = asked(made)
+    assert made.gold == {"title": 1, "missing": 2}
+    assert [corpus(made)[name].text for name in first.metadata["supporting_ids"]] == ["A town.", "A grass."]
+    assert all("supporting_ids" not in question.metadata for question in others)
+
+
+def test_subjects_of_evidence_stand_in_for_titles(tmp_path):
+    wiki = rows(
+        tmp_path / "w.json", {"title": "The Salt Road", "text": "A film."}, {"title": "Ana", "text": "Born."}
+    )
+    triples = [["The Salt Road", "director", "Ana"], ["Ana", "place of birth", "Osk"]]
+    row = {"_id": "a", "question": "Where?", "answer": "Osk", "type": "compositional"}
+    alias = {"_id": "b", "question": "Who?", "evidences": [["The salt road", "director", "Ana"]]}
+    file = rows(tmp_path / "t.jsonl", {**row, "evidences": triples}, {**row, **alias})
+    made = prepared(tmp_path, f"2wiki-corpus={wiki}", f"2wikimultihopqa:train={file}")
+    known, unknown = asked(made)
+    assert known.metadata["supporting_titles"] == ["The Salt Road", "Ana"]
+    assert [corpus(made)[name].title for name in known.metadata["supporting_ids"]] == ["The Salt Road", "Ana"]
+    assert (known.metadata["hops"], known.metadata["evidences"]) == (2, triples)
+    assert unknown.metadata.keys() == {"type", "hops", "evidences"}
+
+
+def test_ids_of_ones_own_corpus_follow_a_passage_that_was_merged(tmp_path):
+    mine = rows(
+        tmp_path / "c.jsonl",
+        {"id": "a", "contents": '"Osk"\nA town.'},
+        {"id": "b", "contents": '"Osk"\nA  town.'},
+    )
+    question = {"id": "1", "question": "Who?", "golden_answers": ["x"], "metadata": {"supporting_ids": ["b"]}}
+    made = prepared(tmp_path, f"questions={rows(tmp_path / 'q.jsonl', question)}", f"corpus={mine}")
+    assert asked(made)[0].metadata["supporting_ids"] == ["a"]
+    assert (list(corpus(made)), made.merged, made.gold) == (["a"], 1, {"text": 1})
+
+
+def test_without_merging_every_passage_stays_and_is_named_as_it_was(tmp_path):
+    mine = rows(
+        tmp_path / "c.jsonl",
+        {"id": "a", "contents": '"Osk"\nA town.'},
+        {"id": "b", "contents": '"Osk"\nA  town.'},
+    )
+    question = {"id": "1", "question": "Who?", "golden_answers": ["x"], "metadata": {"supporting_ids": ["b"]}}
+    made = prepared(
+        tmp_path, f"questions={rows(tmp_path / 'q.jsonl', question)}", f"corpus={mine}", merge=False
+    )
+    assert asked(made)[0].metadata["supporting_ids"] == ["b"]
+    assert (list(corpus(made)), made.merged) == (["a", "b"], 0)
+
+
+def test_id_of_a_passage_that_the_corpus_lacks_stays_and_is_counted(tmp_path):
+    other = rows(tmp_path / "c.jsonl", {"title": "Rye", "text": "A grass."})
+    row = hotpot("a", [("Osk", ["A town."]), ("Rye", ["Some grass."])], [["Osk", 0], ["Rye", 0]])
+    file = rows(tmp_path / "h.jsonl", row)
+    made = prepared(tmp_path, f"corpus={other}", f"hotpotqa:train={file}", contexts=False)
+    assert made.gold == {"missing": 1}
+    lost, by_title = asked(made)[0].metadata["supporting_ids"]
+    assert lost == passage_of("Osk", "A town.", "hotpotqa").id
+    assert list(corpus(made)) == [by_title]
+
+
+def test_a_merged_row_leaves_row_numbers_cheap(tmp_path):
+    """The ids of a corpus that counts its rows take no memory, also after a row that was merged."""
+    from srl.data.corpus import PassageIds, write_corpus
+
+    passages = [Passage(str(row), f"text {row - (row == 3)}") for row in range(9)]
+    keep = dict.fromkeys(map(str, range(9)), True) | {"3": False}
+    kept: list[PassageIds] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("srl.data.corpus.PassageIds", lambda: kept.append(PassageIds()) or kept[-1])
+        assert write_corpus(tmp_path / "c.jsonl", passages, lambda passage: keep[passage.id]) == 8
+    assert kept[0]._others == {}
+
+
+def test_paragraphs_of_nq_become_passages_and_gold(tmp_path):
+    row = {
+        "id": "5",
+        "question": "who made rye",
+        "answer": ["Ana"],
+        "title": "Rye",
+        "paragraph": "Ana made rye .",
+    }
+    made = prepared(tmp_path, f"nq:test={rows(tmp_path / 'nq.jsonl', row)}")
+    [question] = asked(made, "test")
+    assert [corpus(made)[name].contents for name in question.metadata["supporting_ids"]] == [
+        '"Rye"\nAna made rye .'
+    ]
+    assert (question.metadata["supporting_titles"], question.metadata["hops"]) == (["Rye"], 1)
+
+
+def test_facts_have_no_sentences_where_paragraphs_are_one_text_or_numbers_point_nowhere(tmp_path):
+    whole = hotpot("a", [("Osk", ["A town. It is old."]), ("Rye", ["A grass."])], [["Osk", 0], ["Osk", 1]])
+    beyond = hotpot("b", [("Osk", ["A town.", "It is old."])], [["Osk", 2], ["Osk", 1]])
+    made = prepared(tmp_path, f"hotpotqa:train={rows(tmp_path / 'h.jsonl', whole, beyond)}")
+    first, second = (question.metadata["supporting_facts"] for question in asked(made))
+    assert [fact.keys() for fact in first] == [{"title", "id"}]
+    assert [fact.get("text") for fact in second] == [None, "It is old."]
+
+
+def test_steps_of_musique_name_the_passage_of_each(tmp_path):
+    made = prepared(tmp_path, f"musique:train={FIXTURES / 'musique_full_dev.jsonl'}")
+    first = asked(made)[0].metadata["question_decomposition"]
+    titles = [corpus(made)[step.pop("id")].title for step in first]
+    assert titles == ["Thorne Mill", "Ashby"]
+    assert first == [
+        {"question": "Who owns Thorne Mill?", "answer": "Ashby"},
+        {"question": "Where does the #1 family come from?", "answer": "Norland"},
+    ]
