@@ -65,6 +65,7 @@ class EngineContract:
     """Largest difference of a log-prob from that of the model in transformers."""
     sizes: ClassVar[dict[str, int]] = {}
     weights_can_change = True
+    tells_tokens = True
 
     def start(self, model: PreTrainedModel, codec: Codec, folder: Path) -> Iterator[Subject]:
         """Yield the engine of `model`, which may be changed; a copy is in the subject."""
@@ -99,6 +100,17 @@ class EngineContract:
         assert completion.stop_reason == "stop"
         assert not subject.codec.decode(completion.token_ids).endswith(stop)
         assert len(completion.logprobs) == end + 1
+
+    def test_turn_tells_its_tokens_as_they_are_sampled(self, subject):
+        told: list[list[int]] = []
+        ids = letters(subject)
+        silent, completion = subject.run(
+            subject.turn(ids, name="silent"), subject.turn(ids, on_tokens=lambda ids: told.append(list(ids)))
+        )
+        assert completion.token_ids == silent.token_ids
+        expected = [list(completion.token_ids[: end + 1]) for end in range(8)] if self.tells_tokens else []
+        assert told == expected[: len(told)]
+        assert len(told) >= len(expected) - 1  # the last token may come with the completion
 
     @pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}])
     def test_turn_that_makes_no_sense_is_refused(self, subject, sampling):

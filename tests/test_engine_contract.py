@@ -33,6 +33,7 @@ class TestTorchEngine(EngineContract):
 class TestOpenAiEngine(EngineContract):
     tolerance = 1e-5
     weights_can_change = False
+    tells_tokens = False
 
     def start(self, model, codec, folder):
         fake = FakeServer(torch_app(model, codec, MAX_MODEL_LEN))

@@ -109,6 +109,14 @@ def _on_signal(number: int, frame: object) -> None:
         os._exit(128 + _received[0])
 
 
+def forgiven() -> bool:
+    """Whether the command goes on: True after one Ctrl-C, which is forgotten, False after other signals."""
+    if _received != [signal.SIGINT]:
+        return False
+    _received.clear()
+    return True
+
+
 def _unwind() -> None:
     if _running is None:
         raise KeyboardInterrupt

@@ -85,7 +85,7 @@ def as_json(shown: Transcript) -> dict[str, Any]:
         "prompt": trajectory.question.prompt,
         "metadata": trajectory.question.metadata,
         "segments": [_segment_json(step) for step in shown.steps],
-        "search_results": [_search_json(search) for search in trajectory.searches],
+        "search_results": [search_json(search) for search in trajectory.searches],
     }
 
 
@@ -102,7 +102,8 @@ def _segment_json(step: Step) -> dict[str, Any]:
     }
 
 
-def _search_json(search: Search) -> dict[str, Any]:
+def search_json(search: Search) -> dict[str, Any]:
+    """A search with its hits, for a program."""
     names = ("turn", "retriever", "query", "status", "latency_s", "attempts", "error", "index_digest", "cut")
     hits = [
         _hit_json(hit) | {"shown": search.shown_as(rank)} for rank, hit in enumerate(search.hits, start=1)

@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": "Serve searches over HTTP, and check search servers.",
     "train": "Train a model to search.",
     "eval": "Evaluate a model on questions.",
+    "ask": "Ask a model a question, and see it search.",
     "inspect": "Inspect runs: trajectories, curves, SQL.",
     "plugins": "List, check and create plugins.",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,29 @@ def print_rows(rows: Iterable[object]) -> None:
 def line(text: object = "", *, flush: bool = False) -> None:
     """Print one or several lines of a result."""
     print(safe(str(text)), flush=flush)
+
+
+def piece(text: str, style: str = "") -> None:
+    """Print a part of a line at once, on a terminal in a style of rich; nothing is wrapped."""
+    stdout().out(safe(text), style=style, end="")
+    sys.stdout.flush()
+
+
+def typed(prompt: str) -> str | None:
+    """The next line of stdin without its line end, after `prompt` on a terminal; None at its end.
+
+    On a terminal the line can be edited, and earlier ones recalled, where Python has readline.
+    """
+    if not sys.stdin.isatty():
+        found = sys.stdin.readline()
+        return found.rstrip("\n") if found else None
+    with suppress(ImportError):
+        import readline  # noqa: F401 - `input` uses it once it is imported
+    try:
+        return input(prompt)
+    except EOFError:
+        print()
+        return None
 
 
 def verbatim(text: str) -> None:

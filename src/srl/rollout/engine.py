@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from srl.errors import SrlError, UserError
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 StopReason = Literal["stop", "eos", "length"]
+OnTokens = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class Sampling:
 
     `key` seeds the turn's random numbers: (seed, phase, step, question, sample, attempt, turn). Two calls
     with the same key and the same logits draw the same tokens, whatever else is in the batch.
+
+    `on_tokens` is called with the ids of the turn so far, as they are sampled, in the event loop of the call.
+    An engine that has nothing to tell before the turn has ended never calls it.
     """
 
     max_tokens: int
@@ -29,6 +33,7 @@ class Sampling:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     key: tuple[int | str, ...] = ()
+    on_tokens: OnTokens | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

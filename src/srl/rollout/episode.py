@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from srl.errors import UserError
 from srl.protocol import (
@@ -32,6 +33,8 @@ from srl.trajectory import (
 
 Messages = Sequence[Mapping[str, str]]
 """The chat messages of a prompt."""
+OnProgress = Callable[[Trajectory, Sequence[int]], None]
+"""Told of an episode while it grows: what there is of it, and the ids so far of the turn under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +82,18 @@ async def run_episode(
     sample: int = 0,
     phase: Phase = "train",
     attempt: int = 0,
+    on_progress: OnProgress | None = None,
 ) -> Trajectory:
     """Let `engine` answer `question` with the tool `search` (None makes a search an invalid action).
 
     The trajectory holds the ids that the engine was given and those that it returned, in order; nothing is
     decoded and encoded again. It never ends on an observation: if an observation and a minimal answer do
     not fit, the episode ends before it as `truncated`. A template with `{information}` has `search` asked for
-    the question first; the passages stand in the prompt. Raises PromptTooLongError.
+    the question first; the passages stand in the prompt. `on_progress` is called with each new segment, and
+    with each token of an engine that tells them. Raises PromptTooLongError.
     """
     trajectory = Trajectory(question, sample=sample, step=step, phase=phase, attempt=attempt)
-    episode = _Episode(trajectory, engine, search, codec, template, options)
+    episode = _Episode(trajectory, engine, search, codec, template, options, on_progress)
     request = f"{phase}/{step}/{question.id}/{sample}/{attempt}"
     key = (seed, phase, step, question.id, sample, attempt)
     current_episode.set(request)
@@ -113,9 +118,11 @@ class _Episode:
         codec: Codec,
         template: Template,
         options: EpisodeOptions,
+        on_progress: OnProgress | None,
     ) -> None:
         self.trajectory, self.engine, self.search = trajectory, engine, search
         self.codec, self.template, self.options = codec, template, options
+        self.on_progress = on_progress
         self.ids: list[int] = []
         self.prompt_length = 0
 
@@ -192,6 +199,8 @@ class _Episode:
     def _add(self, segment: Segment) -> None:
         self.trajectory.segments.append(segment)
         self.ids.extend(segment.token_ids)
+        if self.on_progress is not None:
+            self.on_progress(self.trajectory, ())
 
     def _add_policy(self, completion: Completion, turn: int) -> str:
         text = self.codec.decode(completion.token_ids)
@@ -208,6 +217,7 @@ class _Episode:
             top_p=self.options.top_p,
             stop=self.options.stop,
             key=(*key, turn),
+            on_tokens=self.on_progress and partial(self.on_progress, self.trajectory),
         )
 
     def _failed(self) -> bool:

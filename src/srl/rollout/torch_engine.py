@@ -142,6 +142,7 @@ class TorchEngine(Engine):
         self._row_of: dict[str, int] = {}  # the episodes that hold a row
         self._open: dict[str, _Request] = {}  # turns asked for and not ended
         self._at: dict[int, _Request] = {}  # those being generated, by row
+        self._told: set[int] = set()  # the rows whose caller is told of every token
         self._new: list[_Request] = []  # a heap: first turns, waiting for a row
         self._back: list[_Request] = []  # later turns, waiting to be fed
         self._left = self._age = 0  # turns ended since requests were last fed; steps since the first
@@ -276,6 +277,8 @@ class TorchEngine(Engine):
             self._at[row] = request
             stop_set = self._stops.index(request.sampling.stop)
             self._table.begin(row, request.token_ids, request.sampling, stop_set)
+            if request.sampling.on_tokens is not None:
+                self._told.add(row)
         self._advance(np.array(rows, dtype=np.int64))
 
     def _advance(self, rows: Rows) -> None:
@@ -295,7 +298,15 @@ class TorchEngine(Engine):
                 "start from an earlier checkpoint, or try float32"
             )
         table.append(rows, tokens := tokens.astype(np.int64), logprobs.astype(np.float32))
+        self._tell(rows)
         self._end_turns(rows, tokens)
+
+    def _tell(self, rows: Rows) -> None:
+        """Call `Sampling.on_tokens` of those turns among `rows` that have it."""
+        for row in self._told.intersection(rows.tolist()) if self._told else ():
+            on_tokens = self._at[row].sampling.on_tokens
+            assert on_tokens is not None, "a row is told of only if its turn asks for it"
+            on_tokens(self._table.turn_ids(row))
 
     def _end_turns(self, rows: Rows, tokens: NDArray[np.int64]) -> None:
         """End the turns whose last token is EOS, completes a stop string, or is the last allowed."""
@@ -311,6 +322,7 @@ class TorchEngine(Engine):
 
     def _end_turn(self, row: int, reason: StopReason) -> None:
         request = self._at.pop(row)
+        self._told.discard(row)
         del self._open[request.id]
         ids, logprobs = self._table.turn_ids(row), self._table.turn_logprobs(row)
         self._table.active[row] = False
@@ -328,6 +340,7 @@ class TorchEngine(Engine):
             self._back.remove(request)
         elif row is not None:
             del self._at[row]
+            self._told.discard(row)
             self._table.clear(row)
             self._left += 1
 

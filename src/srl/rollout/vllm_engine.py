@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from srl.errors import SrlError, UserError
 from srl.model import Float32Head, merged_weights
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, check_turn
+from srl.rollout.engine import Completion, Engine, EngineTraits, OnTokens, Sampling, check_turn
 from srl.rollout.torch_engine import StopFinder
 from srl.safe_text import one_line
 
@@ -82,6 +82,7 @@ class _Turn:
     stop_set: int
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Completion]
+    on_tokens: OnTokens | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -89,6 +90,17 @@ class _Turn:
         """Resolve the caller's future, from any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(_settle, self.future, result)
+
+    def tell(self) -> None:
+        """Tell the caller of the ids so far, if it asked for them, from any thread."""
+        if self.on_tokens is not None:
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(_tell, self.future, self.on_tokens, list(self.token_ids))
+
+
+def _tell(future: asyncio.Future[Completion], on_tokens: OnTokens, token_ids: list[int]) -> None:
+    if not future.done():  # a caller that was cancelled wants to hear no more
+        on_tokens(token_ids)
 
 
 def _settle(future: asyncio.Future[Completion], result: Completion | Exception) -> None:
@@ -162,7 +174,8 @@ class VllmEngine(Engine):
             raise self._broken
         self._check(request_id, token_ids, sampling)
         loop, name = asyncio.get_running_loop(), f"{request_id}#{next(self._numbers)}"
-        turn = _Turn(name, self._stops.index(sampling.stop), loop, loop.create_future())
+        stop_set = self._stops.index(sampling.stop)
+        turn = _Turn(name, stop_set, loop, loop.create_future(), sampling.on_tokens)
         self._episodes.add(request_id)
         self._thread.submit(self._add, turn, list(token_ids), sampling)
         try:
@@ -258,6 +271,7 @@ class VllmEngine(Engine):
             if may_stop and self._stops.completed(turn.stop_set, turn.token_ids):
                 self._end(turn, "stop", abort=not output.finished)
                 return
+        turn.tell()
         if output.finished:
             self._end(turn, "eos" if turn.token_ids[-1] in self.codec.eos_ids else "length")
 

@@ -181,7 +181,7 @@ def evaluate_model(
     if selection is not None and sample is not None:
         for one in found.values():
             selection.save(sample, one.run)
-    searched, trained = IndexDigests.of(search), _trained_with(config)
+    searched, trained = IndexDigests.of(search), trained_with(config)
     return ModelReport(
         model=loaded.name,
         files=tuple(files),
@@ -291,7 +291,7 @@ def _window(config: Config, episodes: int, n: int, copies: int) -> int:
     return episodes if config.rollout.deterministic else _AHEAD * copies * _episodes_at_once(config, n)
 
 
-def _trained_with(config: Config) -> IndexDigests:
+def trained_with(config: Config) -> IndexDigests:
     """The indexes that the model's card names; none without a directory."""
     return IndexDigests.read({} if config.model.path is None else read_card(Path(config.model.path)))
 

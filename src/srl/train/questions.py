@@ -55,11 +55,11 @@ def load_questions(
     prompting = choose_template(config)
     if read is None:
         read = [item for file in files or () for item in read_questions(file)]
-    one_message = not codec.keeps(prompting.messages("Who?"))
+    one_message = needs_one_message(prompting, codec)
     questions = [
         item
         if as_written and item.prompt
-        else replace(item, prompt=_prompt(prompting.messages(item.text), one_message))
+        else replace(item, prompt=prompt_messages(prompting.messages(item.text), one_message))
         for item in read
     ]
     seen: set[str] = set()
@@ -98,8 +98,13 @@ def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     return shares
 
 
-def _prompt(messages: tuple[dict[str, str], ...], one_message: bool) -> tuple[dict[str, str], ...]:
-    """`messages`, or their text as one where the chat template would drop a part, as some do of <think>."""
+def needs_one_message(prompting: Template, codec: Codec) -> bool:
+    """Whether the chat template would drop a part of the prompt's messages, as some do of <think>."""
+    return not codec.keeps(prompting.messages("Who?"))
+
+
+def prompt_messages(messages: tuple[dict[str, str], ...], one_message: bool) -> tuple[dict[str, str], ...]:
+    """`messages`, or their text as one."""
     text = "\n".join(message["content"] for message in messages)
     return ({"role": "user", "content": text},) if one_message else messages
 

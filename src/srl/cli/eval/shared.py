@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from srl.config import Config
     from srl.train.evaluate_model import ModelReport
+    from srl.train.search import ChangedIndex
     from srl.workspace import Workspace
 
 
@@ -78,15 +79,19 @@ def usage_line(usage: Mapping[str, float]) -> str:
     )
 
 
+def tell_changed_indexes(changed: Iterable[ChangedIndex], done: str, so: str) -> None:
+    """Warn of the indexes that are not those of training: what is `done` with them, and `so` what."""
+    from srl.cli.output import note
+
+    for other in changed:
+        note(f"warning: trained with {other.named} {other.before[:12]}, {done} {other.now[:12]}: {so}")
+
+
 def tell_indexes(report: ModelReport) -> None:
     """Warn if the indexes are not those that the model was trained with."""
     from srl.cli.output import note
 
-    for other in report.changed_indexes:
-        note(
-            f"warning: trained with {other.named} {other.before[:12]}, evaluated with {other.now[:12]}: "
-            "the results are for a different index"
-        )
+    tell_changed_indexes(report.changed_indexes, "evaluated with", "the results are for a different index")
     if "search" in report.settings and report.trained_with and not report.index_digest:
         note(
             f"warning: trained with the index {report.trained_with[:12]}, evaluated with one without a "

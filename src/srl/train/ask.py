@@ -1,0 +1,76 @@
+"""`srl ask`: a model answers questions one by one, in the episodes of training and evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from srl import interrupts
+from srl.config import Config
+from srl.protocol import Template
+from srl.rollout.episode import EpisodeOptions, OnProgress, run_episode
+from srl.serve.named_retrievers import aclose, connect
+from srl.train.evaluate_model import trained_with
+from srl.train.load_components import Generation, episode_options, load_generation
+from srl.train.make_missing import Note
+from srl.train.questions import load_template, needs_one_message, prompt_messages
+from srl.train.search import ChangedIndex, IndexDigests, load_search
+from srl.trajectory import Question, SearchTool, Trajectory
+from srl.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A model and what it searches, both loaded. `changed_indexes` have another digest than in training.
+
+    Questions are asked one after the other, each without what was said before it.
+    """
+
+    loaded: Generation
+    search: SearchTool | None
+    template: Template
+    options: EpisodeOptions
+    seed: int
+    changed_indexes: Sequence[ChangedIndex]
+    _runner: asyncio.Runner
+    _asked: Counter[str] = field(default_factory=Counter)
+
+    def ask(self, text: str, on_progress: OnProgress | None = None) -> Trajectory:
+        """The episode of the question `text`; the same question again is another sample.
+
+        Raises UserError for a question that does not fit, KeyboardInterrupt after a signal.
+        """
+        codec = self.loaded.codec
+        prompt = prompt_messages(self.template.messages(text), needs_one_message(self.template, codec))
+        asked = Question(f"ask/{blake2b(text.encode(), digest_size=6).hexdigest()}", text, (), prompt=prompt)
+        self._asked[text] += 1
+        episode = run_episode(
+            asked, self.loaded.engine, self.search, codec=codec, template=self.template, options=self.options,
+            seed=self.seed, sample=self._asked[text] - 1, phase="eval", on_progress=on_progress,
+        )  # fmt: skip
+        return interrupts.run(episode, self._runner)
+
+
+@contextmanager
+def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[Conversation]:
+    """The model `config.model.path`, or a server's, and what `config.search` names, until the body ends.
+
+    Sampling is that of an evaluation. Raises UserError.
+    """
+    template = load_template(config)
+    search = load_search(config, workspace, note)
+    loaded = load_generation(config.with_settings({"rollout.max_num_seqs": 1}), note)
+    changed = IndexDigests.of(search).changed_since(trained_with(config))
+    options = episode_options(config).for_evaluation(config.eval.temperature)
+    with asyncio.Runner() as runner:
+        try:
+            interrupts.run(connect(search), runner)
+            loaded.start()
+            yield Conversation(loaded, search, template, options, config.trainer.seed, changed, runner)
+        finally:
+            loaded.engine.close()
+            runner.run(aclose(search))
