@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +17,7 @@ from srl.data.hub import download
 from srl.data.parquet import read_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
-from srl.data.splits import canonical_split, guess_split, split_off, without_repeats
+from srl.data.splits import canonical_split, guess_split, split_off, without_copies, without_repeats
 from srl.data.write_world import write_world
 from srl.errors import UserError
 from srl.manifests import read_manifest
@@ -249,11 +250,73 @@ def test_a_split_that_leaves_one_side_empty_is_refused(amount, what):
         split_off([question("a"), question("b")], amount)
 
 
+def of(source: str, count: int, per_paragraph: int = 1) -> list[Question]:
+    return [
+        Question(f"{source}/train/{n}", f"{source} {n}?", ("x",), source,
+                 metadata={"supporting_ids": [f"{source}-{n // per_paragraph}"]})
+        for n in range(count)
+    ]  # fmt: skip
+
+
+def test_a_number_of_held_out_questions_is_divided_among_the_data_sources():
+    questions = [*of("squad", 700), *of("hotpotqa", 200), *of("musique", 94), *of("nq", 6)]
+    _, held = split_off(questions, 100)
+    assert Counter(q.data_source for q in held) == {"squad": 70, "hotpotqa": 20, "musique": 9, "nq": 1}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(1, 40))
+def test_each_source_gives_its_part_within_one_question(sizes, amount):
+    questions = [q for number, size in enumerate(sizes) for q in of(f"s{number}", size)]
+    if amount >= len(questions):
+        return
+    held = Counter(q.data_source for q in split_off(questions, amount)[1])
+    assert held.total() == amount
+    for number, size in enumerate(sizes):
+        assert abs(held[f"s{number}"] - amount * size / len(questions)) < 1
+
+
+def test_whole_paragraphs_are_held_out_of_every_source():
+    rest, held = split_off([*of("squad", 60, per_paragraph=5), *of("nq", 40)], 20)
+    paragraphs = [{q.metadata["supporting_ids"][0] for q in part} for part in (rest, held)]
+    assert not paragraphs[0] & paragraphs[1]
+    assert Counter(q.data_source for q in held) == {"squad": 15, "nq": 8}
+
+
 def test_questions_in_the_same_words_are_the_same():
     asked = without_repeats(
-        [question("a", "Who  rows ?"), question("b", "who sails?")], [question("c", "who rows")]
+        [question("a", "Who  rows ?"), question("b", "who sails?"), question("c", "Who -- “rows”!")],
+        [question("d", "who rows")],
     )
     assert [q.id for q in asked] == ["b"]
+    assert without_repeats([question("a", "?!")], [question("b", "…")]) != []
+
+
+def test_a_question_with_the_id_of_a_test_question_is_not_trained_on():
+    def row(split: str, own: str) -> Question:
+        return Question(f"hotpotqa/{split}/{own}", f"{split} asks", ("x",), "hotpotqa", split)
+
+    train = [row("train", "5ae31eb1"), row("train", "17"), row("train", "5ae31eb2")]
+    kept = without_repeats(train, [row("test", "5ae31eb1"), row("test", "17")])
+    assert [q.id for q in kept] == ["hotpotqa/train/17", "hotpotqa/train/5ae31eb2"], "17 is a row number"
+
+
+def test_a_question_of_two_files_is_kept_once_with_what_is_known_of_it(tmp_path):
+    full, simple = tmp_path / "full-test.jsonl", tmp_path / "simple-test.jsonl"
+    full.write_text('{"_id": "ab", "question": "Who rows?", "answer": "Ann", "supporting_titles": ["Osk"]}\n')
+    rows = [("who rows", "Ann"), ("Who swims?", "Bo"), ("Who swims?", "Bo"), ("Who rows?", "Cy")]
+    lines = [json.dumps({"question": text, "answer": answer}) for text, answer in rows]
+    simple.write_text("\n".join(lines))
+    made = prepare([Input(SOURCES["hotpotqa"], (simple, full))], tmp_path / "out")
+    assert made.notes == ("1 questions of test are in two files; each is kept once",)
+    assert [q.id for q in read_questions(tmp_path / "out" / "test.parquet")] == [
+        "hotpotqa/test/ab", "hotpotqa/test/1", "hotpotqa/test/2", "hotpotqa/test/3",
+    ]  # fmt: skip
+
+
+def test_questions_about_different_passages_are_no_copies():
+    files = [[question("a", "Who?", "p")], [question("b", "who", "q"), question("c", "Who?", "p")]]
+    assert [q.id for q in without_copies(files)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

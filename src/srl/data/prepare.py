@@ -15,7 +15,14 @@ from srl.data.hub import download
 from srl.data.merge import GoldPassages, Merging
 from srl.data.parquet import write_questions
 from srl.data.sources import Source, source_of
-from srl.data.splits import SPLITS, canonical_split, guess_split, split_off, without_repeats
+from srl.data.splits import (
+    SPLITS,
+    canonical_split,
+    guess_split,
+    split_off,
+    without_copies,
+    without_repeats,
+)
 from srl.errors import UserError
 from srl.files import atomic_directory, digest_file
 from srl.input_files import check_input, on_disk
@@ -91,8 +98,9 @@ def prepare(
     `limit` is the maximum number of questions from each file, `validation` the share or number of training
     questions to hold out, `contexts` whether paragraphs that come with questions join the corpus, `merge`
     whether passages with the same title and text become one (`srl.data.merge`). Questions name their gold
-    passages by their ids in this corpus. A question that another split asks in the same words is dropped:
-    from training first, then from validation.
+    passages by their ids in this corpus. A question of two files of a split is there once. One that another
+    split has, in the same words or with the same id of its file, is dropped: from training first, then from
+    validation.
     `overwrite` replaces a directory that an earlier call wrote and that holds nothing else. `progress` is
     called with the number of passages written. Raises UserError, and then leaves nothing behind.
     """
@@ -160,15 +168,20 @@ def _files(each: Input) -> tuple[Path, ...]:
 
 def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Composition:
     made, rows = _Composition(), Counter[tuple[str, str]]()
+    read: dict[str, list[list[Question]]] = {split: [] for split in SPLITS}
     for each, path in files:
         split = each.split or guess_split(path) or _only_split(each.source) or "train"
         skipped: Counter[str] = Counter()
         key = each.source.data_source, split
         questions = list(islice(each.source.questions(path, split, skipped, rows[key]), limit))
         rows[key] += len(questions) + skipped.total()
-        for question in questions:
-            made.splits[_split_of(question, each, split)].append(question)
+        for name, own in read.items():
+            own.append([question for question in questions if _split_of(question, each, split) == name])
         _account(made, each, path, split, len(questions), skipped)
+    for name, lists in read.items():
+        made.splits[name] = without_copies(lists)
+        if copies := sum(map(len, lists)) - len(made.splits[name]):
+            made.notes.append(f"{copies:,} questions of {name} are in two files; each is kept once")
     return made
 
 
@@ -196,7 +209,7 @@ def _account(
 
 
 def _set_aside(made: _Composition, validation: float) -> None:
-    """Hold out a validation set, and drop questions that a later split asks in the same words."""
+    """Hold out a validation set, and drop questions that a later split has too."""
     splits = made.splits
     if validation:
         if not splits["train"]:

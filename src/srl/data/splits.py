@@ -1,10 +1,11 @@
-"""Splits: guessing them from file names, and holding out questions without overlap."""
+"""Splits: guessing them from file names, holding out questions without overlap, the same question twice."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -35,10 +36,15 @@ def guess_split(path: Path) -> str | None:
 def split_off(questions: Sequence[Question], amount: float) -> tuple[list[Question], list[Question]]:
     """`(rest, held out)`: hold out a share (below 1) or a number of questions, by a fixed hash.
 
-    Questions about the same single paragraph stay together, so the two sets share no paragraph. A share is
-    approximate, since each question is decided by its own hash.
+    A number is divided among the data sources in proportion to their questions. Questions about the same
+    single paragraph stay together, so the two sets share no paragraph, and a source may give a few more than
+    its part. A share is approximate, since each question is decided by its own hash.
     """
-    keys = _held_out_keys(Counter(map(_key, questions)), amount)
+    by_source: dict[str, Counter[str]] = defaultdict(Counter)
+    for question in questions:
+        by_source[question.data_source][_key(question)] += 1
+    parts = _in_proportion({source: keys.total() for source, keys in by_source.items()}, amount)
+    keys = {key for source, part in parts.items() for key in _held_out_keys(by_source[source], part)}
     held = [replace(question, split="validation") for question in questions if _key(question) in keys]
     rest = [question for question in questions if _key(question) not in keys]
     if not held or not rest:
@@ -49,6 +55,18 @@ def split_off(questions: Sequence[Question], amount: float) -> tuple[list[Questi
     return rest, held
 
 
+def _in_proportion(sizes: Mapping[str, int], amount: float) -> dict[str, float]:
+    """The part of each source: a share is the same for all, a number is divided (largest remainders)."""
+    if amount < 1:
+        return dict.fromkeys(sizes, amount)
+    exact = {name: amount * size / sum(sizes.values()) for name, size in sizes.items()}
+    parts = {name: int(part) for name, part in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: (parts[name] - exact[name], name))
+    for name in by_remainder[: round(amount) - sum(parts.values())]:
+        parts[name] += 1
+    return {name: float(part) for name, part in parts.items()}
+
+
 def _key(question: Question) -> str:
     """What the two sets must not share: the question's paragraph if it has exactly one, else the question."""
     support = question.metadata.get("supporting_ids")
@@ -56,7 +74,7 @@ def _key(question: Question) -> str:
 
 
 def _held_out_keys(keys: Counter[str], amount: float) -> set[str]:
-    if amount < 1:
+    if 0 < amount < 1:
         return {key for key in keys if _unit(key) < amount}
     held: set[str] = set()
     total = 0
@@ -74,10 +92,53 @@ def _unit(key: str) -> float:
 
 
 def without_repeats(questions: Iterable[Question], others: Iterable[Question]) -> list[Question]:
-    """The questions that `others` does not ask in the same words (ignoring case and spaces)."""
-    asked = {_words(question) for question in others}
-    return [question for question in questions if _words(question) not in asked]
+    """The questions that are not among `others`: neither in the same words nor with the same id of a file.
+
+    Words are compared without case, punctuation and the form of letters. An id that is a row number says
+    nothing.
+    """
+    asked: set[tuple[str, ...]] = set()
+    for question in others:
+        asked |= {_words(question), _own_id(question)}
+    return [question for question in questions if asked.isdisjoint((_words(question), _own_id(question)))]
 
 
-def _words(question: Question) -> str:
-    return " ".join(question.text.casefold().split()).rstrip(" ?.")
+def without_copies(files: Iterable[Sequence[Question]]) -> list[Question]:
+    """The questions of several files, without those that an earlier file has.
+
+    Such a copy has the data source, words and answers of the earlier question and names no other passages.
+    Of the two the one with more metadata stays, in the earlier place. A file that repeats a question keeps
+    both: published sets are left as they are.
+    """
+    kept: list[Question] = []
+    places: dict[object, int] = {}
+    for questions in files:
+        new: dict[object, int] = {}
+        for question in questions:
+            key = question.data_source, _words(question), frozenset(question.golden_answers)
+            place = places.get(key)
+            if place is None or _passages_differ(kept[place], question):
+                new.setdefault(key, len(kept))
+                kept.append(question)
+            elif len(question.metadata) > len(kept[place].metadata):
+                kept[place] = question
+        places = new | places
+    return kept
+
+
+def _passages_differ(one: Question, other: Question) -> bool:
+    gold, others = (question.metadata.get("supporting_ids") for question in (one, other))
+    return bool(gold and others and gold != others)
+
+
+def _words(question: Question) -> tuple[str, ...]:
+    """The words of a question; the text itself if it has none."""
+    words = re.findall(r"\w+", unicodedata.normalize("NFKC", question.text).casefold())
+    return tuple(words) or (question.text,)
+
+
+def _own_id(question: Question) -> tuple[str, ...]:
+    """The data source and the id in its file; unlike any other question's for a row number."""
+    own = question.id.removeprefix(f"{question.data_source}/").removeprefix(f"{question.split}/")
+    is_row = own.isdecimal() and len(own) < 10
+    return ("", question.id) if is_row else ("", question.data_source, own)
