@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 
@@ -46,14 +47,25 @@ def curve(connection: duckdb.DuckDBPyConnection, metric: str | None = None) -> l
     the phase where there are several. Raises UserError where no run has the metric.
     """
     metric = metric or _favourite(connection)
-    query = """
-        SELECT run_id, phase, list(step ORDER BY step) AS steps, list(value ORDER BY step) AS values
-        FROM metrics JOIN runs USING (run_id) WHERE name = ? AND isfinite(value)
-        GROUP BY run_id, phase, started ORDER BY started, run_id, phase
-    """
-    found = rows(connection, query, [metric])
+    found = curves(connection, [metric]).get(metric)
     if not found:
         raise UserError(_unknown(metric, metric_names(connection)))
+    return found
+
+
+def curves(connection: duckdb.DuckDBPyConnection, metrics: Sequence[str]) -> dict[str, list[Series]]:
+    """Those of `metrics` that a run has, in this order, each with the series of `curve`; by one query."""
+    query = """
+        SELECT name, run_id, phase, list(step ORDER BY step) AS steps, list(value ORDER BY step) AS values
+        FROM metrics JOIN runs USING (run_id) WHERE list_contains(?, name) AND isfinite(value)
+        GROUP BY name, run_id, phase, started ORDER BY started, run_id, phase
+    """
+    found = rows(connection, query, [list(metrics)])
+    by_name = {name: [row for row in found if row["name"] == name] for name in metrics}
+    return {name: _series(name, some) for name, some in by_name.items() if some}
+
+
+def _series(metric: str, found: Sequence[dict[str, Any]]) -> list[Series]:
     several = len({row["phase"] for row in found}) > 1
     return [
         Series(

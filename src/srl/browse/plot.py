@@ -23,8 +23,9 @@ def plot(series: Sequence[Series], width: int = 80, height: int = 16, ascii_only
     Points that share a column are drawn as their mean. `width` and `height` are of the whole plot without
     title and legend.
     """
-    ticks = _ticks(*_range([value for one in series for value in one.values]), max(height // 4, 2))
-    digits = _digits(ticks)
+    values = [value for one in series for value in one.values]
+    ticks = round_ticks(min(values), max(values), max(height // 4, 2))
+    digits = round_digits(ticks)
     names = [f"{tick:.{digits}f}" for tick in ticks]
     margin = max(map(len, names))
     columns, lines = max(width - margin - len(_STEP) - 2, 10), max(height - 2, 4)
@@ -79,8 +80,7 @@ class _Canvas:
             self._grid[row][column] = mark
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
+def _apart(low: float, high: float) -> tuple[float, float]:
     if low == high == 0:
         return 0, 1
     if low == high:
@@ -94,8 +94,9 @@ def _span(series: Sequence[Series]) -> tuple[int, int]:
     return first, max(last, first + 1)
 
 
-def _ticks(low: float, high: float, about: int) -> list[float]:
-    """About `about` round numbers that cover `low` to `high`."""
+def round_ticks(low: float, high: float, about: int) -> list[float]:
+    """About `about` round numbers, at least two, that cover `low` to `high`."""
+    low, high = _apart(low, high)
     step = _round_step((high - low) / about)
     return [step * n for n in range(floor(low / step + 1e-9), ceil(high / step - 1e-9) + 1)]
 
@@ -106,7 +107,7 @@ def _round_step(least: float) -> float:
     return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= least * 0.999)
 
 
-def _digits(ticks: Sequence[float]) -> int:
+def round_digits(ticks: Sequence[float]) -> int:
     """The digits after the point that show the distance between `ticks` exactly."""
     step = ticks[1] - ticks[0]
     return next(

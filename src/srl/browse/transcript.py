@@ -72,10 +72,19 @@ def find_id(connection: duckdb.DuckDBPyConnection, prefix: str) -> str:
 
 def transcript(connection: duckdb.DuckDBPyConnection, prefix: str) -> Transcript:
     """The trajectory whose id begins with `prefix`."""
-    chosen = find_id(connection, prefix)
-    record = read_records(connection, "id = ?", [chosen])[0]
-    row = rows(connection, "FROM trajectories WHERE id = ?", [chosen])[0]
-    return Transcript(row, record, tuple(_steps(record)))
+    return transcripts(connection, "id = ?", [find_id(connection, prefix)])[0]
+
+
+def transcripts(
+    connection: duckdb.DuckDBPyConnection, where: str, parameters: Sequence[object]
+) -> list[Transcript]:
+    """The trajectories that satisfy the SQL condition `where`, in the order written."""
+    records = read_records(connection, where, parameters)
+    order = "ORDER BY run_id, step, phase, position"
+    found = rows(connection, f"FROM trajectories WHERE {where} {order}", parameters)
+    return [
+        Transcript(row, record, tuple(_steps(record))) for row, record in zip(found, records, strict=True)
+    ]
 
 
 def as_json(shown: Transcript) -> dict[str, Any]:

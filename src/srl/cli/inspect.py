@@ -265,6 +265,27 @@ def sql(
         _print_rows(answer.records(), json, {name: name for name in answer.columns}, None, wide=wide)
 
 
+@app.command()
+def web(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 7007,
+) -> None:
+    """Look at the runs of the workspace in a browser, until interrupted.
+
+    The address is printed when the pages are ready. They show runs while they write, and answer on this
+    machine only; nothing is ever written. docs/inspect.md describes them.
+
+    \b
+    Example:
+      srl inspect web --port 7007
+    """
+    from srl.browse.web import serve_pages
+    from srl.serve.server import bind
+    from srl.workspace import Workspace
+
+    with bind("127.0.0.1", port) as listener:
+        serve_pages(Workspace.resolve(), listener, lambda url: output.line(url, flush=True))
+
+
 _RUN_COLUMNS = {
     "run_id": "run", "status": "status", "steps": "step", "score": "score", "val_em": "val em",
     "best_val_em": "best", "test_em": "test em", "setting": "setting", "eval_em": "eval em",

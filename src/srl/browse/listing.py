@@ -1,0 +1,172 @@
+"""One page of a listing of trajectories: found again by a cursor, with counts of what can be filtered by.
+
+A page begins after (or ends before) a row, not at an offset: the conditions on the sorted column let DuckDB
+keep the first rows only, whatever the size of the log, and a step that is written meanwhile shifts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import duckdb
+
+from srl.browse.trajectories import COLUMNS, Filter
+from srl.errors import UserError, nearest
+from srl.store import rows
+
+SORTS = (
+    "step", "reward", "em", "f1", "searches", "turns", "tokens", "total_tokens", "seconds", "hops",
+    "data_source", "question_id", "verdict", "end", "phase",
+)  # fmt: skip
+"""The columns that a listing can be sorted by, `-` before one for descending order."""
+
+FACETS = {"phase": "phase", "verdict": "verdict", "end": "end", "source": "data_source", "hops": "hops"}
+"""The conditions of `Filter` that are counted, each with its column."""
+
+_TIES = ("step", "phase", "position", "run_id", "id")
+"""What orders rows with equal values; together unique."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows with `COLUMNS`, and the cursors of the pages `before` and `after`, None at the ends."""
+
+    rows: list[dict[str, Any]]
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facets:
+    """How many trajectories match, and how many would with each value of one condition.
+
+    `counts[name]` has (value, count) in falling order of count. A value is counted under all conditions but
+    its own, so that another value can be chosen instead. None stands for rows without a value.
+    """
+
+    total: int
+    counts: dict[str, list[tuple[Any, int]]]
+
+
+def page(
+    connection: duckdb.DuckDBPyConnection,
+    chosen: Filter,
+    sort: str = "-step",
+    size: int = 50,
+    *,
+    after: str | None = None,
+    before: str | None = None,
+) -> Page:
+    """The `size` trajectories that match `chosen` and follow the cursor `after`, or precede `before`.
+
+    Without a cursor, the first ones. Rows without a value of the sorted column are last in either order.
+    Raises UserError for an unknown column and for a cursor that is not from a page with this `sort`.
+    """
+    column, descending = _column(sort)
+    backwards = before is not None
+    cursor = before if backwards else after
+    where, parameters = chosen.where()
+    if cursor is not None:
+        condition, values = _beyond(column, descending, backwards, _read_cursor(cursor))
+        where, parameters = f"({where}) AND ({condition})", [*parameters, *values]
+    names = ", ".join(f'"{name}"' for name in dict.fromkeys((*COLUMNS, "position", column)))
+    order = _order(column, descending, backwards)
+    query = f"SELECT {names} FROM trajectories WHERE {where} ORDER BY {order} LIMIT {int(size) + 1}"
+    found = rows(connection, query, parameters)
+    more, found = len(found) > size, found[:size]
+    if backwards:
+        found.reverse()
+    first, last = (_cursor(found[at], column) if found else None for at in (0, -1))
+    return Page(
+        found,
+        first if (more if backwards else after is not None) else None,
+        last if (True if backwards else more) else None,
+    )
+
+
+def neighbours(
+    connection: duckdb.DuckDBPyConnection, chosen: Filter, sort: str, row: dict[str, Any]
+) -> tuple[str | None, str | None]:
+    """The ids before and after the trajectory `row` in the listing of `chosen`, None at its ends."""
+    cursor = _cursor(row, _column(sort)[0])
+    previous = page(connection, chosen, sort, 1, before=cursor).rows
+    following = page(connection, chosen, sort, 1, after=cursor).rows
+    return (previous[0]["id"] if previous else None), (following[0]["id"] if following else None)
+
+
+def facets(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Facets:
+    """Counts of what matches `chosen`, by one query over the log."""
+    chosen.where()  # refuses an unknown verdict or end, which the query below does not have
+    others = replace(chosen, phase=None, verdict=None, end=None, source=None, hops=None)
+    where, parameters = others.where()
+    columns = ", ".join(f'"{column}"' for column in FACETS.values())
+    query = f"SELECT {columns}, count(*) FROM trajectories WHERE {where} GROUP BY ALL"
+    found = connection.execute(query, parameters).fetchall()
+    wanted = [getattr(chosen, name) for name in FACETS]
+    return Facets(
+        sum(row[-1] for row in found if _matches(row, wanted)),
+        {name: _count(found, wanted, place) for place, name in enumerate(FACETS)},
+    )
+
+
+def _matches(row: Sequence[Any], wanted: Sequence[Any], but: int | None = None) -> bool:
+    return all(value is None or place == but or row[place] == value for place, value in enumerate(wanted))
+
+
+def _count(found: Sequence[Sequence[Any]], wanted: Sequence[Any], place: int) -> list[tuple[Any, int]]:
+    counts: dict[Any, int] = {}
+    for row in found:
+        if _matches(row, wanted, but=place):
+            counts[row[place]] = counts.get(row[place], 0) + row[-1]
+    return sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
+
+
+def _column(sort: str) -> tuple[str, bool]:
+    """The column and whether it descends."""
+    column = sort.removeprefix("-")
+    if column not in SORTS:
+        raise UserError(
+            f"no listing is sorted by {column!r}: there are {', '.join(SORTS)}{nearest(column, SORTS)}"
+        )
+    return column, sort.startswith("-")
+
+
+def _order(column: str, descending: bool, backwards: bool) -> str:
+    """The order of a listing, or the same from its end: there missing values come first."""
+    way = "DESC" if descending != backwards else "ASC"
+    nulls = "FIRST" if backwards else "LAST"
+    ties = ", ".join(f'"{name}" {"DESC" if backwards else "ASC"}' for name in _TIES)
+    return f'"{column}" {way} NULLS {nulls}, {ties}'
+
+
+def _beyond(
+    column: str, descending: bool, backwards: bool, cursor: Sequence[Any]
+) -> tuple[str, list[object]]:
+    """The condition on rows after the cursor's row, or `backwards` before it, and its parameters."""
+    value, *ties = cursor
+    tie = f"({', '.join(_TIES)}) {'<' if backwards else '>'} ({', '.join('?' * len(_TIES))})"
+    further = "<" if descending != backwards else ">"
+    if value is None:
+        with_value = f' OR "{column}" IS NOT NULL' if backwards else ""
+        return f'("{column}" IS NULL AND {tie}){with_value}', list(ties)
+    without = "" if backwards else f' OR "{column}" IS NULL'
+    return f'"{column}" {further} ? OR ("{column}" = ? AND {tie}){without}', [value, value, *ties]
+
+
+def _cursor(row: dict[str, Any], column: str) -> str:
+    return json.dumps([row[name] for name in (column, *_TIES)], ensure_ascii=False)
+
+
+def _read_cursor(text: str) -> list[Any]:
+    """The values of a cursor. Raises UserError."""
+    try:
+        value, *ties = json.loads(text)
+        kinds = [type(one) for one in ties]
+    except (ValueError, TypeError):
+        kinds, value, ties = [], None, []
+    if kinds != [int, str, int, str, str] or isinstance(value, list | dict | bool):
+        raise UserError(f"no page begins at {text!r}; open the listing from its beginning")
+    return [value, *ties]

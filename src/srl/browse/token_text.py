@@ -1,0 +1,54 @@
+"""The text of each token of a segment, by the tokenizer of its run if that is still on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_FILE = "tokenizer.json"
+_LONGEST = 8
+"""Tokens that one character may need: more than the bytes of one in UTF-8."""
+
+
+def tokenizer_of(run: Path, model: str) -> Tokenizer | None:
+    """The tokenizer in a checkpoint of the directory `run`, or in `model`'s; None if there is none."""
+    found = [*sorted(run.glob(f"checkpoints/*/{_FILE}")), Path(model) / _FILE]
+    file = next((path for path in found if path.is_file()), None)
+    return _load(file, file.stat().st_mtime_ns) if file else None
+
+
+@lru_cache(4)
+def _load(file: Path, written: int) -> Tokenizer | None:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception:  # tokenizers raises plain exceptions for a damaged file
+        return None
+
+
+def token_texts(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) -> list[str] | None:
+    """The pieces of `text` that the tokens wrote; None if the tokenizer did not write it.
+
+    A character of several tokens is the last one's, and the others are empty.
+    """
+    if tokenizer is None:
+        return None
+    pieces: list[str] = []
+    before: list[int] = []
+    open_ids: list[int] = []
+    for token in ids:
+        open_ids.append(token)
+        known = tokenizer.decode(before, skip_special_tokens=False)
+        piece = tokenizer.decode([*before, *open_ids], skip_special_tokens=False)[len(known) :]
+        if piece.endswith("\N{REPLACEMENT CHARACTER}") and len(open_ids) < _LONGEST:
+            pieces.append("")
+            continue
+        pieces.append(piece)
+        before, open_ids = open_ids, []
+    return pieces if "".join(pieces) == text else None

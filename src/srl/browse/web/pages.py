@@ -1,0 +1,281 @@
+"""What each page shows: reads the log for one request, and gives a template its values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+from markupsafe import Markup
+from starlette.requests import Request
+
+from srl.answers import contains_answer
+from srl.browse.curve import curves, metric_names
+from srl.browse.listing import FACETS, SORTS, facets, neighbours, page
+from srl.browse.runs import runs as run_rows
+from srl.browse.siblings import siblings
+from srl.browse.svg import chart
+from srl.browse.token_text import token_texts, tokenizer_of
+from srl.browse.trajectories import Filter
+from srl.browse.transcript import Step, Transcript, describe, transcript
+from srl.browse.web.heat import LEGENDS, Heat, kinds, largest_advantage, legend, tokens
+from srl.browse.web.rendering import environment
+from srl.browse.web.seeds import bands
+from srl.errors import UserError
+from srl.store import find_logs, reading, rows, run_info
+from srl.store.verdict import VERDICTS
+from srl.workspace import Workspace
+
+T = TypeVar("T")
+SIZE = 50
+"""Rows of a listing on one page."""
+
+OVERVIEW = ("val/em", "test/em", "critic/score/mean", "response_length/mean")
+PANELS = (
+    *OVERVIEW, "env/number_of_valid_search", "env/finish_ratio", "actor/entropy", "actor/ppo_kl",
+    "actor/grad_norm", "timing_s/step",
+)  # fmt: skip
+"""The metrics that are drawn on the page of all runs, and on that of one."""
+
+_DRAWN = 24
+"""The latest runs are drawn; more lines would hide each other."""
+_NUMBERS = {"hops", "min_searches", "max_searches"}
+
+
+class MissingError(UserError):
+    """There is no such run or trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A template with its values; `live` pages are asked for again while they are looked at."""
+
+    template: str
+    values: dict[str, Any]
+    live: bool = False
+
+
+class Pages:
+    """The pages over the runs of one workspace; each is a function of the request alone."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._templates = environment()
+
+    def html(self, shown: Page, request: Request) -> str:
+        """The page as HTML."""
+        template = self._templates.get_template(shown.template)
+        return template.render(path=request.url.path, live=shown.live, **{"warnings": []} | shown.values)
+
+    def state(self, run: str | None) -> str:
+        """Changes with every step that is written to `run` (None: to any run), and when its process ends."""
+        paths = self._runs() if run is None else {run: self._workspace.runs / run}
+        return json.dumps([(name, _state(path)) for name, path in paths.items()])
+
+    def problem(self, why: str) -> Page:
+        """A page that says one line."""
+        return Page("problem.html", {"why": why})
+
+    def runs(self, request: Request) -> Page:
+        """All runs: a table, and curves with bands over seeds."""
+        paths = self._runs()
+        if not paths:
+            why = f"no runs in {self._workspace.runs} yet: start one with `srl train`"
+            return Page("problem.html", {"why": why}, live=True)
+        wanted = request.query_params.get("q", "")
+        warnings: list[str] = []
+
+        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+            found = [row for row in run_rows(log) if wanted.lower() in row["run_id"].lower()]
+            drawn = [row["run_id"] for row in found if row["algo"] != "eval"][-_DRAWN:]
+            configs = {row["run_id"]: row for row in rows(log, "SELECT run_id, config FROM runs")}
+            series = curves(log, OVERVIEW)
+            panels = {
+                name: bands([one for one in some if one.run_id in drawn], configs)
+                for name, some in series.items()
+            }
+            return {"rows": found[::-1], "panels": _charts(panels), "q": wanted, "drawn": len(drawn)}
+
+        return Page(
+            "runs.html", self._read(paths.values(), read, warnings) | {"warnings": warnings}, live=True
+        )
+
+    def run(self, request: Request) -> Page:
+        """One run: its curves, the counts of its trajectories, its configuration."""
+        run, path = self._chosen(request)
+        metric = request.query_params.getlist("metric")
+        warnings: list[str] = []
+
+        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+            names = metric_names(log)
+            unknown = [name for name in metric if name not in names]
+            if unknown:
+                raise MissingError(f"no metric {unknown[0]!r} in this run")
+            panels = {name: bands(some, {}) for name, some in curves(log, metric or PANELS).items()}
+            return {
+                "row": rows(log, "FROM runs")[0], "panels": _charts(panels), "metrics": names,
+                "chosen": metric, "facets": facets(log, Filter()),
+            }  # fmt: skip
+
+        values = self._read([path], read, warnings)
+        config = json.dumps(json.loads(values["row"]["config"]), indent=2, ensure_ascii=False)
+        return Page("run.html", values | {"run": run, "config": config, "warnings": warnings}, live=True)
+
+    def trajectories(self, request: Request) -> Page:
+        """The trajectories of a run that match the conditions in the address."""
+        run, path = self._chosen(request)
+        given = request.query_params
+        chosen, sort = _filter(given), given.get("sort") or "-step"
+        after, before = given.get("after") or None, given.get("before") or None
+        warnings: list[str] = []
+
+        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+            listed = page(log, chosen, sort, SIZE, after=after, before=before)
+            return {"page": listed, "facets": facets(log, chosen)}
+
+        values = self._read([path], read, warnings)
+        conditions = _conditions(given)
+        return Page(
+            "trajectories.html",
+            values
+            | {
+                "run": run, "sort": sort, "sorts": SORTS, "conditions": conditions, "warnings": warnings,
+                "facet_names": FACETS, "verdicts": VERDICTS, "is_first": not (after or before),
+            },
+            live=not (after or before),
+        )  # fmt: skip
+
+    def trajectory(self, request: Request) -> Page:
+        """One transcript, with the colours of a value, its siblings and its neighbours in the listing."""
+        run, path = self._chosen(request)
+        given, wanted = request.query_params, request.path_params["id"]
+        chosen, sort = _filter(given), given.get("sort") or "-step"
+        warnings: list[str] = []
+
+        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+            shown = _found(log, wanted)
+            previous, following = neighbours(log, chosen, sort, shown.row)
+            model = rows(log, "SELECT model FROM runs")[0]["model"]
+            group = siblings(log, shown.row)
+            return {
+                "shown": shown, "model": model, "group": group, "previous": previous, "next": following,
+            }  # fmt: skip
+
+        values = self._read([path], read, warnings)
+        shown: Transcript = values["shown"]
+        available = kinds(shown.steps)
+        heat: Heat | None = next((kind for kind in available if kind == given.get("heat")), None)
+        return Page(
+            "trajectory.html",
+            values
+            | _turns(shown, heat, tokenizer_of(path, values["model"]) if heat else None)
+            | {
+                "run": run, "row": shown.row, "conditions": _conditions(given), "heat": heat, "sort": sort,
+                "available": {kind: LEGENDS[kind] for kind in available}, "verdicts": VERDICTS,
+                "legend": legend(heat) if heat else [], "describe": describe, "advantage": advantage,
+                "warnings": warnings,
+            },
+        )  # fmt: skip
+
+    def _runs(self) -> dict[str, Path]:
+        """Every run that has a log, in the order of their starts."""
+        return {path.name: path for path in self._workspace.all_runs() if find_logs(path)}
+
+    def _chosen(self, request: Request) -> tuple[str, Path]:
+        """The run that the address names; `last` is the latest. Raises MissingError."""
+        name = request.path_params["run"]
+        known = self._runs()
+        name = next(reversed(known), name) if name == "last" else name
+        if name not in known:
+            raise MissingError(f"no run {name!r} with a log in this workspace")
+        return name, known[name]
+
+    def _read(
+        self,
+        paths: Any,
+        read: Callable[[duckdb.DuckDBPyConnection], T],
+        warnings: list[str],
+    ) -> T:
+        return reading(list(paths), read, warn=warnings.append)
+
+
+def _state(run: Path) -> list[Any]:
+    log = run / "log"
+    try:
+        times = [path.stat().st_mtime_ns for path in (log, log / "parts") if path.exists()]
+        return [*times, run_info.status(run_info.load(log))]
+    except (UserError, OSError) as error:
+        return [str(error)]
+
+
+def _charts(panels: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "svg": Markup(chart(name, some)), "bands": some}
+        for name, some in panels.items()
+        if some
+    ]
+
+
+def _conditions(given: Mapping[str, str]) -> dict[str, str]:
+    """The conditions of a listing that the address has, to be carried on by links."""
+    names = [field.name for field in fields(Filter)]
+    return {name: given[name] for name in (*names, "sort") if given.get(name)}
+
+
+def _filter(given: Mapping[str, str]) -> Filter:
+    """The conditions of a listing in an address. Raises UserError."""
+    conditions: dict[str, Any] = {}
+    for name, text in _conditions(given).items():
+        if name in _NUMBERS and not text.isdecimal():
+            raise UserError(f"{name} {text}: expected a whole number")
+        if name != "sort":
+            conditions[name] = int(text) if name in _NUMBERS else text
+    if "failed" in conditions:
+        conditions["failed"] = True
+    return Filter(**conditions)
+
+
+def _found(log: duckdb.DuckDBPyConnection, wanted: str) -> Transcript:
+    try:
+        return transcript(log, wanted)
+    except UserError as error:
+        raise MissingError(f"no trajectory {wanted!r} in this run") from error
+
+
+def advantage(shown: Transcript) -> float | None:
+    """The mean advantage of the tokens of a trajectory, None where the log has none."""
+    values = [value for step in shown.steps for value in step.advantages]
+    return sum(values) / len(values) if values else None
+
+
+def _turns(shown: Transcript, heat: Heat | None, tokenizer: Any) -> dict[str, Any]:
+    """The segments of a transcript, with the tokens of the policy's if they are coloured."""
+    largest = largest_advantage(shown.steps)
+    turns, as_ids = [], False
+    for step in shown.steps:
+        texts = coloured = None
+        if heat and step.segment.is_policy:
+            texts = token_texts(tokenizer, step.segment.token_ids, step.segment.text)
+            as_ids = as_ids or texts is None
+            coloured = tokens(step, heat, texts, largest)
+        turns.append({"step": step, "tokens": coloured, "searches": _searches(step, shown)})
+    return {"turns": turns, "as_ids": as_ids}
+
+
+def _searches(step: Step, shown: Transcript) -> list[dict[str, Any]]:
+    """The searches of a step, with each hit's passage and whether it was shown and has the answer."""
+    found = []
+    for search in step.searches:
+        texts = dict(enumerate(search.shown_texts, start=1))
+        hits = [
+            {
+                "rank": rank, "hit": hit, "shown": search.shown_as(rank),
+                "gold": contains_answer(texts.get(rank, hit.passage.contents), shown.row["golden_answers"]),
+            }
+            for rank, hit in enumerate(search.hits, start=1)
+        ]  # fmt: skip
+        found.append({"search": search, "hits": hits})
+    return found

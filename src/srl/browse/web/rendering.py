@@ -1,0 +1,60 @@
+"""Templates, and what they call: links, numbers, and text made safe."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from srl.browse.curve import short_name
+from srl.browse.formatting import duration, number, signed
+from srl.safe_text import safe, secrets
+
+HERE = Path(__file__).parent
+LONGEST = 50_000
+"""Characters of one text that a page shows; of a longer one the beginning."""
+
+
+def environment() -> Environment:
+    """Templates that escape every value, after control characters and secrets were made visible or hidden."""
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        finalize=partial(_shown, found=secrets()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals |= {"link": link}
+    made.filters |= {
+        "number": number, "signed": signed, "duration": duration, "short": short_name, "cell": cell,
+    }  # fmt: skip
+    return made
+
+
+def _shown(value: Any, found: tuple[str, ...]) -> Any:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    shown = safe(value[:LONGEST], found)
+    rest = len(value) - LONGEST
+    return shown if rest <= 0 else f"{shown} … {rest:,} more characters, which `srl inspect show` prints"
+
+
+def link(*parts: object, **parameters: Any) -> str:
+    """A path of the page with its query; parameters that are None, empty or False are left out."""
+    path = "".join(f"/{quote(str(part), safe='')}" for part in parts) or "/"
+    given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+    return path + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+
+def cell(value: Any) -> str:
+    """A value of a table as text."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)

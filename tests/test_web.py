@@ -1,0 +1,254 @@
+"""The pages of `srl inspect web`: who gets them, what is sent with them, and what they show."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from starlette.testclient import TestClient
+from tests.store_builder import KLEE, episode, new_log, question, record, search, write_step
+
+from srl.browse.web.app import create_app
+from srl.browse.web.rendering import HERE
+from srl.cli import main
+from srl.trajectory import Passage, Question, Segment
+from srl.workspace import Workspace
+
+GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
+HOSTILE = {
+    "script": "<script>alert(1)</script>",
+    "end of style": "</style></pre><img src=x onerror=alert(1)>",
+    "attribute": '" onmouseover="alert(1)" x="',
+    "template": "{{ 7 * 191 }}{% include 'base.html' %}",
+    "right to left": "abc\u202edef\u2066",
+    "null": "a\x00b",
+    "ansi": "\x1b[31mred\x1b]0;title\x07\x9b2J",
+    "emoji": "👩\u200d🚀 naïve 日本語",
+    "lone surrogate": "x\ud800y",
+    "entity": "&lt;b&gt; &amp;",
+    "url": "javascript:alert(1)",
+}
+
+
+@pytest.fixture
+def get(workspace):
+    """Asks for a page of this test's workspace as a browser on this machine does."""
+    client = TestClient(create_app(Workspace(workspace)), base_url="http://127.0.0.1:7007")
+    return client.get
+
+
+@pytest.fixture
+def logged(workspace):
+    """A finished run and one that is being written; gives the ids of the later one's step 2."""
+    runs = workspace / "runs"
+    with new_log(runs / GRPO) as log:
+        for step in (1, 2, 3):
+            write_step(log, step, "val")
+    log = new_log(runs / PPO)
+    write_step(log, 1)
+    made = [
+        episode(0, step=2, answer="Münchenbuchsee"),
+        episode(0, step=2, sample=1, answer=None),
+        episode(1, step=2, answer="Bern", asked=question(1, hops=3)),
+    ]
+    log.write(2, "train", [record(one) for one in made], {"train/em": 0.25})
+    return [one.id for one in made]
+
+
+def hostile(text):
+    """A trajectory that has `text` in every field that a model, a passage or a question can write."""
+    prompt = ({"role": "user", "content": text},)
+    asked = Question(f"q{len(text)}", text, (text,), text, text, prompt, {"hops": 2})
+    made = episode(0, answer=text, asked=asked)
+    written = Segment("policy", (1, 2), f"<think>{text}</think><search>{text}</search>", 0, (-0.5, -0.5))
+    made.segments[1:2] = [written]
+    made.searches[:] = [search(text, Passage(text, f"{text}\n{text}"), error=text)]
+    return made
+
+
+def test_every_page_answers_with_the_policy_on_content(get, logged):
+    run = f"/run/{PPO}"
+    for path in (
+        "/",
+        run,
+        f"{run}/trajectories",
+        f"{run}/trajectory/{logged[0]}",
+        "/nowhere",
+        "/assets/page.js",
+    ):
+        answer = get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.status_code == (404 if path == "/nowhere" else 200), path
+
+
+def test_templates_have_nothing_that_the_policy_forbids():
+    for template in (HERE / "templates").iterdir():
+        text = template.read_text(encoding="utf-8")
+        assert not re.search(r"<script(?! src=\"/assets/)|<style|\son\w+=|\sstyle=|//(?!\w*\")\w+\.", text), (
+            template
+        )
+        assert "|safe" not in text.replace(" ", "")
+        assert "autoescape" not in text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "localhost:7007"}, 200),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:7007"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-dest": "empty"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}, 200),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-dest": "empty"}, 200),
+    ],
+)
+def test_only_this_machine_is_answered(get, logged, headers, status):
+    answer = get("/", headers=headers)
+    assert answer.status_code == status
+    assert (GRPO in answer.text) == (status == 200)
+    assert "content-security-policy" in answer.headers
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_pages_can_only_be_read(workspace, logged, method):
+    client = TestClient(create_app(Workspace(workspace)), base_url="http://127.0.0.1")
+    assert client.request(method, "/").status_code == 405
+
+
+@pytest.fixture(scope="module")
+def hostile_pages(tmp_path_factory):
+    """Asks for the pages of a run whose texts are `HOSTILE`, and a last one of a megabyte."""
+    folder = tmp_path_factory.mktemp("hostile")
+    with new_log(folder / "runs" / GRPO) as log:
+        made = [hostile(text) for text in (*HOSTILE.values(), "x" * 1_000_000)]
+        log.write(1, "train", [record(one) for one in made], {"train/em": 0.5})
+    get = TestClient(create_app(Workspace(folder)), base_url="http://127.0.0.1").get
+    return lambda place, page="": get(f"/run/{GRPO}/trajectory/{made[place].id}{page}")
+
+
+@pytest.mark.parametrize("page", ["", "?heat=logprob", "/../../trajectories"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_shown_and_changes_nothing(hostile_pages, name, page):
+    answer = hostile_pages(list(HOSTILE).index(name), page)
+    assert answer.status_code == 200
+    assert re.findall(r"<script[^>]*>", answer.text) == ['<script src="/assets/page.js">']
+    assert not re.search(r"<[^>]*\son\w+\s*=|<img|<style|href=\"javascript|1337", answer.text)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", answer.text)
+    plain = HOSTILE[name].encode("utf-8", "replace").decode()
+    if plain.isprintable() and page == "":
+        assert plain in unescape(answer.text)
+
+
+@pytest.mark.parametrize("page", ["", "?heat=logprob", "/../../trajectories"])
+def test_text_of_a_megabyte_is_cut_with_a_note(hostile_pages, page):
+    answer = hostile_pages(-1, page)
+    assert answer.status_code == 200
+    assert len(answer.text) < 1_000_000
+    assert "950,000 more characters" in answer.text or page.endswith("trajectories")
+
+
+def test_runs_are_listed_with_curves_the_latest_first(get, logged):
+    page = get("/").text
+    assert page.index(f">{PPO}<") < page.index(f">{GRPO}<")
+    assert "<svg" in page
+    assert "<polyline" in page
+    assert GRPO not in get("/", params={"q": "ppo"}).text
+
+
+def test_transcript_shows_authors_hits_and_siblings(get, logged):
+    page = get(f"/run/{PPO}/trajectory/{logged[0]}").text
+    assert '<span class="thought">' in page
+    assert '<span class="search">' in page
+    assert '<span class="answer">' in page
+    assert 'class="segment observation masked"' in page
+    assert KLEE.title in page
+    assert "has a golden answer" in page
+    assert f"/run/{PPO}/trajectory/{logged[1]}" in page
+    assert "advantage +0.500" in page
+
+
+def test_tokens_are_coloured_by_what_the_log_has(get, logged):
+    path = f"/run/{PPO}/trajectory/{logged[0]}"
+    plain, coloured = get(path).text, get(f"{path}?heat=logprob").text
+    assert "heat=logprob" in plain
+    assert "heat=advantage" in plain
+    assert 'class="t h' not in plain
+    assert 'class="t h' in coloured
+    assert "log-prob -0.250; advantage +0.500" in coloured
+    assert "ids stand for tokens" in coloured
+
+
+def test_next_and_previous_follow_the_listing_of_the_address(get, logged):
+    found = re.findall(
+        r"/trajectory/(\w{12})\?sort=searches", get(f"/run/{PPO}/trajectories?sort=searches").text
+    )
+    assert len(found) == 5
+    page = get(f"/run/{PPO}/trajectory/{found[1]}?sort=searches").text
+    assert f'rel="prev" href="/run/{PPO}/trajectory/{found[0]}?sort=searches"' in page
+    assert f'rel="next" href="/run/{PPO}/trajectory/{found[2]}?sort=searches"' in page
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/run/none", 404, "no run 'none' with a log"),
+        ("/run/..%2f..%2fetc/trajectories", 404, "no page"),
+        (f"/run/{PPO}/trajectory/ffff", 404, "no trajectory 'ffff'"),
+        (f"/run/{PPO}/trajectories?steps=x", 400, "steps x: expected a step"),
+        (f"/run/{PPO}/trajectories?em=%27%20OR%201", 400, "expected a number"),
+        (f"/run/{PPO}/trajectories?hops=x", 400, "hops x: expected a whole number"),
+        (f"/run/{PPO}/trajectories?verdict=good", 400, "no verdict"),
+        (f"/run/{PPO}/trajectories?sort=prompt", 400, "no listing is sorted by"),
+        (f"/run/{PPO}/trajectories?after=x", 400, "no page begins at"),
+        (f"/run/{PPO}?metric=loss", 404, "no metric"),
+        ("/assets/../app.py", 404, ""),
+        ("/assets/app.py", 404, ""),
+    ],
+)
+def test_mistaken_address_gets_one_line(get, logged, path, status, said):
+    answer = get(path)
+    assert answer.status_code == status
+    assert said in unescape(answer.text)
+
+
+def test_page_is_sent_again_only_when_the_log_changed(get, workspace, logged):
+    tag = get(f"/run/{PPO}").headers["etag"]
+    unchanged = get(f"/run/{PPO}", headers={"if-none-match": tag})
+    assert (unchanged.status_code, unchanged.content) == (304, b"")
+    write_step(new_log(workspace / "runs" / PPO), 3)
+    later = get(f"/run/{PPO}", headers={"if-none-match": tag})
+    assert later.status_code == 200
+    assert "0.300 at step 3" in later.text
+
+
+def test_damaged_run_is_named_and_the_others_are_shown(get, workspace, logged):
+    (workspace / "runs" / GRPO / "log" / "manifest.json").write_text("{")
+    page = get("/").text
+    assert PPO in page
+    assert 'class="warning"' in page
+    assert "manifest.json" in page
+    assert get(f"/run/{GRPO}").status_code == 400
+    assert get(f"/run/{PPO}").status_code == 200
+
+
+def test_workspace_without_runs_says_what_to_type(get):
+    answer = get("/")
+    assert answer.status_code == 200
+    assert "start one with `srl train`" in answer.text
+
+
+def test_taken_port_is_one_line(capsys):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["inspect", "web", "--port", str(taken.getsockname()[1])]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
