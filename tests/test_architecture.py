@@ -25,7 +25,7 @@ FRAGMENTS = {"srl.plugins.hookspecs": "the hooks, to be read at a glance"}
 STAGES = ["data", "index", "serve", "rollout", "reward", "advantage", "update", "store"]
 ORDER = {name: position for position, name in enumerate(["plugins", "config", *STAGES])}
 """Every room that imports more than nouns: it may import the rooms of a lower number."""
-ORDER |= dict.fromkeys(["evaluate", "browse", "testing"], len(ORDER))
+ORDER |= {"evaluate": len(ORDER), "testing": len(ORDER), "browse": len(ORDER) + 1}
 ORDER |= {"train": len(ORDER), "cli": len(ORDER) + 1}
 NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "workspace"}
 NOUNS |= {

@@ -279,9 +279,14 @@ def read_records(
     ]
 
 
-def rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[object] = ()) -> list[Row]:
+def rows(
+    connection: duckdb.DuckDBPyConnection,
+    query: str,
+    parameters: Sequence[object] | Mapping[str, object] = (),
+) -> list[Row]:
     """The rows of a query as dicts by column name."""
-    cursor = connection.execute(query, list(parameters))
+    given = dict(parameters) if isinstance(parameters, Mapping) else list(parameters)
+    cursor = connection.execute(query, given)
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 

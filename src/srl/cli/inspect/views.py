@@ -1,35 +1,23 @@
-"""`srl inspect`: inspect runs, finished or running."""
+"""`srl inspect`: runs, trajectories, transcripts, verdicts, curves and SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from srl.cli import output
+from srl.cli.inspect.shared import Json, OfPhase, Run, RunOption, Steps, Wide, app
+from srl.cli.inspect.shared import holding as _holding
+from srl.cli.inspect.shared import paths as _paths
+from srl.cli.inspect.shared import print_rows as _print_rows
+from srl.cli.inspect.shared import read as _read
 
 if TYPE_CHECKING:
-    import duckdb
-
     from srl.browse.curve import Series
-
-app = typer.Typer(help="Inspect runs: trajectories, curves, SQL.", no_args_is_help=True)
-
-T = TypeVar("T")
-Read = Callable[["duckdb.DuckDBPyConnection"], T]
-
-
-class Phase(StrEnum):
-    """The phases of a run."""
-
-    train = "train"
-    val = "val"
-    test = "test"
-    sft = "sft"
-    eval = "eval"
 
 
 class Group(StrEnum):
@@ -41,17 +29,6 @@ class Group(StrEnum):
     hops = "hops"
 
 
-Run = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="Run: `last`, the beginning or end of its name, or its directory."),
-]
-RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="Run, as for the other commands.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, one object per line.")]
-Wide = Annotated[
-    bool, typer.Option("--wide", help="Show all columns in full, whatever the width of the terminal.")
-]
-Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or steps A to B.")]
-OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
 Source = Annotated[str | None, typer.Option(help="Only this data source.")]
 Hops = Annotated[int | None, typer.Option(help="Only questions with this many hops.")]
 MinSearches = Annotated[int | None, typer.Option(help="At least this many searches.")]
@@ -300,59 +277,6 @@ _TRAJECTORY_COLUMNS = {
 }  # fmt: skip
 _LEAST = ("hops", "source", "phase", "searches", "reward")
 """Columns that a narrow terminal leaves out, in this order."""
-_BY_END = ("run", "run_id")
-"""Columns that are cut at the beginning, since their end is what users type."""
-
-
-def _paths(names: Sequence[str], *, trained: bool = False) -> list[Path]:
-    """The directories of the named runs; `all` is every run of the workspace."""
-    from srl.workspace import Workspace
-
-    workspace = Workspace.resolve()
-    return [workspace.runs if name == "all" else workspace.find_run(name, trained=trained) for name in names]
-
-
-def _holding(trajectory: str, run: str) -> Path:
-    """The directory of the named run; for `last`, of the latest that has a trajectory with this id."""
-    from srl.store import find_logs
-    from srl.workspace import Workspace
-
-    workspace = Workspace.resolve()
-    latest = workspace.find_run(run)
-    if run != "last" or not trajectory:
-        return latest
-    query = "SELECT count(*) > 0 FROM trajectories WHERE starts_with(id, ?)"
-
-    def has(log: duckdb.DuckDBPyConnection) -> bool:
-        return log.execute(query, [trajectory]).fetchall() == [(True,)]
-
-    logged = (path for path in reversed(workspace.all_runs()) if find_logs(path))
-    return next((path for path in logged if _read([path], has)), latest)
-
-
-def _read(paths: Sequence[Path], read: Read[T], *, sealed: bool = True) -> T:
-    from srl.store import reading
-
-    return reading(paths, read, warn=lambda text: output.warn(f"warning: {text}"), sealed=sealed)
-
-
-def _print_rows(
-    rows: Sequence[dict[str, Any]],
-    json: bool,
-    columns: dict[str, str],
-    digits: int | None = 3,
-    *,
-    wide: bool = False,
-    least: Sequence[str] = (),
-) -> None:
-    """Print JSON lines, or a table of `columns` with their headings; on a terminal each row is one line."""
-    from srl.browse.formatting import cells
-
-    if json:
-        output.print_rows(rows)
-        return
-    lines = cells(rows, columns, digits)
-    output.table(list(columns.values()), lines, one_line=True, wide=wide, least=least, by_end=_BY_END)
 
 
 def _series(one: Series) -> dict[str, Any]:

@@ -1,0 +1,8 @@
+"""`srl inspect`: inspect runs, finished or running."""
+
+from __future__ import annotations
+
+from srl.cli.inspect import compare, find, views
+from srl.cli.inspect.shared import app
+
+__all__ = ["app", "compare", "find", "views"]

@@ -1,0 +1,98 @@
+"""What the commands of `srl inspect` share: how runs are named, options, reading a log, printing rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from srl.cli import output
+
+if TYPE_CHECKING:
+    import duckdb
+
+app = typer.Typer(help="Inspect runs: trajectories, curves, SQL.", no_args_is_help=True)
+
+T = TypeVar("T")
+Read = Callable[["duckdb.DuckDBPyConnection"], T]
+
+
+class Phase(StrEnum):
+    """The phases of a run."""
+
+    train = "train"
+    val = "val"
+    test = "test"
+    sft = "sft"
+    eval = "eval"
+
+
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Run: `last`, the beginning or end of its name, or its directory."),
+]
+RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="Run, as for the other commands.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, one object per line.")]
+Wide = Annotated[
+    bool, typer.Option("--wide", help="Show all columns in full, whatever the width of the terminal.")
+]
+Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or steps A to B.")]
+OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
+
+_BY_END = ("run", "run_id")
+"""Columns that are cut at the beginning, since their end is what users type."""
+
+
+def paths(names: Sequence[str], *, trained: bool = False) -> list[Path]:
+    """The directories of the named runs; `all` is every run of the workspace."""
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    return [workspace.runs if name == "all" else workspace.find_run(name, trained=trained) for name in names]
+
+
+def holding(trajectory: str, run: str) -> Path:
+    """The directory of the named run; for `last`, of the latest that has a trajectory with this id."""
+    from srl.store import find_logs
+    from srl.workspace import Workspace
+
+    workspace = Workspace.resolve()
+    latest = workspace.find_run(run)
+    if run != "last" or not trajectory:
+        return latest
+    query = "SELECT count(*) > 0 FROM trajectories WHERE starts_with(id, ?)"
+
+    def has(log: duckdb.DuckDBPyConnection) -> bool:
+        return log.execute(query, [trajectory]).fetchall() == [(True,)]
+
+    logged = (path for path in reversed(workspace.all_runs()) if find_logs(path))
+    return next((path for path in logged if read([path], has)), latest)
+
+
+def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True) -> T:
+    """What `action` returns of a connection to these logs; warnings go to stderr."""
+    from srl.store import reading
+
+    return reading(logs, action, warn=lambda text: output.warn(f"warning: {text}"), sealed=sealed)
+
+
+def print_rows(
+    rows: Sequence[dict[str, Any]],
+    json: bool,
+    columns: dict[str, str],
+    digits: int | None = 3,
+    *,
+    wide: bool = False,
+    least: Sequence[str] = (),
+) -> None:
+    """Print JSON lines, or a table of `columns` with their headings; on a terminal each row is one line."""
+    from srl.browse.formatting import cells
+
+    if json:
+        output.print_rows(rows)
+        return
+    lines = cells(rows, columns, digits)
+    output.table(list(columns.values()), lines, one_line=True, wide=wide, least=least, by_end=_BY_END)
