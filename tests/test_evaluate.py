@@ -18,9 +18,11 @@ from srl.evaluate import (
     mean_seconds,
     pass_at_k,
     recall_at_k,
+    step_metrics,
     summarise,
     wilson_interval,
 )
+from srl.evaluate.metrics import repetition
 from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
 
 
@@ -351,3 +353,16 @@ def test_nothing_to_measure_and_a_wrong_number_of_scores_are_refused() -> None:
             measure([])
     with pytest.raises(ValueError, match="1 scores for 2"):
         summarise([episode(), episode()], [Score(1)])
+
+
+def test_repetition_is_the_share_of_n_grams_that_a_turn_has_before() -> None:
+    """Of (1,2) (2,1) (1,2) (2,1) (1,3) two are repeated; other turns and passages do not count."""
+    turns = [
+        Segment("policy", (1, 2, 1, 2, 1, 3), "…", 0, (-1.0,) * 6),
+        Segment("observation", (7, 7, 7, 7), "…", 0),
+        Segment("policy", (1, 2), "…", 1, (-1.0,) * 2),
+    ]
+    trajectory = replace(episode(), segments=turns)
+    assert repetition(trajectory, 2) == pytest.approx(2 / 6)
+    assert repetition(trajectory, 7) == 0
+    assert step_metrics([trajectory])["env/repetition"] == 0

@@ -193,7 +193,14 @@ def test_curves_of_several_runs_and_metrics(srl, logs):
     ]
     rows = [json.loads(line) for line in srl("curve", "00aa", "--json")[1].splitlines()]
     assert rows == [
-        {"run_id": GRPO, "phase": "val", "metric": "val/em", "steps": [1, 2, 3], "values": [0.05, 0.1, 0.15]}
+        {
+            "run_id": GRPO,
+            "phase": "val",
+            "metric": "val/em",
+            "steps": [1, 2, 3],
+            "values": [0.05, 0.1, 0.15],
+            "watches": {},
+        }
     ]
 
 

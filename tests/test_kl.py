@@ -137,3 +137,10 @@ def test_an_adaptive_controller_wants_a_target_and_a_horizon(wrong):
 def test_an_unknown_controller_is_one_clear_line():
     with pytest.raises(UserError, match="fixed or adaptive"):
         kl_controller("linear", 0.1)
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf])
+def test_a_kl_that_is_not_finite_leaves_the_coefficient(kl):
+    controller = AdaptiveKL(0.2, 0.1, 1000)
+    controller.update(kl, 100)
+    assert controller.coef == 0.2

@@ -246,3 +246,14 @@ def test_the_state_of_weights_of_other_shapes_is_refused():
     saved = Optimiser([parameter([1.0])], lr=0.1).state_dict()
     with pytest.raises(ValueError, match=r"expected shape \(2,\), found \(1,\)"):
         Optimiser([parameter([1.0, 2.0])], lr=0.1).load_state_dict(saved)
+
+
+def test_another_learning_rate_continues_the_schedule_and_is_saved():
+    weight = parameter([0.0])
+    optimiser = Optimiser([weight], lr=0.4, schedule=schedule("linear", 0, 4))
+    steps(optimiser, [weight], [1.0])
+    optimiser.set_lr(0.1)
+    assert optimiser.lr == pytest.approx(0.75 * 0.1)
+    other = Optimiser([parameter([0.0])], lr=0.4, schedule=schedule("linear", 0, 4))
+    other.load_state_dict(optimiser.state_dict())
+    assert other.lr == pytest.approx(0.75 * 0.1)

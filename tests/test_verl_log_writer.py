@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from tests.store_builder import episode, record, run_info, search
 
 import srl.store
 from srl import files
+from srl.config import load_config
 from srl.errors import UserError
 from srl.store import read_records
 from srl.train.run_directory import Progress
 from srl.train.verl.log_writer import LogActor
+from srl.train.watches import Watcher
 
 
 @pytest.fixture
@@ -128,6 +131,43 @@ def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
     writer.close("failed")
     assert entries(log) == [("train", 1, 2), ("val", 1, 3), ("train", 2, 1)]
     assert rows(log, "SELECT status FROM runs") == [("failed",)]
+
+
+def watched(log: Path, action: str) -> LogActor:
+    config = load_config(
+        "tiny", None, "grpo", sets=[f"watch.kl.action={action}", "watch.kl.patience=2"]
+    ).config
+    return LogActor(log, run_info(), watcher=Watcher(config))
+
+
+def test_a_watch_that_fires_is_said_and_logged_and_goes_into_checkpoints(log):
+    writer = watched(log, "note")
+    for step in (1, 2):
+        add(writer, step)
+        finish(writer, step, "train", {"actor/ref_kl": 5.0})
+    said = "watch kl at step 2: actor/ref_kl is 5, above 1, since step 1"
+    assert (writer.poll().notes, writer.failure()) == ((said,), "")
+    assert rows(log, "SELECT step, watch, value, action FROM watches") == [(2, "kl", 5.0, "note")]
+    state = writer.state()
+    resumed = watched(log, "note")
+    resumed.drop_steps_after(1)
+    resumed.resume(replace(state, step=1, watch={}))
+    resumed.flush()
+    assert rows(log, "SELECT * FROM watches") == [], "the step in which it fired is made again"
+    resumed.resume(state)
+    resumed.flush()
+    assert rows(log, "SELECT step FROM watches") == [(2,)]
+    add(resumed, 3)
+    finish(resumed, 3, "train", {"actor/ref_kl": 5.0})
+    assert resumed.poll().notes == (), "it does not fire twice"
+
+
+def test_a_watch_that_stops_a_run_ends_it_as_a_failure(log):
+    writer = watched(log, "stop")
+    for step in (1, 2):
+        add(writer, step)
+        finish(writer, step, "train", {"actor/ref_kl": 5.0})
+    assert writer.failure().startswith("stopped by watch kl at step 2: actor/ref_kl is 5, above 1")
 
 
 def test_a_finished_step_is_told_with_what_its_episodes_say_of_it(log):

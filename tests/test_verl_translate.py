@@ -11,7 +11,7 @@ from tests.verl_configs import GPU, job, made
 
 from srl.config.keys import keys
 from srl.errors import UserError
-from srl.train.verl.config_check import REFUSED, check_supported
+from srl.train.verl.config_check import REFUSED, check_supported, refused
 from srl.train.verl.job import Job
 from srl.train.verl.translate import NOT_READ, READ_BY_US, settings, without_dropout
 from srl.update.losses import MAX_LOG_RATIO
@@ -78,6 +78,13 @@ def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
     for key, setting in changed.items():
         with pytest.raises(UserError, match=key):
             check_supported(made("actor.use_kl_loss=true", setting), job())
+
+
+@pytest.mark.parametrize("key", ["watch.action", "watch.val_em.action"])
+def test_a_watch_that_would_roll_back_is_refused_in_one_line(key):
+    (said,) = refused(made(f"{key}=rollback"))
+    assert said.startswith(f"{key} = rollback: --backend verl cannot go back")
+    assert list(refused(made(f"{key}=stop"))) == []
 
 
 def test_reference_that_nothing_asks_for_is_not_refused():

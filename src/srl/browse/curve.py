@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 
+from srl.browse.watches import Marks, marks
 from srl.errors import UserError, nearest
 from srl.store import rows
 
@@ -19,7 +20,10 @@ _LISTED = 12
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric of one run in one phase; `steps` increase, and there is one value for each."""
+    """One metric of one run in one phase; `steps` increase, and there is one value for each.
+
+    `marks`: the steps at which watches of the run fired.
+    """
 
     run_id: str
     phase: str
@@ -27,6 +31,7 @@ class Series:
     label: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
+    marks: Marks = ()
 
 
 def short_name(run_id: str) -> str:
@@ -62,10 +67,11 @@ def curves(connection: duckdb.DuckDBPyConnection, metrics: Sequence[str]) -> dic
     """
     found = rows(connection, query, [list(metrics)])
     by_name = {name: [row for row in found if row["name"] == name] for name in metrics}
-    return {name: _series(name, some) for name, some in by_name.items() if some}
+    marked = marks(connection)
+    return {name: _series(name, some, marked) for name, some in by_name.items() if some}
 
 
-def _series(metric: str, found: Sequence[dict[str, Any]]) -> list[Series]:
+def _series(metric: str, found: Sequence[dict[str, Any]], marked: Mapping[str, Marks]) -> list[Series]:
     several = len({row["phase"] for row in found}) > 1
     return [
         Series(
@@ -75,6 +81,7 @@ def _series(metric: str, found: Sequence[dict[str, Any]]) -> list[Series]:
             short_name(row["run_id"]) + (f" {row['phase']}" if several else ""),
             tuple(row["steps"]),
             tuple(row["values"]),
+            marked.get(row["run_id"], ()),
         )
         for row in found
     ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
 from math import ceil, floor, log10
 from pathlib import Path
 
-from srl.browse.curve import Series
+from srl.browse.curve import Series, short_name
 from srl.errors import UserError
 from srl.files import atomic_file
 
@@ -37,10 +37,23 @@ def plot(series: Sequence[Series], width: int = 80, height: int = 16, ascii_only
     text = [f"{'':>{margin}}  {series[0].metric}"]
     for n, line in enumerate(canvas.text()):
         text.append(f"{beside.get(n, ''):>{margin}} {'┤' if n in beside else '│'}{line}")
-    text += [f"{'':>{margin}} {line}" for line in _axis(canvas)]
+    fired = _fired(series)
+    text += [f"{'':>{margin}} {line}" for line in _axis(canvas, {step for _, step, _ in fired})]
     text += [f"{'':>{margin}}  {mark} {_legend(one)}" for one, mark in zip(series, marks, strict=True)]
+    text += [f"{'':>{margin}}  ! step {step}: {names}{run}" for run, step, names in fired]
     drawn = "\n".join(line.rstrip() for line in text)
     return drawn.translate(_ASCII) if ascii_only else drawn
+
+
+def _fired(series: Sequence[Series]) -> list[tuple[str, int, str]]:
+    """`(run, step, watches)` of each mark of the runs, the run named where there are several."""
+    runs = dict.fromkeys(one.run_id for one in series)
+    marked = {one.run_id: one.marks for one in series}
+    return [
+        (f" in {short_name(run)}" if len(runs) > 1 else "", step, names)
+        for run in runs
+        for step, names in marked[run]
+    ]
 
 
 def _legend(one: Series) -> str:
@@ -81,7 +94,7 @@ class _Canvas:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    if low == high == 0:
+    if max(abs(low), abs(high)) < 1e-300:  # ticks between such numbers are 0
         return 0, 1
     if low == high:
         return low - abs(low) * 0.1, high + abs(low) * 0.1
@@ -123,8 +136,8 @@ def _between(points: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             yield round(x0 + (x1 - x0) * n / length), round(y0 + (y1 - y0) * n / length)
 
 
-def _axis(canvas: _Canvas) -> list[str]:
-    """The horizontal axis: a line with marks at round steps, and their numbers."""
+def _axis(canvas: _Canvas, fired: Set[int]) -> list[str]:
+    """The horizontal axis: a line with marks at round steps, and their numbers; `!` where a watch fired."""
     first, last = canvas.steps
     step = max(round(_round_step((last - first) / (canvas.columns // _APART or 1))), 1)
     line, labels = ["─"] * canvas.columns, [" "] * (canvas.columns + 1)
@@ -133,6 +146,9 @@ def _axis(canvas: _Canvas) -> list[str]:
         line[column] = "┬"
         start = max(min(column - len(text) // 2, canvas.columns - len(text)), 0) + 1
         labels[start : start + len(text)] = text
+    for at in fired:
+        if first <= at <= last:
+            line[canvas.column(at)] = "!"
     return [f"└{''.join(line)}", "".join(labels).rstrip() + _STEP]
 
 
@@ -163,6 +179,8 @@ def _panel(axes, series: Sequence[Series]) -> None:
     for one in series:
         mark = "o" if len(one.steps) <= _MANY else None
         axes.plot(one.steps, one.values, marker=mark, markersize=3.5, linewidth=1.6, label=_plain(one.label))
+    for _, step, _ in _fired(series):
+        axes.axvline(step, color="0.5", linewidth=0.8, linestyle=":")
     axes.set_xlabel("step")
     axes.set_ylabel(_plain(series[0].metric))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))

@@ -33,6 +33,7 @@ from srl.config.sections import (
     Trainer,
     one_or_many,
 )
+from srl.config.watch_sections import Watches
 
 KeyPath = tuple[str, ...]
 """A dotted key, split."""
@@ -56,6 +57,7 @@ class Config(Section):
     ref: Ref = Ref()
     sft: Sft = Sft()
     trainer: Trainer = Trainer()
+    watch: Watches = Watches()
     eval: Eval = Eval()
     cluster: Cluster = Cluster()
     verl: dict[str, Any] = Field(default={})

@@ -92,16 +92,32 @@ def env_metrics(
 
 
 def step_metrics(episodes: Episodes, scores: Sequence[Score] | None = None) -> dict[str, float]:
-    """Metrics of a training step: `train/…` of the answers, `env/…`, and episode lengths in policy tokens."""
+    """Metrics of a training step: `train/…` of the answers, `env/…`, and episode lengths in policy tokens.
+
+    `env/repetition` is the mean of `repetition`, where `episodes` are trajectories.
+    """
     results = results_of(episodes)
     lengths = [item.tokens for item in results]
+    repeated = [repetition(item) for item in episodes if isinstance(item, Trajectory)]
     return {
         **answer_metrics(results, "train"),
         **env_metrics(results, scores),
+        **({"env/repetition": fmean(repeated)} if repeated else {}),
         "response_length/mean": fmean(lengths),
         "response_length/max": float(max(lengths)),
         "num_turns/mean": fmean(item.turns for item in results),
     }
+
+
+def repetition(trajectory: Trajectory, n: int = 4) -> float:
+    """The share of the policy's n-grams of tokens that the same turn has before; 0 without n-grams."""
+    repeated = total = 0
+    for segment in trajectory.segments:
+        if segment.is_policy:
+            grams = list(zip(*(segment.token_ids[start:] for start in range(n)), strict=False))
+            total += len(grams)
+            repeated += len(grams) - len(set(grams))
+    return repeated / total if total else 0.0
 
 
 def em_interval(episodes: Episodes, confidence: float = 0.95) -> Interval | None:

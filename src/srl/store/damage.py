@@ -26,6 +26,7 @@ from srl.store.rescores import DIRECTORY as RESCORES
 from srl.store.rescores import rescore_files
 from srl.store.run_info import DamagedError
 from srl.store.schema import PARTS
+from srl.store.watches import watch_file
 from srl.workspace import is_evaluation
 
 DAMAGED = "damaged"
@@ -75,7 +76,7 @@ def find_damage(log: Path, *, thorough: bool = True) -> list[Damage]:
         found += _database_damage(log, thorough)
     else:
         found += _part_damage(log, thorough)
-    found += _rescore_damage(log, thorough)
+    found += _damage_beside(log, thorough)
     return [damage for damage in found if damage.place.exists()]  # compaction removes parts
 
 
@@ -153,14 +154,16 @@ def _part_damage(log: Path, thorough: bool) -> Iterator[Damage]:
             yield Damage(log, part.path, why, part.steps_in_words())
 
 
-def _rescore_damage(log: Path, thorough: bool) -> Iterator[Damage]:
-    for file in rescore_files(log):
+def _damage_beside(log: Path, thorough: bool) -> Iterator[Damage]:
+    """The damage in tables that have files of their own."""
+    beside = {watch_file(log): "which watches fired"} if watch_file(log).is_file() else {}
+    for file, holds in (dict.fromkeys(rescore_files(log), "what was rescored") | beside).items():
         try:
             pq.read_table(file) if thorough else pq.read_schema(file)
         except (pa.ArrowException, OSError) as error:
             if not may_be_damage(error):
                 raise
-            yield Damage(log, file, f"{file}: {in_one_line(error)}", "what was rescored")
+            yield Damage(log, file, f"{file}: {in_one_line(error)}", holds)
 
 
 def _part_fault(part: Part, connection: duckdb.DuckDBPyConnection | None) -> str:

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from srl.store.older import old_column_hints
-from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, Table
+from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, WATCH_SCHEMA, Table
 
 _NO_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
 """DuckDB's messages for an unknown column."""
@@ -33,6 +33,11 @@ def create_rescores(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]
         connection.execute(f"CREATE VIEW raw.rescores AS {scan(files)}")
     else:
         _create_table(connection, "rescores", RESCORE_SCHEMA.empty_table())
+
+
+def create_watches(connection: duckdb.DuckDBPyConnection, tables: Sequence[pa.Table]) -> None:
+    """Create `raw.watches` with the rows of these tables."""
+    _create_table(connection, "watches", pa.concat_tables([WATCH_SCHEMA.empty_table(), *tables]))
 
 
 def _create_table(connection: duckdb.DuckDBPyConnection, name: str, content: pa.Table) -> None:

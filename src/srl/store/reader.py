@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 import duckdb
+import pyarrow as pa
 
 from srl.errors import UserError
 from srl.manifests import MANIFEST
@@ -26,6 +27,7 @@ from srl.store.database import (
     create_rescores,
     create_runs,
     create_views,
+    create_watches,
     in_one_line,
     scan,
     seal,
@@ -35,6 +37,7 @@ from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
 from srl.store.rescores import DIRECTORY as RESCORES
 from srl.store.rescores import rescore_files
 from srl.store.schema import PARTS
+from srl.store.watches import read_watches, watch_file
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
@@ -185,6 +188,7 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], 
     finished: list[str] = []
     rows: list[dict[str, Any]] = []
     rescores: list[Path] = []
+    watches: list[pa.Table] = []
     for log in logs:
         if without.keys() & {log / MANIFEST, log / FINISHED}:
             continue
@@ -198,12 +202,14 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], 
             parts += left
         rows.append(run_info.run_row(log))
         rescores += [file for file in rescore_files(log) if file not in without]
+        watches += [read_watches(log)] if watch_file(log) not in without else []
     if not rows:
         raise UserError("; ".join(damage.why for damage in without.values()))
     create_runs(connection, rows)
     for table in PARTS:
         _create_table(connection, table, parts, finished)
     create_rescores(connection, rescores)
+    create_watches(connection, watches)
     create_views(connection)
 
 

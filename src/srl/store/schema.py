@@ -363,7 +363,28 @@ RESCORES = Table(
     "rescores", "One row per measure that `srl eval rescore` computed of a trajectory, in files of its own.",
     _RESCORES, "SELECT * FROM raw.rescores",
 )  # fmt: skip
-TABLES += (RESCORES,)
+_WATCHES = _columns(
+    _RUN_ID,
+    ("number", pa.int32(), "From 1, in the order in which they fired."),
+    _STEP,
+    _PHASE,
+    ("watch", pa.string(), "The watch: its name in the section `watch` of the configuration."),
+    ("metric", pa.string(), "What it watches."),
+    ("value", pa.float64(), "The value; NULL if it was not a finite number."),
+    ("bound", pa.float64(), "What the value was compared with; NULL if it was not known yet."),
+    ("since", pa.int32(), "The first step that may be bad."),
+    ("action", pa.string(), "`note`, `stop` or `rollback`."),
+    ("to_step", pa.int32(), "The step that the run was rolled back to; later ones in the log were made after "
+     "that."),
+)  # fmt: skip
+
+WATCHES = Table(
+    "watches", "One row each time that a watch fired, in a file of its own.", _WATCHES,
+    "SELECT * FROM raw.watches",
+)  # fmt: skip
+BESIDE = (RESCORES, WATCHES)
+"""Tables in files of their own, which stay as they are when a log is finished."""
+TABLES += BESIDE
 
 
 def _schema(columns: tuple[Column, ...]) -> pa.Schema:
@@ -383,3 +404,4 @@ PER_TOKEN = ("advantages", "returns", "trainer_logprobs", "entropies")
 
 RUN_SCHEMA = _schema(RUNS)
 RESCORE_SCHEMA = _schema(_RESCORES)
+WATCH_SCHEMA = _schema(_WATCHES)

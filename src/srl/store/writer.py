@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import duckdb
 import pyarrow.compute as pc
@@ -37,7 +37,8 @@ from srl.store.parts import (
 from srl.store.records import Record, part_tables
 from srl.store.rescores import drop_rescores
 from srl.store.run_info import RunInfo
-from srl.store.schema import PARTS, RESCORES, TABLES
+from srl.store.schema import BESIDE, PARTS, TABLES
+from srl.store.watches import write_watches
 from srl.trajectory import Phase
 
 COMPACT_AT = 32
@@ -105,6 +106,10 @@ class LogWriter:
         self._single += 1
         if self._single >= COMPACT_AT:
             self._merging(self._compact)
+
+    def write_watches(self, fired: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the table of watches: a row for each that fired, in order, with its columns by name."""
+        write_watches(self.directory, self._run.run_id, fired)
 
     def drop_steps_after(self, after_step: int) -> None:
         """Drop every step after `after_step`, of all writers; a resumed run writes them again."""
@@ -245,6 +250,6 @@ def _write_database(path: Path, run: Mapping[str, object], parts: Sequence[Part]
                 files = [part.file(table) for part in parts]
                 connection.execute(f"INSERT INTO raw.{table} BY NAME {union(table, [scan(files)])}")
         create_runs(connection, [run])
-        create_views(connection, [table for table in TABLES if table is not RESCORES])
+        create_views(connection, [table for table in TABLES if table not in BESIDE])
     with open(path, "rb") as file:
         os.fsync(file.fileno())

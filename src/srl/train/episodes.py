@@ -98,11 +98,13 @@ class EpisodeRunner:
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         return interrupts.run(self.environment.reward.score(trajectories), self.event_loop)
 
-    def validate(self, progress: Progress) -> None:
-        """Evaluate the validation split and keep the best exact match in `progress`."""
+    def validate(self, progress: Progress) -> dict[str, float]:
+        """Evaluate the validation split and keep the best exact match in `progress`; {} without questions."""
         metrics = self._evaluate("val", self.environment.splits.val, progress.step)
-        if metrics is not None:
-            progress.note_validation(metrics["val/em"], progress.step)
+        if metrics is None:
+            return {}
+        progress.note_validation(metrics["val/em"], progress.step)
+        return metrics
 
     def test(self, step: int) -> float | None:
         """Exact match on the test split; never used to choose a checkpoint."""

@@ -44,9 +44,11 @@ from srl.train.question_order import QuestionOrder
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes, too_many_failures
-from srl.train.run_directory import LOG, SFT, Progress, checkpoint_path
+from srl.train.run_directory import LOG, SFT, Progress, checkpoint_path, checkpoints
 from srl.train.search import IndexDigests
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
+from srl.train.watched_run import drop_checkpoints_after, last_good_checkpoint, lr_scale, roll_back, stopped
+from srl.train.watches import Fired, Watcher, to_act_on
 from srl.trajectory import Question, Score, Trajectory, failed_episodes
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
 from srl.update.critic import update_critic
@@ -71,25 +73,39 @@ class LocalTrainer:
     optimisers: dict[str, Optimiser]
     card: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    watcher: Watcher = field(init=False)
     _timings: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.watcher = Watcher(self.config)
 
     def run(self) -> Progress:
         """Train to the end and return the progress. Ctrl-C leaves log and checkpoints ready to resume."""
         data, trainer = self.config.data, self.config.trainer
         questions = self.runner.environment.splits.train
         order = QuestionOrder(questions, data.train_batch_size, trainer.seed, data.shuffle)
-        if self.progress.step == 0 and trainer.val_before_train:
-            self.runner.validate(self.progress)
-            self.progress.test_em_start = self.runner.test(0)
-        for step in range(self.progress.step + 1, trainer.total_training_steps + 1):
-            self._step(step, order.batch(step))
-            self._after(step)
+        if self.progress.step == 0:
+            self._before()
+        while self.progress.step < trainer.total_training_steps:
+            step = self.progress.step + 1
+            fired = [*self._step(step, order.batch(step)), *self._validate_if_due(step)]
+            if not self._rolled_back(fired) and self._is_last_or_due(step, trainer.save_freq):
+                self._save(trainer.max_ckpt_to_keep)
         if self.progress.step > 0 or self.progress.test_em_start is None:
             self.progress.test_em_end = self.runner.test(self.progress.step)
         return self.progress
 
-    def _step(self, step: int, questions: list[Question]) -> None:
-        """One training step, and its entry in the log."""
+    def _before(self) -> None:
+        """Validate before the first step, and save a checkpoint where a watch may roll back to it."""
+        known = self.progress.val_em or self.progress.test_em_start is not None
+        if self.config.trainer.val_before_train and not known:
+            self._validate()
+            self.progress.test_em_start = self.runner.test(0)
+        if self.config.watch.rolls_back and not checkpoints(self.run_directory):
+            self._save(None)
+
+    def _step(self, step: int, questions: list[Question]) -> list[Fired]:
+        """One training step, and its entry in the log; the watches that fire on it."""
         self._timings = {}
         with self._timed("step"):
             trajectories, scores = self._roll_out(step, questions)
@@ -105,19 +121,58 @@ class LocalTrainer:
         self.runner.terminal.step(step, self.config.trainer.total_training_steps, metrics)
         if _due(step, self.config.trainer.sample_freq):
             self.runner.terminal.samples(trajectories, scores, self.config.trainer.sample_count)
+        return self.watcher.observe(step, "train", metrics)
 
-    def _after(self, step: int) -> None:
-        """Validate and save a checkpoint where due; both after the last step."""
-        trainer = self.config.trainer
-        last = step == trainer.total_training_steps
-        if trainer.test_freq and (last or _due(step, trainer.test_freq)):
-            self.runner.validate(self.progress)
-        if last or _due(step, trainer.save_freq):
-            self.progress.kl = self.learner.kl_control.state_dict()
-            save_checkpoint(
-                self.run_directory, self.progress, self.learner, self.runner.environment.codec.tokenizer,
-                self.optimisers, self.card, trainer.max_ckpt_to_keep, trainer.keep_best_ckpt,
-            )  # fmt: skip
+    def _validate_if_due(self, step: int) -> list[Fired]:
+        """Validate where due, and after the last step; the watches that fire on it."""
+        every = self.config.trainer.test_freq
+        return self._validate() if every and self._is_last_or_due(step, every) else []
+
+    def _validate(self) -> list[Fired]:
+        metrics = self.runner.validate(self.progress)
+        return self.watcher.observe(self.progress.step, "val", metrics)
+
+    def _is_last_or_due(self, step: int, every: int) -> bool:
+        return step == self.config.trainer.total_training_steps or _due(step, every)
+
+    def _save(self, keep: int | None) -> None:
+        """Save a checkpoint, and delete all but the newest `keep` (None: delete none)."""
+        self.progress.kl = self.learner.kl_control.state_dict()
+        self.progress.watch = self.watcher.state_dict()
+        save_checkpoint(
+            self.run_directory, self.progress, self.learner, self.runner.environment.codec.tokenizer,
+            self.optimisers, self.card, keep, self.config.trainer.keep_best_ckpt,
+        )  # fmt: skip
+
+    def _rolled_back(self, found: list[Fired]) -> bool:
+        """Do what the watches that fired ask for; whether that was a roll-back. Raises UserError to stop."""
+        for fired in found:
+            self.runner.terminal.note(f"warning: {fired}")
+        acting = to_act_on(found)
+        try:
+            if acting and acting.action == "rollback":
+                self._roll_back(acting)
+                return True
+            if acting:
+                margin = self.config.watch.val_em.threshold
+                good = last_good_checkpoint(self.run_directory, self.progress.val_em, acting.since, margin)
+                raise UserError(stopped(self.run_directory, self.config, acting, good))
+            return False
+        finally:
+            if found:
+                self.runner.log.write_watches(self.watcher.rows())
+
+    def _roll_back(self, fired: Fired) -> None:
+        """Continue from the last good checkpoint, which is saved again first: then a resumed run does too."""
+        done, self.progress = roll_back(
+            self.run_directory, self.config, fired, self.progress, self.watcher, self.learner, self.optimisers
+        )
+        self._save(None)
+        drop_checkpoints_after(self.run_directory, self.progress.step)
+        self.runner.log.drop_steps_after(self.progress.step)
+        self.runner.give_weights(self.learner.actor)
+        scale = lr_scale(self.config, self.watcher)
+        self.runner.terminal.note(f"rolled back to step {done.to_step}, with {scale:g} × the learning rate")
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
         with self._timed("gen"):
@@ -279,10 +334,12 @@ def rl_loop(config: Config, learner: Learner, optimisers: dict[str, Optimiser]) 
         if resumed_from is not None and resumed_from >= 0:
             checkpoint = checkpoint_path(run, resumed_from)
             trainer.progress = load_newest(checkpoint, learner, optimisers)
+            trainer.watcher.load_state_dict(trainer.progress.watch)
             for line in checkpoint_notes(checkpoint):
                 runner.terminal.note(line)
         if resumed_from is not None:
             runner.log.drop_steps_after(resumed_from)
+            runner.log.write_watches(trainer.watcher.rows())
         runner.give_weights(learner.actor)
         return trainer.run()
 

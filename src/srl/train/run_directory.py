@@ -48,6 +48,8 @@ class Progress:
     """State of the KL controller."""
     val_em: dict[int, float] = field(default_factory=dict)
     """Exact match of every validation so far, by step."""
+    watch: dict[str, Any] = field(default_factory=dict)
+    """State of the watches."""
 
     def __post_init__(self) -> None:
         """JSON has texts for keys, and an older checkpoint has the best validation only."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,7 +104,7 @@ def update_actor(
             metrics = accumulate_actor(model, part, loss=loss, max_tokens=max_tokens, seen=seen)
             metrics["actor/no_gradient_share"] = 1 - float(rows_with_gradient(part, loss).float().mean())
             steps.append({**metrics, "actor/lr": optimiser.lr, "actor/grad_norm": optimiser.step()})
-    return mean_metrics(steps)
+    return mean_metrics(steps) | skipped_steps(steps, "actor")
 
 
 def rows_with_gradient(part: Experience, loss: ActorLoss) -> Tensor:
@@ -190,6 +191,13 @@ def actor_loss(
         metrics["actor/kl_loss"] = kl_loss
         whole = whole + loss.kl_loss_coef * kl_loss
     return whole, metrics
+
+
+def skipped_steps(steps: Sequence[Mapping[str, float]], network: str) -> dict[str, float]:
+    """How many optimiser steps of `network` were skipped because the gradient's norm was not finite."""
+    return {
+        f"{network}/skipped_steps": float(sum(not isfinite(step[f"{network}/grad_norm"]) for step in steps))
+    }
 
 
 def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from srl.model import add_lora
-from srl.update.actor import Experience, mean_metrics, mini_batches
+from srl.update.actor import Experience, mean_metrics, mini_batches, skipped_steps
 from srl.update.batch import Batch, micro_batches
 from srl.update.logits import states_before, trunk
 from srl.update.losses import LossAggMode, count_for, value_loss
@@ -105,7 +105,7 @@ def update_critic(
                 critic, part, clip=clip, normalise=normalise, horizon=horizon, max_tokens=max_tokens
             )
             steps.append({**metrics, "critic/lr": optimiser.lr, "critic/grad_norm": optimiser.step()})
-    return mean_metrics(steps)
+    return mean_metrics(steps) | skipped_steps(steps, "critic")
 
 
 def accumulate_critic(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -86,7 +87,8 @@ class AdaptiveKL:
 
         e = clip(KL / target − 1, −0.2, 0.2)        β ← β·(1 + e·n / horizon)
 
-    Ziegler et al. 2019 (arXiv 1909.08593), where K_β = n / horizon; n counts sequences.
+    Ziegler et al. 2019 (arXiv 1909.08593), where K_β = n / horizon; n counts sequences. A KL that is not
+    finite leaves β as it is.
     """
 
     coef: float
@@ -105,6 +107,8 @@ class AdaptiveKL:
 
 def adapted_kl_coef(coef: float, kl: float, target: float, horizon: float, sequences: int) -> float:
     """β after one step of the adaptive controller; the equation is at `AdaptiveKL`."""
+    if not math.isfinite(kl):
+        return coef
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coef * (1.0 + error * sequences / horizon)
 

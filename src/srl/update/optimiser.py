@@ -93,6 +93,11 @@ class Optimiser:
         self.scheduler.step()
         return float(norm)
 
+    def set_lr(self, lr: float) -> None:
+        """Continue the schedule with another learning rate, which `state_dict` keeps."""
+        self.scheduler.base_lrs = [lr for _ in self.scheduler.base_lrs]
+        at_its_step(self.scheduler)
+
     def _copies(self) -> list[tuple[nn.Parameter, Tensor]]:
         """The parameters that have a float32 copy, each with its copy."""
         pairs = zip(self.parameters, self.masters, strict=True)

@@ -184,7 +184,7 @@ def curve(
     out: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
     json: Json = False,
 ) -> None:
-    """Plot metrics over steps, for one or several runs.
+    """Plot metrics over steps, for one or several runs; `!` marks the steps at which a watch fired.
 
     \b
     Example:
@@ -207,6 +207,26 @@ def curve(
 
 
 @app.command()
+def watches(run: Run = "last", json: Json = False, wide: Wide = False) -> None:
+    """List the watches that fired in a run: when, on which value, and what was done.
+
+    `since` is the first step that may be bad. After a roll-back to a step, the log has later steps only as
+    they were made after it.
+
+    \b
+    Example:
+      srl inspect watches last
+    """
+    from srl.browse.watches import watches as fired
+
+    found = _read(_paths([run], trained=run == "last"), fired)
+    if found:
+        _print_rows(found, json, _WATCH_COLUMNS, wide=wide)
+    else:
+        output.note("no watch has fired")
+
+
+@app.command()
 def sql(
     query: Annotated[str, typer.Argument(help="One read-only query in DuckDB's SQL.", show_default=False)],
     runs: Annotated[
@@ -223,8 +243,8 @@ def sql(
 ) -> None:
     """Query the log with SQL.
 
-    Tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards, rescores. `DESCRIBE hits`
-    lists the columns of one. Queries can read only the log.
+    Tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards, rescores, watches.
+    `DESCRIBE hits` lists the columns of one. Queries can read only the log.
 
     \b
     Example:
@@ -275,13 +295,17 @@ _TRAJECTORY_COLUMNS = {
     "reward": "reward", "searches": "searches", "verdict": "verdict", "answer": "answer",
     "question": "question",
 }  # fmt: skip
+_WATCH_COLUMNS = {
+    "step": "step", "phase": "phase", "watch": "watch", "metric": "metric", "value": "value",
+    "bound": "bound", "since": "since", "action": "action", "to_step": "to step",
+}  # fmt: skip
 _LEAST = ("hops", "source", "phase", "searches", "reward")
 """Columns that a narrow terminal leaves out, in this order."""
 
 
 def _series(one: Series) -> dict[str, Any]:
     return {"run_id": one.run_id, "phase": one.phase, "metric": one.metric, "steps": one.steps,
-            "values": one.values}  # fmt: skip
+            "values": one.values, "watches": dict(one.marks)}  # fmt: skip
 
 
 def _plot(panels: Sequence[Sequence[Series]]) -> None:

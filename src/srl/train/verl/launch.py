@@ -36,6 +36,7 @@ from srl.train.verl.job import (
 )
 from srl.train.verl.log_writer import start_log_actor
 from srl.train.verl.watchdog import PATIENCE_S, RayTraining, RayWriter, watch
+from srl.train.watches import Watcher
 from srl.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class VerlRun:
 def _log_writer(run: Path, info: RunInfo, config: Config, resumed_from: int | None) -> RayWriter:
     """The log writer in a process of its own; the log of a resumed run continues after its checkpoint."""
     trainer, patience = config.trainer, max(PATIENCE_S, config.cluster.watchdog_s)
-    actor = start_log_actor(run, run / LOG, info, trainer.sample_freq, trainer.sample_count)
+    actor = start_log_actor(run, run / LOG, info, trainer.sample_freq, trainer.sample_count, Watcher(config))
     writer = RayWriter(actor, run, patience)
     writer.ready()
     if resumed_from is not None:

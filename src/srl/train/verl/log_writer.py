@@ -20,6 +20,7 @@ from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
 from srl.store import LogWriter, Record, RunInfo, reading
 from srl.train.run_directory import Progress
+from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
 
 _FIGURES = """SELECT step, phase, name, value FROM metrics WHERE (phase, name) IN
@@ -95,6 +96,7 @@ class LogActor:
     info: RunInfo
     sample_freq: int = 0
     sample_count: int = 0
+    watcher: Watcher | None = None
     progress: Progress = field(default_factory=Progress)
     _log: LogWriter = field(init=False)
     _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
@@ -160,9 +162,20 @@ class LogActor:
         known = {**metrics, **measured(records, phase)}
         self._writes.do(self._log.write, step, phase, records, known)
         self._note_progress(step, phase, known)
+        self._watch(step, phase, known)
         self._last = time.monotonic()
         self._events.append(Event(step, phase, known, self._samples(step, phase, records)))
         return known
+
+    def _watch(self, step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Note the watches that fire; one that stops the run does so as a failure."""
+        found = self.watcher.observe(step, phase, metrics) if self.watcher else []
+        if not found or self.watcher is None:
+            return
+        self._notes += map(str, found)
+        self._writes.do(self._log.write_watches, self.watcher.rows())
+        if acting := to_act_on(found):
+            self.fail(f"stopped by {acting}")
 
     def flush(self) -> None:
         """Wait until everything that was finished is in the log."""
@@ -181,8 +194,14 @@ class LogActor:
         for at, phase, name, value in reading([self.directory], lambda log: log.execute(_FIGURES).fetchall()):
             self._note_progress(at, phase, {name: value})
         progress.step = step
+        if self.watcher:
+            self.watcher.load_state_dict(progress.watch)
+            self._writes.do(self._log.write_watches, self.watcher.rows())
 
     def state(self) -> Progress:
+        """How far the run has come, with the state of the watches, as a checkpoint keeps it."""
+        if self.watcher:
+            self.progress.watch = self.watcher.state_dict()
         return self.progress
 
     def close(self, status: str, error: str = "") -> Progress:
@@ -254,14 +273,17 @@ def measured(records: Sequence[Record], phase: Phase) -> dict[str, float]:
     return step_metrics(trajectories, scores)
 
 
-def start_log_actor(run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0) -> Any:
+def start_log_actor(
+    run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0,
+    watcher: Watcher | None = None,
+) -> Any:  # fmt: skip
     """Start the actor that writes `log`, on this machine; other processes of the run find it by name."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=here)
-    return actor.remote(log, info, sample_freq, sample_count)
+    return actor.remote(log, info, sample_freq, sample_count, watcher)
 
 
 def log_actor_of(run: Path) -> Any:

@@ -84,6 +84,7 @@ READ_BY_US: dict[str, str] = {
     "trainer.plugin_path": "our processes load plugins named as module:Class from there",
     "trainer.sample_freq": "our log writer shows episodes",
     "trainer.sample_count": "our log writer shows episodes",
+    "watch.": "our log writer has the watches",
     "eval.val_questions": "our data set limits the questions",
     "eval.test_questions": "our data set limits the questions",
     "eval.max_failed": "srl checks it after the evaluation",

@@ -1,0 +1,79 @@
+"""What a run does when a watch fires: it goes back to its last good checkpoint, or stops."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from srl.config import Config
+from srl.errors import UserError
+from srl.train.checkpoint import load_checkpoint
+from srl.train.experience import Learner
+from srl.train.run_directory import Progress, checkpoint_path, checkpoints
+from srl.train.watches import Fired, Watcher
+from srl.update.optimiser import Optimiser
+
+
+def last_good_checkpoint(run: Path, val_em: Mapping[int, float], since: int, margin: float) -> int | None:
+    """The step of the newest good checkpoint from before step `since`; None if there is none.
+
+    It is good if the last validation up to its step is. `val_em` is the exact match of the validations by
+    step; one is good unless it is more than `margin` below the best.
+    """
+    best = max(val_em.values(), default=0.0)
+
+    def is_good(step: int) -> bool:
+        last = max((at for at in val_em if at <= step), default=None)
+        return last is None or val_em[last] >= best - margin
+
+    return max((step for step in checkpoints(run) if step < since and is_good(step)), default=None)
+
+
+def stopped(run: Path, config: Config, fired: Fired, good: int | None, rollbacks: int = 0) -> str:
+    """The line that a run is stopped with: what fired, after how many roll-backs, what to start from."""
+    lower = f"actor.optim.lr={config.actor.optim.lr * config.watch.rollback_lr_factor:.3g}"
+    if good is None:
+        again = f"there is no good checkpoint: start again with a lower learning rate, --set {lower}"
+    else:
+        options = shlex.join(["--model", str(checkpoint_path(run, good)), "--set", lower])
+        again = f"start from the last good checkpoint with a lower learning rate: srl train {options}"
+    times = f", after {rollbacks} roll-backs (watch.max_rollbacks)" if rollbacks else ""
+    return f"stopped by {fired}{times}; {again}"
+
+
+def roll_back(
+    run: Path, config: Config, fired: Fired, progress: Progress, watcher: Watcher, learner: Learner,
+    optimisers: Mapping[str, Optimiser],
+) -> tuple[Fired, Progress]:  # fmt: skip
+    """Load the last good checkpoint, with lower learning rates; returns what was done and the progress there.
+
+    Raises UserError, after `fired` has become a stop, where there is no good checkpoint or the run was rolled
+    back too often. Nothing on disk changes: the caller saves the checkpoint again, which makes the roll-back
+    last, and then drops what came later. A run that is killed before repeats its steps and comes here again.
+    """
+    good = last_good_checkpoint(run, progress.val_em, fired.since, config.watch.val_em.threshold)
+    if good is None or watcher.rollbacks >= config.watch.max_rollbacks:
+        watcher.replace(fired, replace(fired, action="stop"))
+        raise UserError(stopped(run, config, fired, good, rollbacks=watcher.rollbacks))
+    before = load_checkpoint(checkpoint_path(run, good), learner, dict(optimisers))
+    done = watcher.roll_back(fired, good, before.watch)
+    for name, optimiser in optimisers.items():
+        optimiser.set_lr(getattr(config, name).optim.lr * lr_scale(config, watcher))
+    before.seconds = progress.seconds
+    return done, before
+
+
+def lr_scale(config: Config, watcher: Watcher) -> float:
+    """The factor on the learning rates after the roll-backs so far."""
+    return float(config.watch.rollback_lr_factor**watcher.rollbacks)
+
+
+def drop_checkpoints_after(run: Path, step: int) -> None:
+    """Delete the checkpoints of later steps, each hidden first by a rename."""
+    for path in [path for at, path in checkpoints(run).items() if at > step]:
+        hidden = path.with_name(f".{path.name}.dropped")
+        path.rename(hidden)
+        shutil.rmtree(hidden)

@@ -1,0 +1,210 @@
+"""What watches do to whole runs on a world of six towns: they are logged, stop a run, or roll it back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from tests.training import Said, config, train, write_setting
+
+import srl.store
+from srl.browse.watches import watches
+from srl.cli import main
+from srl.errors import UserError
+from srl.train import local_backend
+from srl.train.run import resume
+from srl.train.run_directory import checkpoints
+from srl.train.watches import RULES, Rule
+from srl.update import optimiser
+from srl.workspace import Workspace
+
+LR = 1e-3
+RATE = Rule("actor/lr", lambda metrics, limits: metrics.get("actor/lr"))
+"""Looks at the learning rate, which the warm-up raises and a roll-back lowers."""
+ROLLS_BACK = (
+    f"watch.kl.threshold={0.8 * LR}", "watch.kl.patience=1", "watch.kl.action=rollback",
+    "rollout.deterministic=true", "trainer.total_training_steps=5", "trainer.test_freq=0",
+    "trainer.val_before_train=false", "actor.optim.lr_warmup_steps=2",
+)  # fmt: skip
+"""The rate is .3, .7 and 1 × 10⁻³ in the first three steps; the third is rolled back."""
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    return folder
+
+
+def only_run(workspace):
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+def fired_in(run):
+    with srl.store.open(run) as log:
+        return watches(log)
+
+
+def rates(run):
+    with srl.store.open(run) as log:
+        query = "SELECT value FROM metrics WHERE phase = 'train' AND name = 'actor/lr' ORDER BY step"
+        return [value for (value,) in log.execute(query).fetchall()]
+
+
+def state_of(run):
+    """Weights and optimiser of the newest checkpoint, and what the log has of the episodes."""
+    newest = max(checkpoints(run).items())[1]
+    weights = (newest / "model.safetensors").read_bytes()
+    saved = torch.load(newest / "trainer" / "actor-optimiser.pt", weights_only=True)
+    moments = [value["exp_avg"].tolist() for value in saved["adamw"]["state"].values()]
+    with srl.store.open(run) as log:
+        rows = log.execute(
+            "SELECT step, trajectory_id, token_ids, logprobs, advantages FROM segments ORDER BY ALL"
+        ).fetchall()
+        metrics = log.execute(
+            "SELECT step, name, value FROM metrics WHERE name NOT LIKE 'timing_s/%' ORDER BY ALL"
+        ).fetchall()
+    known = [{**row, "run_id": ""} for row in fired_in(run)]
+    return weights, moments, saved["scheduler"]["base_lrs"], rows, metrics, known
+
+
+def test_a_healthy_run_has_an_empty_table(setting, workspace, capsys):
+    train(config(setting, "reinforce"), workspace, "reinforce")
+    run = only_run(workspace)
+    assert fired_in(run) == []
+    assert not (run / "log" / "watches.parquet").exists()
+    assert main(["--workspace", str(workspace), "inspect", "watches"]) == 0
+    assert "no watch has fired" in capsys.readouterr().err
+
+
+def test_a_note_is_said_and_logged_and_marked_on_curves(setting, workspace, capsys):
+    said = Said()
+    sets = ["watch.entropy_high.threshold=0", "watch.entropy_high.patience=2"]
+    train(config(setting, "reinforce", sets), workspace, "reinforce", said)
+    assert "warning: watch entropy_high at step 2: actor/entropy is" in said.text
+    (row,) = fired_in(only_run(workspace))
+    assert (row["number"], row["step"], row["phase"], row["watch"]) == (1, 2, "train", "entropy_high")
+    assert (row["since"], row["action"], row["to_step"], row["bound"]) == (1, "note", None, 0.0)
+    assert main(["--workspace", str(workspace), "inspect", "watches", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["watch"] == "entropy_high"
+    assert main(["--workspace", str(workspace), "inspect", "curve", "--metric", "actor/entropy"]) == 0
+    assert "! step 2: entropy_high" in capsys.readouterr().out
+
+
+def test_a_watch_stops_a_run_with_a_line_that_says_from_where_to_start_again(setting, workspace):
+    sets = ["watch.length_high.threshold=0", "watch.length_high.patience=2", "watch.length_high.action=stop"]
+    with pytest.raises(UserError) as caught:
+        train(config(setting, "reinforce", sets), workspace, "reinforce")
+    run = only_run(workspace)
+    assert str(caught.value).startswith("stopped by watch length_high at step 2: response_length/mean")
+    assert str(caught.value).endswith("start again with a lower learning rate, --set actor.optim.lr=0.0005")
+    assert [row["action"] for row in fired_in(run)] == ["stop"]
+    with srl.store.open(run) as log:
+        assert log.execute("SELECT status, steps FROM runs").fetchall() == [("failed", 2)]
+
+
+def test_gradients_that_stay_not_finite_end_the_run(setting, workspace, monkeypatch):
+    """And are counted: two optimiser steps in each training step."""
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def broken(parameters, largest):
+        return clip(parameters, largest) * float("nan")
+
+    monkeypatch.setattr(optimiser.nn.utils, "clip_grad_norm_", broken)
+    with pytest.raises(UserError, match=r"stopped by watch skipped_steps at step 3: .* is 2, above 0"):
+        train(config(setting, "grpo", trainer__total_training_steps=9), workspace)
+    with srl.store.open(only_run(workspace)) as log:
+        query = "SELECT value FROM metrics WHERE name = 'actor/skipped_steps' ORDER BY step"
+        assert log.execute(query).fetchall() == [(2.0,), (2.0,), (2.0,)]
+
+
+@pytest.fixture(scope="module")
+def rolled_back(setting, tmp_path_factory):
+    """A run that was rolled back once, and what was said."""
+    said, workspace = Said(), tmp_path_factory.mktemp("rolled-back")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(RULES, "kl", RATE)
+        train(config(setting, "grpo", ROLLS_BACK), workspace, terminal=said)
+    return only_run(workspace), said.text
+
+
+def test_a_roll_back_continues_from_the_last_good_checkpoint_with_a_lower_learning_rate(rolled_back):
+    run, said = rolled_back
+    assert rates(run) == pytest.approx([0.3 * LR, 0.7 * LR, 0.5 * LR, 0.5 * LR, 0.5 * LR])
+    (row,) = fired_in(run)
+    assert (row["step"], row["since"], row["action"], row["to_step"]) == (3, 3, "rollback", 2)
+    assert "rolled back to step 2, with 0.5 × the learning rate" in said
+    assert list(checkpoints(run)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_run_that_is_resumed_after_a_roll_back_keeps_its_rate_and_its_reason(
+    rolled_back, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(RULES, "kl", RATE)
+    run = shutil.copytree(rolled_back[0], tmp_path / "runs" / rolled_back[0].name)
+    resume(run, workspace=Workspace(tmp_path), terminal=Said(), steps=6)
+    assert rates(run)[5] == pytest.approx(0.5 * LR)
+    assert fired_in(run) == fired_in(rolled_back[0])
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed(*ignored, **named):
+    raise Killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["roll_back", "save_checkpoint", "drop_checkpoints_after", "lr_scale"])
+def test_a_run_that_is_killed_in_a_roll_back_continues_as_if_it_were_not(
+    setting, tmp_path, monkeypatch, place, rolled_back
+):
+    """Before anything, before the checkpoint is saved again, before the later ones are dropped, after the
+    log's later steps are: weights, moments, episodes and metrics are the same bit for bit."""
+    monkeypatch.setitem(RULES, "kl", RATE)
+    real, roll_back, began = getattr(local_backend, place), local_backend.roll_back, []
+
+    def begins(*given):
+        began.append(True)
+        return roll_back(*given)
+
+    def dies(*given, **named):
+        return killed() if began or place == "roll_back" else real(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local_backend, "roll_back", begins)
+        patched.setattr(local_backend, place, dies)
+        with pytest.raises(Killed):
+            train(config(setting, "grpo", ROLLS_BACK), tmp_path)
+    run = only_run(tmp_path)
+    resume(run, workspace=Workspace(tmp_path), terminal=Said())
+    assert state_of(run) == state_of(rolled_back[0])
+
+
+def test_a_run_is_stopped_when_it_has_been_rolled_back_often_enough(setting, workspace):
+    sets = [
+        "watch.length_high.threshold=0", "watch.length_high.patience=1", "watch.length_high.action=rollback",
+        "watch.max_rollbacks=2", "trainer.val_before_train=false", "trainer.test_freq=0",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"since step 1, after 2 roll-backs \(watch.max_rollbacks\); start"):
+        train(config(setting, "grpo", sets), workspace)
+    run = only_run(workspace)
+    assert [(row["action"], row["to_step"]) for row in fired_in(run)] == [
+        ("rollback", 0), ("rollback", 0), ("stop", None)
+    ]  # fmt: skip
+    assert rates(run) == pytest.approx([LR / 4])
+
+
+def test_a_damaged_table_of_watches_does_not_hide_the_log(rolled_back, tmp_path, capsys):
+    run = shutil.copytree(rolled_back[0], tmp_path / "runs" / rolled_back[0].name)
+    file = run / "log" / "watches.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    assert main(["--workspace", str(tmp_path), "inspect", "watches"]) == 0
+    said = capsys.readouterr().err
+    assert "watches.parquet" in said
+    assert "left out: which watches fired" in said
+    assert rates(run) != []

@@ -1,0 +1,209 @@
+"""Which watch fires on which course of metrics: made-up series, and properties of all watches."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srl.config import load_config
+from srl.config.watch_sections import Watches
+from srl.train.watched_run import last_good_checkpoint
+from srl.train.watches import LEVEL, RULES, Watcher, to_act_on
+
+CONFIG = load_config("tiny", None, "ppo").config
+HEALTHY = {
+    "actor/entropy": 0.3, "actor/ref_kl": 0.05, "rollout/logprob_diff/mean": 0.01, "actor/grad_norm": 0.5,
+    "actor/skipped_steps": 0.0, "critic/skipped_steps": 0.0, "env/number_of_valid_search": 1.5,
+    "env/finish_ratio": 0.95, "env/ratio_of_valid_action": 0.95, "env/repetition": 0.1,
+    "response_length/mean": 40.0, "env/equal_groups_share": 0.6, "train/em": 0.5,
+    "critic/vf_explained_var": 0.2, "val/em": 0.6,
+}  # fmt: skip
+BAD = {
+    "entropy_low": {"actor/entropy": 0.0005},
+    "entropy_high": {"actor/entropy": 4.0},
+    "kl": {"actor/ref_kl": 3.0},
+    "sampler_mismatch": {"rollout/logprob_diff/mean": 0.4},
+    "grad_norm": {"actor/grad_norm": 6.0},
+    "skipped_steps": {"critic/skipped_steps": 1.0},
+    "searches_low": {"env/number_of_valid_search": 0.3},
+    "searches_high": {"env/number_of_valid_search": 2.9, "env/finish_ratio": 0.1},
+    "valid_actions": {"env/ratio_of_valid_action": 0.5},
+    "repetition": {"env/repetition": 0.8},
+    "length_low": {"response_length/mean": 8.0},
+    "length_high": {"response_length/mean": 180.0},
+    "equal_groups": {"env/equal_groups_share": 1.0, "train/em": 0.02},
+    "explained_variance": {"critic/vf_explained_var": -2.0},
+    "val_em": {"val/em": 0.3},
+}
+"""Metrics on which a watch fires, and no other, after healthy ones."""
+names = st.sampled_from(sorted(RULES))
+
+
+def seen(watcher, course, first=1):
+    """What fires on a course of metrics, each of them a step with a validation."""
+    found = []
+    for step, metrics in enumerate(course, start=first):
+        for phase in ("train", "val"):
+            of = {key: value for key, value in metrics.items() if key.startswith("val/") == (phase == "val")}
+            found += watcher.observe(step, phase, of)
+    return found
+
+
+def times_fired(name, course):
+    """How often the watch `name` fires; another may too, as the highest of a bad time stays the highest."""
+    return sum(one.watch == name for one in seen(Watcher(CONFIG), course))
+
+
+def patience(name):
+    return getattr(CONFIG.watch, name).patience
+
+
+def test_every_watch_of_the_configuration_has_a_rule_and_a_test():
+    assert RULES.keys() == BAD.keys() == {name for name, *_ in Watches().active()}
+
+
+@given(st.lists(st.floats(0.97, 1.03), min_size=1, max_size=60))
+def test_no_watch_fires_on_constant_metrics_with_some_noise(factors):
+    course = [{name: value * factor for name, value in HEALTHY.items()} for factor in factors]
+    assert seen(Watcher(CONFIG), course) == []
+
+
+@settings(max_examples=60)
+@given(names, st.integers(LEVEL, 40))
+def test_a_watch_fires_once_and_after_its_patience_when_a_metric_jumps(name, healthy):
+    watcher = Watcher(CONFIG)
+    course = [HEALTHY] * healthy + [HEALTHY | BAD[name]] * 60
+    fired = seen(watcher, course)
+    assert [one.watch for one in fired] == [name]
+    assert fired[0].step == healthy + patience(name)
+    assert fired[0].since == healthy + 1
+
+
+@given(names)
+def test_a_watch_does_not_fire_one_step_before_its_patience(name):
+    course = [HEALTHY] * 10 + ([HEALTHY | BAD[name]] * (patience(name) - 1) + [HEALTHY]) * 10
+    assert seen(Watcher(CONFIG), course) == []
+
+
+@given(names)
+def test_a_watch_fires_again_only_after_as_many_good_steps(name):
+    bad, good = [HEALTHY | BAD[name]] * 10, patience(name)
+    again = [HEALTHY] * 10 + bad + [HEALTHY] * good + bad
+    assert times_fired(name, again) == 2
+    if good > 1:
+        assert times_fired(name, [HEALTHY] * 10 + bad + [HEALTHY] * (good - 1) + bad) == 1
+
+
+@given(names, st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_what_is_not_a_number_is_beyond_every_bound(name, value):
+    course = [HEALTHY] * 10 + [HEALTHY | dict.fromkeys(BAD[name], value)] * patience(name)
+    fired = [one for one in seen(Watcher(CONFIG), course) if one.watch == name]
+    assert [one.value for one in fired] == [None]
+    assert "not a number" in str(fired[0])
+    json.dumps(fired[0].value, allow_nan=False)
+
+
+@settings(max_examples=40)
+@given(names, st.integers(1, 40))
+def test_a_watcher_that_is_saved_and_loaded_goes_on_the_same(name, at):
+    course = [HEALTHY] * 10 + [HEALTHY | BAD[name]] * 10 + [HEALTHY] * 10 + [HEALTHY | BAD[name]] * 11
+    whole, before, after = Watcher(CONFIG), Watcher(CONFIG), Watcher(CONFIG)
+    seen(whole, course)
+    seen(before, course[:at])
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(), allow_nan=False)))
+    seen(after, course[at:], first=at + 1)
+    assert after.state_dict() == whole.state_dict()
+
+
+def test_the_highest_is_of_medians_so_that_one_odd_step_counts_for_nothing():
+    odd = HEALTHY | {"response_length/mean": 10_000.0}
+    off = CONFIG.model_copy(update={"watch": Watches(length_high={"action": "off"})})
+    course = [HEALTHY] * 6 + [odd] + [HEALTHY] * 20
+    assert seen(Watcher(off), course) == []
+
+
+def test_policies_that_never_searched_do_not_stop_to_search():
+    course = [HEALTHY | {"env/number_of_valid_search": 0.0}] * 20
+    assert seen(Watcher(CONFIG), course) == []
+
+
+def test_a_run_without_search_is_not_watched_for_searches():
+    without = CONFIG.with_settings({"rollout.search": False})
+    course = [HEALTHY] * 10 + [HEALTHY | BAD["searches_low"]] * 10
+    assert seen(Watcher(without), course) == []
+
+
+def test_groups_that_agree_on_right_answers_are_healthy():
+    assert seen(Watcher(CONFIG), [HEALTHY | {"env/equal_groups_share": 1.0, "train/em": 1.0}] * 20) == []
+
+
+def test_norms_of_verl_that_are_not_finite_count_as_skipped_steps():
+    course = [{"actor/grad_norm": 0.5}] * 3 + [{"actor/grad_norm": math.nan}] * 3
+    assert {one.watch for one in seen(Watcher(CONFIG), course)} == {"skipped_steps", "grad_norm"}
+
+
+def test_a_step_without_the_metric_changes_nothing():
+    """The actor has no gradient while only the critic learns."""
+    beyond = {"actor/entropy": 4.0}
+    fired = seen(Watcher(CONFIG), [beyond, beyond, {}, {}, beyond])
+    assert [(one.watch, one.step) for one in fired] == [("entropy_high", 5)]
+
+
+def test_actions_are_those_of_the_watch_or_of_all():
+    chosen = load_config(
+        "tiny", None, "ppo", sets=["watch.action=rollback", "watch.kl.action=off", "watch.val_em.action=stop"]
+    ).config
+    actions = {name: action for name, _, action in chosen.watch.active()}
+    assert actions["entropy_low"] == "rollback"
+    assert "kl" not in actions
+    assert (actions["val_em"], actions["skipped_steps"], actions["explained_variance"]) == (
+        "stop",
+        "stop",
+        "note",
+    )
+    assert load_config("tiny", None, "ppo", sets=["watch.action=off"]).config.watch.rolls_back == []
+
+
+def test_a_stop_comes_before_a_roll_back_and_that_before_a_note():
+    sets = ["watch.kl.action=rollback", "watch.length_low.action=stop"]
+    watcher = Watcher(load_config("tiny", None, "ppo", sets=sets).config)
+    bad = HEALTHY | BAD["entropy_high"] | BAD["kl"]
+    found = seen(watcher, [HEALTHY] * 6 + [bad] * 3)
+    assert to_act_on(found).watch == "kl"
+    found = seen(watcher, [bad | BAD["length_low"]] * 3, first=10)
+    assert to_act_on(found).watch == "length_low"
+    assert to_act_on([]) is None
+
+
+def test_a_validation_that_falls_may_have_been_bad_since_the_last_good_one():
+    watcher = Watcher(CONFIG)
+    for step, em in {0: 0.5, 10: 0.7, 20: 0.55, 30: 0.5}.items():
+        fired = watcher.observe(step, "val", {"val/em": em})
+    assert [(one.step, one.since, one.value, one.bound) for one in fired] == [
+        (30, 11, 0.5, pytest.approx(0.6))
+    ]
+    assert str(fired[0]) == "watch val_em at step 30: val/em is 0.5, below 0.6, since step 11"
+
+
+@pytest.mark.parametrize(
+    ("since", "val_em", "expected"),
+    [
+        (26, {10: 0.5, 20: 0.6}, 25),
+        (25, {10: 0.5, 20: 0.6}, 20),
+        (26, {10: 0.6, 20: 0.3}, 15),
+        (26, {}, 25),
+        (5, {}, None),
+        (26, {0: 0.9, 10: 0.3}, 5),
+    ],
+)
+def test_the_last_good_checkpoint_is_before_the_onset_and_after_a_good_validation(
+    tmp_path: Path, since, val_em, expected
+):
+    for step in (5, 10, 15, 20, 25, 30):
+        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    assert last_good_checkpoint(tmp_path, val_em, since, 0.1) == expected
