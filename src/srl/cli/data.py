@@ -10,15 +10,8 @@ import typer
 
 from srl.cli import output
 from srl.cli.data_coverage import coverage
-from srl.cli.options import (
-    IndexToSearch,
-    Json,
-    QuestionFiles,
-    ServerUrl,
-    Sets,
-    Temperature,
-    TemplateName,
-)
+from srl.cli.data_demonstrations import demonstrations
+from srl.cli.options import Json
 
 app = typer.Typer(
     no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
@@ -219,66 +212,4 @@ def tokenizer(
     output.line(f"{out}  {size:,} tokens")
 
 
-@app.command()
-def demonstrations(
-    data: QuestionFiles,
-    out: Annotated[Path, typer.Option(help="Output file, JSON lines for sft.train_files.")],
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="The teacher: a model directory, or a run.")
-    ] = None,
-    index: IndexToSearch = None,
-    url: ServerUrl = None,
-    attempts: Annotated[
-        int, typer.Option(min=1, help="Ask a question at most so often until the answer is right.")
-    ] = 1,
-    temperature: Temperature = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Ask a random sample of this many questions.")
-    ] = None,
-    template: TemplateName = None,
-    preset: Annotated[str | None, typer.Option(help="Preset to take settings from.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file to take settings from.")] = None,
-    sets: Sets = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-) -> None:
-    """Have a teacher answer questions with search, and write its right episodes for fine-tuning.
-
-    The teacher is MODEL, or with --set rollout.engine=openai the model of a server. If the command is
-    interrupted, type it again: what was answered is kept beside the output.
-
-    \b
-    Example:
-      srl data demonstrations --data q.parquet --index my-index --out shown.jsonl --set rollout.engine=openai
-    """
-    from srl.cli.eval.shared import check_inputs, check_search, read_model, usage_line
-    from srl.errors import UserError
-
-    if out.exists() and not overwrite:
-        raise UserError(f"{out} exists; give another --out, or --overwrite")
-    check_inputs(data, index, url, [template] if template else [])
-    directory, workspace = read_model(model)
-    flags = {
-        "search.index": index,
-        "search.url": url,
-        "eval.temperature": temperature,
-        "data.template": template,
-    }
-    output.show_counted()
-    with output.progress("starting", passing=True):
-        from srl.train.evaluate_model import check_samples, local_settings
-        from srl.train.write_demonstrations import write_right_episodes
-    settings = local_settings(directory, preset, config, flags, sets or [], workspace, output.note)
-    check_samples(attempts, settings.eval.temperature)
-    check_search(settings)
-    written = write_right_episodes(
-        settings, [str(path) for path in data], out, workspace, attempts=attempts, limit=limit,
-        note=output.note,
-    )  # fmt: skip
-    if json:
-        output.print_json(written)
-        return
-    output.line(f"{out}  {written.demonstrations:,} demonstrations of {written.questions:,} questions")
-    output.note(f"teacher: {written.teacher}")
-    if written.usage:
-        output.note(usage_line(written.usage))
+app.command()(demonstrations)

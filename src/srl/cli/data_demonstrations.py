@@ -1,0 +1,170 @@
+"""`srl data demonstrations`: right episodes to fine-tune on, from supporting facts or from a teacher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from srl.cli import output
+from srl.cli.options import (
+    IndexToSearch,
+    Json,
+    QuestionFiles,
+    ServerUrl,
+    Sets,
+    Temperature,
+    TemplateName,
+)
+
+if TYPE_CHECKING:
+    from srl.config import Config
+    from srl.workspace import Workspace
+
+
+def demonstrations(
+    data: QuestionFiles,
+    out: Annotated[Path, typer.Option(help="Output file, JSON lines for sft.train_files.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="The teacher; with --from facts the model to fine-tune. A model directory, or a run.",
+        ),
+    ] = None,
+    source: Annotated[
+        Literal["teacher", "facts"],
+        typer.Option("--from", help="A teacher's right answers, or the questions' supporting facts."),
+    ] = "teacher",
+    index: IndexToSearch = None,
+    url: ServerUrl = None,
+    attempts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ask a teacher at most so often until the answer is right; default: 1."),
+    ] = None,
+    temperature: Temperature = None,
+    recovery: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the questions in which a search from facts that misses is kept; default: 0.2.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the wordings from facts.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Ask a random sample of this many questions.")
+    ] = None,
+    template: TemplateName = None,
+    preset: Annotated[str | None, typer.Option(help="Preset to take settings from.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file to take settings from.")] = None,
+    sets: Sets = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier output of this command.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write right episodes with search, for fine-tuning: a teacher's, or made from supporting facts.
+
+    The teacher is MODEL, or with --set rollout.engine=openai the model of a server. If the command is
+    interrupted, type it again: what was answered is kept beside the output.
+
+    With --from facts no model runs. Evidence triples, decompositions and gold titles become searches, which
+    are made in the index; one that does not bring its passage is reworded, or the question is left out.
+
+    \b
+    Example:
+      srl data demonstrations --data q.parquet --index my-index --out shown.jsonl --set rollout.engine=openai
+      srl data demonstrations my-model --from facts --data q.parquet --index my-index --out shown.jsonl
+    """
+    from srl.cli.eval.shared import check_inputs, check_search, read_model
+    from srl.errors import UserError
+
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} exists; give another --out, or --overwrite")
+    teacher_only = {"--attempts": attempts, "--temperature": temperature}
+    _check_options(source, {"teacher": teacher_only, "facts": {"--recovery": recovery, "--seed": seed}})
+    check_inputs(data, index, url, [template] if template else [])
+    directory, workspace = read_model(model)
+    flags = {
+        "search.index": index,
+        "search.url": url,
+        "eval.temperature": temperature,
+        "data.template": template,
+        "trainer.seed": seed,
+    }
+    output.show_counted()
+    with output.progress("starting", passing=True):
+        from srl.train.evaluate_model import local_settings
+    settings = local_settings(directory, preset, config, flags, sets or [], workspace, output.note)
+    check_search(settings)
+    files = [str(path) for path in data]
+    if source == "facts":
+        _write_from_facts(settings, files, out, workspace, recovery, limit, json)
+    else:
+        _write_from_teacher(settings, files, out, workspace, attempts or 1, limit, json)
+
+
+def _check_options(source: str, options: dict[str, dict[str, Any]]) -> None:
+    """Raises UserError for an option that another source has."""
+    from srl.errors import UserError
+
+    for other, found in options.items():
+        given = next((name for name, value in found.items() if value is not None), None)
+        if other != source and given is not None:
+            raise UserError(f"{given} goes with --from {other}, not with --from {source}")
+
+
+def _write_from_teacher(
+    settings: Config, files: list[str], out: Path, workspace: Workspace, attempts: int, limit: int | None,
+    json: bool,
+) -> None:  # fmt: skip
+    from srl.cli.eval.shared import usage_line
+    from srl.train.evaluate_model import check_samples
+    from srl.train.write_demonstrations import write_right_episodes
+
+    check_samples(attempts, settings.eval.temperature)
+    written = write_right_episodes(
+        settings, files, out, workspace, attempts=attempts, limit=limit, note=output.note
+    )
+    if json:
+        output.print_json(written)
+        return
+    output.line(f"{out}  {written.demonstrations:,} demonstrations of {written.questions:,} questions")
+    output.note(f"teacher: {written.teacher}")
+    if written.usage:
+        output.note(usage_line(written.usage))
+
+
+def _write_from_facts(
+    settings: Config, files: list[str], out: Path, workspace: Workspace, recovery: float | None,
+    limit: int | None, json: bool,
+) -> None:  # fmt: skip
+    from srl.train.fact_chains import RECOVERY
+    from srl.train.write_fact_demonstrations import write_fact_demonstrations
+
+    written = write_fact_demonstrations(
+        settings, files, out, workspace, recovery=RECOVERY if recovery is None else recovery, limit=limit,
+        note=output.note,
+    )  # fmt: skip
+    if json:
+        output.print_json(written)
+        return
+    output.line(f"{out}  {written.demonstrations:,} demonstrations of {written.questions:,} questions")
+    output.table(
+        ("source", "questions", "written", "reworded", "recovered", "searches"),
+        [
+            (each.source, f"{each.questions:,}", f"{each.demonstrations:,}", f"{each.reworded:,}",
+             f"{each.recovered:,}", f"{each.mean_searches:.2f}")
+            for each in written.sources
+        ],
+    )  # fmt: skip
+    reasons = [
+        (each.source, f"{count:,}", reason)
+        for each in written.sources
+        for reason, count in each.dropped.most_common()
+    ]
+    if reasons:
+        output.line()
+        output.table(("source", "left out", "reason"), reasons)

@@ -1,0 +1,77 @@
+"""Where a text states a value: a name, a date in another order, the adjective of a country."""
+
+from __future__ import annotations
+
+import re
+
+Span = tuple[int, int]
+Date = tuple[int, int, int]
+"""Year, month and day; 0 for a part that is not given."""
+
+_MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+           "november", "december")  # fmt: skip
+_NUMBER = r"\d{1,2}(?:st|nd|rd|th)?"
+_DATE = re.compile(
+    rf"(?<!\w)(?:(?:(?P<day>{_NUMBER})\s+)?(?P<month>{'|'.join(_MONTHS)})(?:\s+(?P<day2>{_NUMBER}))?,?\s+"
+    r"(?P<year>\d{3,4})|(?P<only>\d{4}))(?!\w)",
+    re.IGNORECASE,
+)
+
+
+def find_text(value: str, text: str) -> Span | None:
+    """Where `value` stands in `text` as whole words: as it is written, else in other case or punctuation."""
+    value = value.strip()
+    words = r"\W+".join(map(re.escape, re.findall(r"\w+", value)))
+    for pattern, flags in ((re.escape(value), 0), (words, re.IGNORECASE)):
+        if pattern and (found := re.search(rf"(?<!\w){pattern}(?!\w)", text, flags)):
+            return found.span()
+    return None
+
+
+def find_value(value: str, text: str) -> Span | None:
+    """Where `text` states `value`: in its words, as the same date, or as the adjective of a country."""
+    if (found := find_text(value, text)) is not None:
+        return found
+    date = date_in(value)
+    if date is not None and date[1]:
+        return next((match.span() for match in _DATE.finditer(text) if _date(match) == date), None)
+    if len(value) < 4 or not (value.isalpha() and value[0].isupper()):
+        return None
+    adjective = re.search(rf"(?<!\w){re.escape(_stem(value))}[a-z]*(?!\w)", text)
+    return adjective.span() if adjective else None
+
+
+def same_value(one: str, other: str) -> bool:
+    """Whether two values are the same, up to case and endings: `Indian` and `India` are."""
+    first, second = one.casefold(), other.casefold()
+    if first == second:
+        return True
+    long_enough = min(len(first), len(second)) >= 4
+    return long_enough and (first.startswith(_stem(second)) or second.startswith(_stem(first)))
+
+
+def _stem(name: str) -> str:
+    """What a country's name and its adjective have in common."""
+    return name[: max(4, len(name) - 3)]
+
+
+def date_in(text: str) -> Date | None:
+    """The first date in a text; a year alone is one."""
+    return next((_date(match) for match in _DATE.finditer(text)), None)
+
+
+def _date(match: re.Match[str]) -> Date:
+    if match["only"]:
+        return int(match["only"]), 0, 0
+    day = re.sub(r"\D", "", match["day"] or match["day2"] or "0")
+    return int(match["year"]), _MONTHS.index(match["month"].lower()) + 1, int(day)
+
+
+def is_earlier(first: Date, second: Date) -> bool | None:
+    """Whether the first date is before the second; None where the parts that both have do not tell."""
+    for one, other in zip(first, second, strict=True):
+        if not one or not other:
+            return None
+        if one != other:
+            return one < other
+    return None

@@ -1,0 +1,170 @@
+"""What must be looked up to answer a question, in order: from the supporting facts in its metadata.
+
+Evidence triples (2WikiMultihopQA), a decomposition (MuSiQue), or the titles of the supporting passages alone
+(HotpotQA; SQuAD's and NQ's questions have one passage).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from srl.data.stated_values import find_text
+from srl.trajectory import Passage, Question
+
+
+class NoDemonstration(Exception):  # noqa: N818  # not an error of the program: an outcome
+    """Why a question gets no demonstration, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """One passage to find, and what to read there.
+
+    `ids` are those of the passage; where only the question's are known, all of them, and `title` tells which.
+    An empty title stands for any of them. To ask for is a `relation` of a `subject` ("director" of "King of
+    the Sierras") or a `subquestion`; in both `#1` stands for the value of the first lookup. `value` is what
+    the passage says of that; empty where the data set does not tell. `sentences` are the supporting ones.
+    """
+
+    title: str
+    ids: frozenset[str] = frozenset()
+    subject: str = ""
+    relation: str = ""
+    subquestion: str = ""
+    value: str = ""
+    sentences: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The title without the note in parentheses that tells it from others."""
+        return re.sub(r"\s*\([^)]*\)\s*$", "", self.title) or self.title
+
+    def is_in(self, passage: Passage, text: str) -> bool:
+        """Whether `passage`, of which `text` was shown, is the one to find.
+
+        Another passage with the title counts if it states the value: some pages are there in two versions.
+        """
+        if passage.id in self.ids:
+            return not self.title or _same_title(passage.title, self.title)
+        if not self.title or not _same_title(passage.title, self.title):
+            return False
+        return not self.ids or bool(self.value and find_text(self.value, text))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The lookups of a question. `by_value`: each value is stated, and is a name for the next lookup.
+
+    Where the question compares two things, `begins` are the positions of the lookups of which they are the
+    subjects, and `ends` those of the two values.
+    """
+
+    lookups: tuple[Lookup, ...]
+    by_value: bool = False
+    begins: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+
+    @property
+    def compared(self) -> bool:
+        return len(self.ends) == 2
+
+
+def facts_of(question: Question) -> Facts:
+    """The supporting facts of a question. Raises NoDemonstration where its metadata have none."""
+    metadata = question.metadata
+    passages = _Passages(metadata)
+    if metadata.get("question_decomposition"):
+        steps = tuple(_step(step, passages) for step in metadata["question_decomposition"])
+        return Facts(steps, by_value=True)
+    if metadata.get("evidences") and passages.titles:
+        return _by_triples([(str(s), str(r), str(o)) for s, r, o in metadata["evidences"]], passages)
+    if not passages.titles and not passages.all_ids:
+        raise NoDemonstration("no supporting facts")
+    return Facts(tuple(passages.lookup(title) for title in passages.titles or [""]))
+
+
+class _Passages:
+    """The supporting passages of a question: titles, ids, and which sentences support."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.titles = [str(title) for title in metadata.get("supporting_titles") or ()]
+        ids = [str(name) for name in metadata.get("supporting_ids") or ()]
+        self.facts: list[Mapping[str, str]] = metadata.get("supporting_facts") or []
+        self.all_ids = frozenset(ids)
+        pairs = list(zip(self.titles, ids, strict=True)) if len(ids) == len(self.titles) else []
+        pairs += [(fact["title"], fact["id"]) for fact in self.facts if fact.get("id")]
+        self.title_of = {name: title for title, name in pairs}
+
+    def lookup(self, title: str, **rest: Any) -> Lookup:
+        """The lookup of the passage with this title."""
+        ids = frozenset(name for name, of in self.title_of.items() if of == title and name in self.all_ids)
+        texts = tuple(fact["text"] for fact in self.facts if fact["title"] == title and fact.get("text"))
+        return Lookup(title, ids or self.all_ids, sentences=texts, **rest)
+
+
+def _step(step: Mapping[str, str], passages: _Passages) -> Lookup:
+    """A step of a decomposition: `{question, answer, id}`; the question may be `subject >> relation`."""
+    asked, name = step["question"], step.get("id")
+    subject, arrow, relation = (part.strip() for part in asked.partition(">>"))
+    title = passages.title_of.get(name or "", "")
+    ids = frozenset([name]) if name else passages.all_ids
+    if arrow:
+        return Lookup(title, ids, subject, relation, value=step["answer"])
+    return Lookup(title, ids, subquestion=asked, value=step["answer"])
+
+
+Triple = tuple[str, str, str]
+
+
+def _by_triples(triples: Sequence[Triple], passages: _Passages) -> Facts:
+    """Each chain of triples to its end before the next one; without an order, only the passages count."""
+    chains = [list(_chain(root, triples)) for root in range(len(triples)) if _is_root(root, triples)]
+    order = [place for chain in chains for place in chain]
+    lookups = tuple(
+        passages.lookup(
+            _title(triples, place, passages.titles), subject=triples[place][0], relation=triples[place][1],
+            value=triples[place][2],
+        )
+        for place in order
+    )  # fmt: skip
+    if sorted(order) == list(range(len(triples))):
+        if len(chains) == 1:
+            return Facts(lookups, by_value=True)
+        begins = tuple(order.index(chain[0]) for chain in chains)
+        ends = tuple(order.index(chain[-1]) for chain in chains)
+        if len(chains) == 2 and len({lookups[end].relation for end in ends}) == 1:
+            return Facts(lookups, True, begins, ends)
+    return Facts(tuple(passages.lookup(title) for title in passages.titles))
+
+
+def _is_root(place: int, triples: Sequence[Triple]) -> bool:
+    return not any(_same_title(triples[place][0], other[2]) for other in triples)
+
+
+def _chain(place: int, triples: Sequence[Triple]) -> Iterator[int]:
+    """The place of a triple, and of those that begin where it ends."""
+    for _ in triples:
+        yield place
+        value = triples[place][2]
+        following = [other for other, triple in enumerate(triples) if _same_title(triple[0], value)]
+        if not following:
+            return
+        place = following[0]
+
+
+def _title(triples: Sequence[Triple], place: int, titles: Sequence[str]) -> str:
+    """The title of the passage that a triple is from: its subject's, else the one in the same place."""
+    subject = triples[place][0]
+    for title in titles:
+        if _same_title(title, subject) or _same_title(Lookup(title).name, subject):
+            return title
+    if len(titles) == len(triples):
+        return titles[place]
+    raise NoDemonstration("a triple of no supporting passage")
+
+
+def _same_title(one: str, other: str) -> bool:
+    return " ".join(one.split()).casefold() == " ".join(other.split()).casefold()

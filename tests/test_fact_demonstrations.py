@@ -1,0 +1,512 @@
+"""Demonstrations from supporting facts: chains of searches in a small corpus, and properties on real data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli_mistakes import Shell, shell  # noqa: F401 - a fixture
+from tests.shared_data import shared_data
+
+from srl.answers import exact_match
+from srl.config import Config, load_config
+from srl.data.corpus import write_corpus
+from srl.data.demonstration_file import read_demonstrations
+from srl.data.demonstration_texts import COMMON_WORDS, QUOTED_WORDS, excerpt, words_of
+from srl.data.parquet import read_questions, write_questions
+from srl.data.prepare import parse_input, prepare
+from srl.data.stated_values import date_in, find_value, is_earlier, same_value
+from srl.data.supporting_facts import NoDemonstration, facts_of
+from srl.errors import CheckFailed
+from srl.index import build_index, open_index
+from srl.protocol import parse_action, template
+from srl.rollout.codec import TextCodec
+from srl.rollout.engine import ScriptedEngine
+from srl.rollout.episode import run_episode
+from srl.serve.in_process import LocalSearch
+from srl.train.fact_chains import THOUGHT_WORDS, Chain, ChainOptions, fact_chain
+from srl.train.load_components import episode_options
+from srl.train.write_fact_demonstrations import FactsWritten, write_fact_demonstrations
+from srl.trajectory import Passage, Question, Trajectory
+from srl.workspace import Workspace
+
+pytest.importorskip("srl_bm25")
+
+PAGES = {
+    "The Silver Pass": "The Silver Pass is a 1938 western film. It was directed by Arno Rusk for Lumen.",
+    "Arno Rusk": "Arno Rusk (24 August 1886 to 1960) was an Indian film director. He died in Quenton.",
+    "Glass Orchard (film)": "Glass Orchard is a drama film directed by Tovan Hesk and made in Faro.",
+    "Tovan Hesk": "Tovan Hesk (born March 3, 1911) was a director from India.",
+    "Quenton": "Quenton is a market town on the Lenn. The mayor of Quenton is Mira Oswin.",
+    "Mira Oswin": "Mira Oswin is a politician who keeps bees.",
+    "Beekeeping": "Beekeeping is the care of bees. Arno Rusk wrote a book on it.",
+    "Lenn": "The Lenn is a river. Floods of the Lenn are called reedwash by those who live near it.",
+}
+PASSAGES = [Passage(f"p{number}", f'"{title}"\n{text}') for number, (title, text) in enumerate(PAGES.items())]
+IDS = dict(zip(PAGES, (passage.id for passage in PASSAGES), strict=True))
+DIRECTED = ["The Silver Pass", "director", "Arno Rusk"]
+BORN = ["Arno Rusk", "date of birth", "24 August 1886"]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("facts")
+    write_corpus(folder / "corpus.jsonl", PASSAGES)
+    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    return folder / "index"
+
+
+def asks(text: str, answer: str, *titles: str, name: str = "q", **metadata: Any) -> Question:
+    known = {"supporting_titles": list(titles), "supporting_ids": [IDS[title] for title in titles]}
+    return Question(f"made/{name}", text, (answer,), "made", metadata={**known, **metadata})
+
+
+def chain_of(question: Question, index: Path, topk: int = 1, **options: Any) -> Chain:
+    """The demonstration of a question where all hits are shown."""
+    search = LocalSearch(open_index(index), topk)
+    settings = ChainOptions(**{"recovery": 0.0, **options})
+    return asyncio.run(fact_chain(question, search, lambda found: found, settings))
+
+
+def dropped(question: Question, index: Path, **options: Any) -> str:
+    with pytest.raises(NoDemonstration) as reason:
+        chain_of(question, index, **options)
+    return str(reason.value)
+
+
+def answer_of(chain: Chain) -> str:
+    action = parse_action(chain.turns[-1])
+    assert action is not None
+    assert action.kind == "answer"
+    return action.content
+
+
+TWO_HOPS = asks(
+    "When was the director of film The Silver Pass born?", "24 August 1886", "The Silver Pass", "Arno Rusk",
+    evidences=[DIRECTED, BORN],
+)  # fmt: skip
+
+
+def test_triples_become_a_search_each_and_thoughts_that_say_what_was_read(index):
+    chain = chain_of(TWO_HOPS, index)
+    assert chain.queries == ["The Silver Pass director", "Arno Rusk date of birth"]
+    assert answer_of(chain) == "24 August 1886"
+    thoughts = [turn.partition("</think>")[0] for turn in chain.turns]
+    assert "The Silver Pass" in thoughts[0]
+    assert "Arno Rusk" not in thoughts[0]
+    assert "Arno Rusk" in thoughts[1]
+    assert "24 August 1886" not in thoughts[1]
+    assert "24 August 1886" in thoughts[2]
+
+
+def test_passage_that_was_shown_already_is_not_searched_again(index):
+    chain = chain_of(TWO_HOPS, index, topk=8)
+    assert chain.queries == ["The Silver Pass director"]
+    assert "Arno Rusk" in chain.turns[-1]
+
+
+def compared(text: str, answer: str, relation: str, first: str, second: str) -> Question:
+    triples = [["Arno Rusk", relation, first], ["Tovan Hesk", relation, second]]
+    return asks(text, answer, "Arno Rusk", "Tovan Hesk", evidences=triples)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"), [("Who is older, {}?", "Arno Rusk"), ("Who was born later, {}?", "Tovan Hesk")]
+)
+def test_dates_are_compared_and_the_answer_is_what_comes_out(index, question, answer):
+    asked = compared(question.format("Arno Rusk or Tovan Hesk"), answer, "date of birth", "24 August 1886",
+                     "March 3, 1911")  # fmt: skip
+    chain = chain_of(asked, index)
+    assert answer_of(chain) == answer
+    assert "March 3, 1911" in chain.turns[-1]
+    assert "later than 24 August 1886" in chain.turns[-1]
+    wrong = "Tovan Hesk" if answer == "Arno Rusk" else "Arno Rusk"
+    asked = compared(asked.text, wrong, "date of birth", "24 August 1886", "March 3, 1911")
+    assert dropped(asked, index) == "a comparison that comes out otherwise"
+
+
+def test_comparison_whose_question_names_no_direction_is_left_out(index):
+    asked = compared(
+        "Arno Rusk or Tovan Hesk?", "Arno Rusk", "date of birth", "24 August 1886", "March 3, 1911"
+    )
+    assert dropped(asked, index) == "a comparison that is not understood"
+
+
+def test_yes_and_no_follow_from_the_values(index):
+    text = "Are Arno Rusk and Tovan Hesk from the same country?"
+    chain = chain_of(compared(text, "yes", "country", "Indian", "India"), index)
+    assert answer_of(chain) == "yes"
+    assert "the same as Indian" in chain.turns[-1]
+    assert dropped(compared(text, "no", "country", "Indian", "India"), index) == (
+        "a comparison that comes out otherwise"
+    )
+
+
+def test_name_that_nothing_on_the_way_says_is_not_searched(index):
+    question = asks(
+        "Who is the mayor?", "Mira Oswin", "Quenton", evidences=[["Quenton", "mayor", "Mira Oswin"]]
+    )
+    assert dropped(question, index) == "a name that nothing before it says"
+
+
+def test_answer_that_no_shown_passage_has_is_not_taught(index):
+    question = asks(
+        "When was Tovan Hesk born?", "3 March 1911", "Tovan Hesk",
+        evidences=[["Tovan Hesk", "date of birth", "3 March 1911"]],
+    )  # fmt: skip
+    assert dropped(question, index) == "the passages do not have the answer"
+
+
+def test_titles_alone_are_followed_by_the_names_that_passages_say(index):
+    question = asks(
+        "Who is the mayor of the town where the director Arno Rusk died?",
+        "Mira Oswin",
+        "Arno Rusk",
+        "Quenton",
+    )
+    chain = chain_of(question, index)
+    assert chain.queries == ["Arno Rusk", "Quenton"]
+    assert "He died in Quenton" in chain.turns[1]
+    assert "mayor of Quenton is Mira Oswin" in chain.turns[2]
+    assert answer_of(chain) == "Mira Oswin"
+
+
+def test_decomposition_asks_its_parts_with_the_answers_so_far(index):
+    steps = [
+        {"question": "The Silver Pass >> director", "answer": "Arno Rusk", "id": IDS["The Silver Pass"]},
+        {"question": "Where did #1 die?", "answer": "Quenton", "id": IDS["Arno Rusk"]},
+    ]
+    question = asks(
+        "Where did the director of The Silver Pass die?", "Quenton", "The Silver Pass", "Arno Rusk",
+        question_decomposition=steps,
+    )  # fmt: skip
+    chain = chain_of(question, index)
+    assert chain.queries == ["The Silver Pass director", "Where did Arno Rusk die"]
+    assert answer_of(chain) == "Quenton"
+
+
+def test_one_hop_is_asked_in_the_words_of_the_question_and_the_thought_quotes(index):
+    question = asks("What are floods of the Lenn called?", "reedwash", "Lenn")
+    chain = chain_of(question, index)
+    assert chain.queries[0] in ("floods Lenn called", "What are floods of the Lenn called")
+    assert "Floods of the Lenn are called reedwash" in chain.turns[-1]
+
+
+def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
+    question = asks("In Quenton, which politician keeps bees?", "Mira Oswin", "Mira Oswin")
+    plain, kept = chain_of(question, index), chain_of(question, index, recovery=1.0)
+    assert not plain.recovered
+    assert (kept.queries[0], len(kept.queries)) == ("Quenton", 2)
+    assert kept.recovered
+    found = asyncio.run(LocalSearch(open_index(index), 1).search(kept.queries[0]))
+    assert found.hits[0].passage.id != IDS["Mira Oswin"]
+    assert kept.shown[0].passage == found.hits[0].passage
+    assert answer_of(kept) == "Mira Oswin"
+
+
+def test_question_without_facts_and_passage_that_is_not_there_are_left_out(index):
+    assert dropped(Question("q", "Who?", ("x",)), index) == "no supporting facts"
+    lost = Question(
+        "q", "Who is the mayor of Quenton?", ("Mira Oswin",), metadata={"supporting_ids": ["p99"]}
+    )
+    assert dropped(lost, index) == "no wording brings a passage"
+
+
+def test_more_searches_than_an_episode_has_are_not_written(index):
+    assert dropped(TWO_HOPS, index, max_searches=1) == "more searches than an episode has"
+
+
+def test_triples_without_an_order_leave_the_titles():
+    triples = [["A", "mother", "B"], ["C", "sibling", "D"]]
+    facts = facts_of(
+        Question("q", "?", ("D",), metadata={"supporting_titles": ["A", "C"], "evidences": triples})
+    )
+    assert not facts.by_value
+    assert [lookup.title for lookup in facts.lookups] == ["A", "C"]
+
+
+def test_triples_of_two_chains_are_followed_one_chain_after_the_other():
+    triples = [
+        ["A", "director", "X"],
+        ["B", "director", "Y"],
+        ["X", "date of birth", "1"],
+        ["Y", "date of birth", "2"],
+    ]
+    metadata = {"supporting_titles": ["A", "B", "X", "Y"], "evidences": triples}
+    facts = facts_of(Question("q", "?", ("A",), metadata=metadata))
+    assert [lookup.subject for lookup in facts.lookups] == ["A", "X", "B", "Y"]
+    assert (facts.begins, facts.ends) == ((0, 2), (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "found"),
+    [
+        ("24 August 1886", "born August 24, 1886 in", "August 24, 1886"),
+        ("24 August 1886", "born 24th August 1886", "24th August 1886"),
+        ("August 1886", "born 24 August 1886", "August 1886"),
+        ("India", "an Indian director", "Indian"),
+        ("India", "of Indiana Jones", "Indiana"),
+        ("New York", "in NEW YORK.", "NEW YORK"),
+        ("art", "a party", None),
+        ("25 August 1886", "born August 24, 1886", None),
+        ("$5", "for $5 each", "$5"),
+    ],
+)  # fmt: skip
+def test_value_is_found_as_a_text_states_it(value, text, found):
+    span = find_value(value, text)
+    assert (text[slice(*span)] if span else None) == found
+
+
+def test_dates_are_ordered_by_what_both_tell():
+    assert is_earlier(date_in("March 1911"), date_in("4 April 1911")) is True
+    assert is_earlier(date_in("1911"), date_in("4 April 1911")) is None
+    assert is_earlier(date_in("May 9, 1920"), date_in("9 May 1919")) is False
+    assert same_value("Italian", "Italy")
+    assert not same_value("Iran", "Iraq")
+
+
+def test_excerpt_has_the_value_and_the_questions_words():
+    sentence = (
+        "one two three four five six seven the mayor of Quenton is Mira Oswin since the year of the flood."
+    )
+    said = excerpt(sentence, "Who is the mayor of Quenton?", "Mira Oswin", limit=7)
+    assert said == "the mayor of Quenton is Mira Oswin"
+
+
+def settings(index: Path, *more: str) -> Config:
+    return load_config(preset=None, sets=[f"search.index={index}", "trainer.seed=3", *more]).config
+
+
+@pytest.fixture
+def asked(tmp_path: Path, index: Path) -> Path:
+    questions = [
+        TWO_HOPS,
+        asks("What are floods of the Lenn called?", "reedwash", "Lenn", name="r"),
+        Question("made/s", "Who?", ("x",), "made"),
+    ]
+    write_questions(tmp_path / "q.parquet", questions)
+    return tmp_path / "q.parquet"
+
+
+def typed(asked: Path, index: Path, *more: object) -> tuple[object, ...]:
+    return (
+        "data",
+        "demonstrations",
+        "--from",
+        "facts",
+        "--data",
+        asked,
+        "--index",
+        index,
+        "--out",
+        "d.jsonl",
+        *more,
+    )
+
+
+def test_command_writes_demonstrations_and_says_what_became_of_the_questions(shell: Shell, asked, index):  # noqa: F811
+    code, out, err = shell.typed(*typed(asked, index))
+    assert code == 0, err
+    assert out.splitlines()[0] == "d.jsonl  2 demonstrations of 3 questions"
+    assert re.search(r"made +3 +2 +0 +0 +1\.[05]0", out)
+    assert re.search(r"made +1 +no supporting facts", out)
+    found = read_demonstrations(Path("d.jsonl"))
+    assert [item.id for item in found] == ["made/q", "made/r"]
+    first = Path("d.jsonl").read_bytes()
+    assert shell.typed(*typed(asked, index, "--overwrite"))[0] == 0
+    assert Path("d.jsonl").read_bytes() == first
+    code, out, _ = shell.typed(*typed(asked, index, "--overwrite", "--json"))
+    report = json.loads(out)
+    assert report["demonstrations"] == 2
+    assert report["sources"][0]["dropped"] == {"no supporting facts": 1}
+
+
+def test_options_of_the_other_source_are_refused(shell: Shell, asked, index):  # noqa: F811
+    said = shell.refused(*typed(asked, index, "--attempts", 2))
+    assert said == "--attempts goes with --from teacher, not with --from facts"
+    teacher = (
+        "data",
+        "demonstrations",
+        "--data",
+        asked,
+        "--index",
+        index,
+        "--out",
+        "d.jsonl",
+        "--recovery",
+        0.5,
+    )
+    assert "--recovery goes with --from facts" in shell.refused(*teacher)
+
+
+def test_questions_without_any_demonstration_are_one_line(shell: Shell, tmp_path, index):  # noqa: F811
+    write_questions(tmp_path / "none.parquet", [Question("made/s", "Who?", ("x",), "made")])
+    code, out, err = shell.typed(*typed(tmp_path / "none.parquet", index))
+    assert (code, out) == (1, "")
+    assert "srl: no question got a demonstration; 1 of 1: no supporting facts" in err.splitlines()[-1]
+    assert not Path("d.jsonl").exists()
+
+
+def test_passage_beyond_the_budget_of_an_observation_does_not_count(asked, index, tmp_path):
+    """Of eight hits 60 pieces of three bytes hold the first; the two hops need a search each."""
+    small = settings(index, "search.topk=8", "rollout.max_obs_length=60")
+    write_fact_demonstrations(small, [str(asked)], tmp_path / "small.jsonl", Workspace(tmp_path))
+    large = settings(index, "search.topk=8", "rollout.max_obs_length=2000")
+    write_fact_demonstrations(large, [str(asked)], tmp_path / "large.jsonl", Workspace(tmp_path))
+    turns = [
+        len(read_demonstrations(tmp_path / name)[0].metadata["turns"])
+        for name in ("small.jsonl", "large.jsonl")
+    ]
+    assert turns == [3, 2]
+
+
+def test_demonstration_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path):
+    """A turn of a few tokens does not reach its closing tag."""
+    with pytest.raises(CheckFailed, match="it does not fit the lengths of an episode"):
+        write_fact_demonstrations(
+            settings(index, "rollout.max_turn_tokens=16"), [str(asked)],
+            tmp_path / "d.jsonl", Workspace(tmp_path),
+        )  # fmt: skip
+    assert not (tmp_path / "d.jsonl").exists()
+
+
+REAL = {
+    "squad": "squad/university-of-notre-dame.v1.1.json",
+    "2wikimultihopqa": "2wiki/train-500.json",
+    "hotpotqa": "hotpotqa/train-600.json",
+    "musique": "musique/train-100.jsonl",
+}
+
+
+def beginning_of(source: str, name: str, folder: Path) -> Path:
+    """The last 60 questions of a file (SQuAD's are all read), with their paragraphs."""
+    path, out = shared_data(name), folder / Path(name).name
+    if path.suffix == ".jsonl":
+        out.write_text(
+            "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[-60:]), encoding="utf-8"
+        )
+    elif source == "squad":
+        out.write_bytes(path.read_bytes())
+    else:
+        out.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8"))[-60:]), encoding="utf-8")
+    return out
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, FactsWritten, dict[str, Question]]:
+    folder = tmp_path_factory.mktemp("real")
+    inputs = [
+        parse_input(f"{source}:train={beginning_of(source, name, folder)}") for source, name in REAL.items()
+    ]
+    prepare(inputs, folder / "data", limit=60)
+    build_index(folder / "data" / "corpus.jsonl", folder / "index", "bm25", {})
+    config = settings(folder / "index")
+    written = write_fact_demonstrations(
+        config, [str(folder / "data" / "train.parquet")], folder / "d.jsonl", Workspace(folder), recovery=0.5
+    )
+    return config, written, {item.id: item for item in read_questions(folder / "data" / "train.parquet")}
+
+
+@pytest.fixture(scope="module")
+def episodes(real) -> list[Trajectory]:
+    """The demonstrations as fine-tuning runs them."""
+    config, written, _ = real
+    search, codec = LocalSearch(open_index(Path(config.search.index)), config.search.topk), TextCodec()
+    prompt = template("search-r1")
+
+    async def run(item: Question) -> Trajectory:
+        engine = ScriptedEngine(codec, lambda request, turn: item.metadata["turns"][turn])
+        return await run_episode(
+            item, engine, search, codec=codec, template=prompt, options=episode_options(config), phase="sft"
+        )
+
+    return [asyncio.run(run(item)) for item in read_demonstrations(written.file)]
+
+
+def texts_before(episode: Trajectory, turn: int) -> str:
+    """The question and all that was shown before a turn."""
+    shown = [text for search in episode.searches if search.turn < turn for text in search.shown_texts]
+    return "\n".join([episode.question.text, *shown])
+
+
+def policy_turns(episode: Trajectory) -> list[str]:
+    return [segment.text for segment in episode.segments if segment.is_policy]
+
+
+def test_most_real_questions_get_a_demonstration_and_every_one_is_right(real, episodes):
+    _, written, _ = real
+    share = {counts.source: counts.demonstrations / counts.questions for counts in written.sources}
+    assert share["squad"] > 0.7
+    assert share["2wikimultihopqa"] > 0.8
+    assert share["hotpotqa"] > 0.7
+    assert share["musique"] > 0.4
+    for episode in episodes:
+        assert episode.end == "answered"
+        assert exact_match(episode.answer, episode.question.golden_answers) == 1
+        assert all(search.status == "ok" for search in episode.searches)
+
+
+def test_real_answers_stand_in_what_was_shown_or_compare_things_that_were(real, episodes):
+    _, _, questions = real
+    for episode in episodes:
+        question, everything = questions[episode.question.id], texts_before(episode, 99)
+        shown = {hit.passage.id for search in episode.searches for hit in search.shown_hits}
+        titles = {hit.passage.title for search in episode.searches for hit in search.shown_hits}
+        gold = set(question.metadata["supporting_ids"])
+        assert gold & shown
+        assert gold <= shown or set(question.metadata["supporting_titles"]) <= titles, question.id
+        if episode.answer in ("yes", "no"):
+            continue
+        assert re.search(rf"(?<!\w){re.escape(episode.answer)}(?!\w)", everything, re.IGNORECASE), question.id
+
+
+def test_real_queries_use_only_words_that_were_known(real, episodes):
+    """A word is in the question or a text that was shown before, up to its ending, or names nothing."""
+    asked = 0
+    for episode in episodes:
+        for search in episode.searches:
+            known = texts_before(episode, search.turn).lower()
+            for word in words_of(search.query):
+                low = word.lower()
+                begins = low.removesuffix("'s")[: max(3, len(low) - 3)]
+                assert low in COMMON_WORDS or re.search(rf"(?<!\w){re.escape(begins)}", known), (
+                    episode.question.id, search.query, word,
+                )  # fmt: skip
+                asked += 1
+    assert asked > 500
+
+
+def test_real_thoughts_are_short_and_quote_what_was_shown(real, episodes):
+    quoted = 0
+    for episode in episodes:
+        for turn, text in enumerate(policy_turns(episode)):
+            thought = text.partition("<think>")[2].partition("</think>")[0]
+            assert len(thought.split()) <= THOUGHT_WORDS
+            known = " ".join(texts_before(episode, turn).replace('"', "'").split())
+            for words in re.findall(r'"([^"]*)"', thought):
+                assert " ".join(words.split()) in known, (episode.question.id, words)
+                assert len(words.split()) <= max(
+                    QUOTED_WORDS, max(len(g.split()) for g in episode.question.golden_answers) + 1
+                )
+                quoted += 1
+    assert quoted > 100
+
+
+def test_real_misses_that_are_kept_are_real(real, episodes):
+    """A turn that says so follows a search that did not show the passage it is for."""
+    _, written, questions = real
+    again = ("search again", "try other words", "ask in another way")
+    recovered = [episode for episode in episodes if any(words in episode.policy_text for words in again)]
+    assert len(recovered) == sum(counts.recovered for counts in written.sources) > 5
+    for episode in recovered:
+        turn = next(
+            n for n, text in enumerate(policy_turns(episode)) if any(words in text for words in again)
+        )
+        missed = next(search for search in episode.searches if search.turn == turn - 1)
+        gold = set(questions[episode.question.id].metadata["supporting_ids"])
+        earlier = {hit.passage.id for search in episode.searches[: turn - 1] for hit in search.shown_hits}
+        assert not gold <= earlier | {hit.passage.id for hit in missed.shown_hits}
