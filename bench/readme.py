@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import real_tables
 import scale_tables
 import speed_tables
 import verl_tables
@@ -200,6 +201,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lexical_memory": lexical_memory,
     "server": server,
     "quality": quality,
+    **real_tables.TABLES,
     **scale_tables.TABLES,
     **speed_tables.TABLES,
     **verl_tables.TABLES,

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = {"draw_architecture.py": "architecture.md", "draw_scale.py": "scale.md"}
+PAGES = {
+    "draw_architecture.py": "architecture.md",
+    "draw_real_learning.py": "results.md",
+    "draw_scale.py": "scale.md",
+}
 """Each script with the page that shows its drawing."""
 
 

@@ -1,0 +1,193 @@
+"""The parts that make things: data, demonstrations, the cold start, and what is trained from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from bench.real.commands import Bench, Trained, options
+
+from srl.data.demonstration_file import read_demonstrations
+from srl.data.parquet import read_questions, write_questions
+from srl.trajectory import Question
+
+SOURCES = (
+    "squad:train=squad/train-43-articles.v1.1.json",
+    "squad:test=squad/super-bowl-50.v1.1.json,squad/university-of-notre-dame.v1.1.json",
+    "2wikimultihopqa:train=2wiki/train-500.json",
+    "2wikimultihopqa:test=2wiki/dev-1000.json",
+    "hotpotqa:train=hotpotqa/train-600.json",
+    "hotpotqa:test=hotpotqa/dev-500.json",
+    "musique:train=musique/train-100.jsonl",
+    "nq:test=nq/nq-dev-with-paragraphs.jsonl",
+    "2wiki-corpus=2wiki/2wikimultihopqa_corpus.json",
+    "hotpotqa-corpus=hotpotqa/dev-500-corpus.json",
+)
+VALIDATION = 400
+MULTI_HOP = 0.5
+"""The share of questions of two hops and more among those that reinforcement learning samples from."""
+FIRST_STEPS = 5
+"""Steps after which it is known how many tokens a step of fine-tuning has."""
+
+
+def data(bench: Bench) -> None:
+    """Questions and one corpus from all files, its index, and the questions of reinforcement learning."""
+
+    def make() -> None:
+        limit = ["--limit", 40] if bench.smoke else []
+        held_out, out = 8 if bench.smoke else VALIDATION, bench.prepared
+        bench.srl(bench.cache, "data", "prepare", *located(bench.data), "--val", held_out, *limit,
+                  "--out", out, "--overwrite")  # fmt: skip
+        bench.srl(bench.cache, "index", "build", "--corpus", out / "corpus.jsonl", "--out", bench.index)
+        train = read_questions(bench.prepared / "train.parquet")
+        write_questions(bench.prepared / "mixed.parquet", mixed(train, MULTI_HOP))
+
+    bench.once("data", make)
+
+
+def located(folder: Path) -> list[str]:
+    """`SOURCES` with their files in `folder`."""
+    found = []
+    for source in SOURCES:
+        name, _, files = source.partition("=")
+        found.append(f"{name}={','.join(str(folder / file) for file in files.split(','))}")
+    return found
+
+
+def mixed(questions: Iterable[Question], share: float) -> list[Question]:
+    """All questions of two hops and more, and as many of one hop as make these the `share` of all.
+
+    Those of one hop are the first by the digest of their ids.
+    """
+    many, one = list[Question](), list[Question]()
+    for question in questions:
+        (many if int(question.metadata.get("hops") or 1) > 1 else one).append(question)
+    wanted = round(len(many) * (1 - share) / share)
+    return [*many, *sorted(one, key=lambda found: digest(found.id))[:wanted]]
+
+
+def digest(name: str) -> str:
+    return blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def common(bench: Bench, train: str = "train") -> list[str]:
+    """The settings of every run: its questions, and the index."""
+    files = {"train": train, "val": "validation"}
+    paths = [f'data.{split}_files=["{bench.prepared / name}.parquet"]' for split, name in files.items()]
+    return options([*paths, f"search.index={bench.index}"])
+
+
+def cold_start(bench: Bench) -> None:
+    """Demonstrations from supporting facts, and fine-tuning on them until validation EM stops rising."""
+    data(bench)
+    facts = bench.prepared / "facts.jsonl"
+
+    def make() -> dict[str, Any]:
+        limit = ["--limit", 40] if bench.smoke else []
+        out = bench.srl(
+            bench.cache, "data", "demonstrations", bench.model, "--from", "facts", "--data",
+            bench.prepared / "train.parquet", "--index", bench.index, "--out", facts, "--preset",
+            bench.preset, *limit, *options(list(bench.sets)), "--overwrite", "--json",
+        )  # fmt: skip
+        return {key: value for key, value in json.loads(out).items() if key != "file"}
+
+    bench.once("demonstrations", make)
+    bench.train_once("cold-start", "--algo", "sft", "--model", bench.model, *common(bench),
+                     *options([f"sft.train_files={facts}"]))  # fmt: skip
+
+
+def start(bench: Bench) -> str:
+    """The best checkpoint of the cold start, which is made first if need be."""
+    cold_start(bench)
+    found = bench.trained("cold-start")
+    assert found is not None, "it was just made"
+    return f"{found.run}@best"
+
+
+def grpo(bench: Bench) -> None:
+    """GRPO from the cold start."""
+    bench.train_once("grpo", "--algo", "grpo", "--model", start(bench), *common(bench, "mixed"))
+
+
+def ppo(bench: Bench) -> None:
+    """PPO from the cold start."""
+    bench.train_once("ppo", "--algo", "ppo", "--model", start(bench), *common(bench, "mixed"))
+
+
+def mask(bench: Bench) -> None:
+    """GRPO with retrieved tokens in the loss, from the same start."""
+    trained = options(["actor.mask_observations=false"])
+    bench.train_once("grpo-no-mask", "--algo", "grpo", "--model", start(bench), *common(bench, "mixed"),
+                     *trained)  # fmt: skip
+
+
+def rag(bench: Bench) -> None:
+    """Retrieve-once RAG, fine-tuned on the questions of the cold start, with as many tokens as the searcher.
+
+    These are the tokens of the cold start and of GRPO, whose number is known when both have ended. The best
+    checkpoint by validation counts, as for the cold start.
+    """
+    grpo(bench)
+    shown = write_answers(bench, "rag.jsonl", "<answer> {answer} </answer>")
+    arguments = [
+        "--algo", "sft", "--model", bench.model, *common(bench),
+        *options(["data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=1024",
+                  f"sft.train_files={shown}"]),
+    ]  # fmt: skip
+
+    def steps() -> int:
+        first = bench.train("rag", *arguments, steps=1 if bench.smoke else FIRST_STEPS)
+        found = [bench.trained("cold-start"), bench.trained("grpo")]
+        wanted = sum(tokens(bench, one) for one in found if one is not None)
+        return 2 if bench.smoke else ceil(wanted / (tokens(bench, first) / first.summary["steps"]))
+
+    bench.train_once("rag", *arguments, steps=bench.once(f"rag-steps-s{bench.seed}", steps))
+
+
+def r1(bench: Bench) -> None:
+    """R1 without search: fine-tuned to answer the same questions from its weights, then GRPO."""
+    start(bench)
+    text = "<think> I answer from what I know. </think> <answer> {answer} </answer>"
+    shown = write_answers(bench, "r1.jsonl", text)
+    alone = options(["data.template=r1", "rollout.search=false"])
+    first = [*common(bench), *alone, *options([f"sft.train_files={shown}"])]
+    taught = bench.train_once("r1-start", "--algo", "sft", "--model", bench.model, *first)
+    bench.train_once("r1", "--algo", "grpo", "--model", f"{taught.run}@best", *common(bench, "mixed"), *alone)
+
+
+def write_answers(bench: Bench, name: str, text: str) -> Path:
+    """Demonstrations that answer the cold start's questions at once, with the first accepted answer."""
+    path = bench.prepared / name
+    rows = [
+        {"id": item.id, "question": item.text, "golden_answers": list(item.golden_answers),
+         "turns": [text.format(answer=item.golden_answers[0])]}
+        for item in read_demonstrations(bench.prepared / "facts.jsonl")
+    ]  # fmt: skip
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def tokens(bench: Bench, trained: Trained) -> int:
+    """All tokens of the episodes that a run trained on: fine-tuning's from its metrics, else the log's."""
+    query = (
+        "SELECT coalesce("
+        "(SELECT sum(value) FROM metrics WHERE name = 'perf/total_num_tokens' AND phase = 'sft'), "
+        "(SELECT sum(total_tokens) FROM trajectories WHERE phase = 'train')) AS tokens"
+    )
+    out = bench.srl(trained.workspace, "inspect", "sql", query, "--run", trained.run.name, "--json")
+    return int(json.loads(out)["tokens"])
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "data": data,
+    "cold-start": cold_start,
+    "grpo": grpo,
+    "ppo": ppo,
+    "mask": mask,
+    "rag": rag,
+    "r1": r1,
+}

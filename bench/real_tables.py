@@ -1,0 +1,139 @@
+"""The tables of the real model that learns to search, from bench/results/real_learning.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).parent / "results" / "real_learning.json"
+ORDER = (
+    "closed-book", "R1 without search", "base as it is", "base, few-shot", "retrieve-once RAG, fine-tuned",
+    "cold start", "+ GRPO", "+ PPO", "+ GRPO, retrieved tokens trained",
+)  # fmt: skip
+NOTHING = "Nothing has been measured yet: `make bench-real`.\n"
+MEAN = "mean over sets"
+
+
+def load() -> dict[str, Any]:
+    return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {"rows": {}}
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headers, ["---"] + ["--:"] * (len(headers) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def measured() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row of each seed with its name, in the order of the table."""
+    rows = load()["rows"]
+    for name in (name for name in ORDER if name in rows):
+        for seed, row in sorted(rows[name].items()):
+            yield (f"{name}, seed {seed}" if len(rows[name]) > 1 else name), row
+
+
+def learning() -> str:
+    """EM on the mean over sets, F1, EM of each set and of the questions of several hops, searches."""
+    lines, names = [], list[str]()
+    for name, row in measured():
+        sets = {one["name"]: one["measures"] for one in row["sets"]}
+        names = names or [one for one in sets if one != MEAN and one != "all questions"]
+        means = [estimate(sets[MEAN][measure], "full") for measure in ("em", "f1")]
+        each = [share(sets[one]["em"]["mean"]) for one in names]
+        several = share(row["groups"]["hops>1"]["em"]["mean"])
+        searches = f"{row['groups']['all']['searches']:.2f}"
+        lines.append([name, f"{row['questions']:,}", *means, several, *each, searches])
+    headers = ["", "questions", "EM (95%)", "F1 (95%)", "EM, several hops", *names, "searches"]
+    return table(headers, lines) if lines else NOTHING
+
+
+def groups() -> str:
+    """EM of each row by hops, and by type of question within a set."""
+    rows = list(measured())
+    found = dict.fromkeys(name for _, row in rows for name in row["groups"])
+    named = [name for name in sorted(found) if name.startswith(("hops=", "type="))]
+    lines = [
+        [name.replace("=", " ", 1), *(group_em(row["groups"].get(name)) for _, row in rows)] for name in named
+    ]
+    return table(["EM (95%), questions", *(name for name, _ in rows)], lines) if lines else NOTHING
+
+
+def group_em(found: Mapping[str, Any] | None) -> str:
+    return "" if found is None else f"{estimate(found['em'], 'interval')}, {found['questions']:,}"
+
+
+def behaviour() -> str:
+    """What a row searched, saw, made of it, and how long it wrote and trained."""
+    lines = []
+    for name, row in measured():
+        every, coverage = row["groups"]["all"], row["metrics"].get("answerable")
+        cells = [coverage, every["evidence"], every["all_evidence"], every["em_evidence"]]
+        trained = f"{row['minutes']:,.0f} min, {row['steps']:,} steps" if "minutes" in row else ""
+        lines.append(
+            [name, f"{every['searches']:.2f}", *map(share, cells), f"{every['tokens']:.0f}", trained]
+        )
+    headers = ["", "searches", "answerable", "gold passages shown", "all of them shown", "EM where all were",
+               "tokens written", "training"]  # fmt: skip
+    return table(headers, lines) if lines else NOTHING
+
+
+def differences() -> str:
+    """The paired tests: all questions, and those of several hops."""
+    lines = []
+    for name, seeds in load().get("compared", {}).items():
+        for seed, found in sorted(seeds.items()):
+            lines += [
+                [f"{name}, seed {seed}", questions, *difference(found[key])]
+                for key, questions in (("all", "all"), ("hops>1", "several hops"))
+                if found[key] is not None
+            ]
+    headers = ["", "which", "questions", "EM before", "after", "difference (95%)", "p"]
+    return table(headers, lines) if lines else NOTHING
+
+
+def difference(found: Mapping[str, Any]) -> list[str]:
+    low, high = found["interval"] or (None, None)
+    between = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
+    p = "<.001" if found["p"] < 0.001 else share(found["p"])
+    cells = [f"{found['questions']:,}", share(found["before"]), share(found["after"])]
+    return [*cells, f"{found['difference']:+.3f}{between}", p]
+
+
+def transcript() -> str:
+    """The chosen question before and after, of the first seed that has one."""
+    seeds = load().get("transcript", {}).get("grpo", {})
+    found = next((one for _, one in sorted(seeds.items()) if "before" in one), None)
+    if found is None:
+        return NOTHING
+    asked = found["before"]
+    golds = " | ".join(asked["golden_answers"])
+    lines = ["```text", f"question  {asked['question']}      gold  {golds}"]
+    for name, title in (("before", "cold start"), ("after", "after GRPO")):
+        lines += ["", f"{title}: {found[name]['answer'] or 'no answer'} ({found[name]['verdict']})"]
+        for segment in found[name]["segments"]:
+            mark = "┃" if segment["kind"] == "policy" else "┊"
+            lines += [f"{mark} {line}" for line in segment["text"].splitlines() if line.strip()]
+    rule = f"\n{found['fitting']:,} of {found['of']:,} two-hop questions fit the rule.\n"
+    return "\n".join([*lines, "```"]).replace("<!--", "<! --") + "\n" + rule
+
+
+def estimate(found: Mapping[str, Any], which: str) -> str:
+    """The mean with an interval, where there is one."""
+    held = found[which]
+    return share(found["mean"]) + (f" ({share(held[0])} to {share(held[1])})" if held else "")
+
+
+def share(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}".lstrip("0") if value < 1 else f"{value:.3f}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "real_learning": learning,
+    "real_learning_groups": groups,
+    "real_learning_behaviour": behaviour,
+    "real_learning_differences": differences,
+    "real_learning_transcript": transcript,
+}

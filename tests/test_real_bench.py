@@ -1,0 +1,180 @@
+"""The pieces of `bench/real`: the mixing and choosing rules, the figures, resuming, and the tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from bench import real_tables
+from bench.real import measure, parts
+from bench.real.commands import Bench
+
+from srl.evaluate.episode_results import EpisodeResult
+from srl.trajectory import Question
+
+
+def question(number: int, hops: int | None) -> Question:
+    return Question(f"q{number}", "Who?", ("A",), metadata={} if hops is None else {"hops": hops})
+
+
+def test_rl_samples_from_all_questions_of_several_hops_and_as_many_of_one():
+    asked = [question(number, 2 + number % 2) for number in range(4)] + [
+        question(number, 1 if number % 2 else None) for number in range(4, 60)
+    ]
+    found = parts.mixed(asked, 0.5)
+    assert [item.id for item in found[:4]] == ["q0", "q1", "q2", "q3"]
+    assert len(found) == 8
+    assert {item.id for item in found[4:]} < {item.id for item in asked[4:]}
+    assert {item.id for item in parts.mixed(asked[::-1], 0.5)} == {item.id for item in found}
+    assert len(parts.mixed(asked, 0.25)) == 16
+
+
+def result(name: str, em: float = 0.0, hops: int | None = 2, evidence: float | None = 1.0) -> EpisodeResult:
+    return EpisodeResult(
+        question_id=name, sample=0, data_source="hotpotqa", split="test", hops=hops, kind="bridge",
+        document="", valid=True, end="answered", em=em, f1=em, cover_em=em, answer_shown=True,
+        evidence_recall=evidence, searches=2, valid_searches=2, failed_searches=0, named_searches=(), turns=3,
+        valid_actions=3, tokens=40, total_tokens=400, seconds=1.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fits"),
+    [
+        (result("q"), result("q", 1.0), True),
+        (result("q", 1.0), result("q", 1.0), False),
+        (result("q"), result("q"), False),
+        (result("q"), result("q", 1.0, evidence=0.5), False),
+        (result("q", hops=3), result("q", 1.0, hops=3), False),
+    ],
+)
+def test_transcript_is_of_a_two_hop_question_that_was_learned(before, after, fits):
+    assert measure.is_learned(before, after) is fits
+
+
+def test_groups_are_the_set_the_hops_and_the_types():
+    found = measure.groups(
+        [result("a", 1.0), result("b", evidence=0.5), result("c", hops=None, evidence=None)]
+    )
+    assert found["all"]["em"]["mean"] == pytest.approx(1 / 3, abs=1e-4)
+    assert found["all"]["questions"] == 3
+    assert found["hops>1"]["em"]["mean"] == 0.5
+    assert found["hops>1"]["all_evidence"] == 0.5
+    assert found["hops>1"]["em_evidence"] == 1.0
+    assert found["all"]["evidence"] == 0.75
+    assert found["hops=1 or unknown"]["questions"] == 1
+    assert found["type=hotpotqa/bridge"]["questions"] == 3
+
+
+def test_difference_is_of_the_questions_that_both_have():
+    before = [result(f"q{number}") for number in range(60)]
+    after = [result(f"q{number}", float(number % 2)) for number in range(20, 80)]
+    found = measure.difference(measure.paired(before, after))
+    assert (found["questions"], found["before"], found["after"]) == (40, 0.0, 0.5)
+    assert found["difference"] == 0.5
+    assert found["p"] < 0.001
+    assert measure.difference([]) is None
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, tmp_path / "data", tmp_path / "model", seed=1, preset="small")
+
+
+SUMMARY = {"run_id": "r", "algo": "grpo", "steps": 9, "seconds": 1.0}
+
+
+def typing(monkeypatch: pytest.MonkeyPatch, commands: list[tuple[str, ...]], fails: int = 0) -> None:
+    """Instead of `srl`, note what is typed; the first `fails` commands begin a run and stop."""
+
+    def srl(bench: Bench, workspace: Path, *arguments: object) -> str:
+        commands.append(tuple(map(str, arguments)))
+        run = workspace / "runs" / "r"
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "run.json").write_text("{}")
+        if len(commands) <= fails:
+            raise KeyboardInterrupt
+        return f"a note\n{json.dumps(SUMMARY)}\n"
+
+    monkeypatch.setattr(Bench, "srl", srl)
+
+
+def test_run_that_was_stopped_is_resumed_and_a_finished_one_left_alone(bench, monkeypatch):
+    commands: list[tuple[str, ...]] = []
+    typing(monkeypatch, commands, fails=1)
+    with pytest.raises(KeyboardInterrupt):
+        bench.train_once("grpo", "--algo", "grpo")
+    assert bench.trained("grpo") is None
+    found = bench.train_once("grpo", "--algo", "grpo")
+    assert commands == [
+        ("train", "--preset", "small", "--seed", "1", "--algo", "grpo", "--json"),
+        ("train", "--resume", "--run", "r", "--json"),
+    ]
+    assert found.summary == SUMMARY
+    assert bench.train_once("grpo", "--algo", "grpo") == found == bench.trained("grpo")
+    assert len(commands) == 2
+    assert replace(bench, seed=2).trained("grpo") is None
+
+
+def test_step_is_made_once_and_not_at_all_if_it_fails(bench):
+    with pytest.raises(ZeroDivisionError):
+        bench.once("step", partial(divmod, 1, 0))
+    assert bench.once("step", lambda: {"a": 1}) == {"a": 1}
+    assert bench.once("step", partial(divmod, 1, 0)) == {"a": 1}
+
+
+def estimated(mean: float) -> dict[str, object]:
+    return {"mean": mean, "interval": None, "full": [mean - 0.05, mean + 0.05]}
+
+
+def row(em: float) -> dict[str, object]:
+    names = ["squad", "hotpotqa", "mean over sets", "all questions"]
+    measures = {"em": estimated(em), "f1": estimated(em)}
+    return {
+        "run": "r", "questions": 1500, "questions_file": "gone", "metrics": {"answerable": 0.97},
+        "sets": [{"name": name, "measures": measures} for name in names], "minutes": 61.4, "steps": 40,
+        "groups": measure.groups([result("a", em), result("b", em, hops=1)]),
+    }  # fmt: skip
+
+
+def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch, tmp_path):
+    save = [("row-base", {"closed-book": row(0.0)}), ("row-cold-start-s0", {"cold start": row(0.0)})]
+    save += [("row-grpo-s0", {"+ GRPO": row(1.0)}), ("row-grpo-s1", {"+ GRPO": row(1.0)})]
+    pairs = measure.paired([result("a")], [result("a", 1.0)])
+    save.append(("compared-cold-start-grpo-s0", {"+ GRPO": {
+        "rows": [], "all": measure.difference(pairs), "hops>1": None}}))  # fmt: skip
+    save.append(("curves-grpo-s0", {"val/em": {"steps": [0], "values": [0.5]}}))
+    episode = {"question": "Who?", "golden_answers": ["A"], "answer": "A", "verdict": "correct", "em": 1.0,
+               "segments": [{"kind": "policy", "text": "<answer> A </answer>"},
+                            {"kind": "observation", "text": "Doc 1\n\nDoc 2"}]}  # fmt: skip
+    save.append(("transcript-grpo-s0", {"fitting": 3, "of": 70, "before": episode, "after": episode}))
+    for key, value in save:
+        bench.once(key, lambda value=value: value)
+    found = measure.collected(bench)
+    assert found["curves"] == {"grpo": {"0": {"val/em": {"steps": [0], "values": [0.5]}}}}
+    assert "questions_file" not in found["rows"]["closed-book"]["0"]
+    (tmp_path / "result.json").write_text(json.dumps(found))
+    monkeypatch.setattr(real_tables, "RESULT", tmp_path / "result.json")
+    lines = real_tables.learning().splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == [
+        "| closed-book", "| cold start", "| + GRPO, seed 0", "| + GRPO, seed 1",
+    ]  # fmt: skip
+    assert (
+        "| 1,500 | 1.000 (.950 to 1.050) | 1.000 (.950 to 1.050) | 1.000 | 1.000 | 1.000 | 2.00 |" in lines[4]
+    )
+    assert "| 61 min, 40 steps |" in real_tables.behaviour()
+    assert (
+        "| + GRPO, seed 0 | all | 1 | .000 | 1.000 | +1.000 (-1.000 to +1.000) | 1.000 |"
+        in real_tables.differences()
+    )
+    assert "| hops 1 |" in real_tables.groups()
+    assert "┊ Doc 1\n┊ Doc 2\n```\n\n3 of 70 two-hop" in real_tables.transcript()
+
+
+def test_without_results_a_table_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(real_tables, "RESULT", tmp_path / "absent.json")
+    for name, made in real_tables.TABLES.items():
+        assert made() == real_tables.NOTHING, name
