@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srl.cli.inspect import compare, find, views
+from srl.cli.inspect import compare, find, views, why
 from srl.cli.inspect.shared import app
 
-__all__ = ["app", "compare", "find", "views"]
+__all__ = ["app", "compare", "find", "views", "why"]
