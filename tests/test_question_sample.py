@@ -9,7 +9,8 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srl.train.questions import proportional, stratified
+from srl.data.splits import proportional
+from srl.train.questions import stratified
 from srl.trajectory import Question
 
 SOURCES = st.lists(st.sampled_from(["nq", "hotpotqa", "2wiki", "bamboogle"]), min_size=1, max_size=80)

@@ -192,7 +192,7 @@ def trl_parts(config: Any, options: Options) -> tuple[SearchRollout, list[float]
 
     from srl.train.load_components import load_environment, load_policy
     from srl.train.make_missing import with_data
-    from srl.train.question_order import QuestionOrder
+    from srl.train.question_order import order_of
     from srl.train.questions import load_questions
     from srl.workspace import Workspace
 
@@ -201,7 +201,7 @@ def trl_parts(config: Any, options: Options) -> tuple[SearchRollout, list[float]
     codec = load_policy(config.model, lambda text: None).codec
     place = load_environment(config, workspace, codec, lambda text: None)
     found = load_questions(config.data.train_files, config, codec, lambda text: None)
-    order = QuestionOrder(found, config.data.train_batch_size, config.trainer.seed, config.data.shuffle)
+    order = order_of(found, config.data, config.trainer.seed)
     asked = [item for step in range(1, 17) for item in order.batch(step)]
     rows = [
         {"prompt": [dict(turn) for turn in item.prompt], "golden": list(item.golden_answers)}

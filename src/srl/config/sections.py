@@ -156,6 +156,10 @@ class Data(Section):
     """Skip questions whose prompt is longer than max_prompt_length, and report how many."""
     shuffle: bool = True
     """Shuffle the questions of each epoch. The order depends on trainer.seed only."""
+    mix: dict[str, NonNegative] = {}
+    """Shares of a training batch by data source, such as {nq: 1, hotpotqa: 2}, or by hops if all names are
+    numbers; 0 leaves questions out. Each place goes to what is furthest below its share so far. Empty: all
+    questions alike."""
 
     @property
     def max_episode_tokens(self) -> int:

@@ -43,7 +43,8 @@ def split_off(questions: Sequence[Question], amount: float) -> tuple[list[Questi
     by_source: dict[str, Counter[str]] = defaultdict(Counter)
     for question in questions:
         by_source[question.data_source][_key(question)] += 1
-    parts = _in_proportion({source: keys.total() for source, keys in by_source.items()}, amount)
+    sizes = {source: keys.total() for source, keys in by_source.items()}
+    parts = dict.fromkeys(sizes, amount) if amount < 1 else proportional(sizes, round(amount))
     keys = {key for source, part in parts.items() for key in _held_out_keys(by_source[source], part)}
     held = [replace(question, split="validation") for question in questions if _key(question) in keys]
     rest = [question for question in questions if _key(question) not in keys]
@@ -55,16 +56,15 @@ def split_off(questions: Sequence[Question], amount: float) -> tuple[list[Questi
     return rest, held
 
 
-def _in_proportion(sizes: Mapping[str, int], amount: float) -> dict[str, float]:
-    """The part of each source: a share is the same for all, a number is divided (largest remainders)."""
-    if amount < 1:
-        return dict.fromkeys(sizes, amount)
-    exact = {name: amount * size / sum(sizes.values()) for name, size in sizes.items()}
-    parts = {name: int(part) for name, part in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: (parts[name] - exact[name], name))
-    for name in by_remainder[: round(amount) - sum(parts.values())]:
-        parts[name] += 1
-    return {name: float(part) for name, part in parts.items()}
+def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """`total` divided in proportion to `sizes`: each share is rounded down or up, the largest remainders up
+    (Hamilton's method); equal remainders by name. Where `total` is smaller, a share may be 0."""
+    everything = sum(sizes.values())
+    shares = {name: size * total // everything for name, size in sizes.items()}
+    by_remainder = sorted(sizes, key=lambda name: (-(sizes[name] * total % everything), name))
+    for name in by_remainder[: total - sum(shares.values())]:
+        shares[name] += 1
+    return shares
 
 
 def _key(question: Question) -> str:

@@ -40,7 +40,7 @@ from srl.train.load_components import (
 )
 from srl.train.make_missing import BASE_MODEL, Note
 from srl.train.model_card import model_card
-from srl.train.question_order import QuestionOrder
+from srl.train.question_order import order_of
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes, too_many_failures
@@ -81,9 +81,8 @@ class LocalTrainer:
 
     def run(self) -> Progress:
         """Train to the end and return the progress. Ctrl-C leaves log and checkpoints ready to resume."""
-        data, trainer = self.config.data, self.config.trainer
-        questions = self.runner.environment.splits.train
-        order = QuestionOrder(questions, data.train_batch_size, trainer.seed, data.shuffle)
+        trainer = self.config.trainer
+        order = order_of(self.runner.environment.splits.train, self.config.data, trainer.seed)
         if self.progress.step == 0:
             self._before()
         while self.progress.step < trainer.total_training_steps:

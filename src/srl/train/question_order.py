@@ -1,10 +1,14 @@
-"""Which questions a training step asks. The order of each epoch depends on the seed and the epoch alone."""
+"""Which questions a training step asks: shuffled by seed and epoch, all alike or in shares (`data.mix`)."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import floor
+from typing import NamedTuple
 
+from srl.config.sections import Data
+from srl.errors import UserError, nearest
 from srl.trajectory import Question
 
 
@@ -36,3 +40,112 @@ class QuestionOrder:
             order = random.Random(f"order {self.seed} {epoch}").sample(self.questions, len(self.questions))
             self._shuffled = epoch, order
         return self._shuffled[1]
+
+
+def order_of(questions: Sequence[Question], data: Data, seed: int) -> QuestionOrder:
+    """The order in which a run asks its training questions.
+
+    Raises UserError where `data.mix` does not fit them.
+    """
+    if not data.mix:
+        return QuestionOrder(questions, data.train_batch_size, seed, data.shuffle)
+    return MixedOrder(questions, data.train_batch_size, seed, data.shuffle, data.mix)
+
+
+class _Start(NamedTuple):
+    """Where a step starts in a pool: how many were asked before, the epoch, and the place in its order."""
+
+    asked: int = 0
+    epoch: int = 1
+    place: int = 0
+
+
+class MixedOrder(QuestionOrder):
+    """The batch of each step, mixed of pools of questions: one of each data source, or number of hops.
+
+    Each place of a batch goes to the pool that is furthest below its share of all places so far, the first
+    in `mix` of several. Of n pools none is ever more than 1/2 + … + 1/n questions below its share, or 1
+    above. A pool is shuffled anew when it has too few questions left for a batch, so pools have epochs of
+    their own. As without a mix, a batch is a function of seed and step alone.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        mix: Mapping[str, float],
+    ) -> None:
+        pools = _pools(questions, mix)
+        super().__init__([item for pool in pools.values() for item in pool], batch_size, seed, shuffle)
+        total = sum(mix.values())
+        self._shares = [mix[name] / total for name in pools]
+        for (name, pool), share in zip(pools.items(), self._shares, strict=True):
+            _check_size(name, len(pool), floor(share * batch_size + _deviation(len(pools))), batch_size)
+        self._pools = [QuestionOrder(pool, len(pool), seed, shuffle) for pool in pools.values()]
+        self._starts = [[_Start() for _ in pools]]  # of the steps up to the last one that was asked for
+
+    def batch(self, step: int) -> list[Question]:
+        while len(self._starts) <= step:
+            self._starts.append(self._after(self._starts[-1]))
+        slots = self._slots(self._starts[step - 1])
+        ends = self._starts[step]
+        chosen = [
+            iter(pool.batch(end.epoch)[end.place - slots.count(number) : end.place])
+            for number, (pool, end) in enumerate(zip(self._pools, ends, strict=True))
+        ]
+        return [next(chosen[number]) for number in slots]
+
+    def _slots(self, starts: Sequence[_Start]) -> list[int]:
+        """The pool of each place of the batch."""
+        asked, slots = [start.asked for start in starts], list[int]()
+        for total in range(sum(asked) + 1, sum(asked) + self.batch_size + 1):
+            missing = [share * total - count for share, count in zip(self._shares, asked, strict=True)]
+            slots.append(missing.index(max(missing)))
+            asked[slots[-1]] += 1
+        return slots
+
+    def _after(self, starts: Sequence[_Start]) -> list[_Start]:
+        """Where the next step starts; what a pool had left for too small a batch is passed over."""
+        slots, ends = self._slots(starts), list[_Start]()
+        for number, (start, pool) in enumerate(zip(starts, self._pools, strict=True)):
+            count = slots.count(number)
+            fits = start.place + count <= len(pool.questions)
+            epoch, place = (start.epoch, start.place) if fits else (start.epoch + 1, 0)
+            ends.append(_Start(start.asked + count, epoch, place + count))
+        return ends
+
+
+def _pools(questions: Sequence[Question], mix: Mapping[str, float]) -> dict[str, list[Question]]:
+    """The questions of each name in `mix` that has a share, in its order. Raises UserError."""
+    by_hops = all(name.isdecimal() for name in mix)
+    kind = "number of hops" if by_hops else "data source"
+    pools: dict[str, list[Question]] = {name: [] for name in mix}
+    for question in questions:
+        name = str(question.metadata.get("hops", "unknown")) if by_hops else question.data_source
+        if name not in pools:
+            raise UserError(
+                f"data.mix has no share for the {kind} {name!r} of question {question.id}; add it, with 0 to "
+                f"leave such questions out{nearest(name, list(mix))}"
+            )
+        pools[name].append(question)
+    if not sum(mix.values()):
+        raise UserError("data.mix has only shares of 0; give a share to what is to be trained on")
+    if empty := [name for name, pool in pools.items() if mix[name] and not pool]:
+        raise UserError(f"data.mix names the {kind} {empty[0]!r}, which no training question has; remove it")
+    return {name: pool for name, pool in pools.items() if mix[name]}
+
+
+def _deviation(pools: int) -> float:
+    """How much more than its share a batch can have of one of n pools: 1/2 + … + 1/n below before it, and
+    1 − 1/n above after it."""
+    return sum(1 / place for place in range(1, pools + 1)) - 1 / pools
+
+
+def _check_size(name: str, size: int, wanted: int, batch_size: int) -> None:
+    if size < wanted:
+        raise UserError(
+            f"data.mix needs at least {wanted} questions of {name!r} for batches of {batch_size}, and there "
+            f"are {size}: lower its share or data.train_batch_size"
+        )

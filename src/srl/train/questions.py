@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from srl.config import Config
 from srl.data.parquet import read_questions
+from srl.data.splits import proportional
 from srl.errors import UserError
 from srl.progress import counted
 from srl.protocol import WITHOUT_SEARCH, Template, read_examples, template
 from srl.rollout.codec import Codec
 from srl.train.episodes import Splits
 from srl.train.make_missing import Note
+from srl.train.question_order import order_of
 from srl.trajectory import Phase, Question
 
 SPLITS: tuple[Phase, ...] = ("train", "val", "test")
@@ -27,6 +29,7 @@ def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
     splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
     if not splits.train:
         raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
+    order_of(splits.train, config.data, config.trainer.seed)
     warn_about_unlisted_retrievers(splits.train, config, note)
     return splits
 
@@ -85,17 +88,6 @@ def stratified(questions: Sequence[Question], size: int) -> list[Question]:
         for position in random.Random("the same questions each time").sample(positions, shares[source])
     ]
     return [questions[position] for position in sorted(drawn)]
-
-
-def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """`total` divided in proportion to `sizes`: each share is rounded down or up, the largest remainders up
-    (Hamilton's method); equal remainders by name. Where `total` is smaller, a share may be 0."""
-    everything = sum(sizes.values())
-    shares = {name: size * total // everything for name, size in sizes.items()}
-    by_remainder = sorted(sizes, key=lambda name: (-(sizes[name] * total % everything), name))
-    for name in by_remainder[: total - sum(shares.values())]:
-        shares[name] += 1
-    return shares
 
 
 def needs_one_message(prompting: Template, codec: Codec) -> bool:

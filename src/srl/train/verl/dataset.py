@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from srl.config import Config
 from srl.train.episodes import Splits
-from srl.train.question_order import QuestionOrder
+from srl.train.question_order import order_of
 from srl.trajectory import Phase, Question
 
 TRAIN: Phase = "train"
@@ -43,8 +43,8 @@ class Questions(Dataset[dict[str, Any]]):
 
 def in_order(config: Config, questions: Sequence[Question]) -> list[Question]:
     """The questions of all training steps, step after step."""
-    data, trainer = config.data, config.trainer
-    order = QuestionOrder(questions, data.train_batch_size, trainer.seed, data.shuffle)
+    trainer = config.trainer
+    order = order_of(questions, config.data, trainer.seed)
     steps = range(1, trainer.total_training_steps + 1)
     return [question for step in steps for question in order.batch(step)]
 
