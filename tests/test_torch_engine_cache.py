@@ -221,6 +221,62 @@ def test_samples_of_one_prompt_share_its_prefill_and_then_go_their_own_ways():
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+class Fed:
+    """A cached forward over a table, which counts the ids that go through the model."""
+
+    def __init__(self, model, slots):
+        self.model, self.table, self.forward = model, SlotTable(slots), CachedForward(model, slots, 200)
+        self.ids, run = [], self.forward._run
+        self.forward._run = lambda slots, ids, positions, kept, *rest: (
+            self.ids.append(int(np.asarray(kept).sum())) or run(slots, ids, positions, kept, *rest)
+        )
+
+    def turn(self, rows, texts, tokens):
+        """Begin a turn of each row, compare the logits with a full forward's, and let `tokens` be drawn."""
+        self.ids.clear()
+        for row, text in zip(rows, texts, strict=True):
+            self.table.begin(row, text, Sampling(max_tokens=1), 0)
+        with torch.no_grad():
+            logits = self.forward.feed(self.table, np.array(rows))
+            full = torch.cat([self.model(torch.tensor([text])).logits[:, -1] for text in texts])
+        torch.testing.assert_close(logits, full, rtol=1e-4, atol=1e-4)
+        self.table.append(np.array(rows), np.array(tokens), np.zeros(len(rows), dtype=np.float32))
+        return list(self.ids)
+
+
+def span(first, length):
+    return [20 + (first * 37 + place) % 300 for place in range(length)]
+
+
+def test_samples_that_have_written_the_same_read_on_together():
+    fed, prompt, passage = Fed(tiny_model(), 3), span(1, 30), span(2, 40)
+    assert fed.turn([0, 1, 2], [prompt] * 3, [5, 5, 6]) == [30]
+    texts = [[*prompt, 5, *passage], [*prompt, 5, *passage], [*prompt, 6, *passage]]
+    assert sum(fed.turn([0, 1, 2], texts, [7, 8, 9])) == 2 * 41
+    texts = [[*text, token, *passage] for text, token in zip(texts, [7, 8, 9], strict=True)]
+    assert sum(fed.turn([0, 1, 2], texts, [7, 8, 9])) == 3 * 41
+
+
+def test_row_that_begins_as_another_computes_the_rest_only():
+    fed, prompt, passage = Fed(tiny_model(), 3), span(1, 30), span(2, 40)
+    fed.turn([2], [prompt], [5])
+    fed.turn([2], [[*prompt, 5, *passage]], [6])
+    assert fed.turn([0], [[*prompt, 5, *passage[:20], 9, 9]], [6]) == [2]
+    assert fed.turn([1], [[*prompt, 5, *passage]], [6]) == [1]
+    assert sum(fed.turn([0], [[*prompt, 5, *passage[:20], 9, 9, 6, *passage]], [6])) == 41
+
+
+def test_new_rows_compute_their_common_beginning_once():
+    fed, examples = Fed(tiny_model(), 10), span(1, 60)
+    texts = [[*examples, *span(3 + row, 5)] for row in range(10)]
+    assert fed.turn(range(10), texts, [5] * 10) == [60, 10 * 5]
+
+
+def test_short_common_beginnings_are_computed_by_each_row():
+    fed, rows = Fed(tiny_model(), 4), range(4)
+    assert fed.turn(rows, [[*span(1, 12), *span(3 + row, 5)] for row in rows], [5] * 4) == [4 * 17]
+
+
 def test_groups_to_pad_hold_everyone_once_and_are_at_most_a_quarter_padding():
     counts = np.random.default_rng(0).integers(1, 500, 100)
     groups = list(padded_groups(counts, 2000))

@@ -31,6 +31,10 @@ WIDTH_STEP = 16
 """Attention widths are rounded up to a multiple of this: kernels want alignment and few shapes."""
 LENGTHS = tuple(int(256 * 1.5**power) for power in range(20))
 """Rows between two of these lengths attend together, so none reads much more than 1.5 times its own."""
+REUSED = 16
+"""The fewest ids for which a row copies another's keys and values instead of computing them again."""
+LED = 256
+"""The fewest ids that must be saved for new rows to have their common beginning computed first."""
 
 PROMPTS = (5, 11)
 """Lengths of the probe's two prompts."""
@@ -114,6 +118,8 @@ class SlotAssignment:
 class CachedForward:
     """Feeds each row only its new ids; the keys and values of earlier ids are in a `SlotCache`.
 
+    A row whose ids begin as another's do takes the keys and values from it: of a group's samples that have
+    written the same query the passages are computed once, of few-shot prompts the examples.
     Where every row has one new id, the rows are first moved to the first slots, long ones before short ones,
     so that attention reads the cache in place and no row reads much more than its own length. With `grouped`
     the attention is that of `srl.rollout.attention`, else the model's own.
@@ -155,8 +161,9 @@ class CachedForward:
         return self._run(np.arange(len(rows)), ids, positions, np.ones_like(ids), pick, buckets)
 
     def _prefill(self, table: SlotTable, rows: Rows) -> Tensor:
-        """Any number of new ids a row. Of rows with the same prompt one is computed, and copied."""
-        leaders, leader_of = _shared_prompts(table, rows)
+        """Any number of new ids a row. What several rows begin with is computed once, and copied."""
+        leaders, leader_of = _same_ids(table, rows)
+        self._reuse(table, rows[leaders])
         counts, fresh = (table.known - table.fed)[rows[leaders]], table.fed[rows[leaders]] == 0
         logits, order = [], []
         for part, run in ((np.flatnonzero(fresh), self._begin), (np.flatnonzero(~fresh), self._extend)):
@@ -167,6 +174,34 @@ class CachedForward:
         place = np.empty(len(leaders), dtype=np.int64)  # leader -> its row of `logits`
         place[np.concatenate(order)] = np.arange(len(leaders))
         return torch.cat(logits)[torch.from_numpy(place[leader_of])]
+
+    def _reuse(self, table: SlotTable, rows: Rows) -> None:
+        """Copy the keys and values of ids with which the episode of another row begins, too."""
+        fresh = rows[table.fed[rows] == 0]
+        common = common_lengths(table, fresh[0], fresh[1:], table.known) if len(fresh) > 1 else np.zeros(0)
+        if len(common) and (least := int(common.min())) >= REUSED and least * len(common) >= LED:
+            self._lead(table, fresh[:1], least)
+        givers = np.array([row for row in self.assigned.slot_of if table.fed[row]], dtype=np.int64)
+        if not len(givers):
+            return
+        fed, found = table.fed.copy(), []
+        for row in rows.tolist():
+            lengths = common_lengths(table, row, givers, fed)
+            best = int(lengths.argmax())
+            if lengths[best] - fed[row] >= REUSED:
+                found.append((int(givers[best]), row, int(lengths[best])))
+        if found:
+            sources, targets, lengths = (np.array(column) for column in zip(*found, strict=True))
+            slots = self.assigned.slots(sources), self.assigned.slots(targets)
+            self.cache.copy(slots[0].tolist(), slots[1].tolist(), int(lengths.max()))
+            table.fed[targets] = lengths
+
+    def _lead(self, table: SlotTable, row: Rows, length: int) -> None:
+        """Feed the first `length` ids of a new row."""
+        positions = np.arange(length)[None]
+        ids, pick = table.ids[row[:, None], positions], (np.zeros(1, np.int64), positions[0, -1:])
+        self._run(self.assigned.slots(row), ids, positions, np.ones_like(ids), pick)
+        table.fed[row] = length
 
     def _begin(self, table: SlotTable, rows: Rows) -> Tensor:
         """Rows of which nothing has been fed, padded on the right, where a causal model never looks."""
@@ -325,16 +360,28 @@ def padded_groups(counts: Rows, budget: int) -> Iterator[Rows]:
     yield order[first:]
 
 
-def _shared_prompts(table: SlotTable, rows: Rows) -> tuple[Rows, Rows]:
+def common_lengths(table: SlotTable, row: int, others: Rows, limits: Rows) -> Rows:
+    """(N,) With how many ids of `row`, its last left out, each of the `others` (N,) begins.
+
+    Of the others only the first `limits` (slots,) ids count.
+    """
+    last = int(table.known[row]) - 1
+    differ = table.ids[others, :last] != table.ids[row, :last]  # (N, last)
+    common = np.where(differ.any(axis=1), differ.argmax(axis=1), last) if last else np.zeros_like(others)
+    found: Rows = np.minimum(common, limits[others])
+    return found
+
+
+def _same_ids(table: SlotTable, rows: Rows) -> tuple[Rows, Rows]:
     """The rows to compute, as indices into `rows`, and for each row the index of its leader among them.
 
-    Rows with the same ids and nothing fed, such as a group's samples at their start, share one leader.
+    Rows with the same ids share a leader: a group's samples at their start, and while they write the same.
     """
-    seen: dict[object, int] = {}
+    seen: dict[bytes, int] = {}
     leaders: list[int] = []
     leader_of = np.empty(len(rows), dtype=np.int64)
     for index, row in enumerate(rows):
-        key = table.ids[row, : table.known[row]].tobytes() if table.fed[row] == 0 else int(row)
+        key = table.ids[row, : table.known[row]].tobytes()
         if key not in seen:
             seen[key] = len(leaders)
             leaders.append(index)
