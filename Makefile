@@ -6,7 +6,7 @@ LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt$(if $(TORCH), -f https://download.pytorch.org/whl/$(TORCH)/torch/)
 PIP := $(BIN)/pip $(INSTALL)
 
-.PHONY: demo test test-slow test-vllm lint docs bench bench-real bench-speed bench-verl bench-retrieval setup clean
+.PHONY: demo test test-slow test-browser test-vllm lint docs bench bench-real bench-speed bench-verl bench-retrieval setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -16,6 +16,10 @@ test: .venv/.ready-dev
 
 test-slow: .venv/.ready-oracles
 	timeout 1800 $(BIN)/python -m pytest -q -m slow --durations=20
+
+# Needs chromium: on Debian, apt-get install chromium.
+test-browser: .venv/.ready-browser
+	SRL_BROWSER=1 timeout 300 $(BIN)/python -m pytest -q --durations=5 tests/test_web_browser.py
 
 test-vllm: .venv-vllm/.ready
 	CI=true SRL_CI_VLLM=1 timeout 1800 .venv-vllm/bin/python -m pytest -q -m slow --durations=20 \
@@ -82,6 +86,10 @@ setup: .venv/.ready
 
 .venv/.ready-oracles: .venv/.ready-dev requirements-oracles.txt
 	$(PIP) -r requirements-oracles.txt
+	touch $@
+
+.venv/.ready-browser: .venv/.ready-dev requirements-browser.txt
+	$(PIP) -r requirements-browser.txt
 	touch $@
 
 # vLLM's build for CPUs asks for three packages whose wheels want CUDA and break transformers beside a torch without it.

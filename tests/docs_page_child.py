@@ -94,7 +94,7 @@ def run(command: str) -> tuple[int, str]:
     words = command.split()
     if words[0] == "export":
         return export(command)
-    if words[:2] == ["srl", "serve"] and words[2] != "check":
+    if words[:3] == ["srl", "inspect", "web"] or (words[:2] == ["srl", "serve"] and words[2] != "check"):
         return serve(command)
     if words[0] == "pip":
         return install(shlex.split(command)[-1])

@@ -252,3 +252,102 @@ def test_taken_port_is_one_line(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["inspect", "web", "--port", str(taken.getsockname()[1])]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_samples_of_a_question_stand_side_by_side(get, logged):
+    page = get(f"/run/{PPO}/siblings/{logged[1]}").text
+    for sample, one in enumerate(logged[:2]):
+        assert f'/run/{PPO}/trajectory/{one}">sample {sample}</a>' in page
+    assert logged[2] not in page
+    assert page.count("advantage +0.500") == 2
+    assert "standard deviation 0.500" in page
+
+
+def test_question_is_followed_over_steps_and_runs(get, logged):
+    page = get("/question", params={"id": "nq-0"}).text
+    assert page.index(f">{GRPO}</a></h2>") < page.index(f">{PPO}</a></h2>")
+    assert re.findall(r'<td>(?:val|train)</td><td class="n">(\d)</td>', page) == [
+        "1",
+        "2",
+        "3",
+        "1",
+        "2",
+        "2",
+    ]
+    assert '<span class="search">painter 0</span>' in page
+    only = get("/question", params={"id": "nq-0", "run": GRPO}).text
+    assert f">{PPO}</a></h2>" not in only
+    assert get("/question", params={"id": "nq-99"}).status_code == 404
+
+
+def test_comparison_names_flipped_questions_and_changed_queries(get, workspace):
+    with new_log(workspace / "runs" / GRPO) as log:
+        for step, answer in ((1, "Münchenbuchsee"), (2, "Bern")):
+            made = [episode(0, step=step, phase="val", answer=answer), episode(1, step=step, phase="val")]
+            if step == 2:
+                made[1].searches[:] = [search("another query", KLEE)]
+            log.write(step, "val", [record(one) for one in made], {"val/em": 0.5})
+    path = {"a": GRPO, "b": GRPO, "step_a": "1", "step_b": "2", "phase": "val"}
+    page = get("/compare", params=path).text
+    assert page == get("/compare", params={"a": GRPO, "b": GRPO}).text
+    assert "2 questions are in both. Exact match 0.500 → 0.000." in page
+    assert "worse in b: 1" in page
+    assert "better in b: 0" in page
+    assert "other queries: 1" in page
+    assert "where was painter 0 born?" in page
+    assert "where was painter 1 born?" not in page
+    other = get("/compare", params=path | {"show": "queries"}).text
+    assert '<span class="search changed">another query</span>' in other
+
+
+@pytest.mark.parametrize(
+    ("params", "status"),
+    [
+        ({"a": "none"}, 404),
+        ({"step_a": "99"}, 400),
+        ({"step_a": "x"}, 400),
+        ({"phase": "sft"}, 400),
+        ({"show": "x"}, 400),
+        ({"a": PPO, "b": PPO, "step_a": "1", "step_b": "1"}, 400),
+    ],
+)
+def test_comparison_that_cannot_be_is_one_line(get, logged, params, status):
+    answer = get("/compare", params={"a": GRPO, "b": PPO} | params)
+    assert answer.status_code == status
+    assert 'class="problem"' in answer.text
+
+
+def test_rows_of_a_query_open_trajectories(get, logged):
+    query = "SELECT id, step, answer FROM trajectories WHERE step = 2 ORDER BY position"
+    page = get("/sql", params={"q": query, "run": PPO}).text
+    assert [f'href="/run/{PPO}/trajectory/{one}"' in page for one in logged] == [True] * 3
+    everywhere = get("/sql", params={"q": "SELECT run_id, id FROM trajectories", "run": "all"}).text
+    assert f'href="/run/{GRPO}/trajectory/' in everywhere
+    assert f'href="/run/{PPO}/trajectory/' in everywhere
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DROP VIEW trajectories", "COPY (SELECT 1) TO 'x.csv'", "SELECT 1; SELECT 2", "SELEC 1",
+        "FROM read_csv('/etc/passwd')", "FROM read_text('/etc/passwd')", "ATTACH 'x.db'", "SET threads = 1",
+        "CREATE TABLE t AS SELECT 1", "FROM nowhere", "INSTALL httpfs", "PRAGMA database_list",
+    ],
+)  # fmt: skip
+def test_query_that_does_more_than_read_the_log_is_refused(get, logged, query, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    answer = get("/sql", params={"q": query, "run": PPO})
+    assert answer.status_code == 200
+    assert 'role="alert"' in answer.text
+    assert "root:" not in answer.text
+    assert "--unsafe" not in answer.text
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, monkeypatch):
+    page = get("/sql", params={"q": "FROM range(5000)", "run": PPO}).text
+    assert "1,000 rows; the rest is not shown" in page
+    monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
+    slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"
+    assert "stopped after" in get("/sql", params={"q": slow, "run": PPO}).text

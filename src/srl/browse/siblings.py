@@ -1,8 +1,7 @@
-"""The trajectories of one question beside each other: of one step, of all steps, of two chosen steps."""
+"""The trajectories of one question: of one step side by side, and of all steps and runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import duckdb
@@ -39,12 +38,3 @@ def history(connection: duckdb.DuckDBPyConnection, question_id: str) -> list[dic
         ORDER BY started, run_id, phase, chosen.step, sample, position LIMIT {MOST}
     """
     return rows(connection, query, [question_id])
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of two sides to compare: a step of a phase of a run."""
-
-    run_id: str
-    phase: str
-    step: int

@@ -40,14 +40,16 @@ class Answer:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-def sql(connection: duckdb.DuckDBPyConnection, query: str, *, unsafe: bool = False) -> Answer:
-    """The result of one query that only reads, or of any query if `unsafe`.
+def sql(
+    connection: duckdb.DuckDBPyConnection, query: str, *, unsafe: bool = False, limit: int | None = None
+) -> Answer:
+    """The result of one query that only reads, or of any query if `unsafe`; at most `limit` rows.
 
     On a sealed connection (`srl.store.reading`) DuckDB opens no files but the log's, and the query cannot
     write. Raises UserError with DuckDB's message, on one line.
     """
     try:
-        return _answer(connection.sql(query) if unsafe else _reading(connection, query))
+        return _answer(connection.sql(query) if unsafe else _reading(connection, query), limit)
     except duckdb.IOException:  # the log may have been compacted meanwhile: `srl.store.reading` retries
         raise
     except duckdb.CatalogException as error:
@@ -58,7 +60,7 @@ def sql(connection: duckdb.DuckDBPyConnection, query: str, *, unsafe: bool = Fal
         raise UserError(in_one_line(error)) from error
 
 
-def _answer(relation: duckdb.DuckDBPyRelation | None) -> Answer:
+def _answer(relation: duckdb.DuckDBPyRelation | None, limit: int | None) -> Answer:
     """The rows of a relation; a statement without any has none."""
     if relation is None:
         return Answer((), ())
@@ -66,8 +68,8 @@ def _answer(relation: duckdb.DuckDBPyRelation | None) -> Answer:
         f"CAST(#{place} AS VARCHAR)" if _AS_TEXT.search(str(kind)) else f"#{place}"
         for place, kind in enumerate(relation.types, start=1)
     ]
-    rows = relation.project(", ".join(shown)).fetchall()
-    return Answer(_distinct(relation.columns), tuple(rows))
+    chosen = relation if limit is None else relation.limit(limit)
+    return Answer(_distinct(relation.columns), tuple(chosen.project(", ".join(shown)).fetchall()))
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -90,6 +90,10 @@ def create_app(workspace: Workspace) -> Guarded:
         route("/run/{run}", pages.run),
         route("/run/{run}/trajectories", pages.trajectories),
         route("/run/{run}/trajectory/{id}", pages.trajectory),
+        route("/run/{run}/siblings/{id}", pages.siblings),
+        route("/question", pages.question),
+        route("/compare", pages.compare),
+        route("/sql", pages.sql),
         Route("/assets/{name}", _asset, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {404: _no_page(pages), 405: _no_method}

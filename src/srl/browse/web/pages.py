@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from threading import Timer
 from typing import Any, TypeVar
 
 import duckdb
@@ -14,9 +16,12 @@ from starlette.requests import Request
 
 from srl.answers import contains_answer
 from srl.browse.curve import curves, metric_names
+from srl.browse.diff import PHASES, diff, sides
+from srl.browse.groups import in_words
 from srl.browse.listing import FACETS, SORTS, facets, neighbours, page
 from srl.browse.runs import runs as run_rows
-from srl.browse.siblings import siblings
+from srl.browse.siblings import history, siblings
+from srl.browse.sql import sql
 from srl.browse.svg import chart
 from srl.browse.token_text import token_texts, tokenizer_of
 from srl.browse.trajectories import Filter
@@ -42,6 +47,18 @@ PANELS = (
 
 _DRAWN = 24
 """The latest runs are drawn; more lines would hide each other."""
+MOST_ROWS = 1000
+"""Rows of an SQL query that are shown."""
+QUERY_S = 30.0
+"""Seconds after which an SQL query is stopped."""
+
+CHANGES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "lost": lambda row: row["em_b"] < row["em_a"],
+    "gained": lambda row: row["em_b"] > row["em_a"],
+    "queries": lambda row: row["queries_changed"],
+}
+"""The lists of a comparison, each with what a row needs to be on it."""
+_ID = re.compile(r"[0-9a-f]{12}")
 _NUMBERS = {"hops", "min_searches", "max_searches"}
 
 
@@ -180,6 +197,96 @@ class Pages:
             },
         )  # fmt: skip
 
+    def siblings(self, request: Request) -> Page:
+        """The samples of one question in one step, side by side with their advantages."""
+        run, path = self._chosen(request)
+        warnings: list[str] = []
+
+        def read(log: duckdb.DuckDBPyConnection) -> list[Transcript]:
+            return siblings(log, _found(log, request.path_params["id"]).row)
+
+        group = self._read([path], read, warnings)
+        columns = [{"row": one.row, "advantage": advantage(one), **_turns(one, None, None)} for one in group]
+        return Page(
+            "siblings.html",
+            {
+                "run": run,
+                "row": group[0].row,
+                "columns": columns,
+                "describe": describe,
+                "spread": in_words([one.row for one in group]),
+                "warnings": warnings,
+            },
+        )
+
+    def question(self, request: Request) -> Page:
+        """One question in every step of the chosen runs, of all by default."""
+        wanted, names = request.query_params.get("id", ""), request.query_params.getlist("run")
+        known = self._runs()
+        paths = [self._named(name) for name in names] if names else [*known.values()]
+        warnings: list[str] = []
+        found = self._read(paths, lambda log: history(log, wanted), warnings) if paths else []
+        if not found:
+            raise MissingError(f"no trajectory of the question {wanted!r} in these runs")
+        return Page(
+            "question.html",
+            {"id": wanted, "rows": found, "known": [*known], "chosen": names, "warnings": warnings},
+        )
+
+    def compare(self, request: Request) -> Page:
+        """Two steps, of one run or two: which questions flipped, which queries changed."""
+        given, known = request.query_params, self._runs()
+        if not known:
+            raise MissingError("no runs to compare yet")
+        name_b = given.get("b") or next(reversed(known))
+        name_a = given.get("a") or name_b
+        paths = dict.fromkeys([self._named(name_a), self._named(name_b)])
+        show, start = given.get("show") or "lost", _number(given, "from") or 0
+        if show not in CHANGES:
+            raise UserError(f"no list {show!r}: there are {', '.join(CHANGES)}")
+        warnings: list[str] = []
+
+        def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+            asked = [(name_a, _number(given, "step_a")), (name_b, _number(given, "step_b"))]
+            if asked[0] == asked[1]:
+                asked[0] = (name_a, _earliest(log, given.get("phase") or None))
+            found = diff(log, *sides(log, asked, given.get("phase") or None))
+            lists = {name: [row for row in found.changes if fits(row)] for name, fits in CHANGES.items()}
+            more = start + SIZE if len(lists[show]) > start + SIZE else None
+            counts = {name: len(some) for name, some in lists.items()}
+            return {"found": found, "rows": lists[show][start : start + SIZE], "more": more, "counts": counts}
+
+        values = self._read([*paths], read, warnings)
+        return Page(
+            "compare.html",
+            values | {"show": show, "known": [*known], "phases": PHASES, "warnings": warnings},
+        )
+
+    def sql(self, request: Request) -> Page:
+        """A query on the log, whose rows open trajectories."""
+        query, known = request.query_params.get("q", "").strip(), self._runs()
+        run = request.query_params.get("run") or (next(reversed(known)) if known else "")
+        values: dict[str, Any] = {"q": query, "run": run, "known": [*known], "answer": None, "why": ""}
+        warnings: list[str] = []
+        if query and known:
+            paths = [*known.values()] if run == "all" else [self._named(run)]
+            try:
+                answer = self._read(paths, lambda log: _limited(log, query), warnings)
+            except UserError as error:
+                values["why"] = re.sub("[;,] (or )?add --unsafe.*", "", str(error))
+            else:
+                only = "" if run == "all" else run
+                places = [_place(record, only) for record in answer.records()]
+                values |= {"answer": answer, "places": places, "most": MOST_ROWS}
+        return Page("sql.html", values | {"warnings": warnings})
+
+    def _named(self, name: str) -> Path:
+        """The directory of the run with exactly this name. Raises MissingError."""
+        known = self._runs()
+        if name not in known:
+            raise MissingError(f"no run {name!r} with a log in this workspace")
+        return known[name]
+
     def _runs(self) -> dict[str, Path]:
         """Every run that has a log, in the order of their starts."""
         return {path.name: path for path in self._workspace.all_runs() if find_logs(path)}
@@ -189,9 +296,7 @@ class Pages:
         name = request.path_params["run"]
         known = self._runs()
         name = next(reversed(known), name) if name == "last" else name
-        if name not in known:
-            raise MissingError(f"no run {name!r} with a log in this workspace")
-        return name, known[name]
+        return name, self._named(name)
 
     def _read(
         self,
@@ -209,6 +314,45 @@ def _state(run: Path) -> list[Any]:
         return [*times, run_info.status(run_info.load(log))]
     except (UserError, OSError) as error:
         return [str(error)]
+
+
+def _earliest(log: duckdb.DuckDBPyConnection, phase: str | None) -> int | None:
+    """The first step of the phase that one run is compared in with itself; None if it has none."""
+    query = "SELECT phase, min(step) AS step FROM steps GROUP BY phase"
+    first = {row["phase"]: row["step"] for row in rows(log, query)}
+    return next((first[name] for name in ([phase] if phase else PHASES) if name in first), None)
+
+
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    """A whole number in the address, None if it is not there. Raises UserError."""
+    text = given.get(name) or ""
+    if text and not (text.isascii() and text.isdigit()):
+        raise UserError(f"{name} {text}: expected a whole number")
+    return int(text) if text else None
+
+
+def _limited(log: duckdb.DuckDBPyConnection, query: str) -> Any:
+    """The first rows of a query, stopped after `QUERY_S`. Raises UserError."""
+    stop = Timer(QUERY_S, log.interrupt)
+    stop.start()
+    try:
+        return sql(log, query, limit=MOST_ROWS)
+    except UserError as error:
+        if "INTERRUPT" in str(error):
+            raise UserError(f"stopped after {QUERY_S:.0f} seconds; `srl inspect sql` has no limit") from error
+        raise
+    finally:
+        stop.cancel()
+
+
+def _place(record: Mapping[str, Any], run: str) -> tuple[str, str] | None:
+    """The run and the id of the trajectory that a row of a query is about, if it says so."""
+    run_id = record.get("run_id", run)
+    for name in ("id", "trajectory_id"):
+        value = record.get(name)
+        if run_id and isinstance(value, str) and _ID.fullmatch(value):
+            return str(run_id), value
+    return None
 
 
 def _charts(panels: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -229,10 +373,8 @@ def _filter(given: Mapping[str, str]) -> Filter:
     """The conditions of a listing in an address. Raises UserError."""
     conditions: dict[str, Any] = {}
     for name, text in _conditions(given).items():
-        if name in _NUMBERS and not text.isdecimal():
-            raise UserError(f"{name} {text}: expected a whole number")
         if name != "sort":
-            conditions[name] = int(text) if name in _NUMBERS else text
+            conditions[name] = _number(given, name) if name in _NUMBERS else text
     if "failed" in conditions:
         conditions["failed"] = True
     return Filter(**conditions)

@@ -1,0 +1,227 @@
+"""The pages of `srl inspect web` in headless Chromium, as a person uses them: `make test-browser`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import pytest
+from tests.live_server import running
+from tests.store_builder import episode, new_log, question, record, write_step
+
+from srl.browse.web import create_app
+from srl.trajectory import Passage, Question, Segment
+from srl.workspace import Workspace
+
+ASKED = os.environ.get("SRL_BROWSER") == "1"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ASKED, reason="make test-browser runs it"),
+    *([pytest.mark.must_run] if ASKED else []),
+]
+
+GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
+HOSTILE = (
+    "<script>document.title='taken'</script></style></pre></textarea><img src=//evil.example/x onerror=x()>"
+    "\" onmouseover=\"alert(1)\" \u202edesrever\u2066 \x00 \x1b[31m 👩\u200d🚀 {{7*191}}"
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("there is no chromium; on Debian type: apt-get install chromium")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The address of the pages, the log that is still written, and the ids of its step 2."""
+    runs = tmp_path_factory.mktemp("site") / "runs"
+    with new_log(runs / GRPO) as log:
+        for step in (1, 2, 3):
+            write_step(log, step, "val")
+    log = new_log(runs / PPO)
+    write_step(log, 1)
+    made = [episode(0, step=2, sample=0, answer="Münchenbuchsee"), episode(0, step=2, sample=1, answer=None)]
+    made += [episode(1, step=2, answer="Bern", asked=question(1, hops=3)), hostile()]
+    log.write(2, "train", [record(one) for one in made], {"train/em": 0.25, "critic/score/mean": 0.2})
+    with running(create_app(Workspace(runs.parent))) as url:
+        yield url.removesuffix("/retrieve"), log, [one.id for one in made]
+
+
+def hostile():
+    asked = Question("hostile", HOSTILE, (HOSTILE,), HOSTILE, "x", ({"role": "user", "content": HOSTILE},))
+    made = episode(
+        0, step=2, answer=HOSTILE, asked=asked, passages=(Passage(HOSTILE, f"{HOSTILE}\n{HOSTILE}"),)
+    )
+    made.segments[1] = Segment("policy", (1,), f"<think>{HOSTILE}{'x' * 100_000}", 0, (-1.5,))
+    return made
+
+
+@pytest.fixture
+def tab(chromium, site):
+    """Opens a page in a context of its own; fails on a request elsewhere, an error and a dialog."""
+    contexts, wrong = [], []
+
+    def new(path, **options):
+        context = chromium.new_context(base_url=site[0], **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on(
+            "console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (wrong.append("a dialog"), dialog.dismiss()))
+        page.on("request", lambda asked: None if asked.url.startswith(site[0]) else wrong.append(asked.url))
+        page.goto(path)
+        return page
+
+    yield new
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def paths(ids):
+    run = f"/run/{PPO}"
+    yield from ("/", run, f"{run}/trajectories", f"{run}/siblings/{ids[0]}", "/question?id=nq-0")
+    yield from (f"{run}/trajectory/{one}?heat=logprob" for one in (ids[0], ids[3]))
+    yield from (f"{run}/trajectory/{ids[0]}", f"{run}/trajectory/{ids[0]}?heat=advantage")
+    yield f"/compare?a={GRPO}&b={GRPO}&step_a=1&step_b=3&show=lost"
+    yield f"/sql?run={PPO}&q=SELECT+id,+answer+FROM+trajectories"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_accessible_and_fit_a_phone(tab, site, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = tab("/", color_scheme=scheme, viewport={"width": 390, "height": 844})
+    for path in paths(site[2]):
+        page.goto(path)
+        serious = [
+            (path, found["id"], [node["html"][:200] for node in found["nodes"][:3]])
+            for found in Axe().run(page).response["violations"]
+            if found["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= 390, path
+
+
+def test_listing_is_filtered_by_facets_and_by_typing(tab):
+    page = tab(f"/run/{PPO}/trajectories")
+    page.get_by_role("complementary").get_by_role("link", name=re.compile("unanswered")).first.click()
+    page.wait_for_url("**verdict=unanswered**")
+    assert page.locator("tbody tr").count() == 1
+    page.get_by_role("link", name="clear").click()
+    page.wait_for_url("**/trajectories")
+    page.keyboard.press("/")
+    page.keyboard.type("painter 1")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**contains=painter**")
+    assert page.locator("tbody tr").count() == 2
+    page.get_by_role("columnheader", name="reward").get_by_role("link").click()
+    page.wait_for_url("**sort=-reward**")
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("reward")
+
+
+def test_transcript_by_keys_hits_and_colours(tab, site):
+    page = tab(f"/run/{PPO}/trajectory/{site[2][0]}?sort=step")
+    page.locator("details.found summary").click()
+    assert page.get_by_text("Paul Klee was born").is_visible()
+    first = page.url
+    page.keyboard.press("n")
+    page.wait_for_url(lambda url: url != first)
+    page.keyboard.press("p")
+    page.wait_for_url(first)
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").is_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="logprob").click()
+    page.wait_for_url("**heat=logprob**")
+    assert page.locator(".t[title*='log-prob']").count() > 5
+    page.keyboard.press("u")
+    page.wait_for_url("**/trajectories?sort=step")
+
+
+def test_id_is_copied(tab, site):
+    page = tab(f"/run/{PPO}/trajectory/{site[2][0]}", permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="copy id").click()
+    page.get_by_role("button", name="copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == site[2][0]
+
+
+def test_samples_and_the_question_lead_to_each_other(tab, site):
+    page = tab(f"/run/{PPO}/trajectory/{site[2][0]}")
+    page.get_by_role("link", name="side by side").click()
+    page.wait_for_url("**/siblings/**")
+    assert page.locator(".columns > section").count() == 2
+    page.get_by_role("link", name="this question in all steps and runs").click()
+    page.wait_for_url("**/question?**")
+    assert page.locator("tbody tr").count() == 6
+
+
+def test_comparison_is_chosen_by_its_form(tab):
+    page = tab("/compare")
+    page.select_option("select[name=a]", GRPO)
+    page.select_option("select[name=b]", GRPO)
+    page.fill("input[name=step_a]", "1")
+    page.fill("input[name=step_b]", "3")
+    page.select_option("select[name=phase]", "val")
+    page.get_by_role("button", name="compare").click()
+    page.wait_for_url("**step_b=3**")
+    assert "2 questions are in both" in page.locator("main").inner_text()
+
+
+def test_query_opens_a_transcript(tab, site):
+    page = tab("/sql")
+    page.select_option("select[name=run]", PPO)
+    page.fill("textarea", "SELECT id, answer FROM trajectories WHERE step = 2 ORDER BY position LIMIT 1")
+    page.get_by_role("button", name="run").click()
+    page.get_by_role("link", name=site[2][0]).click()
+    page.wait_for_url(f"**/trajectory/{site[2][0]}")
+
+
+def test_run_page_follows_what_is_written(tab, site):
+    page = tab(f"/run/{PPO}")
+    assert "at step 2" in page.locator("#part-charts").inner_text()
+    write_step(site[1], 3)
+    page.get_by_text("0.300 at step 3").first.wait_for()
+    assert page.locator("#live").inner_text() == "live"
+
+
+def test_theme_follows_the_system_until_one_is_chosen(tab):
+    page = tab("/", color_scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(paper)
+    page.get_by_role("button", name="theme: auto").click()
+    light = page.evaluate(paper)
+    assert light == "rgb(255, 255, 255)" != dark
+    page.goto(f"/run/{PPO}")
+    assert page.evaluate(paper) == light
+
+
+def test_hostile_trajectory_changes_nothing(tab, site):
+    page = tab(f"/run/{PPO}/trajectory/{site[2][3]}")
+    for path in (
+        page.url,
+        f"/run/{PPO}/trajectories",
+        "/question?id=hostile",
+        f"/run/{PPO}/siblings/{site[2][3]}",
+    ):
+        page.goto(path)
+        assert "taken" not in page.title()
+        assert page.locator("img, main script, main style, [onmouseover]").count() == 0
+    page.goto(f"/run/{PPO}/trajectory/{site[2][3]}")
+    shown = page.locator("main").inner_text()
+    assert "<script>document.title='taken'</script>" in shown
+    assert "\\u202edesrever" in shown
+    assert "{{7*191}}" in shown
