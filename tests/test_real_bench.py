@@ -134,7 +134,8 @@ def row(em: float) -> dict[str, object]:
     names = ["squad", "hotpotqa", "mean over sets", "all questions"]
     measures = {"em": estimated(em), "f1": estimated(em)}
     return {
-        "run": "r", "questions": 1500, "questions_file": "gone", "metrics": {"answerable": 0.97},
+        "run": "r", "questions": 1500, "questions_file": "gone", "place": "x",
+        "metrics": {"answerable": 0.97},
         "sets": [{"name": name, "measures": measures} for name in names], "minutes": 61.4, "steps": 40,
         "groups": measure.groups([result("a", em), result("b", em, hops=1)]),
     }  # fmt: skip
@@ -155,7 +156,7 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
         bench.once(key, lambda value=value: value)
     found = measure.collected(bench)
     assert found["curves"] == {"grpo": {"0": {"val/em": {"steps": [0], "values": [0.5]}}}}
-    assert "questions_file" not in found["rows"]["closed-book"]["0"]
+    assert not {"questions_file", "place"} & found["rows"]["closed-book"]["0"].keys()
     (tmp_path / "result.json").write_text(json.dumps(found))
     monkeypatch.setattr(real_tables, "RESULT", tmp_path / "result.json")
     lines = real_tables.learning().splitlines()

@@ -58,7 +58,7 @@ def evaluate(bench: Bench) -> None:
     def base() -> dict[str, Any]:
         known = ["--preset", bench.preset, *(part for name in BASELINES for part in ("--baseline", name))]
         report = asked(bench, bench.model, OTHERS, *known, *options([*bench.sets, *small(bench)]))
-        return {name: row(bench, report[setting]) for setting, name in BASE.items()}
+        return {name: row(bench, report[setting], bench.evaluations) for setting, name in BASE.items()}
 
     bench.once("row-base", base)
     for name, one in ROWS.items():
@@ -98,15 +98,20 @@ def trained_row(bench: Bench, name: str) -> dict[str, Any]:
     assert found is not None, "only what was trained is measured"
     best = found.summary["algo"] == "sft"
     report = asked(bench, f"{found.run}{'@best' if best else ''}", about.budget)
-    figures = row(bench, report["search" if "search" in report else "no_search"])
+    figures = row(bench, report["search" if "search" in report else "no_search"], found.workspace)
     return {name: {**figures, "minutes": found.minutes, "steps": found.summary["steps"]}}
 
 
-def row(bench: Bench, setting: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of one evaluation: those of its report, and of its log by set, hops and type."""
-    results = results_of(bench, setting)
+def row(bench: Bench, setting: Mapping[str, Any], workspace: Path) -> dict[str, Any]:
+    """The figures of an evaluation in `workspace`: those of its report, and of its log by set, hops and type.
+
+    `place` is its directory, below the cache.
+    """
+    place = str((workspace / "runs" / setting["run"]).relative_to(bench.cache))
+    results = results_of(bench, {**setting, "place": place})
     return {
         "run": setting["run"],
+        "place": place,
         "questions": len(results),
         "questions_file": setting.get("questions_file", ""),
         "sets": setting.get("sets", []),
@@ -117,7 +122,7 @@ def row(bench: Bench, setting: Mapping[str, Any]) -> dict[str, Any]:
 
 def results_of(bench: Bench, setting: Mapping[str, Any]) -> list[EpisodeResult]:
     """The episodes of the questions that were drawn; the log of a run may have more."""
-    results = reading([bench.evaluations / "runs" / setting["run"]], read_results)
+    results = reading([bench.cache / setting["place"]], read_results)
     file = setting.get("questions_file")
     if not file:
         return results
@@ -180,7 +185,14 @@ def differences(bench: Bench, before: Mapping[str, Any], after: Mapping[str, Any
 
     Both are of the questions that both runs have.
     """
-    out = bench.srl(bench.evaluations, "eval", "compare", before["run"], after["run"], "--format", "json")
+    out = bench.srl(
+        bench.evaluations,
+        "eval",
+        "compare",
+        *(bench.cache / one["place"] for one in (before, after)),
+        "--format",
+        "json",
+    )
     kept = ("source", "questions", "measure", "value", "difference", "difference_low", "difference_high", "p")
     rows = [{key: value for key, value in one.items() if key in kept} for one in json.loads(out)["rows"]]
     pairs = paired(results_of(bench, before), results_of(bench, after))
@@ -251,7 +263,7 @@ def chosen_episodes(bench: Bench, before: Mapping[str, Any], after: Mapping[str,
     if not fitting:
         return counts
     name = min(fitting, key=digest)
-    episodes = [episode(bench, found["run"], name) for found in (before, after)]
+    episodes = [episode(bench, bench.cache / found["place"], name) for found in (before, after)]
     return {**counts, "question_id": name, "before": episodes[0], "after": episodes[1]}
 
 
@@ -260,7 +272,7 @@ def is_learned(before: EpisodeResult, after: EpisodeResult) -> bool:
     return after.hops == 2 and before.em == 0 and after.em == 1 and after.evidence_recall == 1
 
 
-def episode(bench: Bench, run: str, question: str) -> dict[str, Any]:
+def episode(bench: Bench, run: Path, question: str) -> dict[str, Any]:
     """An episode of an evaluation: its question, and who wrote what; passages shortened."""
     listed = bench.srl(bench.evaluations, "inspect", "trajectories", run, "--question", question, "--json")
     name = json.loads(listed.splitlines()[0])["id"]
@@ -296,9 +308,11 @@ def collected(bench: Bench) -> dict[str, Any]:
         elif named := _MEASURED.fullmatch(file.stem):
             kind, run, seed = named[1], named[2], named[3] or "0"
             for name, one in value.items() if kind in ("row", "compared") else [(run, value)]:
-                kept = {key: part for key, part in one.items() if key != "questions_file"}
+                kept = {key: part for key, part in one.items() if key not in _OWN}
                 found["rows" if kind == "row" else kind].setdefault(name, {})[seed] = kept
     return found
 
 
+_OWN = {"questions_file", "place"}
+"""What a row has of this machine."""
 _MEASURED = re.compile(r"(row|compared|curves|transcript)-(.+?)(?:-s(\d+))?")
