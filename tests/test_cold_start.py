@@ -59,6 +59,7 @@ OF_THE_MODEL: dict[str, object] = {
     "actor.ppo_max_token_len": 300,
     "sft.train_files": Path("others.jsonl"),
     "sft.steps": 3,
+    "sft.epochs": 0.5,
     "sft.batch_size": 3,
     "sft.observation_weight": 0.5,
     "sft.optim.lr": 3e-5,
@@ -75,6 +76,9 @@ OF_THE_MODEL: dict[str, object] = {
 OF_THE_RUN: dict[str, object] = {
     "model.device": "cpu",
     "model.lora_target_modules": ("q_proj",),
+    "sft.log": "elsewhere",
+    "sft.filter": "true",
+    "rft.start": "first",
     "data.train_files": ("others.parquet",),
     "data.val_files": ("others.parquet",),
     "data.test_files": ("others.parquet",),
@@ -104,6 +108,7 @@ OF_THE_RUN: dict[str, object] = {
     "verl": {"actor_rollout_ref": {}},
 }
 """Values of keys that it does not depend on, where `other_than` finds none."""
+OF_THE_RUN |= {key.name: "stop" for key in keys() if key.name.startswith("watch.") and key.default is None}
 ELSEWHERE = {"model.path", "search.url"}
 """Other ways to a model and to passages, where nothing is made or there must be a server."""
 
@@ -176,7 +181,8 @@ def other_than(value: object) -> object:
 
 
 _OTHERS = {"k3": "k2", "k1": "k2", "fixed": "adaptive", "constant": "linear", "token-mean": "constant",
-           "trainer": "sampler", "fsdp2": "fsdp", "auto": "torch", "srl": "mine"}  # fmt: skip
+           "trainer": "sampler", "fsdp2": "fsdp", "auto": "torch", "srl": "mine", "note": "stop",
+           "off": "note", "stop": "off"}  # fmt: skip
 
 
 def test_runs_share_a_cold_start_where_what_it_is_made_of_is_the_same(place, name_of):

@@ -108,7 +108,6 @@ MOMENTS = {
     "before the first checkpoint": (fine_tuning, "fine_tune_step", 2),
     "a step": (fine_tuning, "fine_tune_step", 5),
     "a validation": (RewardMix, "score", 4),
-    "a checkpoint": (fine_tuning, "save_checkpoint", 2),
     "the last test": (RewardMix, "score", 6),
 }
 
@@ -154,8 +153,8 @@ def test_it_stops_when_validation_em_has_stopped_rising(setting: Path, workspace
     assert logged(run, "SELECT count(*) FROM steps WHERE phase = 'test' AND step = 2") == [(1,)]
     again = Said()
     assert resume(run, workspace=Workspace(workspace), terminal=again).steps == 2
-    assert f"{run.name} is finished: sft.patience ended it after 2 steps" in again.text
-    with pytest.raises(UserError, match=r"sft\.patience ended .* --model .*@best"):
+    assert f"{run.name} is finished: sft.patience or sft.epochs ended it after 2 steps" in again.text
+    with pytest.raises(UserError, match=r"ended after 2 steps, by sft\.patience .* --model .*@best"):
         resume(run, workspace=Workspace(workspace), terminal=again, steps=4)
 
 

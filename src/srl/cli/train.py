@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False, subcommand_metavar="[COMMAND]")
 
-SFT = "sft"
+SFT, RFT = "sft", "rft"
 
 
 @app.callback()
 def train(
     context: typer.Context,
     algo: Annotated[
-        str | None, typer.Option(help="ppo, grpo, reinforce, rloo, reinforce_plus_plus, sft, or a plugin.")
+        str | None,
+        typer.Option(help="ppo, grpo, reinforce, rloo, reinforce_plus_plus, sft, rft, or a plugin."),
     ] = None,
     backend: Annotated[
         Literal["local", "verl"],
@@ -47,7 +48,15 @@ def train(
         bool,
         typer.Option("--resume", help="Resume a run; --steps extends it."),
     ] = False,
-    run: Annotated[str, typer.Option(help="The run to resume.")] = "last",
+    run: Annotated[str, typer.Option(help="The run to resume, or whose episodes --from-log takes.")] = "last",
+    from_log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILTER",
+            help="With --algo sft: fine-tune on the training episodes of --run that satisfy this condition "
+            'in SQL, such as "em = 1 and searches >= 1".',
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the plan, memory and time of the run, without starting it."),
@@ -72,10 +81,15 @@ def train(
         _refuse_beside_resume(context)
         _resume(run, steps, json)
         return
-    if dry_run and algo == SFT:
-        raise UserError("--dry-run plans reinforcement learning only; leave out --algo sft or --dry-run")
-    resolved = _configured(algo, preset, config, model, seed, steps, sets or [])
-    if print_config:
+    logged = _logged(algo, run, from_log, context)
+    if dry_run and algo in (SFT, RFT) and not logged:
+        raise UserError(
+            "--dry-run plans reinforcement learning, and counts the episodes of --from-log; leave it out"
+        )
+    resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged)
+    if dry_run and logged:
+        _count_episodes(resolved.config, json)
+    elif print_config:
         _print_config(resolved, json)
     elif dry_run:
         _dry_run(resolved, backend, json)
@@ -202,17 +216,47 @@ def _refuse_beside_resume(context: typer.Context) -> None:
 
 def _configured(
     algo: str | None, preset: str, config: Path | None, model: str | None, seed: int | None,
-    steps: int | None, sets: list[str],
+    steps: int | None, sets: list[str], logged: dict[str, str],
 ) -> Any:  # fmt: skip
     """The resolved configuration; with `--algo sft`, `--steps` is the number of fine-tuning steps."""
     from srl.config import load_config
     from srl.train.run_directory import steps_key
 
     flags = {"model.path": model and _model(model), "trainer.seed": seed, steps_key(algo or ""): steps}
-    resolved = load_config(preset, config, None if algo == SFT else algo, flags, sets)
+    resolved = load_config(preset, config, None if algo in (SFT, RFT) else algo, {**flags, **logged}, sets)
     for warning in resolved.warnings:
         output.note(f"warning: {warning}")
     return resolved
+
+
+def _logged(algo: str | None, run: str, condition: str | None, context: typer.Context) -> dict[str, str]:
+    """The settings of --from-log and --run; none without --from-log. Raises UserError."""
+    import os
+
+    from srl.store import find_logs
+    from srl.workspace import Workspace
+
+    if condition is None:
+        if "COMMANDLINE" in str(context.get_parameter_source("run")):
+            raise UserError("--run goes with --resume or --from-log; add one of them, or leave it out")
+        return {}
+    if algo != SFT:
+        raise UserError("--from-log is for fine-tuning; add --algo sft")
+    is_path = os.sep in run and bool(find_logs(run))
+    log = Path(run) if is_path else Workspace.resolve().find_run(run, trained=True)
+    return {"sft.log": str(log), "sft.filter": condition}
+
+
+def _count_episodes(config: Any, json: bool) -> None:
+    """Print how many episodes --from-log takes."""
+    from srl.train.logged_episodes import episodes_of_log
+
+    found = episodes_of_log(config)
+    if json:
+        output.print_json({**found.metrics(), "sft/policy_tokens": found.policy_tokens})
+        return
+    for line in found.lines():
+        output.line(line)
 
 
 def _model(name: str) -> str:
@@ -260,9 +304,9 @@ def _planned(config: Any, backend: str) -> Any:
 def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:
     from srl.workspace import Workspace
 
-    name = SFT if algo == SFT else resolved.config.algorithm.name
-    if backend == "verl" and algo == SFT:
-        raise UserError("--algo sft trains in this process; leave out --backend verl")
+    name = algo if algo in (SFT, RFT) else resolved.config.algorithm.name
+    if backend == "verl" and algo in (SFT, RFT):
+        raise UserError(f"--algo {algo} trains in this process; leave out --backend verl")
     workspace = Workspace.resolve()
     summary = _runs().start(
         resolved.config,

@@ -25,6 +25,7 @@ from srl.config.sections import (
     Ref,
     Retriever,
     Reward,
+    Rft,
     Rollout,
     Search,
     Section,
@@ -56,6 +57,7 @@ class Config(Section):
     critic: Critic = Critic()
     ref: Ref = Ref()
     sft: Sft = Sft()
+    rft: Rft = Rft()
     trainer: Trainer = Trainer()
     watch: Watches = Watches()
     eval: Eval = Eval()

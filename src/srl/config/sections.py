@@ -506,13 +506,24 @@ class Ref(Section):
 
 
 class Sft(Section):
-    """Supervised fine-tuning before RL, on scripted episodes."""
+    """Supervised fine-tuning: on demonstrations before RL, or on episodes that a policy sampled."""
 
     train_files: File | None = None
     """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`. null: the tiny
     world's."""
+    log: File | None = None
+    """A run, or its log, whose training episodes are fine-tuned on instead of train_files: those that filter
+    keeps, with the tokens that were sampled. `--from-log FILTER --run RUN` sets both."""
+    filter: str = Field(default="em = 1 and searches >= 1", min_length=1)
+    """Which sampled episodes are kept: a condition in SQL on the columns of `trajectories` (docs/store.md).
+    For log, and for the rounds of `--algo rft`."""
+    max_per_question: Count | None = 4
+    """Most sampled episodes of a question that are kept, chosen at random; duplicates are dropped before.
+    null: all."""
     steps: Natural = 80
-    """Optimiser steps, at most. 0: none."""
+    """Optimiser steps, at most; with `--algo rft` of each round. 0: none."""
+    epochs: Positive | None = None
+    """Passes over the episodes, at most. null: steps alone decides."""
     patience: Count | None = None
     """End `--algo sft` after as many validations (trainer.test_freq) in a row without a higher EM. null: make
     all steps. `RUN@best` is the best checkpoint."""
@@ -521,6 +532,20 @@ class Sft(Section):
     observation_weight: Share = 0.0
     """Weight of retrieved tokens in the loss; policy tokens have weight 1."""
     optim: SftOptim = SftOptim()
+
+
+class Rft(Section):
+    """Rounds of rejection-sampling fine-tuning, `--algo rft`: sample, filter, fine-tune, validate.
+
+    A round is a training step: trainer.total_training_steps of them, each with rollout.n episodes a question,
+    what sft.filter keeps of them, and sft.steps of fine-tuning.
+    """
+
+    questions: Count | None = None
+    """Questions per round, in the order of their epoch. null: all training questions."""
+    start: Literal["last", "first"] = "last"
+    """The policy that a round fine-tunes: the last one, or the first, from before round 1. The last one
+    samples."""
 
 
 class Trainer(Section):

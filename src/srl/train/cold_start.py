@@ -34,6 +34,9 @@ _NAME = "cold-start-"
 _HARMLESS = {"trust_remote_code", "gradient_checkpointing", "device"}
 """Keys of the section `model` that do not change the weights; only the device's type does."""
 
+_OF_THE_MODEL = ("steps", "epochs", "batch_size", "observation_weight", "optim")
+"""Keys of the section `sft` that the weights depend on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -73,7 +76,7 @@ class Recipe:
                 stop_at_answer=usual.stop_at_answer,
             ),
             retrievers=retriever_settings(config, search),
-            sft=config.sft.model_copy(update={"train_files": None, "patience": None}),
+            sft=Sft().model_copy(update={name: getattr(config.sft, name) for name in _OF_THE_MODEL}),
             max_tokens=config.actor.ppo_max_token_len,
             seed=config.trainer.seed,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from srl.config import Config
 from srl.model import error_line
 from srl.train.make_missing import Note
+from srl.train.run_directory import RFT, SFT
 from srl.update.compiling import (
     LENGTH,
     ROWS,
@@ -63,8 +64,9 @@ def compile_updates(
 
 def tokens_of_updates(config: Config, algo: str) -> float:
     """The number of tokens in all updates of a run, if episodes have half of the longest length."""
-    if algo == "sft":
-        episodes = config.sft.steps * config.sft.batch_size
+    if algo in (SFT, RFT):
+        rounds = config.trainer.total_training_steps if algo == RFT else 1
+        episodes = rounds * config.sft.steps * config.sft.batch_size
     else:
         step = config.data.train_batch_size * config.rollout.n * config.actor.ppo_epochs
         episodes = config.trainer.total_training_steps * step

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 from srl.config import Config
 from srl.errors import UserError
 from srl.progress import counted
+from srl.store import reading
 from srl.train.checkpoint import load_newest, save_checkpoint
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.load_components import LoadedModel
+from srl.train.logged_episodes import check_tokens, episodes_of_log
+from srl.train.make_missing import Note
 from srl.train.model_card import model_card
 from srl.train.resume import checkpoint_notes
-from srl.train.run_directory import Progress, best_step, checkpoint_path, validations_without_rise
+from srl.train.run_directory import LOG, Progress, best_step, checkpoint_path, validations_without_rise
 from srl.train.search import IndexDigests
-from srl.train.sft import batches, demonstrated, fine_tune_step, sft_optimiser
+from srl.train.sft import batches, demonstrated, fine_tune_step, sft_optimiser, with_epochs
 from srl.trajectory import Trajectory
 from srl.update.optimiser import Optimiser
 
@@ -136,15 +139,26 @@ class FineTuning:
         )  # fmt: skip
 
 
-def sft_loop(config: Config, policy: LoadedModel, place: Environment, file: Path) -> Loop:
-    """Fine-tuning on the demonstrations in `file`, which are run here first, from the newest checkpoint where
-    the run is resumed. Raises UserError for 0 steps, and for patience without validations."""
+def sft_loop(
+    config: Config, policy: LoadedModel, place: Environment, file: Callable[[], Path], note: Note
+) -> Loop:
+    """Fine-tuning on the episodes of `sft.log`, or on the demonstrations in `file()`, which are run here
+    first; from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, and for patience
+    without validations."""
     if config.sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
     if config.sft.patience and not (config.trainer.test_freq and place.splits.val):
         what = "trainer.test_freq = 0" if place.splits.val else "data.val_files is not set"
         raise UserError(f"sft.patience counts validations, and there are none: {what}")
-    episodes = demonstrated(file, place.search, policy.codec, place.template, place.options)
+    if config.sft.log is not None:
+        episodes, counts = _logged(config, policy, note)
+    else:
+        episodes, counts = demonstrated(file(), place.search, policy.codec, place.template, place.options), {}
+    counts |= {
+        "sft/episodes": len(episodes),
+        "sft/policy_tokens": sum(item.policy_tokens for item in episodes),
+    }
+    config = config.model_copy(update={"sft": with_epochs(config.sft, len(episodes))})
     tuned, optimiser = Tuned(config, policy.model), sft_optimiser(config.sft, policy.model)
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
@@ -157,10 +171,40 @@ def sft_loop(config: Config, policy: LoadedModel, place: Environment, file: Path
                 runner.terminal.note(line)
         if resumed_from is not None:
             runner.log.drop_steps_after(resumed_from)
+        _note_episodes(run, runner, counts)
         runner.give_weights(policy.model)
         return tuning.run()
 
     return loop
+
+
+def _logged(config: Config, policy: LoadedModel, note: Note) -> tuple[list[Trajectory], dict[str, float]]:
+    """The episodes of `sft.log`, and their counts. Raises UserError where they are of another tokenizer."""
+    found = episodes_of_log(config)
+    check_tokens(found.episodes, policy.codec, str(config.sft.log))
+    for line in found.lines():
+        note(line)
+    return found.episodes, found.metrics()
+
+
+def _note_episodes(run: Path, runner: EpisodeRunner, counts: dict[str, float]) -> None:
+    """Log the counts of the episodes before the first step. Raises UserError where a resumed run has other
+    episodes than it started with."""
+    query = "SELECT name, value FROM metrics WHERE phase = 'sft' AND step = 0"
+    known: dict[str, float] = dict(reading([run / LOG], lambda log: log.execute(query).fetchall()))
+    if not known:
+        runner.record(0, "sft", [], counts)
+        return
+    changed = [
+        f"{name} {known.get(name, 0):,.0f} then, {counts.get(name, 0):,.0f} now"
+        for name in sorted(known.keys() | counts.keys())
+        if known.get(name) != counts.get(name)
+    ]
+    if changed:
+        raise UserError(
+            f"the episodes that {run.name} is fine-tuned on have changed ({'; '.join(changed)}): put them "
+            "back, or start a new run"
+        )
 
 
 def _due(step: int, every: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.sections import Actor, Critic, Sft
-from srl.train.run_directory import SFT
+from srl.train.run_directory import RFT, SFT
 
 Network = Literal["actor", "critic"]
 
@@ -76,6 +76,8 @@ def rate_notes(before: Config, after: Config, done: int, algo: str) -> Iterator[
     if algo == SFT:
         rates = [after.sft.optim.lr * sft_factor(config.sft)(k) for config, k in _steps(before, after, done)]
         yield _rate_note("policy", after.sft.optim.lr_scheduler_type, after.sft.steps, done, rates)
+        return
+    if algo == RFT:  # each round has a schedule of its own
         return
     networks: list[Network] = ["actor"]
     if algorithm_plugin(after.algorithm.name).needs_critic:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,10 @@ from srl.train.make_missing import BASE_MODEL, Note
 from srl.train.model_card import model_card
 from srl.train.question_order import order_of
 from srl.train.questions import load_splits
+from srl.train.rejection_sampling import rft_loop
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes, too_many_failures
-from srl.train.run_directory import LOG, SFT, Progress, checkpoint_path, checkpoints
+from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints
 from srl.train.search import IndexDigests
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
 from srl.train.watched_run import drop_checkpoints_after, last_good_checkpoint, lr_scale, roll_back, stopped
@@ -304,9 +306,13 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "ids; set rollout.engine=torch"
         )
     tokens = tokens_of_updates(config, algo)
-    if algo == SFT:
+    if algo in (SFT, RFT):
         compile_updates(config, [trunk(policy.model)], tokens, workspace, terminal.note)
-        loop = sft_loop(config, policy, environment, demonstration_file(config, workspace, terminal.note))
+    if algo == RFT:
+        return LocalRun(config, terminal, environment, engine, rft_loop(config, policy), where)
+    if algo == SFT:
+        file = partial(demonstration_file, config, workspace, terminal.note)
+        loop = sft_loop(config, policy, environment, file, terminal.note)
         return LocalRun(config, terminal, environment, engine, loop, where)
     learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
     compile_updates(config, learner.trunks, tokens, workspace, terminal.note)

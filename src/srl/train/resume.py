@@ -31,7 +31,6 @@ from srl.train.run_directory import (
     checkpoint_path,
     checkpoints,
     steps_key,
-    validations_without_rise,
     whole_verl_steps,
     write_latest_verl_step,
 )
@@ -45,7 +44,6 @@ SELECT max(em) FILTER (phase = 'test' AND step = 0), arg_max(em, step) FILTER (p
     (SELECT sum(value) FROM metrics WHERE phase IN ('train', 'sft') AND name = 'timing_s/step')
 FROM steps
 """
-_VALIDATIONS = "SELECT step, em FROM steps WHERE phase = 'val' AND em IS NOT NULL"
 
 
 def resume_command(run: Path) -> str:
@@ -134,7 +132,7 @@ def total_steps(config: Config, algo: str) -> int:
     return config.sft.steps if algo == SFT else config.trainer.total_training_steps
 
 
-def with_steps(run: Path, algo: str, config: Config, steps: int | None, done: int) -> Config:
+def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, done: int) -> Config:
     """`config` for `steps` steps in all, if given. Raises UserError where they are done already."""
     if steps is None:
         return config
@@ -143,31 +141,33 @@ def with_steps(run: Path, algo: str, config: Config, steps: int | None, done: in
             f"--steps {steps}: {run.name} has made {done} steps, and --steps is the new total: give a larger "
             "number, or leave it out"
         )
-    if _stopped_early(run, algo, config):
+    if _ended_early(run, record, config, done):
         raise UserError(
-            f"--steps {steps}: sft.patience ended {run.name} after {done} steps; leave it out, or start a "
-            f"new run: srl train --algo sft --model {run.name}@best"
+            f"--steps {steps}: {run.name} ended after {done} steps, by sft.patience or sft.epochs; leave it "
+            f"out, or start a new run: srl train --algo sft --model {run.name}@best"
         )
-    return config.with_settings({steps_key(algo): steps})
+    return config.with_settings({steps_key(record.algo): steps})
 
 
-def _stopped_early(run: Path, algo: str, config: Config) -> bool:
-    """Whether `sft.patience` ended the run."""
-    if algo != SFT or config.sft.patience is None or not (run / LOG / FINISHED).is_file():
+def _ended_early(run: Path, record: RunRecord, config: Config, done: int) -> bool:
+    """Whether fine-tuning has ended before its last step, by `sft.patience` or `sft.epochs`."""
+    extended = bool(record.extended) and record.extended[-1]["at"] == done
+    if record.algo != SFT or extended or done >= config.sft.steps or not (run / LOG / FINISHED).is_file():
         return False
     with srl.store.open(run) as log:
-        val_em = dict(log.execute(_VALIDATIONS).fetchall())
-    return validations_without_rise(val_em) >= config.sft.patience
+        return log.execute("SELECT max(step) FROM steps").fetchall() == [(done,)]
 
 
-def progress_if_finished(run: Path, algo: str, config: Config, done: int, note: Note) -> Progress | None:
+def progress_if_finished(
+    run: Path, record: RunRecord, config: Config, done: int, note: Note
+) -> Progress | None:
     """The progress of a run that has ended and closed its log; None while there is work left."""
     if not (run / LOG / FINISHED).is_file():
         return None
-    if done >= total_steps(config, algo):
+    if done >= total_steps(config, record.algo):
         note(f"{run.name} is finished, all {done} steps; to train longer: {resume_command(run)} --steps N")
-    elif _stopped_early(run, algo, config):
-        note(f"{run.name} is finished: sft.patience ended it after {done} steps")
+    elif _ended_early(run, record, config, done):
+        note(f"{run.name} is finished: sft.patience or sft.epochs ended it after {done} steps")
     else:
         return None
     with srl.store.open(run) as log:

@@ -22,6 +22,7 @@ from srl.store import RunInfo
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
 from srl.train.fetch_models import with_local_models
+from srl.train.logged_episodes import model_of_log
 from srl.train.make_missing import BASE_MODEL, with_data
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import LOG, SFT, BackendName, Progress, RunRecord, checkpoint_path
@@ -114,8 +115,10 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     record, before = RunRecord.read(run), load_saved(run)
     step = resuming.step_to_resume(run, record.backend)
     done = max(0, step)
-    config = resuming.with_steps(run, record.algo, before, steps, done)
-    if progress := resuming.progress_if_finished(run, record.algo, config, done, terminal.note):
+    config = resuming.with_steps(run, record, before, steps, done)
+    if steps is None and (
+        progress := resuming.progress_if_finished(run, record, config, done, terminal.note)
+    ):
         return _summary(run, config, record, progress)
     trains = load_backend(record.backend)
     trains.check(config)
@@ -152,6 +155,10 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
     Without a model of the user's own, fine-tuning starts from the base and RL from the cold-started base.
     """
     config = located(with_data(located(config), workspace, terminal.note))
+    if algo == SFT and config.sft.log is not None and config.model.path is None:
+        model = model_of_log(Path(config.sft.log))
+        terminal.note(f"fine-tuning {model}, which that run started from; --model RUN@best takes its policy")
+        config = config.with_settings({"model.path": str(model)})
     config = with_local_models(config, workspace, terminal.note)
     if config.model.path is not None:
         return config

@@ -20,6 +20,8 @@ BackendName = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""
 SFT = "sft"
 """Fine-tuning, in the place of an algorithm's name."""
+RFT = "rft"
+"""Rounds of rejection-sampling fine-tuning, as well."""
 RECORD = "run.json"
 LOG = "log"
 """The directory of the log; a run that has one has begun."""

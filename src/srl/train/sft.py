@@ -13,6 +13,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,12 +57,20 @@ def fine_tune_policy(
 ) -> None:
     """`sft.steps` optimiser steps over the demonstrations, at most `max_tokens` in a forward pass."""
     torch.manual_seed(seed)
+    sft = with_epochs(sft, len(trajectories))
     data = batches(trajectories, sft.batch_size, sft.steps, seed)
     with counted("fine-tuning steps", sft.steps) as count:
         fine_tune(
             policy.model, sft_optimiser(sft, policy.model), data, observation_weight=sft.observation_weight,
             max_tokens=max_tokens, on_step=lambda step, metrics: count(step),
         )  # fmt: skip
+
+
+def with_epochs(sft: Sft, episodes: int) -> Sft:
+    """The section with the number of steps that `sft.epochs` allows for so many episodes."""
+    if sft.epochs is None:
+        return sft
+    return sft.model_copy(update={"steps": min(sft.steps, ceil(sft.epochs * episodes / sft.batch_size))})
 
 
 def sft_optimiser(sft: Sft, model: PreTrainedModel) -> Optimiser:

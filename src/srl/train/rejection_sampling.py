@@ -1,0 +1,205 @@
+"""Rounds of rejection-sampling fine-tuning, `srl train --algo rft`.
+
+A round samples episodes of its questions with the last policy, keeps those that pass `sft.filter`, and
+fine-tunes on them (RFT: Yuan et al. 2023; RAFT: Dong et al. 2023; ReST-EM: Singh et al. 2023).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from srl.config import Config
+from srl.errors import UserError
+from srl.evaluate import step_metrics
+from srl.progress import counted
+from srl.store import Record, read_records, reading
+from srl.train.checkpoint import load_newest, save_checkpoint
+from srl.train.episodes import EpisodeRunner
+from srl.train.fine_tuning import Loop, Tuned
+from srl.train.load_components import LoadedModel
+from srl.train.logged_episodes import Selection, check_kept, select_episodes
+from srl.train.model_card import model_card
+from srl.train.question_order import QuestionOrder
+from srl.train.resume import checkpoint_notes, too_many_failures
+from srl.train.run_directory import LOG, Progress, checkpoint_path
+from srl.train.search import IndexDigests
+from srl.train.sft import batches, fine_tune, sft_optimiser, with_epochs
+from srl.trajectory import Question, Score, Trajectory, failed_episodes
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class RejectionSampling:
+    """Runs the rounds from `progress.step` to `trainer.total_training_steps`; a round is a step of the log.
+
+    Sampling is keyed by seed and round, so a resumed run continues as if it had not stopped. `first` are the
+    trained weights before round 1, where rounds start from them. `sampled` are the episodes of the next
+    round that the log had when the run was resumed.
+    """
+
+    run_directory: Path
+    runner: EpisodeRunner
+    tuned: Tuned
+    card: dict[str, Any]
+    first: Weights | None
+    progress: Progress = field(default_factory=Progress)
+    sampled: list[Record] = field(default_factory=list)
+
+    @property
+    def config(self) -> Config:
+        return self.tuned.config
+
+    def run(self) -> Progress:
+        """Run all rounds and return the progress."""
+        config, questions = self.config, self.runner.environment.splits.train
+        rounds, size = config.trainer.total_training_steps, config.rft.questions or len(questions)
+        order = QuestionOrder(questions, size, config.trainer.seed, config.data.shuffle)
+        if self.progress.step == 0 and config.trainer.val_before_train:
+            self.runner.validate(self.progress)
+            self.progress.test_em_start = self.runner.test(0)
+        for number in range(self.progress.step + 1, rounds + 1):
+            self._round(number, order.batch(number))
+            self.runner.validate(self.progress)
+            self._save()
+        self.progress.test_em_end = self.runner.test(self.progress.step)
+        return self.progress
+
+    def _round(self, number: int, questions: Sequence[Question]) -> None:
+        """Sample, filter and fine-tune; the round's metrics are logged with its episodes."""
+        began = time.perf_counter()
+        records = list(self._sample(number, questions))
+        seconds = {"timing_s/gen": time.perf_counter() - began}
+        found = self._select(number)
+        self.runner.engine.sleep()
+        metrics = found.metrics() | self._fine_tune(number, found.episodes)
+        self.runner.give_weights(self.tuned.actor)
+        self.runner.engine.wake()
+        seconds["timing_s/step"] = time.perf_counter() - began
+        self.progress.step, self.progress.seconds = number, self.progress.seconds + seconds["timing_s/step"]
+        episodes = [record.trajectory for record in records]
+        scores = [record.score or Score(0.0) for record in records]
+        metrics |= step_metrics(episodes, scores) | seconds
+        metrics["critic/score/mean"] = sum(score.value for score in scores) / len(scores)
+        self.runner.record(number, "train", [], metrics)
+        self.runner.terminal.step(number, self.config.trainer.total_training_steps, metrics)
+
+    def _sample(self, number: int, questions: Sequence[Question]) -> Iterator[Record]:
+        """The scored episodes of the round, by `data.train_batch_size` questions; each batch is logged at
+        once. Those that the log has are not sampled again."""
+        size, known = self.config.data.train_batch_size, {item.trajectory.id: item for item in self.sampled}
+        self.sampled = []
+        for start in range(0, len(questions), size):
+            batch = questions[start : start + size]
+            ids = [
+                Trajectory(question, sample=sample, step=number).id
+                for question in batch
+                for sample in range(self.config.rollout.n)
+            ]
+            if not all(name in known for name in ids):
+                records = self._roll_out(number, batch)
+                known |= {item.trajectory.id: item for item in records}
+            else:
+                records = [known[name] for name in ids]
+            self.runner.record(number, "train", records, {})
+            yield from records
+
+    def _roll_out(self, number: int, questions: Sequence[Question]) -> list[Record]:
+        options, n = self.runner.environment.options, self.config.rollout.n
+        trajectories = self.runner.roll_out(questions, "train", number, options, n)
+        found = failed_episodes(trajectories)
+        if error := too_many_failures(self.run_directory, found, self.config.search.max_failed):
+            raise error
+        return list(map(Record, trajectories, self.runner.score(trajectories)))
+
+    def _select(self, number: int) -> Selection:
+        """What the filter keeps of the round. Raises UserError where that is nothing."""
+        sft, seed = self.config.sft, self.config.trainer.seed
+        found = select_episodes(
+            self.run_directory / LOG, sft.filter, sft.max_per_question, seed + number, step=number
+        )
+        try:
+            check_kept(found, sft.filter)
+        except UserError as error:
+            raise UserError(f"round {number}: {error}") from error
+        for line in found.lines():
+            self.runner.terminal.note(f"round {number}: {line}")
+        return found
+
+    def _fine_tune(self, number: int, episodes: list[Trajectory]) -> dict[str, float]:
+        """Fine-tune with a new optimiser and schedule; the metrics of the last step, and all tokens."""
+        sft, model = with_epochs(self.config.sft, len(episodes)), self.tuned.actor
+        if self.first is not None:
+            _put(model, self.first)
+        data = batches(episodes, sft.batch_size, sft.steps, self.config.trainer.seed + number)
+        last, tokens, began = dict[str, float](), 0.0, time.perf_counter()
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            nonlocal last, tokens
+            last, tokens = metrics, tokens + metrics["perf/total_num_tokens"]
+            count(step)
+
+        with counted(f"fine-tuning steps of round {number}", sft.steps) as count:
+            fine_tune(
+                model, sft_optimiser(sft, model), data, observation_weight=sft.observation_weight,
+                max_tokens=self.config.actor.ppo_max_token_len, on_step=on_step,
+            )  # fmt: skip
+        seconds = time.perf_counter() - began
+        totals = {"perf/total_num_tokens": tokens, "perf/throughput": tokens / seconds}
+        return last | totals | {"sft/steps": sft.steps, "timing_s/update_actor": seconds}
+
+    def _save(self) -> None:
+        trainer, tokenizer = self.config.trainer, self.runner.environment.codec.tokenizer
+        save_checkpoint(
+            self.run_directory, self.progress, self.tuned, tokenizer, {}, self.card,
+            trainer.max_ckpt_to_keep, trainer.keep_best_ckpt,
+        )  # fmt: skip
+
+
+def rft_loop(config: Config, policy: LoadedModel) -> Loop:
+    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for 0 steps."""
+    if config.sft.steps == 0:
+        raise UserError("nothing to fine-tune: sft.steps = 0; set it to the optimiser steps of a round")
+    first = _copied(policy) if config.rft.start == "first" else None
+
+    def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
+        place = runner.environment
+        card = model_card(place.template, IndexDigests.of(place.search), config.model.path)
+        rounds = RejectionSampling(run, runner, Tuned(config, policy.model), card, first)
+        if resumed_from is not None and resumed_from >= 0:
+            checkpoint = checkpoint_path(run, resumed_from)
+            rounds.progress = load_newest(checkpoint, rounds.tuned, {})
+            for line in checkpoint_notes(checkpoint):
+                runner.terminal.note(line)
+        if resumed_from is not None:
+            rounds.sampled = _sampled(run, rounds.progress.step + 1)
+            runner.log.drop_steps_after(resumed_from)
+        runner.give_weights(policy.model)
+        return rounds.run()
+
+    return loop
+
+
+def _sampled(run: Path, number: int) -> list[Record]:
+    """The episodes of a round that was cut off."""
+    return reading([run / LOG], lambda log: read_records(log, "phase = 'train' AND step = ?", [number]))
+
+
+def _trained(policy: torch.nn.Module) -> Weights:
+    return {name: value for name, value in policy.named_parameters() if value.requires_grad}
+
+
+def _copied(policy: LoadedModel) -> Weights:
+    return {name: value.detach().clone() for name, value in _trained(policy.model).items()}
+
+
+def _put(model: torch.nn.Module, weights: Weights) -> None:
+    with torch.no_grad():
+        for name, value in _trained(model).items():
+            value.copy_(weights[name])

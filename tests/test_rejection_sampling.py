@@ -1,0 +1,330 @@
+"""Fine-tuning on the policy's own episodes: what is taken from a log, and rounds of sampling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from bench import resume as bench
+from tests.training import Said, config, questions, tokenizer, train, write_setting
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import srl.store
+from srl.cli import main
+from srl.data.parquet import write_questions
+from srl.errors import UserError
+from srl.reward import RewardMix
+from srl.rollout.codec import Codec
+from srl.store import LogWriter, Record, RunInfo, read_records
+from srl.train import fine_tuning, rejection_sampling
+from srl.train.episodes import EpisodeRunner
+from srl.train.logged_episodes import check_tokens, select_episodes
+from srl.train.run import resume
+from srl.train.run_directory import checkpoints
+from srl.trajectory import Question, Segment, Trajectory
+from srl.update.batch import collate
+from srl.workspace import Workspace
+
+ANY = "true"
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    return folder
+
+
+def only_run(workspace: Path) -> Path:
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+@pytest.fixture(scope="module")
+def sampled(setting: Path) -> tuple[Path, list[Trajectory]]:
+    """A run of REINFORCE, and the training episodes as they were sampled."""
+    live: list[Trajectory] = []
+    with pytest.MonkeyPatch.context() as patch:
+        score = EpisodeRunner.score
+
+        def kept(runner: EpisodeRunner, trajectories: list[Trajectory]):
+            live.extend(item for item in trajectories if item.phase == "train")
+            return score(runner, trajectories)
+
+        patch.setattr(EpisodeRunner, "score", kept)
+        chosen = config(setting, "reinforce", rollout__n=4, data__train_batch_size=8)
+        train(chosen, setting / "sampled", "reinforce")
+    return only_run(setting / "sampled"), live
+
+
+def in_order(episodes: list[Trajectory]) -> list[Trajectory]:
+    return sorted(episodes, key=lambda item: (item.step, item.question.id, item.sample))
+
+
+def test_a_batch_from_the_log_is_the_batch_that_was_sampled(sampled: tuple[Path, list[Trajectory]]) -> None:
+    """Ids, masks, padding and the sampler's log-probs, which the log keeps in single precision."""
+    run, live = sampled
+    found = select_episodes(run, ANY, None, 0)
+    assert found.sampled == found.passed == len(live) == 64
+    by_id = {item.id: item for item in live}
+    kept = [by_id[item.id] for item in found.episodes]
+    assert in_order(kept) == kept
+    ours, theirs = collate(found.episodes), collate(kept)
+    for name in ("input_ids", "attention_mask", "response_mask"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    torch.testing.assert_close(ours.sampler_logprobs, theirs.sampler_logprobs, rtol=1e-6, atol=0)
+    assert [item.question for item in found.episodes] == [item.question for item in kept]
+
+
+def test_a_filter_keeps_what_satisfies_it(sampled: tuple[Path, list[Trajectory]]) -> None:
+    run, live = sampled
+    right = [item for item in live if item.answer in item.question.golden_answers and item.searches]
+    found = select_episodes(run, "em = 1 and searches >= 1", None, 0)
+    assert found.passed == len(right) > 0
+    assert {item.id for item in found.episodes} <= {item.id for item in right}
+    assert select_episodes(run, ANY, None, 0, step=2).sampled == 32
+
+
+@pytest.mark.parametrize("condition", ["true) OR (true", "phase = 'val' OR true -- all of them"])
+def test_only_training_episodes_are_taken(sampled: tuple[Path, list[Trajectory]], condition: str) -> None:
+    found = select_episodes(sampled[0], condition, None, 0)
+    assert found.passed == 64
+    assert {item.phase for item in found.episodes} == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "why"),
+    [
+        ("em = ", "Parser Error"),
+        ("emm = 1", 'Referenced column "emm" not found'),
+        ("true); DROP TABLE trajectories; SELECT (true", "expected one query, found 3"),
+        ("id IN (SELECT content FROM read_text('/etc/passwd'))", "Permission Error"),
+    ],
+)
+def test_a_bad_filter_is_one_line(sampled: tuple[Path, list[Trajectory]], condition: str, why: str) -> None:
+    with pytest.raises(UserError) as error:
+        select_episodes(sampled[0], condition, None, 0)
+    assert "is not a condition on trajectories" in str(error.value)
+    assert why in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def episode(question: str, sample: int, ids: tuple[int, ...], end: str = "answered") -> Trajectory:
+    segments = [Segment("prompt", (1, 2), "p", 0), Segment("policy", ids, "a", 1, (-0.5,) * len(ids))]
+    asked = Question(question, question, ("a",), "towns", metadata={"hops": 2})
+    return Trajectory(asked, segments, end=end, answer="a", sample=sample, step=1)  # type: ignore[arg-type]
+
+
+def test_duplicates_are_dropped_and_questions_are_capped(tmp_path: Path) -> None:
+    """By hand: question a has 3 distinct of 4, b the same tokens as a, and c one that was cut short."""
+    episodes = [
+        episode("a", 0, (5,)), episode("a", 1, (5,)), episode("a", 2, (6,)), episode("a", 3, (7,)),
+        episode("b", 0, (5,)), episode("c", 0, (8,), end="failed"),
+    ]  # fmt: skip
+    with LogWriter(tmp_path / "log", RunInfo("run")) as log:
+        log.write(1, "train", list(map(Record, episodes)), {})
+    found = select_episodes(tmp_path, ANY, 2, 0)
+    assert (found.sampled, found.passed, found.distinct) == (5, 5, 4)
+    names = [item.question.id for item in found.episodes]
+    assert names == ["a", "a", "b"]
+    assert (found.questions, found.policy_tokens) == (2, 3)
+    assert list(found.lines())[1:] == ["by data source: towns 3", "by hops: 2 3"]
+    assert select_episodes(tmp_path, ANY, 2, 0) == found
+    choices = {tuple(item.sample for item in select_episodes(tmp_path, ANY, 1, seed).episodes)
+               for seed in range(20)}  # fmt: skip
+    assert choices == {(0, 0), (2, 0), (3, 0)}, "which one is kept is chosen at random"
+
+
+def test_episodes_of_another_tokenizer_are_refused(sampled: tuple[Path, list[Trajectory]]) -> None:
+    episodes = select_episodes(sampled[0], ANY, None, 0).episodes
+    check_tokens(episodes, Codec(tokenizer()), "run")
+    words = {word: number for number, word in enumerate(["<eos>", "<pad>", *map(str, range(200))])}
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<eos>")), eos_token="<eos>"
+    )
+    with pytest.raises(UserError, match="the episodes of run were sampled with another tokenizer"):
+        check_tokens(episodes, Codec(other), "run")
+
+
+def of_log(setting: Path, run: Path, **changed: object):
+    usual: dict[str, object] = {
+        "sft__log": str(run), "sft__filter": "em = 1", "sft__steps": 4, "sft__batch_size": 4,
+        "rollout__deterministic": True, "trainer__save_freq": 2, "trainer__test_freq": 0,
+    }  # fmt: skip
+    return config(setting, "ppo", **(usual | changed))
+
+
+def test_a_run_trains_on_the_log_of_another(
+    setting: Path, workspace: Path, sampled: tuple[Path, list[Trajectory]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Trajectory] = []
+    step = fine_tuning.fine_tune_step
+
+    def noted(model, optimiser, trajectories, **named):
+        trained.extend(trajectories)
+        return step(model, optimiser, trajectories, **named)
+
+    monkeypatch.setattr(fine_tuning, "fine_tune_step", noted)
+    said = Said()
+    train(of_log(setting, sampled[0]), workspace, "sft", said)
+    expected = {item.id: item.token_ids for item in select_episodes(sampled[0], "em = 1", 4, 0).episodes}
+    assert {item.id: item.token_ids for item in trained}.items() <= expected.items()
+    assert f"{len(expected)} episodes of" in said.text
+    run, right = only_run(workspace), next(item for item in sampled[1] if item.id in expected)
+    right = replace(right, question=replace(right.question, id="one more"), step=3)
+    with LogWriter(sampled[0] / "log", RunInfo(sampled[0].name)) as log:
+        log.write(3, "train", [Record(right)], {})
+    (checkpoints(run)[4]).rename(run / "gone")
+    with pytest.raises(UserError, match=r"have changed \(sft/distinct \d+ then, \d+ now"):
+        resume(run, workspace=Workspace(workspace), terminal=Said())
+    with LogWriter(sampled[0] / "log", RunInfo(sampled[0].name)) as log:
+        log.drop_steps_after(2)
+    assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 4
+
+
+def test_a_log_with_nothing_to_train_on_is_one_line(
+    setting: Path, workspace: Path, tmp_path: Path, sampled: tuple[Path, list[Trajectory]]
+) -> None:
+    with LogWriter(tmp_path / "log", RunInfo("run")) as log:
+        log.write(0, "eval", [Record(replace(episode("a", 0, (5,)), phase="eval", step=0))], {})
+    for path, condition, why in (
+        (tmp_path, ANY, "has no training episodes, and others are never trained on"),
+        (sampled[0], "em = 2", r"none of 64 training episodes satisfies the filter 'em = 2'"),
+        (setting, ANY, "has no log: expected the directory of one run"),
+    ):
+        with pytest.raises(UserError, match=why):
+            train(of_log(setting, path, sft__filter=condition), workspace, "sft")
+    assert Workspace(workspace).all_runs() == []
+
+
+def test_a_dry_run_counts_the_episodes(
+    sampled: tuple[Path, list[Trajectory]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(sampled[0])
+    assert main(["train", "--algo", "sft", "--from-log", "em = 1", "--run", run, "--dry-run"]) == 0
+    found = select_episodes(sampled[0], "em = 1", 4, 0)
+    assert capsys.readouterr().out.splitlines() == list(found.lines())
+    for given, why in (
+        (["--from-log", "em = 1"], "--from-log is for fine-tuning; add --algo sft"),
+        (["--run", run], "--run goes with --resume or --from-log"),
+        (["--algo", "rft", "--dry-run"], "--dry-run plans reinforcement learning"),
+    ):
+        assert main(["train", *given]) == 2
+        assert why in capsys.readouterr().err
+
+
+ROUNDS = {
+    "rollout__n": 8, "rollout__deterministic": True, "data__train_batch_size": 4,
+    "trainer__total_training_steps": 2, "sft__steps": 12, "sft__batch_size": 8, "sft__optim__lr": 3e-3,
+    "sft__filter": "em = 1 and searches >= 1", "sft__max_per_question": 4, "rft__start": "first",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(setting: Path) -> tuple[Path, str]:
+    """Two rounds that were never stopped, and what was said."""
+    said = Said()
+    train(config(setting, "ppo", **ROUNDS), setting / "rounds", "rft", said)
+    return only_run(setting / "rounds"), said.text
+
+
+def test_a_round_is_a_step_of_the_log(whole: tuple[Path, str]) -> None:
+    run, said = whole
+    with srl.store.open(run) as log:
+        counts = log.execute(
+            "SELECT phase, step, count(*) FROM trajectories GROUP BY ALL ORDER BY ALL"
+        ).fetchall()
+        metrics = log.execute("SELECT DISTINCT name FROM metrics WHERE phase = 'train'").fetchall()
+    assert counts == [("test", 0, 4), ("test", 2, 4), ("train", 1, 64), ("train", 2, 64),
+                      ("val", 0, 6), ("val", 1, 6), ("val", 2, 6)]  # fmt: skip
+    assert {"sft/episodes", "sft/policy_loss", "train/em", "perf/total_num_tokens"} <= {n for (n,) in metrics}
+    assert list(checkpoints(run)) == [1, 2]
+    assert "round 1: " in said
+    assert "by data source: towns" in said
+
+
+@pytest.mark.slow
+def test_what_the_policy_got_right_teaches_it(setting: Path, tmp_path: Path) -> None:
+    """Asked one question again and again, the policy learns its answer: by rounds, and from their log."""
+    write_questions(tmp_path / "one.parquet", questions("train", 1))
+    alone = {"data__train_files": [str(tmp_path / "one.parquet")], "rollout__n": 32, "sft__steps": 20}
+    rounds = (
+        ROUNDS | alone | {"trainer__total_training_steps": 2, "rft__start": "last", "sft__filter": "em = 1"}
+    )
+    train(config(setting, "ppo", **rounds), tmp_path / "rounds", "rft")
+    em = train_em(only_run(tmp_path / "rounds"))
+    assert em[2] > em[1] + 0.2
+    tuned = of_log(setting, only_run(tmp_path / "rounds"), sft__filter="em = 1 and step = 1", sft__steps=20,
+                   sft__optim__lr=3e-3)  # fmt: skip
+    start = train(tuned, tmp_path / "tuned", "sft").checkpoint
+    train(
+        config(setting, "ppo", **(rounds | {"model__path": start, "trainer__total_training_steps": 1})),
+        tmp_path / "after",
+        "rft",
+    )
+    assert train_em(only_run(tmp_path / "after"))[1] > em[1] + 0.2
+
+
+def train_em(run: Path) -> dict[int, float]:
+    with srl.store.open(run) as log:
+        return dict(log.execute("SELECT step, em FROM steps WHERE phase = 'train'").fetchall())
+
+
+MOMENTS = {
+    "sampling, with one batch in the log": (RewardMix, "score", 7),
+    "fine-tuning": (rejection_sampling, "fine_tune", 2),
+}
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [each if "batch" in each else pytest.param(each, marks=pytest.mark.slow) for each in MOMENTS],
+)
+def test_rounds_resume_where_they_stopped(
+    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    place, name, call = MOMENTS[moment]
+    real, left = getattr(place, name), [call]
+
+    def breaking(*arguments, **named):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return real(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, breaking)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(setting, "ppo", **ROUNDS), workspace, "rft")
+    run, asked, roll_out = only_run(workspace), [], EpisodeRunner.roll_out
+
+    def noted(runner, questions, phase, step, *rest, **named):
+        asked.append((phase, step))
+        return roll_out(runner, questions, phase, step, *rest, **named)
+
+    monkeypatch.setattr(EpisodeRunner, "roll_out", noted)
+    assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 2
+    again = {"sampling, with one batch in the log": 1, "fine-tuning": 0}[moment]
+    assert [phase for phase, _ in asked].count("train") == again
+    assert metrics(run) == metrics(whole[0])
+    assert bench._files(run) == bench._files(whole[0])
+    assert sampled_ids(run) == sampled_ids(whole[0])
+
+
+def metrics(run: Path) -> dict[tuple[str, int, str], float]:
+    return bench._metrics(run)
+
+
+def sampled_ids(run: Path) -> dict[str, list[int]]:
+    with srl.store.open(run) as log:
+        return {item.trajectory.id: item.trajectory.token_ids for item in read_records(log)}
+
+
+def test_a_round_that_keeps_nothing_ends_in_one_line(setting: Path, workspace: Path) -> None:
+    with pytest.raises(
+        UserError, match="round 1: none of 64 training episodes satisfies the filter 'em = 2'"
+    ):
+        train(config(setting, "ppo", **(ROUNDS | {"sft__filter": "em = 2"})), workspace, "rft")
