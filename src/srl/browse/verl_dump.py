@@ -1,0 +1,164 @@
+"""Reading the generations that stock verl writes (`trainer.rollout_data_dir`) into a log.
+
+verl writes `<step>.jsonl`, a line an episode: `input` and `output` as text without special tokens, `gts`,
+`score`, `step` and further numbers of the reward (verl 0.9.1, `PPOTrainer._write_generations`). There are no
+token ids, masks, log-probs or advantages. What was read is told from what was written by its tags:
+`<information>`, or `<tool_response>` of verl's tool agents.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from srl.errors import UserError
+from srl.protocol import Action, parse_action
+from srl.store import LogWriter, Record
+from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
+
+_READ = re.compile(r"(\s*<(information|tool_response)>.*?</\2>\s*)", re.DOTALL)
+_DOCUMENT = re.compile(r"Doc \d+ ?\(Title: (.*?)\) ", re.DOTALL)
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_QUESTION = re.compile(r"Question\s*:")
+_OURS = ("input", "output", "gts", "score", "step")
+
+
+def dump_files(directory: Path) -> list[Path]:
+    """The files of a dump, in the order of their steps. Raises UserError if there are none."""
+    found = [file for file in directory.glob("*.jsonl") if file.stem.isascii() and file.stem.isdigit()]
+    if not found:
+        raise UserError(f"{directory}: expected files STEP.jsonl, as verl's trainer.rollout_data_dir has")
+    return sorted(found, key=lambda file: int(file.stem))
+
+
+def read_dump(file: Path, phase: Phase = "train") -> list[Record]:
+    """The episodes of one step. Raises UserError for a line that is not one of verl's."""
+    step, seen, found = int(file.stem), Counter[str](), []
+    for number, row in _lines(file):
+        try:
+            record = _record(row, step, phase)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"no field {error}" if isinstance(error, KeyError) else error
+            raise UserError(f"{file}, line {number}: not a generation that verl wrote: {what}") from error
+        asked = record.trajectory.question.id
+        record.trajectory.sample = seen[asked]
+        seen[asked] += 1
+        found.append(record)
+    return found
+
+
+def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with open(file, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except ValueError as error:
+                    raise UserError(f"{file}, line {number}: not JSON: {error}") from error
+
+
+def check_dump(directory: Path) -> None:
+    """Read every file of a dump once. Raises UserError for the first line that cannot be read."""
+    for file in dump_files(directory):
+        read_dump(file)
+
+
+def import_dump(directory: Path, log: LogWriter, phase: Phase = "train") -> int:
+    """Write every step of a dump to `log`; returns the number of episodes."""
+    count = 0
+    for file in dump_files(directory):
+        records = read_dump(file, phase)
+        scores = [record.score.value for record in records if record.score is not None]
+        mean = {"critic/score/mean": sum(scores) / len(scores)} if scores else {}
+        log.write(int(file.stem), phase, records, mean)
+        count += len(records)
+    return count
+
+
+def _record(row: Mapping[str, Any], step: int, phase: Phase) -> Record:
+    prompt, output = str(row["input"]), str(row["output"])
+    made = Trajectory(_question(prompt, row["gts"]), step=step, phase=phase)
+    made.segments.append(Segment("prompt", (), prompt, 0))
+    _read_output(made, output)
+    extra = {
+        name: float(value)
+        for name, value in row.items()
+        if name not in _OURS and isinstance(value, int | float)
+    }
+    score = row["score"]
+    return Record(made, None if score is None else Score(float(score), extra))
+
+
+def _question(prompt: str, gts: object) -> Question:
+    """The question, identified by its whole prompt; its text is what follows the last `Question:`."""
+    *before, last = _QUESTION.split(prompt)
+    text = last.strip().partition("\n")[0].strip() if before else prompt.strip()
+    identity = blake2b(prompt.encode("utf-8", "replace"), digest_size=8).hexdigest()
+    message = {"role": "user", "content": prompt}
+    return Question(f"verl/{identity}", text, tuple(_golds(gts)), "verl", prompt=(message,))
+
+
+def _golds(gts: Any) -> list[str]:
+    if isinstance(gts, Mapping):
+        gts = gts.get("target")
+    if gts is None:
+        return []
+    return [str(one) for one in gts] if isinstance(gts, list) else [str(gts)]
+
+
+def _read_output(made: Trajectory, output: str) -> None:
+    """Segments, searches and answer of what follows the prompt."""
+    turn, asked = 0, list[str]()
+    for place, part in enumerate(_READ.split(output)):
+        if place % 3 == 2 or not part:  # the name of the tag
+            continue
+        if place % 3 == 1:
+            made.segments.append(Segment("observation", (), part, turn))
+            hits = _hits(part)
+            made.searches += [
+                Search(query, hits, "ok" if hits else "empty", turn=turn, shown=len(hits)) for query in asked
+            ]
+            made.valid_searches += len(asked)
+            turn, asked = turn + 1, []
+            continue
+        made.segments.append(Segment("policy", (), part, turn))
+        action, asked = parse_action(part), _calls(part)
+        made.valid_actions += int(action is not None or bool(asked))
+        if action is not None and action.kind == "search":
+            asked = [action.content]
+        _answer(made, action)
+
+
+def _answer(made: Trajectory, action: Action | None) -> None:
+    if action is not None and action.kind == "answer":
+        made.answer, made.end = action.content, "answered"
+
+
+def _calls(text: str) -> list[str]:
+    """The queries of calls of a tool `search` with `query_list` or `query`."""
+    found = []
+    for call in _CALL.findall(text):
+        try:
+            arguments = json.loads(call)["arguments"]
+            queries = arguments.get("query_list") or [arguments["query"]]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        found += [str(query) for query in queries]
+    return found
+
+
+def _hits(observation: str) -> tuple[Hit, ...]:
+    """The passages of an observation; one without `Doc 1(Title: …)` is a passage itself."""
+    body = re.sub(r"</?(information|tool_response)>", "", observation).strip()
+    _, *parts = _DOCUMENT.split(body)
+    if not parts:
+        return (Hit(Passage("", body), 0.0),) if body and body != "No results found." else ()
+    return tuple(
+        Hit(Passage("", f"{title}\n{text.strip()}"), 0.0)
+        for title, text in zip(parts[::2], parts[1::2], strict=True)
+    )

@@ -1,0 +1,86 @@
+"""`srl inspect export` and `import`: trajectories for other programs, and theirs as a run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from srl.cli import output
+from srl.cli.inspect.shared import OfPhase, Phase, Run, Steps, app, paths, read
+
+
+class Form(StrEnum):
+    """The formats that `export` writes."""
+
+    messages = "messages"
+
+
+@app.command()
+def export(
+    run: Run = "last",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File to write, FILE.parquet.", show_default=False)
+    ] = Path("messages.parquet"),
+    form: Annotated[
+        Form, typer.Option("--format", help="messages: chat messages in Parquet.")
+    ] = Form.messages,
+    steps: Steps = None,
+    phase: OfPhase = None,
+    source: Annotated[str | None, typer.Option(help="Only this data source.")] = None,
+    em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None,
+    reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None,
+) -> None:
+    """Write trajectories as chat messages, for fine-tuning or other tools.
+
+    Roles: `assistant` is what the policy wrote, `tool` an observation, `user` feedback. The file has no token
+    ids, log-probs and advantages; docs/inspect.md lists what is kept.
+
+    \b
+    Example:
+      srl inspect export last --phase train --em 1 -o right.parquet
+    """
+    from srl.browse.messages import write_messages
+    from srl.browse.trajectories import Filter
+
+    chosen = Filter(steps=steps, phase=phase and phase.value, source=source, em=em, reward=reward)
+    count = read(paths([run]), lambda log: write_messages(log, chosen, out))
+    output.note(f"{count:,} trajectories")
+    output.line(out)
+
+
+@app.command("import")
+def import_(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="verl's trainer.rollout_data_dir or validation_data_dir.")
+    ],
+    phase: Annotated[Phase, typer.Option(help="The phase of the episodes.")] = Phase.train,
+) -> None:
+    """Import the generations that verl dumped as a run of the workspace, to look at it like any other.
+
+    A dump has text, answers and scores, but no token ids, log-probs and advantages. Searches are read from
+    their tags.
+
+    \b
+    Example:
+      srl inspect import rollouts
+    """
+    from datetime import UTC, datetime
+
+    from srl import __version__
+    from srl.browse.verl_dump import check_dump, import_dump
+    from srl.store import LogWriter, RunInfo
+    from srl.workspace import Workspace
+
+    check_dump(directory)
+    run = Workspace.resolve().new_run("verl", "dump", 0)
+    about = RunInfo(
+        run.name, "verl", "dump", config={"imported": str(directory)}, srl_version=__version__,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+    with LogWriter(run / "log", about) as log:
+        count = import_dump(directory, log, phase.value)
+    output.note(f"{count:,} trajectories; srl inspect trajectories {run.name}")
+    output.line(run.name)
