@@ -258,6 +258,16 @@ def test_equal_groups_are_those_that_teach_nothing() -> None:
     assert env_metrics(batch, scores)["env/equal_groups_share"] == 0.5
 
 
+def test_equal_groups_are_told_apart_by_whether_their_answers_match() -> None:
+    """Two of four agree and are right, one agrees and is wrong; one of equal scores is neither."""
+    answers = {"a": ("x y", "x y"), "b": ("x y", "x y"), "c": ("no", "no"), "d": ("x y", "no")}
+    batch = [episode(question=question, answer=one) for question, both in answers.items() for one in both]
+    found = env_metrics(batch, [Score(1.0) for _ in batch])
+    assert found["env/equal_groups_share"] == 1.0
+    assert found["env/equal_groups_share/right"] == 0.5
+    assert found["env/equal_groups_share/wrong"] == 0.25
+
+
 def test_groups_of_one_have_no_equal_share() -> None:
     assert "env/equal_groups_share" not in env_metrics([episode()], [Score(1)])
 

@@ -269,7 +269,7 @@ def test_weights_between_sampler_and_trainer_are_carried(tmp_path):
         ("actor_rollout_ref.actor.clip_ratio=0.3", ("clip_ratio=0.3 is used in srl",)),
         ("actor_rollout_ref.actor.grad_clip=0.5", ("grad_clip=0.5: verl 0.9.1 reads",)),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", ("the loss gspo is verl's own",)),
-        ("algorithm.filter_groups.enable=true", ("filter_groups has no equivalent",)),
+        ("algorithm.filter_groups.enable=true", ("filter_groups is not converted",)),
         ("custom_reward_function.path=my.py", ("my.py is not read", "plugin")),
         ("reward.custom_reward_function.path=my.py", ("my.py is not read", "plugin")),
         ("reward_model.enable=true", ("a reward model has no equivalent",)),

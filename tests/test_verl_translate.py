@@ -72,12 +72,13 @@ def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
         "actor.mask_observations": "actor.mask_observations=false",
         "critic.lora_rank": "critic.lora_rank=8",
         "model.cast_lm_head_to_fp32": "model.cast_lm_head_to_fp32=true",
+        "algorithm.filter_groups.enable": "algorithm.filter_groups.enable=true",
         "ref.path": "ref.path=/other",
     }
     assert set(changed) == set(REFUSED)
     for key, setting in changed.items():
         with pytest.raises(UserError, match=key):
-            check_supported(made("actor.use_kl_loss=true", setting), job())
+            check_supported(made("actor.use_kl_loss=true", "rollout.n=2", setting), job())
 
 
 @pytest.mark.parametrize("key", ["watch.action", "watch.val_em.action"])

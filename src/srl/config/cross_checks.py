@@ -182,6 +182,11 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             f"{say('rollout.deterministic')} needs the torch engine, not {say('rollout.engine')}: "
             "no other repeats a run; set rollout.engine=torch or rollout.deterministic=false"
         )
+    if config.algorithm.filter_groups.enable and config.rollout.n < 2:
+        raise UserError(
+            f"{say('algorithm.filter_groups.enable')} compares the episodes of one question, and "
+            f"{say('rollout.n')}: set rollout.n=5, or algorithm.filter_groups.enable=false"
+        )
     _check_rejection(config)
     _check_openai(config)
     _check_urls("search.url", config.search.url or ())

@@ -381,6 +381,19 @@ def _rejection(option: str, text: str) -> tuple[str, float | None, float]:
     return option, lower, upper
 
 
+class FilterGroups(Section):
+    """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose scores agree are replaced. Names as in verl."""
+
+    enable: bool = False
+    """Replace groups whose scores agree, which have no advantage, by those of further questions, until
+    data.train_batch_size groups differ. All episodes are in the log. Needs rollout.n of 2 or more."""
+    metric: str = "reward"
+    """What must differ: reward, or the name of one of its parts, such as em."""
+    max_num_gen_batches: Count = 10
+    """Most generation batches in a step; each asks data.train_batch_size questions at most. What is missing
+    then is filled with the first groups that agree. If no group differs, the run stops."""
+
+
 class Algorithm(PluginSection):
     """How advantages are estimated. The options of an algorithm go under its name."""
 
@@ -396,6 +409,7 @@ class Algorithm(PluginSection):
     """KL estimator in the reward: k1 (difference of log-probs), k2 (half its square), k3 (low variance)."""
     kl_ctrl: KlCtrl = KlCtrl()
     rollout_correction: RolloutCorrection = RolloutCorrection()
+    filter_groups: FilterGroups = FilterGroups()
 
 
 class Optim(Section):

@@ -79,7 +79,8 @@ def env_metrics(
     `excluded_share` (also for each number of searches, `excluded_share/searches=<s>`) and
     `failed_search_share` are over all episodes; everything else is over completed ones, and left out where
     there are none. `number_of_valid_search/retriever=<name>`: those that asked a retriever by its name.
-    `equal_groups_share`: groups whose scores are all the same, of those with two or more.
+    `equal_groups_share`: groups whose scores are all the same, of those with two or more;
+    `equal_groups_share/right` and `/wrong`: those of them whose answers all match, or none.
     """
     results = _some(episodes)
     metrics = _excluded(results)
@@ -235,10 +236,19 @@ def _by_retriever(completed: Sequence[EpisodeResult]) -> dict[str, float]:
 
 
 def _equal_groups(results: Sequence[EpisodeResult], scores: Sequence[Score]) -> dict[str, float]:
-    valid = [pair for pair in zip(results, scores, strict=True) if pair[0].valid]
-    groups = _values_by(lambda pair: pair[0].question_id, lambda pair: pair[1].value, valid).values()
-    spreads = [max(values) - min(values) for values in groups if len(values) > 1]
-    return {"equal_groups_share": fmean(spread == 0 for spread in spreads)} if spreads else {}
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for result, score in zip(results, scores, strict=True):
+        if result.valid:
+            groups[result.question_id].append((score.value, result.em))
+    several = [list(zip(*group, strict=True)) for group in groups.values() if len(group) > 1]
+    if not several:
+        return {}
+    ems = [em if min(values) == max(values) else (0.5,) for values, em in several]
+    return {
+        "equal_groups_share": fmean(min(values) == max(values) for values, _ in several),
+        "equal_groups_share/right": fmean(min(em) == 1 for em in ems),
+        "equal_groups_share/wrong": fmean(max(em) == 0 for em in ems),
+    }
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

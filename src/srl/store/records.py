@@ -27,7 +27,7 @@ class Record:
 
     `advantages`, `returns`, `trainer_logprobs` and `entropies` are as long as the trajectory's `token_ids`.
     The log keeps those of policy tokens (the others are 0), in single precision like the log-probs, and the
-    entropies in half.
+    entropies in half. `left_out`: dynamic sampling left its group out of the update.
     """
 
     trajectory: Trajectory
@@ -36,6 +36,7 @@ class Record:
     returns: Sequence[float] | None = None
     trainer_logprobs: Sequence[float] | None = None
     entropies: Sequence[float] | None = None
+    left_out: bool = False
 
 
 def part_tables(
@@ -116,6 +117,7 @@ def _trajectory_row(record: Record, position: int, searches: list[Row], once: _O
         "parts": [] if score is None else list(score.parts.items()),
         "per_turn": None if score is None else score.per_turn,
         "valid": trajectory.valid,
+        "left_out": record.left_out,
         "turns": trajectory.turns,
         "searches": len(searches),
         "valid_actions": trajectory.valid_actions,
@@ -303,6 +305,7 @@ def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:
         trajectory_of(row, segments, searches),
         _score(row),
         **{name: _per_token(segments, name) for name in PER_TOKEN},
+        left_out=bool(row["left_out"]),
     )
 
 

@@ -144,6 +144,8 @@ _TRAJECTORIES = _columns(
     ("parts", _NUMBERS, "The parts of the reward, unweighted."),
     ("per_turn", pa.list_(pa.float64()), "Rewards per turn, if the reward gives them."),
     ("valid", pa.bool_(), "False if a search or the engine failed: logged, but excluded from the loss."),
+    ("left_out", pa.bool_(), "True if dynamic sampling left its group out of the update; NULL in older "
+     "logs."),
     ("turns", pa.int32(), "Number of generations."),
     ("searches", pa.int32(), "Number of searches, with any outcome."),
     ("valid_actions", pa.int32(), "Number of turns with a valid action."),

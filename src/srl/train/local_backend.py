@@ -26,6 +26,7 @@ from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.compile_updates import compile_updates, tokens_of_updates
+from srl.train.dynamic_sampling import GroupChoice, metric_value
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.fine_tuning import Loop, sft_loop
@@ -41,11 +42,11 @@ from srl.train.load_components import (
 )
 from srl.train.make_missing import BASE_MODEL, Note
 from srl.train.model_card import model_card
-from srl.train.question_order import order_of
+from srl.train.question_order import QuestionOrder, order_of
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import rft_loop
 from srl.train.report import Terminal, reporters
-from srl.train.resume import checkpoint_notes, too_many_failures
+from srl.train.resume import checkpoint_notes, resume_with, too_many_failures
 from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints
 from srl.train.search import IndexDigests
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
@@ -59,6 +60,32 @@ from srl.update.logprobs import TokenStats
 from srl.update.optimiser import Optimiser
 from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 from srl.workspace import Workspace
+
+
+@dataclass(slots=True)
+class Sampled:
+    """All episodes of a step, scored, and the choice of groups that it trains on."""
+
+    choice: GroupChoice
+    trajectories: list[Trajectory] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+
+    def add(self, trajectories: list[Trajectory], scores: list[Score], metric: str) -> None:
+        """One more generation batch. Raises UserError where the reward has no part `metric`."""
+        groups: dict[str, list[float]] = {item.question.id: [] for item in trajectories}
+        for trajectory, score in zip(trajectories, scores, strict=True):
+            if trajectory.valid:
+                groups[trajectory.question.id].append(metric_value(score, metric))
+        self.choice.add(groups)
+        self.trajectories += trajectories
+        self.scores += scores
+
+    @property
+    def kept(self) -> tuple[list[Trajectory], list[Score]]:
+        """What is trained on."""
+        chosen = self.choice.kept()
+        rows = [row for row, item in enumerate(self.trajectories) if item.question.id in chosen]
+        return [self.trajectories[row] for row in rows], [self.scores[row] for row in rows]
 
 
 @dataclass(slots=True)
@@ -89,7 +116,7 @@ class LocalTrainer:
             self._before()
         while self.progress.step < trainer.total_training_steps:
             step = self.progress.step + 1
-            fired = [*self._step(step, order.batch(step)), *self._validate_if_due(step)]
+            fired = [*self._step(step, order), *self._validate_if_due(step)]
             if not self._rolled_back(fired) and self._is_last_or_due(step, trainer.save_freq):
                 self._save(trainer.max_ckpt_to_keep)
         if self.progress.step > 0 or self.progress.test_em_start is None:
@@ -105,23 +132,23 @@ class LocalTrainer:
         if self.config.watch.rolls_back and not checkpoints(self.run_directory):
             self._save(None)
 
-    def _step(self, step: int, questions: list[Question]) -> list[Fired]:
+    def _step(self, step: int, order: QuestionOrder) -> list[Fired]:
         """One training step, and its entry in the log; the watches that fire on it."""
         self._timings = {}
         with self._timed("step"):
-            trajectories, scores = self._roll_out(step, questions)
+            sampled = self._sample(step, order)
             with self._engine_asleep():
-                experience, metrics = make_experience(self.learner, trajectories, scores, self._timed)
+                experience, metrics = make_experience(self.learner, *sampled.kept, self._timed)
                 experience, updated = self._update(step, experience)
                 metrics |= updated
         self.progress.step = step
         self.progress.seconds += self._timings["step"]
-        metrics |= step_metrics(trajectories, scores)
+        metrics |= step_metrics(sampled.trajectories, sampled.scores) | sampled.choice.metrics()
         metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
-        self.runner.record(step, "train", _records(trajectories, scores, experience), metrics)
+        self.runner.record(step, "train", _all_records(sampled, experience), metrics)
         self.runner.terminal.step(step, self.config.trainer.total_training_steps, metrics)
         if _due(step, self.config.trainer.sample_freq):
-            self.runner.terminal.samples(trajectories, scores, self.config.trainer.sample_count)
+            self.runner.terminal.samples(*sampled.kept, self.config.trainer.sample_count)
         return self.watcher.observe(step, "train", metrics)
 
     def _validate_if_due(self, step: int) -> list[Fired]:
@@ -175,24 +202,39 @@ class LocalTrainer:
         scale = lr_scale(self.config, self.watcher)
         self.runner.terminal.note(f"rolled back to step {done.to_step}, with {scale:g} × the learning rate")
 
+    def _sample(self, step: int, order: QuestionOrder) -> Sampled:
+        """The scored episodes of a step, in as many generation batches as it takes.
+
+        An error puts those that have ended in the log, which a resumed run samples again.
+        """
+        section, position = self.config.algorithm.filter_groups, self.progress.asked
+        if position is None:
+            position = (step - 1) * order.batch_size
+        sampled = Sampled(GroupChoice(section, order.batch_size))
+        try:
+            while count := sampled.choice.next_batch():
+                questions, position = order.further(position, count, sampled.choice.groups)
+                if not questions:
+                    break
+                sampled.add(*self._roll_out(step, questions), section.metric)
+            self.progress.asked = position
+            sampled.choice.require_differing(step, resume_with(self.run_directory))
+        except Exception:
+            ended = {item.id: item for item in [*sampled.trajectories, *self.runner.ended]}
+            self._log_unfinished(step, list(ended.values()))
+            raise
+        return sampled
+
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
+        """The episodes of one generation batch. Raises UserError when too many searches failed."""
         with self._timed("gen"):
             options, n = self.runner.environment.options, self.config.rollout.n
-            try:
-                trajectories = self.runner.roll_out(questions, "train", step, options, n)
-            except Exception:
-                self._log_unfinished(step, self.runner.ended)
-                raise
-        self._stop_on_failures(step, trajectories)
+            trajectories = self.runner.roll_out(questions, "train", step, options, n)
+        failed, most = failed_episodes(trajectories), self.config.search.max_failed
+        if error := too_many_failures(self.run_directory, failed, most):
+            raise error
         with self._timed("reward"):
             return trajectories, self.runner.score(trajectories)
-
-    def _stop_on_failures(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Log the episodes and raise UserError when search failed in more of them than is allowed."""
-        found = failed_episodes(trajectories)
-        if error := too_many_failures(self.run_directory, found, self.config.search.max_failed):
-            self._log_unfinished(step, trajectories)
-            raise error
 
     def _log_unfinished(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Log the episodes of a step that ends the run; a resumed run samples them again."""
@@ -368,6 +410,15 @@ def actor_loss(config: Config, correction: RolloutCorrection = NO_CORRECTION) ->
     )
 
 
+def _all_records(sampled: Sampled, experience: Experience) -> list[Record]:
+    """Log entries of all episodes of a step in the order asked, those that are not trained on marked."""
+    trained, chosen = iter(_records(*sampled.kept, experience)), sampled.choice.kept()
+    return [
+        next(trained) if item.question.id in chosen else Record(item, score, left_out=True)
+        for item, score in zip(sampled.trajectories, sampled.scores, strict=True)
+    ]
+
+
 def _records(
     trajectories: Sequence[Trajectory], scores: Sequence[Score], experience: Experience
 ) -> list[Record]:
@@ -385,7 +436,7 @@ def _records(
     ]
 
 
-def _of_row(columns: Mapping[str, Tensor | None], row: int, length: int) -> dict[str, list[float]]:
+def _of_row(columns: Mapping[str, Tensor | None], row: int, length: int) -> dict[str, Any]:
     """The first `length` numbers of a row of each column that there is."""
     return {name: values[row, :length].tolist() for name, values in columns.items() if values is not None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import floor
 from typing import NamedTuple
 
@@ -26,12 +26,35 @@ class QuestionOrder:
         self.batch_size = min(batch_size, len(self.questions))
         self.seed, self.shuffle = seed, shuffle
         self._shuffled: tuple[int, list[Question]] = (-1, [])  # the latest epoch
+        self._latest: tuple[int, list[Question]] = (-1, [])  # the latest batch of `at`
 
     def batch(self, step: int) -> list[Question]:
         start = (step - 1) * self.batch_size
         size = len(self.questions) - len(self.questions) % self.batch_size
         order = self._epoch(start // size)
         return order[start % size : start % size + self.batch_size]
+
+    def at(self, position: int) -> Question:
+        """The question at `position`, counted from 0, of all that the steps ask one after the other."""
+        step, place = divmod(position, self.batch_size)
+        if self._latest[0] != step:
+            self._latest = step, self.batch(step + 1)
+        return self._latest[1][place]
+
+    def further(self, position: int, count: int, asked: Container[str] = ()) -> tuple[list[Question], int]:
+        """The next `count` questions from `position` on, and the position after them.
+
+        Those with an id in `asked` are passed over, since a step asks no question twice. Where too few others
+        come within two epochs it is those.
+        """
+        found: dict[str, Question] = {}
+        for place in range(position, position + 2 * len(self.questions)):
+            if len(found) == count:
+                break
+            position, question = place + 1, self.at(place)
+            if question.id not in asked:
+                found.setdefault(question.id, question)
+        return list(found.values()), position
 
     def _epoch(self, epoch: int) -> list[Question]:
         if not self.shuffle:

@@ -52,6 +52,9 @@ class Progress:
     """Exact match of every validation so far, by step."""
     watch: dict[str, Any] = field(default_factory=dict)
     """State of the watches."""
+    asked: int | None = None
+    """How many questions of the order (`QuestionOrder`) are behind; None in older checkpoints, and on verl,
+    which keeps it itself."""
 
     def __post_init__(self) -> None:
         """JSON has texts for keys, and an older checkpoint has the best validation only."""

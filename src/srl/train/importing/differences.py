@@ -67,7 +67,9 @@ _PADDING = "use_remove_padding: in srl, model.attn_implementation=flash_attentio
 _CHARACTERS = (
     "max_tool_response_length={value} counts characters; set rollout.max_obs_length, in tokens (500)"
 )
-_GROUPS = "algorithm.filter_groups has no equivalent: groups of equal scores stay, with advantage 0"
+_GROUPS = (
+    "algorithm.filter_groups is not converted; set algorithm.filter_groups.enable=true to replace groups"
+)
 _LONG_PROMPT = (
     "{key}={value}: srl truncates no prompt; one that is too long is an error, or left out with "
     "data.filter_overlong_prompts=true"

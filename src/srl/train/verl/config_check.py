@@ -43,6 +43,7 @@ REFUSED: dict[str, str] = {
     "actor.mask_observations": "verl has one mask for the loss and for every mean",
     "critic.lora_rank": "our critic shares the weights of a policy in the same process",
     "model.cast_lm_head_to_fp32": "verl's workers load the model themselves",
+    "algorithm.filter_groups.enable": "verl refills a batch without a bound, and in no fixed order",
     "ref.path": "verl loads the reference from the policy's own directory",
 }
 """Keys that must keep their default, with the reason."""
@@ -177,6 +178,7 @@ def _refused_keys(config: Config) -> Iterator[str]:
         ("actor.mask_observations", "false", "set it to true", not config.actor.mask_observations),
         ("critic.lora_rank", config.critic.lora_rank, "set it to 0", config.critic.lora_rank > 0),
         ("model.cast_lm_head_to_fp32", "true", "set it to false", config.model.cast_lm_head_to_fp32),
+        ("algorithm.filter_groups.enable", "true", "set it to false", config.algorithm.filter_groups.enable),
         ("ref.path", config.ref.path, "leave it out", other_reference),
     )
     for key, value, instead, is_set in refused:

@@ -67,6 +67,7 @@ READ_BY_US: dict[str, str] = {
     "data.examples": "our data set makes the prompts",
     "data.filter_overlong_prompts": "our data set skips overlong prompts",
     "data.shuffle": "our data set yields the order of local training",
+    "data.mix": "our data set yields the order of local training",
     "search.": "the episode searches",
     "retriever.": "the episode searches",
     "rollout.max_turns": "the episode counts turns",
@@ -97,6 +98,8 @@ NOT_READ: dict[str, str] = {
     "actor.use_torch_compile": "verl decides by its own keys, verl.actor_rollout_ref.actor.use_torch_compile",
     "ref.param_offload": "FSDP keeps the reference in CPU memory, and Megatron follows cluster.param_offload",
     "rollout.openai.": "rollout.engine=openai is refused, and nothing else reads them",
+    "algorithm.filter_groups.metric": "algorithm.filter_groups.enable is refused, and nothing else reads it",
+    "algorithm.filter_groups.max_num_gen_batches": "as algorithm.filter_groups.metric",
     "eval.batch_size": "verl sends all questions of a validation to its servers, which queue them",
 }
 """Keys without effect, with the reason."""

@@ -1,0 +1,92 @@
+"""Dynamic sampling: which groups a step trains on, and how many further questions it asks.
+
+Yu et al. 2025, "DAPO", section 3.2 and eq. 11 (arXiv 2503.14476): a group whose scores agree has no
+advantage, so that a batch with many of them is a small one with a noisy gradient. Such groups are replaced by
+those of further questions. Both backends choose by `GroupChoice`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from srl.config.sections import FilterGroups
+from srl.errors import UserError
+from srl.trajectory import Score
+
+REWARD = "reward"
+"""The metric that is the whole reward."""
+
+
+@dataclass(slots=True)
+class GroupChoice:
+    """The groups of one step by their question's id, in the order asked; `wanted` of them are trained on.
+
+    Without dynamic sampling (`enable` false) it is the first generation batch, whatever its scores.
+    """
+
+    section: FilterGroups
+    wanted: int
+    batches: int = 0
+    """Generation batches so far."""
+    groups: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """The metric's values of the group's valid episodes."""
+
+    def add(self, groups: Mapping[str, Sequence[float]]) -> None:
+        """The groups of one more generation batch."""
+        self.batches += 1
+        self.groups |= {question: tuple(values) for question, values in groups.items()}
+
+    @property
+    def differing(self) -> list[str]:
+        """The questions whose scores differ. A group with less than two valid episodes has none that do."""
+        return [question for question, values in self.groups.items() if len(set(values)) > 1]
+
+    def next_batch(self) -> int:
+        """How many questions to ask next; 0 once enough groups differ, or after the last generation batch.
+
+        As many as bring the missing groups at the share that differed so far, and `wanted` at most.
+        """
+        most = self.section.max_num_gen_batches if self.section.enable else 1
+        differing = len(self.differing)
+        if differing >= self.wanted or self.batches >= most:
+            return 0
+        if not differing:
+            return self.wanted
+        return min(self.wanted, math.ceil((self.wanted - differing) * len(self.groups) / differing))
+
+    def kept(self) -> set[str]:
+        """The questions that are trained on: the first that differ, then the first that agree."""
+        differing = self.differing
+        agreeing = [question for question in self.groups if question not in set(differing)]
+        return set([*differing, *agreeing][: self.wanted])
+
+    def require_differing(self, step: int, then: str) -> None:
+        """Raises UserError where dynamic sampling has found no group that differs; `then`: how to go on."""
+        if not self.section.enable or self.differing:
+            return
+        values = Counter(values[0] for values in self.groups.values() if values)
+        known = ", ".join(f"{count:,} at {value:g}" for value, count in values.most_common(3))
+        raise UserError(
+            f"nothing to learn in step {step}: the episodes of each of {len(self.groups):,} questions have "
+            f"the same {self.section.metric} ({known or 'none is valid'}); raise rollout.n, or choose other "
+            f"questions or another start; {then}"
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """How many generation batches there were, under verl's name; empty without dynamic sampling."""
+        return {"train/num_gen_batches": float(self.batches)} if self.section.enable else {}
+
+
+def metric_value(score: Score, metric: str) -> float:
+    """The `metric` of an episode: its reward or a part of it. Raises UserError for a part that it lacks."""
+    if metric == REWARD:
+        return score.value
+    if metric not in score.parts:
+        known = ", ".join([REWARD, *score.parts])
+        raise UserError(
+            f"algorithm.filter_groups.metric = {metric}: the reward has no such part; use one of {known}"
+        )
+    return score.parts[metric]
