@@ -54,6 +54,24 @@ def test_the_expected_gradient_of_k2_is_that_of_the_kl():
     assert_close(of_k2, of_kl)
 
 
+def test_k3_plus_is_k3_with_the_expected_gradient_of_the_kl():
+    logits, policy, reference = two_distributions()
+    estimate = kl_penalty(policy, reference, "k3+")
+    assert_close(estimate, kl_penalty(policy, reference, "k3"))
+    kl = (policy.exp() * (policy - reference)).sum()
+    (of_kl,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    (of_k3_plus,) = torch.autograd.grad((policy.exp().detach() * estimate).sum(), logits)
+    assert_close(of_k3_plus, of_kl)
+
+
+def test_the_expected_gradient_of_k3_is_that_of_the_kl_the_other_way_round():
+    logits, policy, reference = two_distributions()
+    other = (reference.exp() * (reference - policy)).sum()
+    expected = (policy.exp().detach() * kl_penalty(policy, reference, "k3")).sum()
+    (of_other,) = torch.autograd.grad(other, logits, retain_graph=True)
+    assert_close(torch.autograd.grad(expected, logits)[0], of_other)
+
+
 def test_the_expected_gradient_of_k1_is_zero():
     logits, policy, reference = two_distributions()
     expected = (policy.exp().detach() * kl_penalty(policy, reference, "k1")).sum()
@@ -81,14 +99,17 @@ def test_a_single_token_cannot_blow_k3_up():
     assert logprobs.grad.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("verl", "ours"), [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3")])
+VERLS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "low_var_kl+": "k3+"}
+
+
+@pytest.mark.parametrize(("verl", "ours"), VERLS.items())
 def test_verls_names_mean_the_same(verl, ours):
     _, policy, reference = two_distributions()
     assert torch.equal(kl_penalty(policy, reference, verl), kl_penalty(policy, reference, ours))
 
 
 def test_an_unknown_estimator_is_one_clear_line():
-    with pytest.raises(UserError, match=r"no KL estimator 'k4': k1, k2 and k3 exist; did you mean"):
+    with pytest.raises(UserError, match=r"no KL estimator 'k4': k1, k2, k3 and k3\+ exist; did you mean"):
         kl_penalty(torch.zeros(1), torch.zeros(1), "k4")
 
 

@@ -82,6 +82,45 @@ def test_without_dual_clip_a_bad_token_costs_its_whole_ratio():
     assert float(metrics["pg_clipfrac_lower"]) == 0
 
 
+def test_gspo_by_hand():
+    """Two rows with mean log-ratios log 1.5 and log .5; each token of a row gets the same gradient."""
+    ratios = torch.tensor([[2.25, 1.0], [0.25, 1.0]], dtype=torch.float64)
+    logprobs, old = ratios.log().requires_grad_(), torch.zeros_like(ratios)
+    advantages = torch.tensor([[-1.0], [1.0]]).expand(2, 2).double()
+    loss, metrics = policy_loss(
+        logprobs, old, advantages, torch.ones(2, 2), loss_mode="gspo", normalise="seq-mean-token-mean"
+    )
+    assert loss.item() == pytest.approx((1.5 - 0.5) / 2)
+    loss.backward()
+    assert_close(logprobs.grad, torch.tensor([[1.5, 1.5], [-0.5, -0.5]]).double() / 4)
+    assert float(metrics["pg_clipfrac"]) == 0
+    clipped, metrics = policy_loss(logprobs, old, -advantages, torch.ones(2, 2), loss_mode="gspo")
+    assert clipped.item() == pytest.approx((-1.2 + 0.8) / 2)
+    assert float(metrics["pg_clipfrac"]) == 1
+    assert torch.autograd.grad(clipped, logprobs)[0].abs().max() == 0
+
+
+def test_cispo_by_hand():
+    """Weights 1.5, .5, .5 and 5 are clipped to 1.2, .8, .8 and 1.2, and all tokens keep a gradient."""
+    logprobs, old, advantages, mask = four_ratios()
+    loss, metrics = policy_loss(logprobs, old, advantages, mask, loss_mode="cispo")
+    weights = torch.tensor([[1.2, 0.8, 0.8, 1.2]]).double()
+    assert_close(loss, -(weights * advantages * logprobs).sum() / 4)
+    loss.backward()
+    assert_close(logprobs.grad, -weights * advantages / 4)
+    assert float(metrics["pg_clipfrac"]) == 1
+
+
+@pytest.mark.parametrize("mode", ["gspo", "cispo"])
+def test_on_policy_gspo_and_cispo_have_the_policy_gradient(mode):
+    """Tokens off the mask, even NaN, have no part in it."""
+    batch = with_gradients(make_batch(1))
+    logprobs, advantages, mask = batch["logprobs"], batch["advantages"], batch["mask"]
+    old = logprobs.detach().masked_fill(mask == 0, NAN)
+    policy_loss(logprobs, old, advantages, mask, loss_mode=mode)[0].backward()
+    assert_close(logprobs.grad, -advantages * mask / mask.sum())
+
+
 def test_the_upper_clip_can_be_wider_than_the_lower():
     ratios, advantages = torch.tensor([[1.5], [0.5]]), torch.tensor([[1.0], [-1.0]])
     costs = [

@@ -110,6 +110,32 @@ def test_policy_loss_is_verls(verl, seed, normalise):
 
 @seeds
 @pytest.mark.parametrize("normalise", VERL_MODES)
+@pytest.mark.parametrize("mode", ["gspo", "cispo"])
+def test_gspo_and_cispo_are_verls(verl, seed, normalise, mode):
+    from verl.workers.config import FSDPActorConfig
+
+    logprobs, old, advantages, mask = make_batch(seed)
+    mask[2] = 0
+    weights = TOKEN.weights(old, random(seed + 9) - 2, mask)
+    settings = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.15, "ppo_micro_batch_size_per_gpu": 1}
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, **settings)
+    config.global_batch_info["loss_scale_factor"] = HORIZON
+    ours, metrics = policy_loss(
+        logprobs, old, advantages, mask, clip_low=0.1, clip_high=0.15, weights=weights, normalise=normalise,
+        denominator=count_for(mask, normalise, HORIZON), loss_mode=mode,
+    )  # fmt: skip
+    theirs, verl_metrics = verl.get_policy_loss_fn(mode)(
+        old, logprobs, advantages, mask, VERL_MODES[normalise], config, weights
+    )
+    assert_close(ours, theirs)
+    assert_close(gradient(ours, logprobs), gradient(theirs, logprobs))
+    assert verl_metrics["actor/pg_clipfrac"] > 0
+    for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"):
+        assert float(metrics[name]) == pytest.approx(verl_metrics[f"actor/{name}"], rel=1e-5)
+
+
+@seeds
+@pytest.mark.parametrize("normalise", VERL_MODES)
 def test_value_loss_is_verls(verl, seed, normalise):
     values, old, returns, mask = make_batch(seed)
     ours, metrics = value_loss(

@@ -208,6 +208,8 @@ def test_verl_counts_mini_batches_as_srl_does(tmp_path):
     [
         ("actor_rollout_ref.actor.kl_loss_type=mse", "actor.kl_loss_type", "k2"),
         ("actor_rollout_ref.actor.kl_loss_type=kl", "actor.kl_loss_type", "k1"),
+        ("actor_rollout_ref.actor.kl_loss_type=k3+", "actor.kl_loss_type", "k3+"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "actor.policy_loss.loss_mode", "gspo"),
         ("algorithm.kl_penalty=low_var_kl", "algorithm.kl_penalty", "k3"),
         ("algorithm.adv_estimator=reinforce++", "algorithm.name", "reinforce_plus_plus"),
         ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.name", "reinforce_plus_plus"),
@@ -268,7 +270,7 @@ def test_weights_between_sampler_and_trainer_are_carried(tmp_path):
     [
         ("actor_rollout_ref.actor.clip_ratio=0.3", ("clip_ratio=0.3 is used in srl",)),
         ("actor_rollout_ref.actor.grad_clip=0.5", ("grad_clip=0.5: verl 0.9.1 reads",)),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", ("the loss gspo is verl's own",)),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", ("the loss sapo is verl's own",)),
         ("algorithm.filter_groups.enable=true", ("filter_groups is not converted",)),
         ("custom_reward_function.path=my.py", ("my.py is not read", "plugin")),
         ("reward.custom_reward_function.path=my.py", ("my.py is not read", "plugin")),

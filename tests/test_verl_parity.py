@@ -44,9 +44,13 @@ FULL = {
     "actor.clip_ratio_high": 0.3, "actor.optim.lr": 0.5, "critic.optim.lr": 0.5,
 }  # fmt: skip
 ACTOR = {
-    "token-mean": {"actor.kl_loss_type": "k3"},
-    "seq-mean-token-mean": {"actor.kl_loss_type": "k1", "actor.clip_ratio_c": None},
-    "seq-mean-token-sum": {"actor.kl_loss_type": "k2", "actor.entropy_coeff": 0.0},
+    "token-mean": {"actor.kl_loss_type": "k3+", "actor.policy_loss.loss_mode": "cispo"},
+    "seq-mean-token-mean": {"actor.kl_loss_type": "k1", "actor.policy_loss.loss_mode": "gspo"},
+    "seq-mean-token-sum": {
+        "actor.kl_loss_type": "k2",
+        "actor.entropy_coeff": 0.0,
+        "actor.clip_ratio_c": None,
+    },
     "constant": {"algorithm.rollout_correction.rollout_is": "token", "actor.clip_ratio_c": 1.5},
 }
 """The actor's ways to make one loss of its tokens, each with another KL, dual clip or weights."""

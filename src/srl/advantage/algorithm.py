@@ -30,10 +30,11 @@ class Algorithm:
 
     Rows with the same `group_ids` answer the same question; `group_size` is `rollout.n`. `defaults` maps
     dotted configuration keys to values, such as `{"actor.use_kl_loss": True}`; a user's settings override
-    them.
+    them. `requires` maps keys to the values that the method works with; a run with another is refused.
     """
 
     name: str
     estimator: Callable[..., Advantages]
     needs_critic: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)
+    requires: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

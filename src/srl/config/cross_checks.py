@@ -29,6 +29,9 @@ class Algorithm(Protocol):
     @property
     def defaults(self) -> Mapping[str, object]: ...
 
+    @property
+    def requires(self) -> Mapping[str, tuple[object, ...]]: ...
+
 
 def algorithm_plugin(name: str) -> Algorithm:
     """The algorithm plugin called `name`. Raises UserError when it is not installed."""
@@ -169,6 +172,10 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     def say(key: str) -> str:
         return f"{key} = {plain(_value(config, key))} ({origins.get(key, 'default')})"
 
+    for key, values in algorithm.requires.items():
+        if _value(config, key) not in values:
+            wanted = " or ".join(f"{key}={plain(value)}" for value in values)
+            raise UserError(f"algorithm.name = {algorithm.name} needs {wanted}, not {say(key)}")
     for who in ("actor", "critic") if algorithm.needs_critic else ("actor",):
         mini = f"{who}.ppo_mini_batch_size"
         size = _value(config, mini)

@@ -18,6 +18,8 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 KlEstimator = Literal["k1", "k2", "k3"]
+KlLoss = Literal["k1", "k2", "k3", "k3+"]
+LossMode = Literal["vanilla", "gspo", "cispo"]
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
 
 
@@ -445,6 +447,14 @@ class SftOptim(CriticOptim):
     """AdamW and its learning rate."""
 
 
+class PolicyLoss(Section):
+    """Which loss the policy has. Names as in verl."""
+
+    loss_mode: LossMode = "vanilla"
+    """vanilla: PPO's clipped objective. gspo: a ratio for each sequence. cispo: clipped weights of tokens,
+    which all keep their gradient. `--algo gspo` and `--algo cispo` set it with clip ranges that fit."""
+
+
 class Actor(Section):
     """The update of the policy."""
 
@@ -465,15 +475,17 @@ class Actor(Section):
     clip_ratio_high: NonNegative | None = None
     """Clip range above 1. null: clip_ratio."""
     clip_ratio_c: float | None = Field(default=3.0, gt=1)
-    """Bound of the ratio for negative advantages (dual clip, Ye et al. 2020). null: none."""
+    """Bound of the ratio for negative advantages (dual clip, Ye et al. 2020). null: none. Only with
+    policy_loss.loss_mode=vanilla."""
+    policy_loss: PolicyLoss = PolicyLoss()
     entropy_coeff: NonNegative = 0.0
     """Weight of the entropy bonus."""
     use_kl_loss: bool = False
     """Add kl_loss_coef × KL(policy, reference) to the loss."""
     kl_loss_coef: NonNegative = 0.001
     """Weight of the KL in the loss."""
-    kl_loss_type: KlEstimator = "k3"
-    """KL estimator in the loss."""
+    kl_loss_type: KlLoss = "k3"
+    """KL estimator in the loss. k3+: the value of k3 with the gradient of k2, which is that of the KL."""
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses are aggregated: the mean over all policy tokens of the mini-batch, the mean over
     episodes of their mean or sum, or each episode's sum divided by loss_agg_constant."""

@@ -133,9 +133,11 @@ def _padding_changes_nothing(trial: Trial) -> None:
 
 def _a_retrieved_span_changes_nothing(trial: Trial) -> None:
     given = batch()
-    found = trial.estimate(_with_columns(given, 5, fill=30.0))
-    kept = [*range(5), *range(8, 15)]
-    without = Advantages(*(tensor[:, kept] for tensor in found))
+    rows = [_with_columns(_rows(given, [row]), 3 + row % 4, fill=30.0) for row in range(7)]
+    longer = {**given, **{name: torch.cat([row[name] for row in rows]) for name in COLUMNS}}
+    found = trial.estimate(longer)
+    kept = [[*range(3 + row % 4), *range(6 + row % 4, 15)] for row in range(7)]
+    without = Advantages(*(tensor.gather(1, torch.tensor(kept)) for tensor in found))
     _expect_close(without, trial.estimate(given), "with three more tokens that the policy only read")
 
 

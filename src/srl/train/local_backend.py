@@ -401,6 +401,7 @@ def actor_loss(config: Config, correction: RolloutCorrection = NO_CORRECTION) ->
         clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
         clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
         clip_c=actor.clip_ratio_c,
+        loss_mode=actor.policy_loss.loss_mode,
         normalise=actor.loss_agg_mode,
         horizon=actor.loss_agg_constant or config.data.max_response_length,
         entropy_coeff=actor.entropy_coeff,

@@ -15,7 +15,7 @@ from srl.update.batch import Batch, micro_batches
 from srl.update.kl import kl_penalty
 from srl.update.logits import packs
 from srl.update.logprobs import TokenStats, token_stats
-from srl.update.losses import LossAggMode, aggregate, count_for, policy_loss
+from srl.update.losses import LossAggMode, LossMode, aggregate, count_for, policy_loss
 from srl.update.optimiser import Optimiser
 from srl.update.rollout_correction import NO_CORRECTION, RolloutCorrection
 
@@ -66,6 +66,7 @@ class ActorLoss:
     clip_low: float = 0.2
     clip_high: float = 0.2
     clip_c: float | None = 3.0
+    loss_mode: LossMode = "vanilla"
     normalise: LossAggMode = "token-mean"
     horizon: int | None = None
     entropy_coeff: float = 0.0
@@ -178,6 +179,7 @@ def actor_loss(
         stats.logprobs, old, part.advantages, part.mask,
         clip_low=loss.clip_low, clip_high=loss.clip_high, clip_c=loss.clip_c, weights=weights,
         normalise=loss.normalise, denominator=denominator, tokens=tokens, loss_mask=part.loss_mask,
+        loss_mode=loss.loss_mode,
     )  # fmt: skip
     metrics = {"actor/pg_loss": policy, **{f"actor/{name}": value for name, value in found.items()}}
     whole = policy

@@ -12,8 +12,8 @@ from torch import Tensor
 from srl.advantage import masked_mean
 from srl.errors import UserError, nearest
 
-KLKind = Literal["k1", "k2", "k3"]
-VERL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+KLKind = Literal["k1", "k2", "k3", "k3+"]
+VERL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "low_var_kl+": "k3+"}
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k3") -> Tensor:
@@ -22,8 +22,10 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k3") -> Tens
         k1 = d        k2 = d²/2        k3 = exp(−d) − 1 + d
 
     Schulman 2020, http://joschu.net/blog/kl-approx.html. verl's names `kl`, `mse` and `low_var_kl`
-    mean the same. As in verl, k3 clamps d to ±20 and the result to at most 10, so a single token cannot
-    overflow; a clamped token has no gradient. Raises UserError for another name.
+    mean the same. k3+ has the value of k3 and the gradient of k2, straight through: on policy the expected
+    gradient of k2 is that of the KL, and that of k3 is that of KL(π_ref ‖ π). As in verl, k3 clamps d to
+    ±20 and the result to at most 10, so a single token cannot overflow; a clamped token has no gradient.
+    Raises UserError for another name.
     """
     kind = VERL_NAMES.get(kind, kind)
     difference = logprobs - ref_logprobs
@@ -34,7 +36,11 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k3") -> Tens
     if kind == "k3":
         bounded = difference.clamp(-20.0, 20.0)
         return (torch.expm1(-bounded) + bounded).clamp(max=10.0)
-    raise UserError(f"no KL estimator {kind!r}: k1, k2 and k3 exist{nearest(kind, ['k1', 'k2', 'k3'])}")
+    if kind == "k3+":
+        half_square = 0.5 * difference.square()
+        return half_square - half_square.detach() + kl_penalty(logprobs, ref_logprobs, "k3").detach()
+    known = ["k1", "k2", "k3", "k3+"]
+    raise UserError(f"no KL estimator {kind!r}: k1, k2, k3 and k3+ exist{nearest(kind, known)}")
 
 
 def penalised_rewards(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:

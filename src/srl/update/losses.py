@@ -11,6 +11,7 @@ Values where the mask is 0 are never read and get no gradient.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,10 +20,14 @@ from torch import Tensor
 from srl.advantage import masked_sum
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"]
+LossMode = Literal["vanilla", "gspo", "cispo"]
+"""Losses of the policy, with verl's names."""
 Metrics = dict[str, Tensor]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before `exp`, as in verl: e^20 is finite in every dtype but half."""
+MAX_SEQUENCE_LOG_RATIO = 10.0
+"""The bound of a sequence's log-ratio in GSPO, as in verl."""
 
 
 def count_for(mask: Tensor, normalise: LossAggMode = "token-mean", horizon: int | None = None) -> float:
@@ -80,25 +85,42 @@ def policy_loss(
     denominator: float | None = None,
     tokens: float | None = None,
     loss_mask: Tensor | None = None,
+    loss_mode: LossMode = "vanilla",
 ) -> tuple[Tensor, Metrics]:
-    """PPO's clipped objective, with ρ = π(token) / π_old(token).
+    """The loss of the policy, with ρ = π(token) / π_old(token), by `loss_mode`.
+
+    vanilla, PPO's clipped objective:
 
         ℓ = max(−ρ·A, −clip(ρ, 1 − clip_low, 1 + clip_high)·A)      and, where A < 0, at most −c·A
 
     Schulman et al. 2017, eq. 7; c is the dual clip of Ye et al. 2020 (arXiv 1912.09729), `None` for
-    none; clip_high above clip_low is DAPO's (arXiv 2503.14476). `weights` (B, T) multiply ℓ
-    (`srl.update.rollout_correction`). `loss_mask`, which contains `mask`, widens the loss beyond the policy's
-    tokens while the count it is divided by, and the metrics, stay those of `mask`.
+    none; clip_high above clip_low is DAPO's (arXiv 2503.14476).
+
+    gspo has the sequence's ratio s in the place of ρ, without a dual clip: |y| are the policy's tokens of the
+    row, and sg keeps a gradient out (Zheng et al. 2025, arXiv 2507.18071, eq. 5, 7 and 14):
+
+        s = exp(1/|y| · Σ_t log ρ_t)            s_t = sg(s) · π(token) / sg(π(token))
+        ℓ = max(−s_t·A, −clip(s_t, 1 − clip_low, 1 + clip_high)·A)
+
+    cispo clips the weight of a token, which keeps its gradient (MiniMax 2025, arXiv 2506.13585, eq. 4 and 5):
+
+        ℓ = −sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·log π(token)
+
+    `weights` (B, T) multiply ℓ (`srl.update.rollout_correction`). `loss_mask`, which contains `mask`, widens
+    the loss beyond the policy's tokens while the count it is divided by, and the metrics, stay those of
+    `mask`.
     """
     counted = mask if loss_mask is None else loss_mask
     log_ratio = _log_ratio(logprobs, old_logprobs)
     advantages = advantages.masked_fill(~counted.bool(), 0)
-    ratio = log_ratio.exp()
-    plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    upper = torch.maximum(plain, clipped)
-    ceiling = _dual_clip_ceiling(advantages, clip_c)
-    per_token = torch.minimum(upper, ceiling)
+    if loss_mode == "gspo":
+        bound = _of_sequence(logprobs, logprobs - old_logprobs, mask, counted).exp()
+        found = _clipped_objective(bound, advantages, clip_low, clip_high, None)
+    elif loss_mode == "cispo":
+        found = _clipped_weights(logprobs, log_ratio.exp(), advantages, counted, clip_low, clip_high)
+    else:
+        found = _clipped_objective(log_ratio.exp(), advantages, clip_low, clip_high, clip_c)
+    per_token = found.per_token
     if weights is not None:
         per_token = per_token * weights
     loss = aggregate(
@@ -109,12 +131,46 @@ def policy_loss(
         lengths=mask.bool().sum(dim=-1),
     )
     watched = {
-        "pg_clipfrac": clipped > plain,
-        "pg_clipfrac_lower": upper > ceiling,
+        "pg_clipfrac": found.clipped,
+        "pg_clipfrac_lower": found.lowered,
         "ppo_kl": -log_ratio,
-        "ratio_mean": ratio,
+        "ratio_mean": log_ratio.exp(),
     }
     return loss, _shares(watched, mask, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Objective:
+    """The loss of each token, where the clip changed it, and where the dual clip lowered it; all (B, T)."""
+
+    per_token: Tensor
+    clipped: Tensor
+    lowered: Tensor
+
+
+def _clipped_objective(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_c: float | None
+) -> _Objective:
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    upper = torch.maximum(plain, clipped)
+    ceiling = _dual_clip_ceiling(advantages, clip_c)
+    return _Objective(torch.minimum(upper, ceiling), clipped > plain, upper > ceiling)
+
+
+def _of_sequence(logprobs: Tensor, log_ratio: Tensor, mask: Tensor, counted: Tensor) -> Tensor:
+    """log s_t of GSPO (B, T): the mean log-ratio of the row, with the gradient of the token's log-prob."""
+    mean = masked_sum(log_ratio, mask, dim=-1) / mask.bool().sum(dim=-1).clamp(min=1)
+    known = logprobs.masked_fill(~counted.bool(), 0)
+    return (known - known.detach() + mean.detach().unsqueeze(-1)).clamp(max=MAX_SEQUENCE_LOG_RATIO)
+
+
+def _clipped_weights(
+    logprobs: Tensor, ratio: Tensor, advantages: Tensor, counted: Tensor, clip_low: float, clip_high: float
+) -> _Objective:
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high).detach()
+    per_token = -weight * advantages * logprobs.masked_fill(~counted.bool(), 0)
+    return _Objective(per_token, weight != ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def value_loss(

@@ -419,7 +419,9 @@ def _clips(conversion: Conversion) -> None:
 
 def _loss_of_verl(conversion: Conversion) -> None:
     mode = conversion.given(f"{ACTOR}.policy_loss.loss_mode")
-    if mode not in (None, "vanilla"):
+    if mode in ("gspo", "cispo"):
+        conversion.ours["actor.policy_loss.loss_mode"] = mode
+    elif mode not in (None, "vanilla"):
         conversion.ours[f"verl.{ACTOR}.policy_loss.loss_mode"] = mode
         conversion.note(
             f"the loss {mode} is verl's own: kept below verl:; without --backend verl the loss is PPO's"

@@ -17,6 +17,7 @@ NO_DEFAULT: Any = object()
 """There is no default to write out: the key matters only where it is set."""
 
 KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+KL_LOSS = {**KL, "k3+": "k3+", "low_var_kl+": "k3+"}
 ESTIMATORS = {
     "gae": "ppo",
     "grpo": "grpo",
@@ -130,7 +131,7 @@ _ACTOR = [
     _each("actor_rollout_ref.actor.entropy_coeff", "actor.entropy_coeff", 0.001, 0),
     _both("actor_rollout_ref.actor.use_kl_loss", "actor.use_kl_loss", False),
     _both("actor_rollout_ref.actor.kl_loss_coef", "actor.kl_loss_coef", 0.001),
-    _both("actor_rollout_ref.actor.kl_loss_type", "actor.kl_loss_type", "low_var_kl", KL),
+    _both("actor_rollout_ref.actor.kl_loss_type", "actor.kl_loss_type", "low_var_kl", KL_LOSS),
     _verl("actor_rollout_ref.actor.loss_agg_mode", "actor.loss_agg_mode", "token-mean", LOSS_AGG),
     _verl("actor_rollout_ref.actor.loss_scale_factor", "actor.loss_agg_constant"),
     _both("actor_rollout_ref.actor.grad_clip", "actor.grad_clip", 1.0),

@@ -47,7 +47,7 @@ FSDP_AND_MEGATRON = (
 )
 """verl's section of each network, and the keys in it for FSDP and for Megatron."""
 
-KL_NAMES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
+KL_NAMES = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "k3+": "low_var_kl+"}
 LOSS_AGG = {"constant": "seq-mean-token-sum-norm"}
 """verl's names of our modes, where they differ."""
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -293,6 +293,7 @@ def _actor(config: Config) -> Rows:
     yield f"{ACTOR}.clip_ratio_low", getattr(actor, low), f"actor.{low}"
     yield f"{ACTOR}.clip_ratio_high", getattr(actor, high), f"actor.{high}"
     yield f"{ACTOR}.clip_ratio_c", actor.clip_ratio_c or NO_DUAL_CLIP, "actor.clip_ratio_c"
+    yield f"{ACTOR}.policy_loss.loss_mode", actor.policy_loss.loss_mode, "actor.policy_loss.loss_mode"
     yield f"{ACTOR}.entropy_coeff", actor.entropy_coeff, "actor.entropy_coeff"
     yield f"{ACTOR}.use_kl_loss", actor.use_kl_loss, "actor.use_kl_loss"
     yield f"{ACTOR}.kl_loss_coef", actor.kl_loss_coef, "actor.kl_loss_coef"

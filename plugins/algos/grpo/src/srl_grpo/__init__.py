@@ -11,3 +11,8 @@ def srl_algorithms(register):
         "GRPO: the score relative to the group's mean, in standard deviations",
         options="srl_grpo.estimator:Options",
     )
+    for name, summary in (
+        ("gspo", "GSPO: GRPO's advantages, and a clipped ratio for each sequence"),
+        ("cispo", "CISPO: GRPO's advantages, and clipped weights of tokens"),
+    ):
+        register(name, f"srl_grpo.policy_losses:{name}", summary, options="srl_grpo.estimator:Options")
