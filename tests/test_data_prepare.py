@@ -303,7 +303,8 @@ def test_a_question_with_the_id_of_a_test_question_is_not_trained_on():
 
 def test_a_question_of_two_files_is_kept_once_with_what_is_known_of_it(tmp_path):
     full, simple = tmp_path / "full-test.jsonl", tmp_path / "simple-test.jsonl"
-    full.write_text('{"_id": "ab", "question": "Who rows?", "answer": "Ann", "supporting_titles": ["Osk"]}\n')
+    row = {"_id": "ab", "question": "Who rows?", "answer": ["ann", "Annie"], "supporting_titles": ["Osk"]}
+    full.write_text(json.dumps(row))
     rows = [("who rows", "Ann"), ("Who swims?", "Bo"), ("Who swims?", "Bo"), ("Who rows?", "Cy")]
     lines = [json.dumps({"question": text, "answer": answer}) for text, answer in rows]
     simple.write_text("\n".join(lines))

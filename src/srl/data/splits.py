@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
+from srl.answers import normalise_answer
 from srl.errors import UserError, nearest
 from srl.trajectory import Question
 
@@ -106,18 +107,18 @@ def without_repeats(questions: Iterable[Question], others: Iterable[Question]) -
 def without_copies(files: Iterable[Sequence[Question]]) -> list[Question]:
     """The questions of several files, without those that an earlier file has.
 
-    Such a copy has the data source, words and answers of the earlier question and names no other passages.
-    Of the two the one with more metadata stays, in the earlier place. A file that repeats a question keeps
-    both: published sets are left as they are.
+    Such a copy has the data source and the words of the earlier question, an answer in common, and names no
+    other passages. Of the two the one with more metadata stays, in the earlier place. A file that repeats a
+    question keeps both: published sets are left as they are.
     """
     kept: list[Question] = []
     places: dict[object, int] = {}
     for questions in files:
         new: dict[object, int] = {}
         for question in questions:
-            key = question.data_source, _words(question), frozenset(question.golden_answers)
+            key = question.data_source, _words(question)
             place = places.get(key)
-            if place is None or _passages_differ(kept[place], question):
+            if place is None or _differ(kept[place], question):
                 new.setdefault(key, len(kept))
                 kept.append(question)
             elif len(question.metadata) > len(kept[place].metadata):
@@ -126,9 +127,11 @@ def without_copies(files: Iterable[Sequence[Question]]) -> list[Question]:
     return kept
 
 
-def _passages_differ(one: Question, other: Question) -> bool:
+def _differ(one: Question, other: Question) -> bool:
+    """Whether two questions in the same words have no answer in common, or name different passages."""
     gold, others = (question.metadata.get("supporting_ids") for question in (one, other))
-    return bool(gold and others and gold != others)
+    answers = (set(map(normalise_answer, question.golden_answers)) for question in (one, other))
+    return set.isdisjoint(*answers) or bool(gold and others and gold != others)
 
 
 def _words(question: Question) -> tuple[str, ...]:

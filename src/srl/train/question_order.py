@@ -109,7 +109,15 @@ class MixedOrder(QuestionOrder):
         self._pools = [QuestionOrder(pool, len(pool), seed, shuffle) for pool in pools.values()]
         self._starts = [[_Start() for _ in pools]]  # of the steps up to the last one that was asked for
 
-    def batch(self, step: int) -> list[Question]:
+    def _epoch(self, epoch: int) -> list[Question]:
+        """As many mixed batches as the questions fill; a pool may come several times in them, or in part."""
+        if self._shuffled[0] != epoch:
+            count = len(self.questions) // self.batch_size
+            steps = range(epoch * count + 1, (epoch + 1) * count + 1)
+            self._shuffled = epoch, [question for step in steps for question in self._mixed(step)]
+        return self._shuffled[1]
+
+    def _mixed(self, step: int) -> list[Question]:
         while len(self._starts) <= step:
             self._starts.append(self._after(self._starts[-1]))
         slots = self._slots(self._starts[step - 1])
