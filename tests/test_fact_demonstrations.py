@@ -242,6 +242,24 @@ def test_triples_of_two_chains_are_followed_one_chain_after_the_other():
     assert (facts.begins, facts.ends) == ((0, 2), (1, 3))
 
 
+def test_triples_may_be_columns_and_other_forms_leave_the_titles():
+    columns = {"fact": ["A", "B"], "relation": ["director", "spouse"], "entity": ["B", "C"]}
+    known = {"supporting_titles": ["A", "B"]}
+    facts = facts_of(Question("q", "?", ("C",), metadata={**known, "evidences": columns}))
+    assert [(lookup.subject, lookup.value) for lookup in facts.lookups] == [("A", "B"), ("B", "C")]
+    odd: list[dict[str, Any]] = [
+        {"evidences": [["A", "director"]]}, {"evidences": {"fact": ["A"]}}, {"evidences": "A"},
+        {"question_decomposition": [{"question": "A?"}]}, {"question_decomposition": "A"},
+        {"evidences": [["A", "director", 7]]},
+    ]  # fmt: skip
+    for metadata in odd:
+        facts = facts_of(
+            Question("q", "?", ("C",), metadata={**known, "supporting_facts": [["A", 0]], **metadata})
+        )
+        assert [lookup.title for lookup in facts.lookups] == ["A", "B"]
+        assert not facts.by_value
+
+
 @pytest.mark.parametrize(
     ("value", "text", "found"),
     [

@@ -14,6 +14,9 @@ from typing import Any
 from srl.data.stated_values import find_text
 from srl.trajectory import Passage, Question
 
+Triple = tuple[str, str, str]
+"""Subject, relation and object."""
+
 
 class NoDemonstration(Exception):  # noqa: N818  # not an error of the program: an outcome
     """Why a question gets no demonstration, in a few words."""
@@ -73,17 +76,46 @@ class Facts:
 
 
 def facts_of(question: Question) -> Facts:
-    """The supporting facts of a question. Raises NoDemonstration where its metadata have none."""
+    """The supporting facts of a question. Raises NoDemonstration where its metadata have none.
+
+    Triples and decompositions in a form that is not known are passed over: the titles remain.
+    """
     metadata = question.metadata
     passages = _Passages(metadata)
-    if metadata.get("question_decomposition"):
-        steps = tuple(_step(step, passages) for step in metadata["question_decomposition"])
-        return Facts(steps, by_value=True)
-    if metadata.get("evidences") and passages.titles:
-        return _by_triples([(str(s), str(r), str(o)) for s, r, o in metadata["evidences"]], passages)
+    if steps := _steps(metadata.get("question_decomposition")):
+        return Facts(tuple(_step(step, passages) for step in steps), by_value=True)
+    if passages.titles and (triples := _triples(metadata.get("evidences"))):
+        return _by_triples(triples, passages)
     if not passages.titles and not passages.all_ids:
         raise NoDemonstration("no supporting facts")
     return Facts(tuple(passages.lookup(title) for title in passages.titles or [""]))
+
+
+def _steps(given: object) -> list[Mapping[str, Any]]:
+    """The steps of a decomposition, if all have a question and an answer."""
+    steps = given if isinstance(given, list) else []
+    whole = (
+        isinstance(step, dict) and _are_texts(step.get("question"), step.get("answer")) for step in steps
+    )
+    return steps if all(whole) else []
+
+
+def _triples(given: object) -> list[Triple]:
+    """The triples in a list, or in the columns `fact`, `relation` and `entity`."""
+    if isinstance(given, dict):
+        columns = [given.get(name) for name in ("fact", "relation", "entity")]
+        same = (
+            all(isinstance(column, list) for column in columns) and len({len(c or ()) for c in columns}) == 1
+        )
+        given = [list(row) for row in zip(*columns, strict=True)] if same else []
+    rows = given if isinstance(given, list) else []
+    if not all(isinstance(row, list) and len(row) == 3 and _are_texts(*row) for row in rows):
+        return []
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+def _are_texts(*values: object) -> bool:
+    return all(isinstance(value, str) and value.strip() for value in values)
 
 
 class _Passages:
@@ -92,7 +124,9 @@ class _Passages:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.titles = [str(title) for title in metadata.get("supporting_titles") or ()]
         ids = [str(name) for name in metadata.get("supporting_ids") or ()]
-        self.facts: list[Mapping[str, str]] = metadata.get("supporting_facts") or []
+        facts = metadata.get("supporting_facts")
+        named = (fact for fact in facts if isinstance(fact, dict)) if isinstance(facts, list) else ()
+        self.facts = [fact for fact in named if _are_texts(fact.get("title"))]
         self.all_ids = frozenset(ids)
         pairs = list(zip(self.titles, ids, strict=True)) if len(ids) == len(self.titles) else []
         pairs += [(fact["title"], fact["id"]) for fact in self.facts if fact.get("id")]
@@ -105,18 +139,19 @@ class _Passages:
         return Lookup(title, ids or self.all_ids, sentences=texts, **rest)
 
 
-def _step(step: Mapping[str, str], passages: _Passages) -> Lookup:
-    """A step of a decomposition: `{question, answer, id}`; the question may be `subject >> relation`."""
+def _step(step: Mapping[str, Any], passages: _Passages) -> Lookup:
+    """A step of a decomposition: `{question, answer, id}`; the question may be `subject >> relation`.
+
+    An `id` that is no passage's, as those in MuSiQue's own steps, is passed over.
+    """
     asked, name = step["question"], step.get("id")
+    name = name if name in passages.all_ids else None
     subject, arrow, relation = (part.strip() for part in asked.partition(">>"))
     title = passages.title_of.get(name or "", "")
     ids = frozenset([name]) if name else passages.all_ids
     if arrow:
         return Lookup(title, ids, subject, relation, value=step["answer"])
     return Lookup(title, ids, subquestion=asked, value=step["answer"])
-
-
-Triple = tuple[str, str, str]
 
 
 def _by_triples(triples: Sequence[Triple], passages: _Passages) -> Facts:
