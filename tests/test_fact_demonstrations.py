@@ -43,7 +43,7 @@ PAGES = {
     "Tovan Hesk": "Tovan Hesk (born March 3, 1911) was a director from India.",
     "Quenton": "Quenton is a market town on the Lenn. The mayor of Quenton is Mira Oswin.",
     "Mira Oswin": "Mira Oswin is a politician who keeps bees.",
-    "Beekeeping": "Beekeeping is the care of bees. Arno Rusk wrote a book on it.",
+    "Beekeeping": 'Beekeeping is the care of bees. Arno Rusk wrote on it for Ada "Finch" Bell.',
     "Lenn": "The Lenn is a river. Floods of the Lenn are called reedwash by those who live near it.",
 }
 PASSAGES = [Passage(f"p{number}", f'"{title}"\n{text}') for number, (title, text) in enumerate(PAGES.items())]
@@ -242,6 +242,31 @@ def test_triples_of_two_chains_are_followed_one_chain_after_the_other():
     assert (facts.begins, facts.ends) == ((0, 2), (1, 3))
 
 
+def test_triples_whose_names_differ_in_accents_or_length_are_one_chain():
+    for value, subject in (("Émile Chautard", "Emile Chautard"), ("Kanye West", "Kanye")):
+        known = {
+            "supporting_titles": ["A", value],
+            "evidences": [["A", "director", value], [subject, "spouse", "C"]],
+        }
+        facts = facts_of(Question("q", "?", ("C",), metadata=known))
+        assert facts.by_value
+        assert [lookup.title for lookup in facts.lookups] == ["A", value]
+
+
+def test_answer_is_in_the_case_of_the_text_and_without_its_inner_punctuation(index):
+    question = asks("Which river is QUENTON on?", "lenn", "Quenton")
+    assert answer_of(chain_of(question, index)) == "Lenn"
+    question = asks("For whom did Arno Rusk write on beekeeping?", "Ada Finch Bell", "Beekeeping")
+    assert answer_of(chain_of(question, index)) == "Ada Finch Bell"
+
+
+def test_last_passage_is_quoted_even_where_an_earlier_one_has_the_answer(index):
+    question = asks("Who is older, Arno Rusk or Tovan Hesk?", "Arno Rusk", "Arno Rusk", "Tovan Hesk")
+    chain = chain_of(question, index)
+    assert "March 3, 1911" in chain.turns[-1]
+    assert "24 August 1886" in chain.turns[-1]
+
+
 def test_triples_may_be_columns_and_other_forms_leave_the_titles():
     columns = {"fact": ["A", "B"], "relation": ["director", "spouse"], "entity": ["B", "C"]}
     known = {"supporting_titles": ["A", "B"]}
@@ -270,6 +295,8 @@ def test_triples_may_be_columns_and_other_forms_leave_the_titles():
         ("India", "of Indiana Jones", "Indiana"),
         ("New York", "in NEW YORK.", "NEW YORK"),
         ("art", "a party", None),
+        ("United States", "an American pilot", "American"),
+        ("French", "from France", "France"),
         ("25 August 1886", "born August 24, 1886", None),
         ("$5", "for $5 each", "$5"),
     ],
@@ -284,6 +311,7 @@ def test_dates_are_ordered_by_what_both_tell():
     assert is_earlier(date_in("1911"), date_in("4 April 1911")) is None
     assert is_earlier(date_in("May 9, 1920"), date_in("9 May 1919")) is False
     assert same_value("Italian", "Italy")
+    assert same_value("US", "American")
     assert not same_value("Iran", "Iraq")
 
 
@@ -479,7 +507,8 @@ def test_real_answers_stand_in_what_was_shown_or_compare_things_that_were(real, 
         assert gold <= shown or set(question.metadata["supporting_titles"]) <= titles, question.id
         if episode.answer in ("yes", "no"):
             continue
-        assert re.search(rf"(?<!\w){re.escape(episode.answer)}(?!\w)", everything, re.IGNORECASE), question.id
+        words = r"\W+".join(map(re.escape, re.findall(r"\w+", str(episode.answer))))
+        assert re.search(rf"(?<!\w){words}(?!\w)", everything, re.IGNORECASE), question.id
 
 
 def test_real_queries_use_only_words_that_were_known(real, episodes):
@@ -527,4 +556,4 @@ def test_real_misses_that_are_kept_are_real(real, episodes):
         missed = next(search for search in episode.searches if search.turn == turn - 1)
         gold = set(questions[episode.question.id].metadata["supporting_ids"])
         earlier = {hit.passage.id for search in episode.searches[: turn - 1] for hit in search.shown_hits}
-        assert not gold <= earlier | {hit.passage.id for hit in missed.shown_hits}
+        assert not gold & {hit.passage.id for hit in missed.shown_hits} - earlier

@@ -89,7 +89,7 @@ def need(relation: str, name: str, rng: random.Random) -> str:
         says = ("I look up {n}.", "First I read about {n}.", "I search for {n}.")
     else:
         says = ("I look this up.", "I need to search for this.", "I do not know this, so I search.")
-    return rng.choice(says).format(r=relation, n=name)
+    return rng.choice(says).format(r=relation, n=name.rstrip("?."))
 
 
 def missed(rng: random.Random) -> str:

@@ -18,6 +18,16 @@ _DATE = re.compile(
 )
 
 
+_COUNTRIES = (
+    ("United States", "United States of America", "US", "U.S.", "USA", "America", "American"),
+    ("United Kingdom", "UK", "U.K.", "Britain", "Great Britain", "British"),
+    ("Denmark", "Danish"), ("France", "French"), ("Greece", "Greek"), ("Ireland", "Irish"),
+    ("Netherlands", "Dutch"), ("Philippines", "Filipino"), ("Poland", "Polish"), ("Spain", "Spanish"),
+    ("Switzerland", "Swiss"), ("Thailand", "Thai"),
+)  # fmt: skip
+"""Names and adjectives of countries that do not begin alike."""
+
+
 def find_text(value: str, text: str) -> Span | None:
     """Where `value` stands in `text` as whole words: as it is written, else in other case or punctuation."""
     value = value.strip()
@@ -35,16 +45,23 @@ def find_value(value: str, text: str) -> Span | None:
     date = date_in(value)
     if date is not None and date[1]:
         return next((match.span() for match in _DATE.finditer(text) if _date(match) == date), None)
+    for other in _other_names(value):
+        if (found := find_text(other, text)) is not None:
+            return found
     if len(value) < 4 or not (value.isalpha() and value[0].isupper()):
         return None
     adjective = re.search(rf"(?<!\w){re.escape(_stem(value))}[a-z]*(?!\w)", text)
     return adjective.span() if adjective else None
 
 
+def _other_names(country: str) -> tuple[str, ...]:
+    return next((names for names in _COUNTRIES if country in names), ())
+
+
 def same_value(one: str, other: str) -> bool:
-    """Whether two values are the same, up to case and endings: `Indian` and `India` are."""
+    """Whether two values are the same, as `Indian` and `India`, or `US` and `American`."""
     first, second = one.casefold(), other.casefold()
-    if first == second:
+    if first == second or other in _other_names(one):
         return True
     long_enough = min(len(first), len(second)) >= 4
     return long_enough and (first.startswith(_stem(second)) or second.startswith(_stem(first)))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import combining, normalize
 
 from srl.data.stated_values import find_text
 from srl.trajectory import Passage, Question
@@ -176,7 +177,13 @@ def _by_triples(triples: Sequence[Triple], passages: _Passages) -> Facts:
 
 
 def _is_root(place: int, triples: Sequence[Triple]) -> bool:
-    return not any(_same_title(triples[place][0], other[2]) for other in triples)
+    return not any(_same_name(triples[place][0], other[2]) for other in triples)
+
+
+def _same_name(subject: str, value: str) -> bool:
+    """Whether a triple begins where another ends; `Kanye` and `Kanye West` are one name."""
+    words, others = _folded(subject).split(), _folded(value).split()
+    return bool(words) and (words == others[: len(words)] or others == words[: len(others)] != [])
 
 
 def _chain(place: int, triples: Sequence[Triple]) -> Iterator[int]:
@@ -184,7 +191,7 @@ def _chain(place: int, triples: Sequence[Triple]) -> Iterator[int]:
     for _ in triples:
         yield place
         value = triples[place][2]
-        following = [other for other, triple in enumerate(triples) if _same_title(triple[0], value)]
+        following = [other for other, triple in enumerate(triples) if _same_name(triple[0], value)]
         if not following:
             return
         place = following[0]
@@ -202,4 +209,10 @@ def _title(triples: Sequence[Triple], place: int, titles: Sequence[str]) -> str:
 
 
 def _same_title(one: str, other: str) -> bool:
-    return " ".join(one.split()).casefold() == " ".join(other.split()).casefold()
+    return _folded(one) == _folded(other)
+
+
+def _folded(title: str) -> str:
+    """A title without accents, case and extra spaces."""
+    letters = (letter for letter in normalize("NFKD", title) if not combining(letter))
+    return " ".join("".join(letters).casefold().split())

@@ -50,9 +50,9 @@ class ChainOptions:
 class Chain:
     """A demonstration in the making: its turns, and what its searches showed.
 
-    `known` are the texts that a query may use: the question and what was shown. `said` is what was read since
-    the last search. `keeps_miss`: the next search that misses its passage is kept, once. `reworded` counts
-    the passages that the first wording did not bring.
+    `lookups` are all that the question needs. `known` are the texts that a query may use: the question and
+    what was shown. `said` is what was read since the last search. `keeps_miss`: the next search that brings
+    no supporting passage is kept, once. `reworded` counts the passages that the first wording did not bring.
     """
 
     question: Question
@@ -61,6 +61,7 @@ class Chain:
     max_searches: int
     rng: random.Random
     keeps_miss: bool
+    lookups: Sequence[Lookup]
     known: list[str]
     turns: list[str] = field(default_factory=list)
     queries: list[str] = field(default_factory=list)
@@ -93,7 +94,7 @@ class Chain:
             found = await self._ask(query)
             tried.append((query, found))
             if any(lookup.is_in(doc.passage, doc.whole) for doc in self._docs(found, lookup)):
-                if len(tried) > 1 and self.keeps_miss:
+                if len(tried) > 1 and self._may_keep(tried[0][1]):
                     self._keep_miss(lookup, name, *tried[0])
                 self._write_search(lookup, name, query, found)
                 return True
@@ -101,7 +102,7 @@ class Chain:
 
     async def _try_after_miss(self, lookup: Lookup, name: str, tried: list[tuple[str, Search]]) -> bool:
         """Keep the first search although it missed: what it showed may give better words."""
-        if not (self.keeps_miss and tried):
+        if not tried or not self._may_keep(tried[0][1]):
             return False
         self._keep_miss(lookup, name, *tried[0])
         return await self._try(lookup, name, tried)
@@ -121,6 +122,13 @@ class Chain:
         seen = self.show(found)
         pairs = enumerate(zip(seen.shown_hits, seen.shown_texts, strict=True), start=1)
         return [_doc(rank, hit, text) for rank, (hit, text) in pairs]
+
+    def _may_keep(self, found: Search) -> bool:
+        """Whether a search that missed its passage may be kept: it brings no other supporting one either."""
+        hits = [hit.passage for hit in found.hits]
+        wanted = (lookup for lookup in self.lookups if self.seen(lookup) is None)
+        brings = any(lookup.is_in(passage, passage.contents) for lookup in wanted for passage in hits)
+        return self.keeps_miss and not brings
 
     def _keep_miss(self, lookup: Lookup, name: str, query: str, found: Search) -> None:
         self._write_search(lookup, name, query, found)
@@ -191,13 +199,17 @@ class Chain:
         self.turns.append(f"<think> {escape(self._thought())} </think>\n<answer> {escape(text)} </answer>")
 
     def accepted(self, shown: Sequence[str]) -> str:
-        """An accepted answer as a shown text writes it. Raises NoDemonstration."""
-        for gold in self.question.golden_answers:
-            for text in shown:
-                span = find_text(gold, text)
-                if span is not None and exact_match(text[slice(*span)], [gold]):
-                    return text[slice(*span)].rstrip(",;: ")
-        raise NoDemonstration("the passages do not have the answer")
+        """An accepted answer that stands in a shown text, in the text's case. Raises NoDemonstration."""
+        found = [
+            (gold, text[slice(*span)])
+            for gold in self.question.golden_answers
+            for text in shown
+            if (span := find_text(gold, text)) is not None and exact_match(text[slice(*span)], [gold])
+        ]
+        if not found:
+            raise NoDemonstration("the passages do not have the answer")
+        same = (written for gold, written in found if written.casefold() == gold.casefold())
+        return next(same, found[0][0]).rstrip(",;: ")
 
 
 def _doc(rank: int, hit: Hit, text: str) -> Doc:
@@ -210,8 +222,10 @@ async def fact_chain(question: Question, search: SearchTool, show: Show, options
     """The demonstration of a question. Raises NoDemonstration, and UserError if search fails."""
     rng = random.Random(f"demonstration {options.seed} {question.id}")
     keeps_miss = rng.random() < options.recovery
-    chain = Chain(question, search, show, options.max_searches, rng, keeps_miss, [question.text])
     facts = facts_of(question)
+    chain = Chain(
+        question, search, show, options.max_searches, rng, keeps_miss, facts.lookups, [question.text]
+    )
     await (_by_values(facts, chain) if facts.by_value else _by_titles(facts, chain))
     return chain
 
@@ -318,7 +332,7 @@ def _next(left: Sequence[Lookup], chain: Chain, by_name: bool) -> tuple[Lookup, 
 
 
 def _answer_from(found: Sequence[tuple[Lookup, Doc]], chain: Chain) -> None:
-    """Quote the passage that has the answer, the last one for yes or no, and give it."""
+    """Quote the passage that was found last and the one that has the answer, and give it."""
     gold = normalise_answer(chain.question.golden_answers[0])
     if gold in _YES_NO:
         chain.quote(*found[-1], "")
@@ -327,6 +341,9 @@ def _answer_from(found: Sequence[tuple[Lookup, Doc]], chain: Chain) -> None:
         return
     latest = list(reversed(found))
     answer = chain.accepted([doc.text for _, doc in latest] + [doc.whole for _, doc in latest])
-    lookup, doc = next((each for each in latest if find_text(answer, each[1].text)), latest[0])
-    chain.quote(lookup, doc, answer)
+    last, source = latest[0], next((each for each in latest if find_text(answer, each[1].text)), latest[0])
+    if last is not source:
+        chain.quote(*last, "")
+    if not any(find_text(answer, said) for said in chain.said):
+        chain.quote(*source, answer)
     chain.answer(answer)
