@@ -137,7 +137,8 @@ def groups(results: Sequence[EpisodeResult]) -> dict[str, dict[str, Any]]:
         found["all"].append(item)
         found[f"set={item.data_source}"].append(item)
         found[f"hops={item.hops or 1}"].append(item)
-        found["hops>1" if (item.hops or 1) > 1 else "hops=1 or unknown"].append(item)
+        if (item.hops or 1) > 1:
+            found["hops>1"].append(item)
         if item.kind:
             found[f"type={item.data_source}/{item.kind}"].append(item)
     return {name: figures(found[name]) for name in sorted(found)}

@@ -54,7 +54,7 @@ def ask(
     \b
     Example:
       srl ask last --index my-index "Who wrote the Origin of Species?"
-      srl ask RUN@best --index my-index
+      srl ask best --index my-index --full "Who wrote the Origin of Species?"
     """
     from srl.cli.eval.shared import check_inputs, check_search, read_model, tell_changed_indexes
     from srl.cli.output import note, progress, show_counted
