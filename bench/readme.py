@@ -190,7 +190,23 @@ def _with_range(row: dict[str, Any], name: str) -> str:
     return f"{_share(row[name])} ({_share(low)} to {_share(high)})"
 
 
-PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md", "docs/results.md")
+def collapse() -> str:
+    """Each collapse: which watches fired, and what became of the run."""
+    lines = []
+    for key, run in load("collapse")["runs"].items():
+        kind, algo, seed, action = key.split("/")
+        fired = ", ".join(f"{one['watch']} {one['step']}" for one in run["fired"])
+        fell = "not in the log" if run["fell"] is None else str(run["fell"])
+        to = ", ".join(str(one["to_step"]) for one in run["fired"] if one["to_step"] is not None)
+        lines.append([f"{kind}, {algo}, seed {seed}", action, fired or "none", fell, to or "none",
+                      _share(run["best"]), _share(run["last"]), str(max(map(int, run["val"])))])  # fmt: skip
+    headers = ["collapse", "action", "watches and the step of each", "validation fell at", "rolled back to",
+               "best EM", "last EM", "at step"]  # fmt: skip
+    return table(headers, lines)
+
+
+PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md", "docs/results.md",
+         "docs/stability.md")  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "recall": recall,
@@ -202,6 +218,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "server": server,
     "quality": quality,
     **real_tables.TABLES,
+    "collapse": collapse,
     **scale_tables.TABLES,
     **speed_tables.TABLES,
     **verl_tables.TABLES,

@@ -1,11 +1,13 @@
 """Kill training at random moments, resume it, and compare it with an uninterrupted run.
 
-    python bench/resume.py [--kills 20] [--steps 8] [--seed 0] [--out FILE] [-- OPTIONS OF SRL TRAIN]
+    python bench/resume.py [--kills 20] [--steps 8] [--rollback] [--out FILE] [-- OPTIONS OF SRL TRAIN]
 
-Each kill is SIGKILL: one in five while the process starts up, the others at a random moment of the next
-three training steps. When a run ends before all kills are spent, another one is started. Both runs are
-deterministic (`rollout.deterministic=true`) and write a checkpoint each step. Exits with 1 unless every
-metric (times excepted), every sampled token and every weight is the same to the last bit.
+Each kill is SIGKILL: one in five while the process starts up, one in five while it writes a checkpoint, the
+others at a random moment of the next three training steps. With `--rollback` a watch rolls the run back to
+its start every three steps until `watch.max_rollbacks` stops it, and two kills in five are at a random moment
+of a roll-back. When a run ends before all kills are spent, another is started. Both runs are deterministic
+(`rollout.deterministic=true`) and write a checkpoint each step. Exits with 1 unless every metric (times
+excepted), every watch that fired, every sampled token and every weight is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ from typing import Any
 import torch
 
 import srl.store
+from srl.browse.watches import watches
 from srl.store import read_records
 from srl.workspace import Workspace
 
 SRL = str(Path(sys.executable).with_name("srl"))
 RESULTS = Path(__file__).parent / "results" / "resume.json"
 STEPS_AHEAD = 3.0
+CHECKPOINT_S, ROLLBACK_S = 0.05, 0.3
+"""Seconds after the first file of a checkpoint, or the warning before a roll-back, in which a kill comes."""
+STOPPED = "stopped by watch"
+ROLLBACK = ("watch.length_high.threshold=0", "watch.length_high.patience=3",
+            "watch.length_high.action=rollback", "watch.max_rollbacks=4",
+            "trainer.max_ckpt_to_keep=null")  # fmt: skip
+"""A watch that fires on every step, so after each third."""
 TIMES = ("timing_s/", "perf/throughput")
 TIMED = ("state.json", "manifest.json")
 NO_STEPS = ["--steps", "0", "--set", "trainer.val_before_train=false", "--set", "eval.test_questions=1"]
@@ -46,6 +56,8 @@ def differences(found: Path, expected: Path) -> list[str]:
              for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]  # fmt: skip
     if _episodes(found) != _episodes(expected):
         wrong.append("other episodes")
+    if _fired(found) != _fired(expected):
+        wrong.append("other watches fired")
     files, known = _files(found), _files(expected)
     wrong += [
         f"file {name}" for name in sorted(files.keys() | known.keys()) if files.get(name) != known.get(name)
@@ -58,6 +70,12 @@ def _metrics(run: Path) -> dict[tuple[str, int, str], float]:
     with srl.store.open(run) as log:
         rows = log.execute("SELECT phase, step, name, value FROM metrics").fetchall()
     return {(phase, step, name): value for phase, step, name, value in rows if not name.startswith(TIMES)}
+
+
+def _fired(run: Path) -> list[dict[str, Any]]:
+    """The watches that fired, in order."""
+    with srl.store.open(run) as log:
+        return [{**row, "run_id": ""} for row in watches(log)]
 
 
 def _episodes(run: Path) -> list[tuple[Any, ...]]:
@@ -136,8 +154,14 @@ class Process:
             return True
         return False
 
+    def wait_for_file(self, folder: Path, pattern: str) -> None:
+        """Until a file in `folder` matches, or the process has ended."""
+        while self.popen.poll() is None and next(folder.glob(pattern), None) is None:
+            time.sleep(0.001)
+
     def finish(self) -> None:
-        if self.popen.wait() != 0:
+        """Wait for the end: of all steps, or because a watch stopped the run."""
+        if self.popen.wait() != 0 and STOPPED not in self.text():
             raise SystemExit(f"srl {' '.join(self.arguments)} failed:\n{self.text()}")
 
 
@@ -167,20 +191,38 @@ class Trial:
         process.wait_for("run ")
         run = self.newest()
         while len(done) < kills:
-            startup = bool(done) and self.rng.random() < 0.2
-            if not startup:
-                process.wait_for("run ", "resuming ")
-            longest = self.startup_s if startup else STEPS_AHEAD * self.training_s / steps
-            delay = self.rng.uniform(0, longest)
+            during = self._moment(bool(done))
+            delay = self.rng.uniform(0, self._wait_for(during, process, run, steps))
             if not process.kill_after(delay):
                 break
             found = sorted(path.name for path in run.glob("checkpoints/step-*"))
-            done.append(
-                Kill("startup" if startup else "training", round(delay, 3), found[-1] if found else None)
-            )
+            done.append(Kill(during, round(delay, 3), found[-1] if found else None))
             process = self.new_process(["--resume", "--run", run.name])
         process.finish()
         return run, done
+
+    def _moment(self, begun: bool) -> str:
+        """What the next kill is in the middle of; the first process has to begin its run."""
+        rolls_back = any(text in self.options for text in ROLLBACK)
+        draw = self.rng.random()
+        if draw < 0.2:
+            return "startup" if begun else "training"
+        if draw < 0.4:
+            return "checkpoint"
+        return "rollback" if rolls_back and draw < 0.8 else "training"
+
+    def _wait_for(self, during: str, process: Process, run: Path, steps: int) -> float:
+        """Wait until what the kill is in the middle of begins; the seconds in which it may come."""
+        if during == "startup":
+            return self.startup_s
+        process.wait_for("run ", "resuming ")
+        if during == "checkpoint":
+            process.wait_for_file(run / "checkpoints", ".step-*.tmp-*")
+            return CHECKPOINT_S
+        if during == "rollback":
+            process.wait_for("warning: watch")
+            return ROLLBACK_S
+        return STEPS_AHEAD * self.training_s / steps
 
 
 def measure(workspace: Workspace, options: list[str], kills: int, steps: int, seed: int) -> dict[str, Any]:
@@ -214,16 +256,19 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--rollback", action="store_true", help="roll the runs back, and kill in roll-backs")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("options", nargs="*", help="further options of `srl train`, after --")
     given = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
-    sets = (
+    sets: tuple[str, ...] = (
         "rollout.deterministic=true",
         "trainer.save_freq=1",
         "trainer.test_freq=2",
         "trainer.max_ckpt_to_keep=2",
     )
+    sets += ROLLBACK if given.rollback else ()
+    out = given.out or RESULTS.with_name("resume_rollback.json" if given.rollback else RESULTS.name)
     options = [
         *given.options,
         "--steps",
@@ -232,7 +277,7 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Workspace(Path(folder)), options, given.kills, given.steps, given.seed)
-    given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     verdict = "identical" if found["identical"] else "NOT identical"
     print(f"{found['kills']} kills in {found['runs']} runs: {verdict}")
     raise SystemExit(0 if found["identical"] else 1)
