@@ -76,7 +76,7 @@ def demonstrations(
     \b
     Example:
       srl data demonstrations --data q.parquet --index my-index --out shown.jsonl --set rollout.engine=openai
-      srl data demonstrations my-model --from facts --data q.parquet --index my-index --out shown.jsonl
+      srl data demonstrations my-model --from facts --data train.parquet --index my-index --out facts.jsonl
     """
     from srl.cli.eval.shared import check_inputs, check_search, read_model
     from srl.errors import UserError
