@@ -108,7 +108,7 @@ def test_bad_demonstrations_are_named_with_their_line(shell: Shell, place: Path,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no template 'odd.txt': there are search-r1, r1, closed-book, cot, rag, few-shot, tiny"),
+        (None, "no template 'odd.txt': there are search-r1, short, r1, closed-book, cot, rag, few-shot"),
         (b"\xff{question}", "odd.txt: expected a template in UTF-8 with {question} in it"),
         (["no place for it"], "odd.txt: a template must contain {question}"),
     ],
@@ -185,7 +185,7 @@ def test_a_mistake_in_a_configuration_file_has_its_line(shell: Shell, content, m
         (("trian",), "No such command 'trian'. Did you mean 'train'?"),
         (("data", "frob"), "No such command 'frob'; type: srl data --help"),
         (("data", "prepare"), "; type: srl data prepare --help"),
-        (("data", "prepare", "--nope"), "No such option: --nope; type: srl data prepare --help"),
+        (("data", "prepare", "--bogus"), "No such option: --bogus; type: srl data prepare --help"),
         (("data", "show", "a", "-n", "x"), "'--number'"),
         (("eval", "run"), "Missing option '--data'; type: srl eval run --help"),
         (("serve", "retriever", "--index", "i", "--port", "99999"), "'--port'"),

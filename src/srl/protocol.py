@@ -208,6 +208,14 @@ TEMPLATES = {
     for template in (
         Template(name="search-r1", prompt=_SEARCH_PROMPT + _QUESTION, feedback=_SEARCH_FEEDBACK),
         Template(
+            name="short",
+            prompt="Answer the question. To look something up, write <search> query </search>; the results "
+            "come between <information> and </information>. When you know the answer, write <answer> answer "
+            "</answer>. {retrievers}\n" + _QUESTION,
+            feedback="\nThat was neither a search nor an answer. Write <search> query </search> or "
+            "<answer> answer </answer>.\n",
+        ),
+        Template(
             name="r1",
             prompt="Answer the given question. You should first have a reasoning process in mind and then "
             "provide the answer. Show your reasoning in <think> </think> tags and return the final answer in "
@@ -261,7 +269,7 @@ TEMPLATES = {
 }
 
 
-WITHOUT_SEARCH = {"search-r1": "r1", "few-shot": "r1", "rag": "closed-book", "tiny": "tiny-r1"}
+WITHOUT_SEARCH = {"search-r1": "r1", "short": "r1", "few-shot": "r1", "rag": "closed-book", "tiny": "tiny-r1"}
 """For each template with search, the corresponding one without."""
 
 

@@ -32,7 +32,7 @@ def train(
         Literal["local", "verl"],
         typer.Option(help="What trains: this process, or verl on Ray (several GPUs or machines)."),
     ] = "local",
-    preset: Annotated[str, typer.Option(help="Preset: tiny, one-gpu, no-search …")] = "tiny",
+    preset: Annotated[str, typer.Option(help="Preset: tiny, small, one-gpu …")] = "tiny",
     config: Annotated[Path | None, typer.Option(help="YAML file that overrides the preset.")] = None,
     model: Annotated[
         str | None,

@@ -141,9 +141,9 @@ class Data(Section):
     corpus: File | None = None
     """Passages to search, JSON lines with `id` and `contents`. The index is built from them."""
     template: File | None = None
-    """Prompt template: search-r1, r1, closed-book, cot, rag, few-shot, tiny, tiny-r1, or a text file with
-    `{question}`. With `{information}` in it, as in rag, the question is searched for first and the passages
-    stand there. null: use the prompts in the files unchanged."""
+    """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tiny, tiny-r1, or a text file
+    with `{question}`. With `{information}` in it, as in rag, the question is searched for first and the
+    passages stand there. null: use the prompts in the files unchanged."""
     examples: File | None = None
     """Worked examples for the template few-shot: a text file, each with a line `Question: …` and below it an
     episode that ends with `</answer>`. null: three of ours."""
