@@ -194,6 +194,11 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             f"{say('algorithm.filter_groups.enable')} compares the episodes of one question, and "
             f"{say('rollout.n')}: set rollout.n=5, or algorithm.filter_groups.enable=false"
         )
+    buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
+    if buffer.enable and buffer.len > longest:
+        raise UserError(
+            f"{say('reward.overlong_buffer.len')} must not exceed {say('data.max_response_length')}"
+        )
     _check_rejection(config)
     _check_openai(config)
     _check_urls("search.url", config.search.url or ())

@@ -305,6 +305,18 @@ class Rollout(Section):
     GPU: of the free memory, at most. With `--backend verl` see cluster.gpu_memory_utilization."""
 
 
+class OverlongBuffer(Section):
+    """Soft punishment of long episodes (DAPO, arXiv 2503.14476, eq. 13). Names as in verl."""
+
+    enable: bool = False
+    """Punish episodes whose length comes within `len` tokens of data.max_response_length. The punishment is
+    the part `overlong` of the reward."""
+    len: Count = 256
+    """Tokens below data.max_response_length from which on the punishment grows, in a straight line."""
+    penalty_factor: Positive = 1.0
+    """The punishment at data.max_response_length."""
+
+
 class Reward(PluginSection):
     """The reward of an episode: a weighted sum of reward plugins. The options of a reward go under its
     name."""
@@ -312,6 +324,7 @@ class Reward(PluginSection):
     weights: dict[str, float] = Field(default={"em": 1.0}, min_length=1)
     """Reward plugins, by name or `module:Class`, and their weights. A mapping in a file replaces the one
     below it; `--set reward.weights.format=0.2` adds to it."""
+    overlong_buffer: OverlongBuffer = OverlongBuffer()
 
 
 class KlCtrl(Section):

@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from srl.errors import UserError
 from srl.reward.sync_reward import SyncReward
 from srl.trajectory import Score, Trajectory
 
-__all__ = ["Reward", "RewardMix"]
+__all__ = ["Overlong", "Reward", "RewardMix"]
 
 
 class Reward(Protocol):
@@ -33,11 +34,35 @@ class Reward(Protocol):
     def score(self, trajectories: list[Trajectory]) -> list[Score] | Awaitable[list[Score]]: ...
 
 
+OVERLONG = "overlong"
+"""The part of a score that punishes length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """Soft overlong punishment: 0 up to `longest` − `buffer` tokens, then a straight line to −`factor`.
+
+        P(y) = max(−1, min(0, (longest − buffer − |y|) / buffer)) · factor
+
+    Yu et al. 2025, "DAPO" (arXiv 2503.14476), eq. 13. |y| counts all tokens after the prompt, as
+    `data.max_response_length` does.
+    """
+
+    longest: int
+    buffer: int
+    factor: float = 1.0
+
+    def __call__(self, trajectory: Trajectory) -> float:
+        length = sum(len(part.token_ids) for part in trajectory.segments if part.kind != "prompt")
+        return self.factor * max(-1.0, min(0.0, (self.longest - self.buffer - length) / self.buffer))
+
+
 class RewardMix:
     """Σ weight · reward over the rewards named in `weights`.
 
     `options` holds each reward's own section of the config by name: `{"format": {"structure_score": 0.2}}`.
-    A reward of weight 0 is logged and does not count. `plugins` are objects to use in place of installed
+    A reward of weight 0 is logged and does not count. `overlong` is added to the sum, in the last turn.
+    `plugins` are objects to use in place of installed
     plugins. Raises UserError for no weights, a weight that is not finite, or a reward that is not installed.
     """
 
@@ -46,13 +71,14 @@ class RewardMix:
         weights: Mapping[str, float],
         options: Mapping[str, Mapping[str, Any]] | None = None,
         plugins: Mapping[str, Reward] | None = None,
+        overlong: Overlong | None = None,
     ) -> None:
         if not weights:
             raise UserError("reward.weights names no reward: give at least one, such as reward.weights.em=1")
         for name, weight in weights.items():
             if not math.isfinite(weight):
                 raise UserError(f"reward.weights.{name} is {weight}: expected a finite number")
-        self.weights = dict(weights)
+        self.weights, self.overlong = dict(weights), overlong
         given = plugins or {}
         chosen = options or {}
         self.plugins = {name: given.get(name) or _load(name, chosen.get(name, {})) for name in weights}
@@ -86,7 +112,12 @@ class RewardMix:
             parts[name] = float(score.value)
             parts.update({f"{name}/{part}": float(value) for part, value in score.parts.items()})
         value = sum(self.weights[name] * score.value for name, score in named.items())
-        return Score(float(value), parts, self._per_turn(trajectory, named))
+        per_turn = self._per_turn(trajectory, named)
+        if self.overlong is not None:
+            parts[OVERLONG] = self.overlong(trajectory)
+            value += parts[OVERLONG]
+            per_turn = per_turn and (*per_turn[:-1], per_turn[-1] + parts[OVERLONG])
+        return Score(float(value), parts, per_turn)
 
     def _per_turn(self, trajectory: Trajectory, named: Mapping[str, Score]) -> tuple[float, ...] | None:
         if all(score.per_turn is None for score in named.values()):
@@ -98,7 +129,7 @@ class RewardMix:
         return tuple(total)
 
     def _zero(self) -> Score:
-        return Score(0.0, dict.fromkeys(self.plugins, 0.0))
+        return Score(0.0, dict.fromkeys([*self.plugins, *[OVERLONG] * (self.overlong is not None)], 0.0))
 
 
 def _scorer(name: str, plugin: Reward) -> Callable[[list[Trajectory]], Awaitable[list[Score]]]:

@@ -22,7 +22,7 @@ from srl.files import json_object
 from srl.hub_models import hub_name
 from srl.model import has_lora, load_model, load_tokenizer, model_digest, pick_device
 from srl.plugins import manager
-from srl.reward import RewardMix
+from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
@@ -110,7 +110,9 @@ def load_environment(
     """Search, reward and template of a run's episodes; `splits` are its questions."""
     search = load_search(config, workspace, note)
     rewards = {name: config.reward.options(name) for name in config.reward.weights}
-    mix = RewardMix(config.reward.weights, rewards)
+    buffer = config.reward.overlong_buffer
+    overlong = Overlong(config.data.max_response_length, buffer.len, buffer.penalty_factor)
+    mix = RewardMix(config.reward.weights, rewards, overlong=overlong if buffer.enable else None)
     known = splits or Splits([])
     return Environment(codec, load_template(config), episode_options(config), search, mix, known)
 

@@ -78,6 +78,7 @@ READ_BY_US: dict[str, str] = {
     "rollout.stop_at_answer": "the episode ends at the answer or not",
     "algorithm.rollout_correction.": "our trainer weights and rejects tokens",
     "reward.": "the process that ran an episode scores it",
+    "rft.": "rejection sampling runs on the machine that starts the run",
     "sft.": "fine-tuning before RL runs on the machine that starts the run",
     "trainer.max_ckpt_to_keep": "our trainer deletes old checkpoints; verl would delete the best",
     "trainer.keep_best_ckpt": "our trainer deletes old checkpoints",
