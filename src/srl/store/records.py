@@ -19,6 +19,8 @@ from srl.store.schema import PARTS, PER_TOKEN
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
 
 Row = dict[str, Any]
+_FEW = 64
+"""Trajectories that are looked up by their ids."""
 
 
 @dataclass(slots=True)
@@ -265,12 +267,13 @@ def read_records(
         f"FROM raw.trajectories WHERE (run_id, id) IN {chosen} ORDER BY run_id, step, phase, position",
         parameters,
     )
+    near, values = _near(trajectories)
     children = {
         table: _by_trajectory(
             rows(
                 connection,
-                f"FROM raw.{table} WHERE (run_id, trajectory_id) IN {chosen} ORDER BY position",
-                parameters,
+                f"FROM raw.{table} WHERE {near} AND (run_id, trajectory_id) IN {chosen} ORDER BY position",
+                [*values, *parameters],
             )
         )
         for table in ("segments", "searches")
@@ -279,6 +282,19 @@ def read_records(
         _record(row, *(children[table].get((row["run_id"], row["id"]), []) for table in children))
         for row in trajectories
     ]
+
+
+def _near(trajectories: Sequence[Row]) -> tuple[str, list[object]]:
+    """A condition on constants that the rows of `trajectories` in other tables satisfy, and its parameters.
+
+    DuckDB skips the blocks of a table by it; by a join alone it reads the texts of the whole log first.
+    """
+    if not trajectories:
+        return "false", []
+    steps = [row["step"] for row in trajectories]
+    ids = [row["id"] for row in trajectories] if len(trajectories) <= _FEW else []
+    one_of = f" AND trajectory_id IN ({', '.join('?' * len(ids))})" if ids else ""
+    return f"step BETWEEN ? AND ?{one_of}", [min(steps), max(steps), *ids]
 
 
 def rows(
