@@ -185,3 +185,20 @@ def test_what_cannot_be_replayed_is_an_error():
     trajectory.searches = [replace(trajectory.searches[0], query="bad")]
     with pytest.raises(UserError, match="no answer to 'bad'"):
         replay(trajectory, Other())
+
+
+def test_tokens_have_their_mask_and_the_numbers_of_sampler_and_trainer(workspace, capsys):
+    made = record(episode())
+    mask = made.trajectory.response_mask
+    made.trainer_logprobs, made.entropies = [-0.5 * bit for bit in mask], [1.5 * bit for bit in mask]
+    new_log(workspace / "runs" / A).write(1, "train", [made], {})
+    assert main(["inspect", "tokens", made.trajectory.id[:6], "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["token"] for row in rows] == made.trajectory.token_ids
+    assert [row["mask"] for row in rows] == mask
+    numbers = {(row["sampler"] is None, row["trainer"], row["entropy"], row["advantage"]) for row in rows}
+    assert numbers == {(False, -0.5, 1.5, 0.5), (True, None, None, None)}
+    assert main(["inspect", "tokens", made.trajectory.id]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:5] == ["position", "turn", "kind", "mask", "token"]
+    assert len(lines) == len(mask)
