@@ -324,9 +324,9 @@ def test_a_query_that_takes_forever_is_interrupted(shell: Shell, workspace: Path
         pass
     answer = sql._answer
 
-    def interrupted_answer(relation: object) -> object:
+    def interrupted_answer(*given: object) -> object:
         _interrupted()
-        return answer(relation)
+        return answer(*given)
 
     monkeypatch.setattr(sql, "_answer", interrupted_answer)
     forever = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"

@@ -73,4 +73,4 @@ def conversation(config: Config, workspace: Workspace, note: Note) -> Iterator[C
             yield Conversation(loaded, search, template, options, config.trainer.seed, changed, runner)
         finally:
             loaded.engine.close()
-            runner.run(aclose(search))
+            interrupts.run(aclose(search), runner)

@@ -242,8 +242,11 @@ class LogActor:
 
     def _add_tokens(self, record: Record, tokens: Tokens) -> None:
         before = [0.0] * len(record.trajectory.segments[0].token_ids)
-        for name, values in tokens.get(record.trajectory.id, {}).items():
-            setattr(record, name, [*before, *values])
+        given = {name: [*before, *values] for name, values in tokens.get(record.trajectory.id, {}).items()}
+        record.advantages = given.get("advantages", record.advantages)
+        record.returns = given.get("returns", record.returns)
+        record.trainer_logprobs = given.get("trainer_logprobs", record.trainer_logprobs)
+        record.entropies = given.get("entropies", record.entropies)
 
     def _samples(self, step: int, phase: Phase, records: list[Record]) -> tuple[Record, ...]:
         due = phase == "train" and self.sample_freq and step % self.sample_freq == 0
