@@ -1,4 +1,4 @@
-"""The pieces of `bench/real`: the mixing and choosing rules, the figures, resuming, and the tables."""
+"""The pieces of `bench/real`: the choosing rule, the figures, resuming, and the tables."""
 
 from __future__ import annotations
 
@@ -12,28 +12,17 @@ from pathlib import Path
 
 import pytest
 from bench import real_tables
-from bench.real import measure, parts
+from bench.real import measure
 from bench.real.commands import Bench
 from tests.shared_data import shared_data
 
 from srl.evaluate.episode_results import EpisodeResult
-from srl.trajectory import Question
 
 
-def question(number: int, hops: int | None) -> Question:
-    return Question(f"q{number}", "Who?", ("A",), metadata={} if hops is None else {"hops": hops})
-
-
-def test_rl_samples_from_all_questions_of_several_hops_and_as_many_of_one():
-    asked = [question(number, 2 + number % 2) for number in range(4)] + [
-        question(number, 1 if number % 2 else None) for number in range(4, 60)
-    ]
-    found = parts.mixed(asked, 0.5)
-    assert [item.id for item in found[:4]] == ["q0", "q1", "q2", "q3"]
-    assert len(found) == 8
-    assert {item.id for item in found[4:]} < {item.id for item in asked[4:]}
-    assert {item.id for item in parts.mixed(asked[::-1], 0.5)} == {item.id for item in found}
-    assert len(parts.mixed(asked, 0.25)) == 16
+def test_seeds_share_the_cold_start_and_nothing_else(tmp_path):
+    benches = [Bench(tmp_path, tmp_path, tmp_path, seed, "small") for seed in (0, 1)]
+    assert [bench.key("cold-start") for bench in benches] == ["cold-start-s0"] * 2
+    assert [bench.key("grpo") for bench in benches] == ["grpo-s0", "grpo-s1"]
 
 
 def result(name: str, em: float = 0.0, hops: int | None = 2, evidence: float | None = 1.0) -> EpisodeResult:

@@ -24,6 +24,8 @@ SMALL = (
 )  # fmt: skip
 """Settings of the smoke run."""
 SMOKE_STEPS = 2
+SHARED = ("cold-start", "r1-start")
+"""Runs that all seeds share; their own seed is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Bench:
 
         Each run has a workspace of its own, so that the one to resume is known; compiled code is shared.
         """
-        workspace = self.cache / "runs" / f"{name}-s{self.seed}"
+        workspace = self.cache / "runs" / self.key(name)
         begun = sorted(workspace.glob("runs/*/run.json"))
         how: list[object]
         if begun:
@@ -96,7 +98,14 @@ class Bench:
         else:
             share_compiled_code(workspace, self.cache / "compiled")
             sets = [*self.sets, *(SMALL if self.smoke else ())]
-            how = ["--preset", self.preset, "--seed", self.seed, *arguments, *options(sets)]
+            how = [
+                "--preset",
+                self.preset,
+                "--seed",
+                0 if name in SHARED else self.seed,
+                *arguments,
+                *options(sets),
+            ]
         limit = SMOKE_STEPS if self.smoke and steps is None else steps
         how += [] if limit is None else ["--steps", limit]
         return self._finished(workspace, [*how, "--json"])
@@ -112,9 +121,13 @@ class Bench:
         summary = json.loads(out[out.index("{") :])
         return Trained(workspace / "runs" / summary["run_id"], summary, round(spent / 60, 2))
 
-    def trained(self, name: str, seed: int | None = None) -> Trained | None:
+    def key(self, name: str) -> str:
+        """The name of a run with its seed."""
+        return f"{name}-s{0 if name in SHARED else self.seed}"
+
+    def trained(self, name: str) -> Trained | None:
         """The run `name` if it has finished, else None."""
-        file = self.state(f"{name}-s{self.seed if seed is None else seed}")
+        file = self.state(self.key(name))
         if not file.is_file():
             return None
         value = json.loads(file.read_text(encoding="utf-8"))["value"]
@@ -128,7 +141,7 @@ class Bench:
             run = str(found.run.relative_to(self.cache))
             return {"run": run, "summary": found.summary, "minutes": found.minutes}
 
-        self.once(f"{name}-s{self.seed}", make)
+        self.once(self.key(name), make)
         found = self.trained(name)
         assert found is not None, "it was just written"
         return found

@@ -63,7 +63,7 @@ def evaluate(bench: Bench) -> None:
     bench.once("row-base", base)
     for name, one in ROWS.items():
         if bench.trained(one.run) is not None:
-            bench.once(f"row-{one.run}-s{bench.seed}", partial(trained_row, bench, name))
+            bench.once(f"row-{bench.key(one.run)}", partial(trained_row, bench, name))
     pairs = {name: (ROWS[one.against].run, one.run) for name, one in ROWS.items() if one.against}
     pairs["+ GRPO against RAG"] = ("rag", "grpo")
     for name, (before, after) in pairs.items():
@@ -171,7 +171,7 @@ def rounded(value: float) -> float:
 
 def measured(bench: Bench, run: str) -> dict[str, Any] | None:
     """The row of a run with this seed, if it has been measured."""
-    file = bench.state(f"row-{run}-s{bench.seed}")
+    file = bench.state(f"row-{bench.key(run)}")
     return None if not file.is_file() else next(iter(json.loads(file.read_text())["value"].values()))
 
 
@@ -229,7 +229,7 @@ def curves(bench: Bench) -> None:
     """What the papers plot, from the logs of the runs: a value for each step, or each validation."""
     for one in ROWS.values():
         if (found := bench.trained(one.run)) is not None:
-            bench.once(f"curves-{one.run}-s{bench.seed}", partial(curves_of, bench, found))
+            bench.once(f"curves-{bench.key(one.run)}", partial(curves_of, bench, found))
 
 
 def curves_of(bench: Bench, found: Trained) -> dict[str, Any]:

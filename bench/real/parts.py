@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from hashlib import blake2b
 from math import ceil
 from pathlib import Path
@@ -12,8 +12,6 @@ from typing import Any
 from bench.real.commands import Bench, Trained, options
 
 from srl.data.demonstration_file import read_demonstrations
-from srl.data.parquet import read_questions, write_questions
-from srl.trajectory import Question
 
 SOURCES = (
     "squad:train=squad/train-43-articles.v1.1.json",
@@ -28,14 +26,19 @@ SOURCES = (
     "hotpotqa-corpus=hotpotqa/dev-500-corpus.json",
 )
 VALIDATION = 400
-MULTI_HOP = 0.5
-"""The share of questions of two hops and more among those that reinforcement learning samples from."""
+MIX = (
+    "data.mix.squad=0.5",
+    "data.mix.hotpotqa=0.25",
+    "data.mix.2wikimultihopqa=0.22",
+    "data.mix.musique=0.03",
+)
+"""Half of the questions of reinforcement learning are of one hop, though nine in ten of all are."""
 FIRST_STEPS = 5
 """Steps after which it is known how many tokens a step of fine-tuning has."""
 
 
 def data(bench: Bench) -> None:
-    """Questions and one corpus from all files, its index, and the questions of reinforcement learning."""
+    """Questions and one corpus from all files, and its index."""
 
     def make() -> None:
         limit = ["--limit", 40] if bench.smoke else []
@@ -43,8 +46,6 @@ def data(bench: Bench) -> None:
         bench.srl(bench.cache, "data", "prepare", *located(bench.data), "--val", held_out, *limit,
                   "--out", out, "--overwrite")  # fmt: skip
         bench.srl(bench.cache, "index", "build", "--corpus", out / "corpus.jsonl", "--out", bench.index)
-        train = read_questions(bench.prepared / "train.parquet")
-        write_questions(bench.prepared / "mixed.parquet", mixed(train, MULTI_HOP))
 
     bench.once("data", make)
 
@@ -58,25 +59,13 @@ def located(folder: Path) -> list[str]:
     return found
 
 
-def mixed(questions: Iterable[Question], share: float) -> list[Question]:
-    """All questions of two hops and more, and as many of one hop as make these the `share` of all.
-
-    Those of one hop are the first by the digest of their ids.
-    """
-    many, one = list[Question](), list[Question]()
-    for question in questions:
-        (many if int(question.metadata.get("hops") or 1) > 1 else one).append(question)
-    wanted = round(len(many) * (1 - share) / share)
-    return [*many, *sorted(one, key=lambda found: digest(found.id))[:wanted]]
-
-
 def digest(name: str) -> str:
     return blake2b(name.encode(), digest_size=8).hexdigest()
 
 
-def common(bench: Bench, train: str = "train") -> list[str]:
+def common(bench: Bench) -> list[str]:
     """The settings of every run: its questions, and the index."""
-    files = {"train": train, "val": "validation"}
+    files = {"train": "train", "val": "validation"}
     paths = [f'data.{split}_files=["{bench.prepared / name}.parquet"]' for split, name in files.items()]
     return options([*paths, f"search.index={bench.index}"])
 
@@ -110,19 +99,18 @@ def start(bench: Bench) -> str:
 
 def grpo(bench: Bench) -> None:
     """GRPO from the cold start."""
-    bench.train_once("grpo", "--algo", "grpo", "--model", start(bench), *common(bench, "mixed"))
+    bench.train_once("grpo", "--algo", "grpo", "--model", start(bench), *common(bench), *options([*MIX]))
 
 
 def ppo(bench: Bench) -> None:
     """PPO from the cold start."""
-    bench.train_once("ppo", "--algo", "ppo", "--model", start(bench), *common(bench, "mixed"))
+    bench.train_once("ppo", "--algo", "ppo", "--model", start(bench), *common(bench), *options([*MIX]))
 
 
 def mask(bench: Bench) -> None:
     """GRPO with retrieved tokens in the loss, from the same start."""
-    trained = options(["actor.mask_observations=false"])
-    bench.train_once("grpo-no-mask", "--algo", "grpo", "--model", start(bench), *common(bench, "mixed"),
-                     *trained)  # fmt: skip
+    settings = options([*MIX, "actor.mask_observations=false"])
+    bench.train_once("grpo-no-mask", "--algo", "grpo", "--model", start(bench), *common(bench), *settings)
 
 
 def rag(bench: Bench) -> None:
@@ -156,7 +144,9 @@ def r1(bench: Bench) -> None:
     alone = options(["data.template=r1", "rollout.search=false"])
     first = [*common(bench), *alone, *options([f"sft.train_files={shown}"])]
     taught = bench.train_once("r1-start", "--algo", "sft", "--model", bench.model, *first)
-    bench.train_once("r1", "--algo", "grpo", "--model", f"{taught.run}@best", *common(bench, "mixed"), *alone)
+    bench.train_once(
+        "r1", "--algo", "grpo", "--model", f"{taught.run}@best", *common(bench), *options([*MIX]), *alone
+    )
 
 
 def write_answers(bench: Bench, name: str, text: str) -> Path:
