@@ -17,7 +17,7 @@ RUN = "20261122T000000Z-tiny-ppo-s0-0001"
 PATHS = {
     "model.path", "model.tokenizer", "data.train_files", "data.val_files", "data.test_files", "data.corpus",
     "data.template", "data.examples", "search.index", "search.retrievers.<name>.index", "search.cassette",
-    "ref.path", "sft.train_files", "trainer.plugin_path",
+    "ref.path", "sft.train_files", "sft.log", "trainer.plugin_path",
 }  # fmt: skip
 TEXTS = {
     "model.device", "model.lora_target_modules", "model.attn_implementation", "search.url", "search.digest",
@@ -25,6 +25,7 @@ TEXTS = {
     "search.retrievers.<name>.description",
     "retriever.name", "algorithm.name", "trainer.project_name", "trainer.experiment_name", "cluster.address",
     "rollout.openai.url", "rollout.openai.model", "rollout.openai.key_variable",
+    "sft.filter", "algorithm.filter_groups.metric",
     "algorithm.rollout_correction.rollout_is_threshold", "algorithm.rollout_correction.rollout_rs",
     "algorithm.rollout_correction.rollout_rs_threshold",
 }  # fmt: skip

@@ -170,8 +170,10 @@ def test_only_the_episode_reads_actions_and_writes_observations():
         for name in ("parse_action", "render_information", "render_passage", "<information>"):
             if name in text:
                 used.setdefault(name, set()).add(file.relative_to(ROOT).as_posix())
-    protocol, rollout = "src/srl/protocol.py", "src/srl/rollout"
-    assert used["parse_action"] == {protocol, f"{rollout}/episode.py"}
+    protocol, rollout, foreign = "src/srl/protocol.py", "src/srl/rollout", "src/srl/browse/verl_dump.py"
+    assert used["parse_action"] == {protocol, f"{rollout}/episode.py", foreign}, (
+        "foreign: texts of stock verl"
+    )
     assert all(
         used[name] == {protocol, f"{rollout}/observation.py"}
         for name in ("render_information", "render_passage")

@@ -305,7 +305,9 @@ def test_fine_tuning_is_a_run_of_its_own(setting, workspace, tmp_path):
     summary = train(chosen, workspace, "sft", said)
     assert summary.steps == 20
     assert "step 20/20" in said.text
-    losses = [values["sft/policy_loss"] for values in metrics_of(only_run(workspace), "sft").values()]
+    steps = metrics_of(only_run(workspace), "sft")
+    assert set(steps.pop(0)) == {"sft/episodes", "sft/policy_tokens"}
+    losses = [values["sft/policy_loss"] for values in steps.values()]
     assert len(losses) == 20
     assert losses[-1] < 0.3 * losses[0]
     assert (only_run(workspace) / "checkpoints" / "step-000020" / "model.safetensors").is_file()
