@@ -196,6 +196,19 @@ def test_one_hop_is_asked_in_the_words_of_the_question_and_the_thought_quotes(in
     assert "Floods of the Lenn are called reedwash" in chain.turns[-1]
 
 
+def test_brief_thoughts_begin_when_something_was_read_and_name_the_passage_of_the_answer(index):
+    one = chain_of(asks("What are floods of the Lenn called?", "reedwash", "Lenn"), index, brief=True)
+    assert one.turns == [
+        f"<search> {one.queries[0]} </search>",
+        "<think> Doc 1 says it. </think>\n<answer> reedwash </answer>",
+    ]
+    two, full = (chain_of(TWO_HOPS, index, brief=brief) for brief in (True, False))
+    assert two.queries == full.queries
+    assert two.turns[0] == "<search> The Silver Pass director </search>"
+    assert "Arno Rusk" in two.turns[1].partition("</think>")[0]
+    assert "24 August 1886" in two.turns[2].partition("</think>")[0]
+
+
 def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
     question = asks("In Quenton, which politician keeps bees?", "Mira Oswin", "Mira Oswin")
     plain, kept = chain_of(question, index), chain_of(question, index, recovery=1.0)

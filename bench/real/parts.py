@@ -78,8 +78,8 @@ def cold_start(bench: Bench) -> None:
     def make() -> dict[str, Any]:
         limit = ["--limit", 40] if bench.smoke else []
         out = bench.srl(
-            bench.cache, "data", "demonstrations", bench.model, "--from", "facts", "--data",
-            bench.prepared / "train.parquet", "--index", bench.index, "--out", facts, "--preset",
+            bench.cache, "data", "demonstrations", bench.model, "--from", "facts", "--thoughts", "brief",
+            "--data", bench.prepared / "train.parquet", "--index", bench.index, "--out", facts, "--preset",
             bench.preset, *limit, *options(list(bench.sets)), "--overwrite", "--json",
         )  # fmt: skip
         return {key: value for key, value in json.loads(out).items() if key != "file"}

@@ -52,6 +52,12 @@ def demonstrations(
             help="Share of the questions in which a search from facts that misses is kept; default: 0.2.",
         ),
     ] = None,
+    thoughts: Annotated[
+        Literal["full", "brief"] | None,
+        typer.Option(
+            help="Thoughts from facts: full ones quote the passage of the answer, brief ones name it."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the wordings from facts.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Ask a random sample of this many questions.")
@@ -84,7 +90,8 @@ def demonstrations(
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists; give another --out, or --overwrite")
     teacher_only = {"--attempts": attempts, "--temperature": temperature}
-    _check_options(source, {"teacher": teacher_only, "facts": {"--recovery": recovery, "--seed": seed}})
+    facts_only = {"--recovery": recovery, "--thoughts": thoughts, "--seed": seed}
+    _check_options(source, {"teacher": teacher_only, "facts": facts_only})
     check_inputs(data, index, url, [template] if template else [])
     directory, workspace = read_model(model)
     flags = {
@@ -101,7 +108,8 @@ def demonstrations(
     check_search(settings)
     files = [str(path) for path in data]
     if source == "facts":
-        _write_from_facts(settings, files, out, workspace, recovery, limit, json)
+        brief = thoughts == "brief"
+        _write_from_facts(settings, files, out, workspace, recovery, brief, limit, json)
     else:
         _write_from_teacher(settings, files, out, workspace, attempts or 1, limit, json)
 
@@ -138,15 +146,15 @@ def _write_from_teacher(
 
 
 def _write_from_facts(
-    settings: Config, files: list[str], out: Path, workspace: Workspace, recovery: float | None,
+    settings: Config, files: list[str], out: Path, workspace: Workspace, recovery: float | None, brief: bool,
     limit: int | None, json: bool,
 ) -> None:  # fmt: skip
     from srl.train.fact_chains import RECOVERY
     from srl.train.write_fact_demonstrations import write_fact_demonstrations
 
     written = write_fact_demonstrations(
-        settings, files, out, workspace, recovery=RECOVERY if recovery is None else recovery, limit=limit,
-        note=output.note,
+        settings, files, out, workspace, recovery=RECOVERY if recovery is None else recovery, brief=brief,
+        limit=limit, note=output.note,
     )  # fmt: skip
     if json:
         output.print_json(written)

@@ -39,11 +39,15 @@ class Doc:
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """The most searches of a demonstration, and in which share of the questions a missed search is kept."""
+    """The most searches of a demonstration, and in which share of the questions a missed search is kept.
+
+    `brief`: no thought before anything was read, and none that quotes the passage of the answer.
+    """
 
     max_searches: int = 4
     recovery: float = RECOVERY
     seed: int = 0
+    brief: bool = False
 
 
 @dataclass(slots=True)
@@ -61,6 +65,7 @@ class Chain:
     max_searches: int
     rng: random.Random
     keeps_miss: bool
+    brief: bool
     lookups: Sequence[Lookup]
     known: list[str]
     turns: list[str] = field(default_factory=list)
@@ -138,8 +143,8 @@ class Chain:
         if len(self.queries) == self.max_searches:
             raise NoDemonstration("more searches than an episode has")
         spoken = "" if lookup.subquestion else name
-        thought = self._thought() or texts.need(lookup.relation, spoken, self.rng)
-        self.turns.append(f"<think> {escape(thought)} </think>\n<search> {escape(query)} </search>")
+        thought = self._thought() or ("" if self.brief else texts.need(lookup.relation, spoken, self.rng))
+        self.turns.append(f"{_think(thought)}<search> {escape(query)} </search>")
         self.queries.append(query)
         docs = self._docs(found)
         self.shown += docs
@@ -195,8 +200,12 @@ class Chain:
         else:
             self.quote(lookup, doc, value)
 
+    def name(self, doc: Doc) -> None:
+        """Say which passage has the answer."""
+        self.said.append(f"Doc {doc.rank} says it.")
+
     def answer(self, text: str) -> None:
-        self.turns.append(f"<think> {escape(self._thought())} </think>\n<answer> {escape(text)} </answer>")
+        self.turns.append(f"{_think(self._thought())}<answer> {escape(text)} </answer>")
 
     def accepted(self, shown: Sequence[str]) -> str:
         """An accepted answer that stands in a shown text, in the text's case. Raises NoDemonstration."""
@@ -212,6 +221,10 @@ class Chain:
         return next(same, found[0][0]).rstrip(",;: ")
 
 
+def _think(thought: str) -> str:
+    return f"<think> {escape(thought)} </think>\n" if thought else ""
+
+
 def _doc(rank: int, hit: Hit, text: str) -> Doc:
     heading = hit.passage.heading
     inside = text.removeprefix(heading).lstrip(") ").strip()
@@ -224,8 +237,9 @@ async def fact_chain(question: Question, search: SearchTool, show: Show, options
     keeps_miss = rng.random() < options.recovery
     facts = facts_of(question)
     chain = Chain(
-        question, search, show, options.max_searches, rng, keeps_miss, facts.lookups, [question.text]
-    )
+        question, search, show, options.max_searches, rng, keeps_miss, options.brief, facts.lookups,
+        [question.text],
+    )  # fmt: skip
     await (_by_values(facts, chain) if facts.by_value else _by_titles(facts, chain))
     return chain
 
@@ -247,7 +261,10 @@ async def _by_values(facts: Facts, chain: Chain) -> None:
         _compare(facts, values, name, chain)
         return
     answer = chain.accepted([doc.text, doc.whole])
-    chain.state(lookup, doc, name, values[-1])
+    if chain.brief and lookup.relation not in texts.RELATION_NOUNS:
+        chain.name(doc)
+    else:
+        chain.state(lookup, doc, name, values[-1])
     chain.answer(answer)
 
 
@@ -332,18 +349,22 @@ def _next(left: Sequence[Lookup], chain: Chain, by_name: bool) -> tuple[Lookup, 
 
 
 def _answer_from(found: Sequence[tuple[Lookup, Doc]], chain: Chain) -> None:
-    """Quote the passage that was found last and the one that has the answer, and give it."""
+    """Quote the passage that was found last and the one that has the answer, or name that; and give it."""
     gold = normalise_answer(chain.question.golden_answers[0])
     if gold in _YES_NO:
-        chain.quote(*found[-1], "")
+        if not chain.brief:
+            chain.quote(*found[-1], "")
         chain.said.append(f"So the answer is {gold}.")
         chain.answer(gold)
         return
     latest = list(reversed(found))
     answer = chain.accepted([doc.text for _, doc in latest] + [doc.whole for _, doc in latest])
     last, source = latest[0], next((each for each in latest if find_text(answer, each[1].text)), latest[0])
-    if last is not source:
-        chain.quote(*last, "")
-    if not any(find_text(answer, said) for said in chain.said):
-        chain.quote(*source, answer)
+    if chain.brief:
+        chain.name(source[1])
+    else:
+        if last is not source:
+            chain.quote(*last, "")
+        if not any(find_text(answer, said) for said in chain.said):
+            chain.quote(*source, answer)
     chain.answer(answer)

@@ -113,18 +113,20 @@ def write_fact_demonstrations(
     workspace: Workspace,
     *,
     recovery: float = RECOVERY,
+    brief: bool = False,
     limit: int | None = None,
     note: Note = lambda text: None,
 ) -> FactsWritten:
     """Write a demonstration of each question whose supporting facts can be followed; one a question.
 
+    `recovery` and `brief` are those of `ChainOptions`.
     Raises UserError, and CheckFailed where there is none to write.
     """
     codec = _codec(config, note)
     questions = load_questions(tuple(files), config, codec, note, limit)
     search = load_search(config, workspace, note)
     assert search is not None, "the command checks that there is something to search"
-    chains = ChainOptions(config.rollout.max_turns, recovery, config.trainer.seed)
+    chains = ChainOptions(config.rollout.max_turns, recovery, config.trainer.seed, brief)
     episodes = _Episodes(search, codec, load_template(config), episode_options(config), chains)
     with counted("demonstrations", len(questions)) as count:
         found = interrupts.run(_all(questions, episodes, count))
