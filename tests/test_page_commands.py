@@ -76,6 +76,7 @@ SMALL = (
 """What makes any training run one of seconds."""
 STAND_INS = {
     "DIRECTORY": "my-model",
+    "train_files=facts.jsonl": "train_files=shown.jsonl",
     "model=DIR ": "model=cross-encoder/ms-marco-MiniLM-L12-v2 ",
     "facebook/contriever": "intfloat/e5-base-v2",
     "0.0.0.0": "127.0.0.1",

@@ -87,7 +87,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.mark.timeout(600)
 class TestVllmServer(EngineContract):
     sizes = SIZES
-    weights_can_change = False
+    weights_can_change = tells_tokens = False
 
     @pytest.fixture(autouse=True)
     def _served(self, server: Server) -> None:
