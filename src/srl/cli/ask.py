@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from srl.cli.options import IndexToSearch, ServerUrl, Sets, Temperature
+from srl.cli.options import IndexToSearch, ModelToRun, ServerUrl, Sets, Temperature
 
 if TYPE_CHECKING:
     from srl.train.ask import Conversation
@@ -22,14 +22,7 @@ _SERVER = "rollout.engine=openai"
 
 @app.command()
 def ask(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="Model directory, ORG/NAME of the Hugging Face hub, GGUF file, or run (newest checkpoint; "
-            "RUN@best: best by validation; RUN@30: step 30). A server's model needs none.",
-        ),
-    ] = None,
+    model: ModelToRun = None,
     question: Annotated[
         str | None, typer.Argument(metavar="[QUESTION]", help="The question, in quotation marks.")
     ] = None,

@@ -15,6 +15,14 @@ Sets = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key (repeatable)."),
 ]
 QuestionFiles = Annotated[list[Path], typer.Option(help="Questions, Parquet or JSON lines (repeatable).")]
+ModelToRun = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="Model directory, ORG/NAME of the Hugging Face hub, GGUF file, or run (newest checkpoint; "
+        "RUN@best: best by validation; RUN@30: step 30). A server's model needs none.",
+    ),
+]
 IndexToSearch = Annotated[Path | None, typer.Option(help="Index directory to search.")]
 ServerUrl = Annotated[str | None, typer.Option(help="URL of a search server, instead of --index.")]
 Temperature = Annotated[float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]

@@ -26,6 +26,7 @@ from srl.cli.options import (
     Fresh,
     IndexToSearch,
     Json,
+    ModelToRun,
     OwnConfig,
     OwnPreset,
     QuestionFiles,
@@ -66,14 +67,7 @@ _LOST = {"em_completed", "failed_share"}
 
 def run(
     data: QuestionFiles,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="Model directory, ORG/NAME of the Hugging Face hub, GGUF file, or run (newest checkpoint; "
-            "RUN@best: best by validation; RUN@30: step 30). A server's model needs none.",
-        ),
-    ] = None,
+    model: ModelToRun = None,
     index: IndexToSearch = None,
     url: ServerUrl = None,
     n: EpisodesEach = 1,

@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.shared import Json, OfPhase, Run, RunOption, Steps, Wide, app
-from srl.cli.inspect.shared import holding as _holding
-from srl.cli.inspect.shared import paths as _paths
-from srl.cli.inspect.shared import print_rows as _print_rows
-from srl.cli.inspect.shared import read as _read
+from srl.cli.inspect.shared import (
+    Json,
+    OfPhase,
+    Run,
+    RunOption,
+    Steps,
+    Wide,
+    app,
+    holding,
+    paths,
+    print_rows,
+    read,
+)
 
 if TYPE_CHECKING:
     from srl.browse.curve import Series
@@ -51,10 +59,10 @@ def runs(json: Json = False, wide: Wide = False) -> None:
 
     workspace = Workspace.resolve()
     workspace.find_run("last")
-    found = _read([workspace.runs], all_runs)
+    found = read([workspace.runs], all_runs)
     unused = {name for name in _OF_EVALUATIONS if all(row[name] is None for row in found)}
     columns = {name: head for name, head in _RUN_COLUMNS.items() if name not in unused}
-    _print_rows(found, json, columns, wide=wide)
+    print_rows(found, json, columns, wide=wide)
 
 
 @app.command()
@@ -101,9 +109,9 @@ def trajectories(
         reward=reward, end=end, verdict=verdict, min_searches=min_searches, max_searches=max_searches,
         contains=contains, failed=failed,
     )  # fmt: skip
-    found = _read(_paths([run]), lambda log: chosen(log, conditions, sort, limit or None))
+    found = read(paths([run]), lambda log: chosen(log, conditions, sort, limit or None))
     if found:
-        _print_rows(found, json, _TRAJECTORY_COLUMNS, wide=wide, least=_LEAST)
+        print_rows(found, json, _TRAJECTORY_COLUMNS, wide=wide, least=_LEAST)
     else:
         output.note("no matching trajectory; try fewer filters")
     if found and len(found) == limit and not json:
@@ -131,7 +139,7 @@ def show(
     from srl.browse.render import render
     from srl.browse.transcript import as_json, transcript
 
-    shown = _read([_holding(trajectory, run)], lambda log: transcript(log, trajectory))
+    shown = read([holding(trajectory, run)], lambda log: transcript(log, trajectory))
     if json:
         output.print_rows([as_json(shown)])
     else:
@@ -164,10 +172,10 @@ def verdicts(
 
     column = "data_source" if by is Group.source else by.value
     conditions = Filter(steps=steps, phase=phase and phase.value, source=source, hops=hops)
-    found = _read(_paths([run]), lambda log: count(log, conditions, column))
+    found = read(paths([run]), lambda log: count(log, conditions, column))
     if found:
         columns = {column: by.value} | {name: name for name in (*VERDICTS, "total")}
-        _print_rows(found, json, columns, wide=wide, least=["total"])
+        print_rows(found, json, columns, wide=wide, least=["total"])
     else:
         output.note("no matching trajectory with golden answers; try fewer filters")
 
@@ -193,15 +201,15 @@ def curve(
     from srl.browse.curve import curve as series
 
     wanted: list[str | None] = [*metric] if metric else [None]
-    paths = _paths(runs or ["last"], trained=runs in (None, [], ["last"]))
-    found = _read(paths, lambda log: [series(log, name) for name in wanted])
+    chosen = paths(runs or ["last"], trained=runs in (None, [], ["last"]))
+    found = read(chosen, lambda log: [series(log, name) for name in wanted])
     if out is not None:
         from srl.browse.plot import save_figure
 
         save_figure(found, out)
         output.line(out)
     elif json:
-        _print_rows([_series(one) for panel in found for one in panel], True, {})
+        print_rows([_series(one) for panel in found for one in panel], True, {})
     else:
         _plot(found)
 
@@ -219,9 +227,9 @@ def watches(run: Run = "last", json: Json = False, wide: Wide = False) -> None:
     """
     from srl.browse.watches import watches as fired
 
-    found = _read(_paths([run], trained=run == "last"), fired)
+    found = read(paths([run], trained=run == "last"), fired)
     if found:
-        _print_rows(found, json, _WATCH_COLUMNS, wide=wide)
+        print_rows(found, json, _WATCH_COLUMNS, wide=wide)
     else:
         output.note("no watch has fired")
 
@@ -253,13 +261,13 @@ def sql(
     from srl.browse.formatting import csv_text
     from srl.browse.sql import sql as ask
 
-    answer = _read(_paths(runs or ["last"]), lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe)
+    answer = read(paths(runs or ["last"]), lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe)
     if csv:
         output.verbatim(csv_text(answer.columns, answer.rows))
     elif answer.is_plan and not json:
         output.verbatim("".join(f"{plan}\n" for _, plan in answer.rows))
     else:
-        _print_rows(answer.records(), json, {name: name for name in answer.columns}, None, wide=wide)
+        print_rows(answer.records(), json, {name: name for name in answer.columns}, None, wide=wide)
 
 
 @app.command()
