@@ -26,13 +26,10 @@ SOURCES = (
     "hotpotqa-corpus=hotpotqa/dev-500-corpus.json",
 )
 VALIDATION = 400
-MIX = (
-    "data.mix.squad=0.5",
-    "data.mix.hotpotqa=0.25",
-    "data.mix.2wikimultihopqa=0.22",
-    "data.mix.musique=0.03",
-)
-"""Half of the questions of reinforcement learning are of one hop, though nine in ten of all are."""
+SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.22, "musique": 0.03}
+"""Half of the demonstrations and of the questions of reinforcement learning are of one hop, though nine in
+ten of all are."""
+MIX = tuple(f"data.mix.{name}={share}" for name, share in SHARES.items())
 FIRST_STEPS = 5
 """Steps after which it is known how many tokens a step of fine-tuning has."""
 
@@ -70,6 +67,11 @@ def common(bench: Bench) -> list[str]:
     return options([*paths, f"search.index={bench.index}"])
 
 
+def sft_mix(bench: Bench) -> list[str]:
+    """The shares of fine-tuning; none in a smoke run, whose demonstrations may be of one source."""
+    return [] if bench.smoke else [f"sft.mix.{name}={share}" for name, share in SHARES.items()]
+
+
 def cold_start(bench: Bench) -> None:
     """Demonstrations from supporting facts, and fine-tuning on them until validation EM stops rising."""
     data(bench)
@@ -86,7 +88,7 @@ def cold_start(bench: Bench) -> None:
 
     bench.once("demonstrations", make)
     bench.train_once("cold-start", "--algo", "sft", "--model", bench.model, *common(bench),
-                     *options([f"sft.train_files={facts}"]))  # fmt: skip
+                     *options([f"sft.train_files={facts}", *sft_mix(bench)]))  # fmt: skip
 
 
 def start(bench: Bench) -> str:
@@ -124,7 +126,7 @@ def rag(bench: Bench) -> None:
     arguments = [
         "--algo", "sft", "--model", bench.model, *common(bench),
         *options(["data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=1024",
-                  f"sft.train_files={shown}"]),
+                  f"sft.train_files={shown}", *sft_mix(bench)]),
     ]  # fmt: skip
 
     def steps() -> int:
@@ -142,7 +144,7 @@ def r1(bench: Bench) -> None:
     text = "<think> I answer from what I know. </think> <answer> {answer} </answer>"
     shown = write_answers(bench, "r1.jsonl", text)
     alone = options(["data.template=r1", "rollout.search=false"])
-    first = [*common(bench), *alone, *options([f"sft.train_files={shown}"])]
+    first = [*common(bench), *alone, *options([f"sft.train_files={shown}", *sft_mix(bench)])]
     taught = bench.train_once("r1-start", "--algo", "sft", "--model", bench.model, *first)
     bench.train_once(
         "r1", "--algo", "grpo", "--model", f"{taught.run}@best", *common(bench), *options([*MIX]), *alone
@@ -154,7 +156,7 @@ def write_answers(bench: Bench, name: str, text: str) -> Path:
     path = bench.prepared / name
     rows = [
         {"id": item.id, "question": item.text, "golden_answers": list(item.golden_answers),
-         "turns": [text.format(answer=item.golden_answers[0])]}
+         "data_source": item.data_source, "turns": [text.format(answer=item.golden_answers[0])]}
         for item in read_demonstrations(bench.prepared / "facts.jsonl")
     ]  # fmt: skip
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

@@ -548,8 +548,8 @@ class Sft(Section):
     """Supervised fine-tuning: on demonstrations before RL, or on episodes that a policy sampled."""
 
     train_files: File | None = None
-    """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`. null: the tiny
-    world's."""
+    """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`, with `data_source` and
+    `hops` for mix. null: the tiny world's."""
     log: File | None = None
     """A run, or its log, whose training episodes are fine-tuned on instead of train_files: those that filter
     keeps, with the tokens that were sampled. `--from-log FILTER --run RUN` sets both."""
@@ -568,6 +568,9 @@ class Sft(Section):
     all steps. `RUN@best` is the best checkpoint."""
     batch_size: Count = 32
     """Episodes per step."""
+    mix: dict[str, NonNegative] = {}
+    """Shares of a batch, as in data.mix: by the `data_source` of demonstrations, or their `hops`. Empty: all
+    alike. Not with `--algo rft`."""
     observation_weight: Share = 0.0
     """Weight of retrieved tokens in the loss; policy tokens have weight 1."""
     optim: SftOptim = SftOptim()

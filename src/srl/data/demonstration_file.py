@@ -17,13 +17,15 @@ from srl.trajectory import Question
 
 
 def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:
-    """JSON lines `{"id", "question", "golden_answers", "turns"}`."""
+    """JSON lines `{"id", "question", "golden_answers", "data_source", "turns"}`, and `hops` if known."""
     with atomic_file(path) as file:
         for question in questions:
             row = {
                 "id": question.id,
                 "question": question.text,
                 "golden_answers": list(question.golden_answers),
+                "data_source": question.data_source,
+                **{key: question.metadata[key] for key in ("hops",) if key in question.metadata},
                 "turns": question.metadata["turns"],
             }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -51,6 +53,6 @@ def _demonstration(record: Record, name: str) -> Question:
         id=record.text("id") if record.row.get("id") is not None else name,
         text=record.text("question"),
         golden_answers=record.texts("golden_answers") if record.row.get("golden_answers") is not None else (),
-        data_source=record.path.stem,
-        metadata={"turns": turns},
+        data_source=record.text("data_source") if record.row.get("data_source") else record.path.stem,
+        metadata={"turns": turns, **{key: record.row[key] for key in ("hops",) if key in record.row}},
     )

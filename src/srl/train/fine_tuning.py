@@ -73,7 +73,7 @@ class FineTuning:
 
     def _train(self) -> None:
         sft, first = self.config.sft, self.progress.step
-        data = batches(self.episodes, sft.batch_size, sft.steps, self.config.trainer.seed)
+        data = batches(self.episodes, sft, self.config.trainer.seed)
         left, began = itertools.islice(data, first, None), time.perf_counter()
 
         def left_s() -> float:

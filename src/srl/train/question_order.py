@@ -65,14 +65,17 @@ class QuestionOrder:
         return self._shuffled[1]
 
 
-def order_of(questions: Sequence[Question], data: Data, seed: int) -> QuestionOrder:
-    """The order in which a run asks its training questions.
+def order_of(
+    questions: Sequence[Question], data: Data, seed: int, batch_size: int | None = None
+) -> QuestionOrder:
+    """The order in which a run asks its training questions, `data.train_batch_size` a step unless told.
 
     Raises UserError where `data.mix` does not fit them.
     """
+    size = batch_size or data.train_batch_size
     if not data.mix:
-        return QuestionOrder(questions, data.train_batch_size, seed, data.shuffle)
-    return MixedOrder(questions, data.train_batch_size, seed, data.shuffle, data.mix)
+        return QuestionOrder(questions, size, seed, data.shuffle)
+    return MixedOrder(questions, size, seed, data.shuffle, data.mix)
 
 
 class _Start(NamedTuple):
@@ -99,13 +102,19 @@ class MixedOrder(QuestionOrder):
         seed: int,
         shuffle: bool,
         mix: Mapping[str, float],
+        key: str = "data.mix",
     ) -> None:
-        pools = _pools(questions, mix)
+        pools = _pools(questions, mix, key)
         super().__init__([item for pool in pools.values() for item in pool], batch_size, seed, shuffle)
         total = sum(mix.values())
         self._shares = [mix[name] / total for name in pools]
         for (name, pool), share in zip(pools.items(), self._shares, strict=True):
-            _check_size(name, len(pool), floor(share * batch_size + _deviation(len(pools))), batch_size)
+            wanted = floor(share * batch_size + _deviation(len(pools)))
+            if len(pool) < wanted:
+                raise UserError(
+                    f"{key} needs at least {wanted} questions of {name!r} for batches of {batch_size}, and "
+                    f"there are {len(pool)}: lower its share or {_BATCH_SIZES[key]}"
+                )
         self._pools = [QuestionOrder(pool, len(pool), seed, shuffle) for pool in pools.values()]
         self._starts = [[_Start() for _ in pools]]  # of the steps up to the last one that was asked for
 
@@ -148,7 +157,10 @@ class MixedOrder(QuestionOrder):
         return ends
 
 
-def _pools(questions: Sequence[Question], mix: Mapping[str, float]) -> dict[str, list[Question]]:
+_BATCH_SIZES = {"data.mix": "data.train_batch_size", "sft.mix": "sft.batch_size"}
+
+
+def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) -> dict[str, list[Question]]:
     """The questions of each name in `mix` that has a share, in its order. Raises UserError."""
     by_hops = all(name.isdecimal() for name in mix)
     kind = "number of hops" if by_hops else "data source"
@@ -157,14 +169,14 @@ def _pools(questions: Sequence[Question], mix: Mapping[str, float]) -> dict[str,
         name = str(question.metadata.get("hops", "unknown")) if by_hops else question.data_source
         if name not in pools:
             raise UserError(
-                f"data.mix has no share for the {kind} {name!r} of question {question.id}; add it, with 0 to "
+                f"{key} has no share for the {kind} {name!r} of question {question.id}; add it, with 0 to "
                 f"leave such questions out{nearest(name, list(mix))}"
             )
         pools[name].append(question)
     if not sum(mix.values()):
-        raise UserError("data.mix has only shares of 0; give a share to what is to be trained on")
+        raise UserError(f"{key} has only shares of 0; give a share to what is to be trained on")
     if empty := [name for name, pool in pools.items() if mix[name] and not pool]:
-        raise UserError(f"data.mix names the {kind} {empty[0]!r}, which no training question has; remove it")
+        raise UserError(f"{key} names the {kind} {empty[0]!r}, which no training question has; remove it")
     return {name: pool for name, pool in pools.items() if mix[name]}
 
 
@@ -172,11 +184,3 @@ def _deviation(pools: int) -> float:
     """How much more than its share a batch can have of one of n pools: 1/2 + … + 1/n below before it, and
     1 − 1/n above after it."""
     return sum(1 / place for place in range(1, pools + 1)) - 1 / pools
-
-
-def _check_size(name: str, size: int, wanted: int, batch_size: int) -> None:
-    if size < wanted:
-        raise UserError(
-            f"data.mix needs at least {wanted} questions of {name!r} for batches of {batch_size}, and there "
-            f"are {size}: lower its share or data.train_batch_size"
-        )

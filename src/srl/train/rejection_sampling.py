@@ -25,7 +25,7 @@ from srl.train.fine_tuning import Loop, Tuned
 from srl.train.load_components import LoadedModel
 from srl.train.logged_episodes import Selection, check_kept, select_episodes
 from srl.train.model_card import model_card
-from srl.train.question_order import QuestionOrder
+from srl.train.question_order import order_of
 from srl.train.resume import checkpoint_notes, too_many_failures
 from srl.train.run_directory import LOG, Progress, checkpoint_path
 from srl.train.search import IndexDigests
@@ -60,7 +60,7 @@ class RejectionSampling:
         """Run all rounds and return the progress."""
         config, questions = self.config, self.runner.environment.splits.train
         rounds, size = config.trainer.total_training_steps, config.rft.questions or len(questions)
-        order = QuestionOrder(questions, size, config.trainer.seed, config.data.shuffle)
+        order = order_of(questions, config.data, config.trainer.seed, size)
         if self.progress.step == 0 and config.trainer.val_before_train:
             self.runner.validate(self.progress)
             self.progress.test_em_start = self.runner.test(0)
@@ -137,7 +137,7 @@ class RejectionSampling:
         sft, model = with_epochs(self.config.sft, len(episodes)), self.tuned.actor
         if self.first is not None:
             _put(model, self.first)
-        data = batches(episodes, sft.batch_size, sft.steps, self.config.trainer.seed + number)
+        data = batches(episodes, sft, self.config.trainer.seed + number)
         last, tokens, began = dict[str, float](), 0.0, time.perf_counter()
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -163,9 +163,14 @@ class RejectionSampling:
 
 
 def rft_loop(config: Config, policy: LoadedModel) -> Loop:
-    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for 0 steps."""
+    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, and for
+    `sft.mix`: what a round keeps may lack a source."""
     if config.sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0; set it to the optimiser steps of a round")
+    if config.sft.mix:
+        raise UserError(
+            "sft.mix is not for --algo rft; data.mix gives shares of the questions, sft.filter chooses"
+        )
     first = _copied(policy) if config.rft.start == "first" else None
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:

@@ -13,6 +13,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.train.learning_rate import sft_factor
 from srl.train.load_components import LoadedModel
+from srl.train.question_order import MixedOrder
 from srl.trajectory import Question, SearchTool, Trajectory
 from srl.update.batch import Batch, collate, micro_batches
 from srl.update.logits import packs
@@ -58,7 +60,7 @@ def fine_tune_policy(
     """`sft.steps` optimiser steps over the demonstrations, at most `max_tokens` in a forward pass."""
     torch.manual_seed(seed)
     sft = with_epochs(sft, len(trajectories))
-    data = batches(trajectories, sft.batch_size, sft.steps, seed)
+    data = batches(trajectories, sft, seed)
     with counted("fine-tuning steps", sft.steps) as count:
         fine_tune(
             policy.model, sft_optimiser(sft, policy.model), data, observation_weight=sft.observation_weight,
@@ -121,16 +123,25 @@ def demonstrate(
     return trajectories
 
 
-def batches(
-    trajectories: Sequence[Trajectory], size: int, steps: int, seed: int
-) -> Iterator[list[Trajectory]]:
-    """`steps` batches of `size` trajectories, shuffled anew each epoch."""
-    rng = random.Random(seed)
+def batches(trajectories: Sequence[Trajectory], sft: Sft, seed: int) -> Iterator[list[Trajectory]]:
+    """`sft.steps` batches of `sft.batch_size` trajectories: shuffled anew each epoch, or as `sft.mix` says.
+
+    Raises UserError where `sft.mix` does not fit them.
+    """
+    if sft.mix:
+        named = [replace(item.question, id=str(place)) for place, item in enumerate(trajectories)]
+        order = MixedOrder(named, sft.batch_size, seed, True, sft.mix, key="sft.mix")
+        chosen = map(order.batch, range(1, sft.steps + 1))
+        return ([trajectories[int(item.id)] for item in batch] for batch in chosen)
+    return _shuffled(trajectories, sft, random.Random(seed))
+
+
+def _shuffled(trajectories: Sequence[Trajectory], sft: Sft, rng: random.Random) -> Iterator[list[Trajectory]]:
     queue: list[Trajectory] = []
-    for _ in range(steps):
-        while len(queue) < size:
+    for _ in range(sft.steps):
+        while len(queue) < sft.batch_size:
             queue += rng.sample(trajectories, len(trajectories))
-        batch, queue = queue[:size], queue[size:]
+        batch, queue = queue[: sft.batch_size], queue[sft.batch_size :]
         yield batch
 
 

@@ -134,7 +134,7 @@ def write_fact_demonstrations(
     for question, one in zip(questions, found, strict=True):
         sources[question.data_source].add(one)
     written = [
-        replace(question, metadata={"turns": chain.turns})
+        replace(question, metadata={**question.metadata, "turns": chain.turns})
         for question, chain in zip(questions, found, strict=True)
         if isinstance(chain, Chain)
     ]
