@@ -3,11 +3,12 @@
     python bench/resume.py [--kills 20] [--steps 8] [--rollback] [--out FILE] [-- OPTIONS OF SRL TRAIN]
 
 Each kill is SIGKILL: one in five while the process starts up, one in five while it writes a checkpoint, the
-others at a random moment of the next three training steps. With `--rollback` a watch rolls the run back to
-its start every three steps until `watch.max_rollbacks` stops it, and two kills in five are at a random moment
-of a roll-back. When a run ends before all kills are spent, another is started. Both runs are deterministic
-(`rollout.deterministic=true`) and write a checkpoint each step. Exits with 1 unless every metric (times
-excepted), every watch that fired, every sampled token and every weight is the same to the last bit.
+others at a random moment of one of the next three training steps. With `--rollback` a watch rolls the run
+back to its start every three steps until `watch.max_rollbacks` stops it, and two kills in five are at a
+random moment of a roll-back. When a run ends before all kills are spent, another is started. Both runs are
+deterministic (`rollout.deterministic=true`) and write a checkpoint each step. Exits with 1 unless every
+metric (times excepted), every watch that fired, every sampled token and every weight is the same to the last
+bit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -36,7 +38,9 @@ from srl.workspace import Workspace
 
 SRL = str(Path(sys.executable).with_name("srl"))
 RESULTS = Path(__file__).parent / "results" / "resume.json"
-STEPS_AHEAD = 3.0
+STEPS_AHEAD = 3
+MOST_MISSES = 5
+"""Runs in a row that end before their first kill, after which it is given up."""
 CHECKPOINT_S, ROLLBACK_S = 0.05, 0.3
 """Seconds after the first file of a checkpoint, or the warning before a roll-back, in which a kill comes."""
 STOPPED = "stopped by watch"
@@ -156,7 +160,11 @@ class Process:
 
     def wait_for_file(self, folder: Path, pattern: str) -> None:
         """Until a file in `folder` matches, or the process has ended."""
-        while self.popen.poll() is None and next(folder.glob(pattern), None) is None:
+        self.wait_until(lambda: next(folder.glob(pattern), None) is not None)
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Until `holds()`, or the process has ended."""
+        while self.popen.poll() is None and not holds():
             time.sleep(0.001)
 
     def finish(self) -> None:
@@ -222,18 +230,26 @@ class Trial:
         if during == "rollback":
             process.wait_for("warning: watch")
             return ROLLBACK_S
-        return STEPS_AHEAD * self.training_s / steps
+        wanted = min(_newest_step(run) + self.rng.randrange(STEPS_AHEAD), steps - 2)
+        process.wait_until(lambda: _newest_step(run) >= wanted)
+        return self.training_s / steps
+
+
+def _newest_step(run: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    return max((int(path.name[-6:]) for path in run.glob("checkpoints/step-*")), default=0)
 
 
 def measure(workspace: Workspace, options: list[str], kills: int, steps: int, seed: int) -> dict[str, Any]:
     """Runs that are killed `kills` times in all, each compared with the one that was left alone."""
-    trial, done, wrong, runs = Trial(workspace, options, seed), list[Kill](), list[str](), 0
+    trial, done, wrong, runs, missed = Trial(workspace, options, seed), list[Kill](), list[str](), 0, 0
     while len(done) < kills:
         run, more = trial.victim(kills - len(done), steps)
         done, runs = done + more, runs + 1
         wrong += [f"{run.name}: {text}" for text in differences(run, trial.alone)]
         print(f"{len(done)} kills, {runs} runs, {len(wrong)} differences", file=sys.stderr)
-        if not more:
+        missed = 0 if more else missed + 1
+        if missed == MOST_MISSES:
             raise SystemExit("a run ended before it could be killed: give it more --steps")
     return {
         "format": 1,

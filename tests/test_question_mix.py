@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from tests.training import config, train
 
 import srl.store
-from srl.config.sections import Data
+from srl.config.sections import Data, Sft
+from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
 from srl.train.question_order import MixedOrder, QuestionOrder, order_of
-from srl.trajectory import Question
+from srl.train.sft import batches
+from srl.trajectory import Question, Trajectory
 
 SHARES = st.lists(st.floats(0.05, 1), min_size=1, max_size=4)
 SIZES = st.integers(1, 12)
@@ -123,3 +125,44 @@ def test_a_run_trains_on_the_mix_and_refuses_one_that_does_not_fit(tmp_path):
         query = "SELECT DISTINCT step, question_id, hops FROM trajectories WHERE phase = 'train'"
         rows = srl.store.rows(log, query)
     assert Counter((row["step"], row["hops"]) for row in rows) == {(1, 1): 1, (1, 2): 3, (2, 1): 1, (2, 2): 3}
+
+
+def shown(path, **counts):
+    """Demonstrations as they are read from the file that they were written to."""
+    asked = [
+        Question(item.id, item.text, ("a",), item.data_source, metadata={**item.metadata, "turns": ["…"]})
+        for item in questions(**counts)
+    ]
+    write_demonstrations(path, asked)
+    return [Trajectory(item) for item in read_demonstrations(path)]
+
+
+@pytest.mark.parametrize(("mix", "kind"), [({"nq": 1, "squad": 3}, "source"), ({"1": 1, "2": 3}, "hops")])
+def test_batches_of_demonstrations_have_the_shares_of_their_sources_or_hops(tmp_path, mix, kind):
+    rows, sft = shown(tmp_path / "d.jsonl", nq=20, squad=20), Sft(batch_size=8, steps=9, mix=mix)
+    found = list(batches(rows, sft, seed=0))
+    kinds = [
+        [
+            item.question.data_source if kind == "source" else str(item.question.metadata["hops"])
+            for item in part
+        ]
+        for part in found
+    ]
+    few, many = mix
+    assert [Counter(part) for part in kinds] == [{few: 2, many: 6}] * 9
+    assert found == list(batches(rows, sft, seed=0)) != list(batches(rows, sft, seed=1))
+
+
+def test_a_mix_that_does_not_fit_the_demonstrations_names_its_own_key(tmp_path):
+    rows = shown(tmp_path / "d.jsonl", nq=20)
+    with pytest.raises(UserError, match=r"sft\.mix has no share for the data source 'nq'"):
+        batches(rows, Sft(mix={"squad": 1}), seed=0)
+    with pytest.raises(UserError, match=r"sft\.mix needs at least .* lower its share or sft\.batch_size"):
+        batches(rows, Sft(mix={"nq": 1}, batch_size=32), seed=0)
+
+
+def test_demonstrations_without_a_source_have_the_name_of_their_file(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "?", "turns": ["…"]}\n', encoding="utf-8")
+    (found,) = read_demonstrations(path)
+    assert (found.data_source, found.metadata) == ("mine", {"turns": ["…"]})

@@ -328,3 +328,8 @@ def test_a_round_that_keeps_nothing_ends_in_one_line(setting: Path, workspace: P
         UserError, match="round 1: none of 64 training episodes satisfies the filter 'em = 2'"
     ):
         train(config(setting, "ppo", **(ROUNDS | {"sft__filter": "em = 2"})), workspace, "rft")
+
+
+def test_shares_of_demonstrations_are_refused_for_rounds(setting: Path, workspace: Path) -> None:
+    with pytest.raises(UserError, match=r"sft\.mix is not for --algo rft; data\.mix gives shares"):
+        train(config(setting, "ppo", **ROUNDS, sets=["sft.mix.1=1"]), workspace, "rft")

@@ -12,6 +12,7 @@ from tests.scripts import TableSearch
 from tests.tiny_models import byte_level_tokenizer
 from tests.training import OPTIONS, PASSAGES, model, tokenizer
 
+from srl.config.sections import Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
 from srl.model import new_model
@@ -157,13 +158,13 @@ def test_a_row_without_trained_tokens_is_left_out():
 
 def test_every_demonstration_comes_once_an_epoch():
     rows = [trajectory("pa", seed=n) for n in range(6)]
-    found = list(batches(rows, size=2, steps=9, seed=0))
+    found = list(batches(rows, Sft(batch_size=2, steps=9), seed=0))
     assert all(len(batch) == 2 for batch in found)
     for epoch in range(3):
         seen = [id(row) for batch in found[3 * epoch : 3 * epoch + 3] for row in batch]
         assert sorted(seen) == sorted(map(id, rows))
-    again = list(batches(rows, size=2, steps=9, seed=0))
-    other = list(batches(rows, size=2, steps=9, seed=1))
+    again = list(batches(rows, Sft(batch_size=2, steps=9), seed=0))
+    other = list(batches(rows, Sft(batch_size=2, steps=9), seed=1))
     assert again == found
     assert other != found
 

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from srl.config import Config, load_config
+from srl.config.sections import Sft
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.index import build_index, open_index
@@ -142,7 +143,7 @@ def model(folder: Path, steps: int = 40) -> PreTrainedModel:
     if not _STATE:
         folder.mkdir(parents=True, exist_ok=True)
         optimiser = Optimiser(made.parameters(), lr=1e-2, betas=(0.9, 0.98))
-        fine_tune(made, optimiser, batches(demonstrations(folder), 16, steps, 0))
+        fine_tune(made, optimiser, batches(demonstrations(folder), Sft(batch_size=16, steps=steps), 0))
         _STATE.update({name: value.clone() for name, value in made.state_dict().items()})
     made.load_state_dict(_STATE)
     return made.eval()
