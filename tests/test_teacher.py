@@ -12,6 +12,9 @@ from tests.training import TOWNS, questions
 
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import write_questions
+from srl.protocol import parse_action
+from srl.train.write_demonstrations import Acceptance
+from srl.trajectory import Hit, Passage, Question, Search, Segment, Trajectory
 
 ASKED = 6
 
@@ -29,6 +32,8 @@ class Teacher:
     def __init__(self, *unknown: str, chat: bool = False) -> None:
         self.unknown, self.chat = unknown, chat
         self.down: set[str] = set()
+        self.queries = False
+        """Whether it searches with other words each time."""
         self.asked: list[str] = []
 
     async def __call__(self, path: str, body: dict, headers: dict) -> Reply:
@@ -41,7 +46,8 @@ class Teacher:
             return Reply(b"oops", 500)
         if "<information>" not in text.partition(town)[2]:
             self.asked.append(town)
-            return self.said(f"<think> I look it up </think> <search> {town} ")
+            query = f"{town} {self.asked.count(town)}" if self.queries else town
+            return self.said(f"<think> I look it up </think> <search> {query} ")
         flag = "purple" if town in self.unknown else TOWNS[town]
         return self.said(f"<think> I know </think> <answer> {flag} ")
 
@@ -139,7 +145,8 @@ def test_right_episodes_of_a_teacher_become_demonstrations(
     command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
     code, out, err = shell.typed(*command, *options(server))
     assert code == 0, err
-    assert out == "d.jsonl  5 demonstrations of 6 questions\n"
+    assert out.splitlines()[0] == "d.jsonl  5 demonstrations of 6 questions"
+    assert out.splitlines()[-1].split() == ["1", "a", "wrong", "answer"]
     assert "12 requests, 120 tokens in, 60 out, cost 0.0008" in err
     found = read_demonstrations(Path("d.jsonl"))
     assert {item.golden_answers[0] for item in found} == {TOWNS[town] for town in TOWNS if town != "brusk"}
@@ -170,7 +177,7 @@ def test_interrupted_demonstrations_go_on_where_they_stopped(
     assert code == 0, err
     assert teacher.asked == ["velmar"]
     assert "5 episodes of an earlier call are kept" in err
-    assert out == "d.jsonl  5 demonstrations of 6 questions\n"
+    assert out.splitlines()[0] == "d.jsonl  5 demonstrations of 6 questions"
     assert len(read_demonstrations(Path("d.jsonl"))) == 5
 
 
@@ -200,5 +207,75 @@ def test_teacher_that_is_never_right_leaves_nothing(shell: Shell, place, corpus,
     command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
     code, _, err = shell.typed(*command, *options(server))
     assert code == 1
-    assert "none of 6 answers was right" in err
+    assert "no episode of 6 questions was accepted" in err
+    assert "(a wrong answer: 6)" in err
     assert not list(shell.folder.glob("d.jsonl*"))
+
+
+def test_episodes_of_a_question_are_accepted_once_for_the_same_queries(
+    shell: Shell, place, corpus, server, teacher  # noqa: F811
+):  # fmt: skip
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    command += ("--per-question", "2", "--temperature", "1", "--json")
+    assert "needs as many --attempts" in shell.refused(*command, "--attempts", "1", *options(server))
+    code, out, err = shell.typed(*command, *options(server))
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["answered"], found["demonstrations"]) == (5, 5)
+    assert found["rejected"] == {"the queries of another demonstration": 5, "a wrong answer": 2}
+    teacher.queries = True
+    code, out, err = shell.typed(*command, "--overwrite", *options(server))
+    assert code == 0, err
+    assert json.loads(out)["demonstrations"] == 10
+    ids = [item.id for item in read_demonstrations(Path("d.jsonl"))]
+    assert ids[:2] == [ids[0], f"{ids[0]}#2"]
+
+
+def test_a_reward_can_decide_instead_of_the_exact_match(shell: Shell, place, corpus, server):  # noqa: F811
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    weights = ("reward.weights.em=0", "reward.weights.format=1")
+    code, out, err = shell.typed(*command, "--min-reward", "0.01", "--json", *options(server, *weights))
+    assert code == 0, err
+    assert json.loads(out)["demonstrations"] == 6
+    assert json.loads(out)["rejected"] == {}
+
+
+def played(*turns: str, shown: str = "b", gold: tuple[str, ...] = ("b",)) -> Trajectory:
+    """An episode of these turns; each search shows the passage `shown`."""
+    question = Question("q", "?", ("red",), metadata={"supporting_ids": list(gold)})
+    hit = Hit(Passage(shown, "text"), 1.0)
+    searches = [
+        Search(parsed.content, (hit,), shown=1)
+        for turn in turns
+        if (parsed := parse_action(turn)) is not None and parsed.kind == "search"
+    ]
+    last = parse_action(turns[-1])
+    answer = last.content if last is not None and last.kind == "answer" else None
+    return Trajectory(
+        question, [Segment("policy", (1,), turn, number) for number, turn in enumerate(turns)], searches,
+        end="unanswered" if answer is None else "answered", answer=answer,
+        valid_actions=sum(parse_action(turn) is not None for turn in turns),
+    )  # fmt: skip
+
+
+RED, LOOK = "<answer> red </answer>", "<search> flag </search>"
+
+
+@pytest.mark.parametrize(
+    ("episode", "acceptance", "reason"),
+    [
+        (played(LOOK, RED), Acceptance(), None),
+        (played(LOOK, "<answer> blue </answer>"), Acceptance(), "a wrong answer"),
+        (played(LOOK), Acceptance(), "no answer"),
+        (played("hm", LOOK, RED), Acceptance(), "a turn without a search or an answer"),
+        (played(LOOK, "<search>  FLAG </search>", RED), Acceptance(), "a repeated query"),
+        (played(LOOK, RED, shown="a"), Acceptance(), None),
+        (played(LOOK, RED, shown="a"), Acceptance(evidence=True), "supporting passages not shown"),
+        (played(LOOK, RED, gold=("a", "b")), Acceptance(evidence=True), "supporting passages not shown"),
+        (played(LOOK, RED, gold=()), Acceptance(evidence=True), "supporting passages not shown"),
+        (played(LOOK, RED), Acceptance(evidence=True), None),
+        (played(LOOK, RED), Acceptance(min_reward=0.8), "a reward below 0.8"),
+    ],
+)
+def test_an_episode_is_accepted_or_not_for_a_stated_reason(episode, acceptance, reason):
+    assert acceptance.reason_against(episode, 0.7) == reason

@@ -20,6 +20,7 @@ from srl.cli.options import (
 
 if TYPE_CHECKING:
     from srl.config import Config
+    from srl.train.write_demonstrations import Acceptance
     from srl.workspace import Workspace
 
 
@@ -41,7 +42,18 @@ def demonstrations(
     url: ServerUrl = None,
     attempts: Annotated[
         int | None,
-        typer.Option(min=1, help="Ask a teacher at most so often until the answer is right; default: 1."),
+        typer.Option(min=1, help="Ask a teacher at most so often until it is enough; default: 1."),
+    ] = None,
+    min_reward: Annotated[
+        float | None,
+        typer.Option(help="Accept a teacher's episodes of this reward (reward.weights); default: EM = 1."),
+    ] = None,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Accept only episodes that saw all supporting passages.")
+    ] = False,
+    per_question: Annotated[
+        int | None,
+        typer.Option(min=1, help="A teacher's episodes of a question, with different queries; default: 1."),
     ] = None,
     temperature: Temperature = None,
     recovery: Annotated[
@@ -89,7 +101,10 @@ def demonstrations(
 
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists; give another --out, or --overwrite")
-    teacher_only = {"--attempts": attempts, "--temperature": temperature}
+    teacher_only = {
+        "--attempts": attempts, "--temperature": temperature, "--min-reward": min_reward,
+        "--evidence": evidence or None, "--per-question": per_question,
+    }  # fmt: skip
     facts_only = {"--recovery": recovery, "--thoughts": thoughts, "--seed": seed}
     _check_options(source, {"teacher": teacher_only, "facts": facts_only})
     check_inputs(data, index, url, [template] if template else [])
@@ -111,7 +126,12 @@ def demonstrations(
         brief = thoughts == "brief"
         _write_from_facts(settings, files, out, workspace, recovery, brief, limit, json)
     else:
-        _write_from_teacher(settings, files, out, workspace, attempts or 1, limit, json)
+        from srl.train.write_demonstrations import Acceptance
+
+        accepted = Acceptance(min_reward, evidence, per_question or 1)
+        _write_from_teacher(
+            settings, files, out, workspace, accepted, attempts or per_question or 1, limit, json
+        )
 
 
 def _check_options(source: str, options: dict[str, dict[str, Any]]) -> None:
@@ -125,22 +145,31 @@ def _check_options(source: str, options: dict[str, dict[str, Any]]) -> None:
 
 
 def _write_from_teacher(
-    settings: Config, files: list[str], out: Path, workspace: Workspace, attempts: int, limit: int | None,
-    json: bool,
+    settings: Config, files: list[str], out: Path, workspace: Workspace, acceptance: Acceptance,
+    attempts: int, limit: int | None, json: bool,
 ) -> None:  # fmt: skip
     from srl.cli.eval.shared import usage_line
+    from srl.errors import UserError
     from srl.train.evaluate_model import check_samples
-    from srl.train.write_demonstrations import write_right_episodes
+    from srl.train.write_demonstrations import write_accepted_episodes
 
     check_samples(attempts, settings.eval.temperature)
-    written = write_right_episodes(
-        settings, files, out, workspace, attempts=attempts, limit=limit, note=output.note
-    )
+    if attempts < acceptance.per_question:
+        raise UserError(f"--per-question {acceptance.per_question} needs as many --attempts, not {attempts}")
+    written = write_accepted_episodes(
+        settings, files, out, workspace, acceptance=acceptance, attempts=attempts, limit=limit,
+        note=output.note,
+    )  # fmt: skip
     if json:
         output.print_json(written)
         return
     output.line(f"{out}  {written.demonstrations:,} demonstrations of {written.questions:,} questions")
-    output.note(f"teacher: {written.teacher}")
+    output.note(f"teacher: {written.teacher}, {written.tokens:,} tokens")
+    if written.rejected:
+        output.table(
+            ("episodes not accepted", "reason"),
+            [(f"{count:,}", reason) for reason, count in written.rejected.items()],
+        )
     if written.usage:
         output.note(usage_line(written.usage))
 

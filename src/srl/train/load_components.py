@@ -108,13 +108,17 @@ def load_environment(
     config: Config, workspace: Workspace, codec: Codec, note: Note, splits: Splits | None = None
 ) -> Environment:
     """Search, reward and template of a run's episodes; `splits` are its questions."""
-    search = load_search(config, workspace, note)
-    rewards = {name: config.reward.options(name) for name in config.reward.weights}
+    search, rewards = load_search(config, workspace, note), load_rewards(config)
+    known = splits or Splits([])
+    return Environment(codec, load_template(config), episode_options(config), search, rewards, known)
+
+
+def load_rewards(config: Config) -> RewardMix:
+    """The rewards of `reward.weights`, with their options."""
+    options = {name: config.reward.options(name) for name in config.reward.weights}
     buffer = config.reward.overlong_buffer
     overlong = Overlong(config.data.max_response_length, buffer.len, buffer.penalty_factor)
-    mix = RewardMix(config.reward.weights, rewards, overlong=overlong if buffer.enable else None)
-    known = splits or Splits([])
-    return Environment(codec, load_template(config), episode_options(config), search, mix, known)
+    return RewardMix(config.reward.weights, options, overlong=overlong if buffer.enable else None)
 
 
 def engine_name(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""`srl data demonstrations`: a teacher answers questions, and its right episodes become demonstrations.
+"""`srl data demonstrations`: a teacher answers questions, and the episodes that are accepted are written.
 
 The teacher is any engine: a model behind a server, or one of this machine. What it has answered is kept in a
 file beside the output, so that an interrupted command goes on where it stopped.
@@ -6,26 +6,28 @@ file beside the output, so that an interrupted command goes on where it stopped.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from srl import interrupts
-from srl.answers import exact_match
 from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import CheckFailed, UserError
+from srl.evaluate.episode_results import EpisodeResult
 from srl.files import json_object
-from srl.progress import counted
+from srl.progress import Count, counted
 from srl.protocol import STOP_STRINGS
-from srl.rollout.episode import EpisodeOptions
+from srl.reward import RewardMix
 from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.load_components import Generation, episode_options, load_generation
+from srl.train.load_components import Generation, episode_options, load_generation, load_rewards
 from srl.train.make_missing import Note
 from srl.train.questions import load_questions, load_template
 from srl.train.search import load_search
@@ -34,13 +36,56 @@ from srl.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Which of a teacher's episodes become demonstrations.
+
+    An episode is accepted if each turn is a search or the answer, no query is repeated, and its answer is
+    right: an exact match, or a reward (`reward.weights`) of `min_reward` at least. With `evidence`, all
+    supporting passages of the question were shown. `per_question` episodes of a question are accepted at
+    most, and no two of them have the same queries, but for case and spaces.
+    """
+
+    min_reward: float | None = None
+    evidence: bool = False
+    per_question: int = 1
+
+    def reason_against(self, trajectory: Trajectory, reward: float) -> str | None:
+        """Why the episode is not accepted, looked at by itself."""
+        found = EpisodeResult.of(trajectory)
+        if trajectory.end != "answered":
+            return "no answer"
+        if not (found.em if self.min_reward is None else reward >= self.min_reward):
+            return "a wrong answer" if self.min_reward is None else f"a reward below {self.min_reward:g}"
+        if trajectory.valid_actions < trajectory.turns:
+            return "a turn without a search or an answer"
+        queries = queries_of(search.query for search in trajectory.searches)
+        if len(set(queries)) < len(queries):
+            return "a repeated query"
+        if self.evidence and found.evidence_recall != 1:
+            return "supporting passages not shown"
+        return None
+
+
+def queries_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """Queries as they are compared: without case and additional spaces."""
+    return tuple(" ".join(text.casefold().split()) for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
-    """The number of questions, and of those with a demonstration. `usage` is a server's, of this call."""
+    """The number of questions, of those with a demonstration, and of demonstrations.
+
+    `rejected` are the episodes that were not accepted, by reason, also of earlier calls; `tokens` are those
+    that the teacher wrote, and `usage` a server's count, both of this call.
+    """
 
     file: Path
     teacher: str
     questions: int
+    answered: int
     demonstrations: int
+    rejected: Mapping[str, int]
+    tokens: int
     usage: Mapping[str, float]
 
 
@@ -48,13 +93,19 @@ class Written:
 class Journal:
     """What a teacher has answered so far, in a file of JSON lines that each episode appends to.
 
-    `turns` are those of the right answers, by question; `asked` are all (question, attempt) that completed.
+    `turns` are those of the accepted episodes by question, `queries` their queries; `asked` are all
+    (question, attempt) that completed, `rejected` counts those that were not accepted by reason. `tokens` are
+    those that the policy wrote in the episodes of this call.
     """
 
     path: Path
     header: dict[str, Any]
-    turns: dict[str, list[str]] = field(default_factory=dict)
+    acceptance: Acceptance
+    turns: dict[str, list[list[str]]] = field(default_factory=dict)
+    queries: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     asked: set[tuple[str, int]] = field(default_factory=set)
+    rejected: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
 
     def open(self) -> IO[str]:
         """Read what is there, and open the file to append. Raises UserError for another teacher's answers.
@@ -81,28 +132,34 @@ class Journal:
 
     def _keep(self, row: Mapping[str, Any]) -> None:
         self.asked.add((row["id"], row["attempt"]))
-        if row["turns"] is not None:
-            self.turns[row["id"]] = row["turns"]
+        if row["rejected"] is not None:
+            self.rejected[row["rejected"]] += 1
+            return
+        self.turns.setdefault(row["id"], []).append(row["turns"])
+        self.queries.setdefault(row["id"], set()).add(tuple(row["queries"]))
 
-    def add(self, file: IO[str], trajectory: Trajectory, attempt: int) -> None:
+    def lacks(self, question: Question) -> bool:
+        """Whether the question may have more demonstrations."""
+        return len(self.turns.get(question.id, ())) < self.acceptance.per_question
+
+    def add(self, file: IO[str], trajectory: Trajectory, reward: float, attempt: int) -> None:
         """Keep an episode; a failed one is asked again by the next call."""
-        if trajectory.valid:
-            turns = turns_of(trajectory) if is_right(trajectory) else None
-            row = {"id": trajectory.question.id, "attempt": attempt, "turns": turns}
-            self._keep(row)
-            _write(file, row)
+        self.tokens += trajectory.policy_tokens
+        if not trajectory.valid:
+            return
+        queries = queries_of(search.query for search in trajectory.searches)
+        reason = self.acceptance.reason_against(trajectory, reward)
+        if reason is None and queries in self.queries.get(trajectory.question.id, ()):
+            reason = "the queries of another demonstration"
+        kept = {"queries": queries, "turns": turns_of(trajectory)} if reason is None else {}
+        row = {"id": trajectory.question.id, "attempt": attempt, "rejected": reason, **kept}
+        self._keep(row)
+        _write(file, row)
 
 
 def _write(file: IO[str], row: Mapping[str, Any]) -> None:
     file.write(json.dumps(row, ensure_ascii=False) + "\n")
     file.flush()
-
-
-def is_right(trajectory: Trajectory) -> bool:
-    """Whether the episode ended with an answer that matches a golden one."""
-    return trajectory.end == "answered" and bool(
-        exact_match(trajectory.answer, trajectory.question.golden_answers)
-    )
 
 
 def turns_of(trajectory: Trajectory) -> list[str]:
@@ -116,85 +173,112 @@ def _end(text: str) -> int:
     return min(ends, default=len(text))
 
 
-def write_right_episodes(
+def write_accepted_episodes(
     config: Config,
     files: Sequence[str],
     out: Path,
     workspace: Workspace,
     *,
+    acceptance: Acceptance = Acceptance(),
     attempts: int = 1,
     limit: int | None = None,
     note: Note = lambda text: None,
 ) -> Written:
-    """Ask each question until its answer is right, `attempts` times at most, and write the right episodes.
+    """Ask each question until it has its demonstrations, `attempts` times at most, and write them.
 
     Raises UserError, and CheckFailed where more than `eval.max_failed` of the episodes were lost to faults or
-    no answer was right; what was answered until then is kept for the next call.
+    none was accepted; what was answered until then is kept for the next call.
     """
     teacher = load_generation(config, note)
     questions = load_questions(tuple(files), config, teacher.codec, note, limit)
-    journal = Journal(out.with_name(f"{out.name}.partial"), _header(config, teacher))
-    options = episode_options(config).for_evaluation(config.eval.temperature)
+    header = _header(config, teacher, acceptance)
+    journal = Journal(out.with_name(f"{out.name}.partial"), header, acceptance)
     lost: list[Trajectory] = []
     with journal.open() as file, closing(teacher.engine):
         if journal.asked:
             note(f"{len(journal.asked):,} episodes of an earlier call are kept")
-        search = load_search(config, workspace, note)
+        rewards = None if acceptance.min_reward is None else load_rewards(config)
+        asking = _Asking(config, teacher, load_search(config, workspace, note), rewards, journal, file)
         for attempt in range(attempts):
-            left = [item for item in questions if item.id not in journal.turns]
+            left = [item for item in questions if journal.lacks(item)]
             left = [item for item in left if (item.id, attempt) not in journal.asked]
-            done = _ask(config, teacher, search, left, options, attempt, journal, file)
-            lost += [trajectory for trajectory in done if not trajectory.valid]
+            lost += [trajectory for trajectory in asking.ask(left, attempt) if not trajectory.valid]
     _check(journal, lost, len(questions), config.eval.max_failed)
-    shown = [replace(item, metadata={"turns": journal.turns[item.id]}) for item in questions
-             if item.id in journal.turns]  # fmt: skip
+    shown = list(_demonstrations(questions, journal))
     write_demonstrations(out, shown)
     journal.path.unlink()
-    return Written(out, teacher.name, len(questions), len(shown), teacher.usage())
+    return Written(
+        out, teacher.name, len(questions), len(journal.turns), len(shown),
+        dict(journal.rejected.most_common()), journal.tokens, teacher.usage(),
+    )  # fmt: skip
 
 
-def _header(config: Config, teacher: Generation) -> dict[str, Any]:
+def _demonstrations(questions: Sequence[Question], journal: Journal) -> Iterator[Question]:
+    """The accepted episodes in the order of the questions; further ones of a question as `ID#2`, …"""
+    for question in questions:
+        for number, turns in enumerate(journal.turns.get(question.id, ()), start=1):
+            name = question.id if number == 1 else f"{question.id}#{number}"
+            yield replace(question, id=name, metadata={**question.metadata, "turns": turns})
+
+
+def _header(config: Config, teacher: Generation, acceptance: Acceptance) -> dict[str, Any]:
     """What the answers in a journal depend on most."""
+    weights = {} if acceptance.min_reward is None else config.reward.weights
     return {
-        "format": 1,
+        "format": 2,
         "teacher": teacher.name,
         "temperature": config.eval.temperature,
         "template": load_template(config).name,
         "max_turns": config.rollout.max_turns,
         "search": config.rollout.search,
+        "acceptance": {**asdict(acceptance), **weights},
     }
 
 
-def _ask(
-    config: Config,
-    teacher: Generation,
-    search: SearchTool | None,
-    questions: Sequence[Question],
-    options: EpisodeOptions,
-    attempt: int,
-    journal: Journal,
-    file: IO[str],
-) -> list[Trajectory]:
-    """One episode for each question; each is kept as it ends."""
-    done = itertools.count(1)
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What the teacher is asked with, and where its episodes are kept."""
 
-    async def ask() -> list[Trajectory]:
-        try:
-            await connect(search)
-            return await rollout(
-                questions, teacher.engine, search, codec=teacher.codec, template=load_template(config),
-                options=options, seed=config.trainer.seed, step=attempt, phase="eval", on_done=keep,
-            )  # fmt: skip
-        finally:
-            await aclose(search)
+    config: Config
+    teacher: Generation
+    search: SearchTool | None
+    rewards: RewardMix | None
+    journal: Journal
+    file: IO[str]
 
-    with counted(f"episodes, attempt {attempt + 1}", len(questions)) as count:
+    def ask(self, questions: Sequence[Question], attempt: int) -> list[Trajectory]:
+        """One episode for each question; each is scored and kept as it ends."""
+        if not questions:
+            return []
+        with counted(f"episodes, attempt {attempt + 1}", len(questions)) as count:
+            return interrupts.run(self._ask(questions, attempt, count))
 
-        def keep(trajectory: Trajectory) -> None:
-            journal.add(file, trajectory, attempt)
+    async def _ask(self, questions: Sequence[Question], attempt: int, count: Count) -> list[Trajectory]:
+        config, done, kept = self.config, itertools.count(1), list[asyncio.Task[None]]()
+
+        async def keep(trajectory: Trajectory) -> None:
+            self.journal.add(self.file, trajectory, await self._reward(trajectory), attempt)
             count(next(done))
 
-        return interrupts.run(ask()) if questions else []
+        try:
+            await connect(self.search)
+            found = await rollout(
+                questions, self.teacher.engine, self.search, codec=self.teacher.codec,
+                template=load_template(config), seed=config.trainer.seed, step=attempt, phase="eval",
+                options=episode_options(config).for_evaluation(config.eval.temperature),
+                on_done=lambda trajectory: kept.append(asyncio.ensure_future(keep(trajectory))),
+            )  # fmt: skip
+            await asyncio.gather(*kept)
+            return found
+        finally:
+            await aclose(self.search)
+
+    async def _reward(self, trajectory: Trajectory) -> float:
+        """The reward of the settings, where acceptance asks for it."""
+        if self.rewards is None:
+            return 0.0
+        (score,) = await self.rewards.score([trajectory])
+        return score.value
 
 
 def _check(journal: Journal, lost: Sequence[Trajectory], questions: int, limit: float) -> None:
@@ -208,6 +292,10 @@ def _check(journal: Journal, lost: Sequence[Trajectory], questions: int, limit: 
     if not journal.turns:
         journal.path.unlink()
         raise CheckFailed(
-            f"none of {questions} answers was right, so there is nothing to learn from; try --temperature 1 "
-            "with more --attempts, or another teacher"
+            f"no episode of {questions} questions was accepted, so there is nothing to learn from "
+            f"({_counts(journal.rejected)}); try --temperature 1 with more --attempts, or another teacher"
         )
+
+
+def _counts(rejected: Counter[str]) -> str:
+    return ", ".join(f"{reason}: {count:,}" for reason, count in rejected.most_common())

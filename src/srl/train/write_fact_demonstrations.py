@@ -13,6 +13,7 @@ from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
 from srl.data.supporting_facts import NoDemonstration
 from srl.errors import CheckFailed
+from srl.evaluate.episode_results import EpisodeResult
 from srl.progress import Count, counted
 from srl.protocol import Template
 from srl.rollout.codec import Codec, TextCodec
@@ -25,7 +26,6 @@ from srl.train.load_components import episode_options, load_codec
 from srl.train.make_missing import Note
 from srl.train.questions import load_questions, load_template
 from srl.train.search import load_search
-from srl.train.write_demonstrations import is_right
 from srl.trajectory import Question, Search, SearchTool
 from srl.workspace import Workspace
 
@@ -103,7 +103,7 @@ class _Episodes:
             question, engine, self.search, codec=self.codec, template=self.template, options=self.options,
             phase="sft",
         )  # fmt: skip
-        return chain if is_right(episode) else "it does not fit the lengths of an episode"
+        return chain if EpisodeResult.of(episode).em else "it does not fit the lengths of an episode"
 
 
 def write_fact_demonstrations(
