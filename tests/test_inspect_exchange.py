@@ -81,7 +81,7 @@ def test_an_imported_dump_keeps_what_the_page_says(tmp_path):
     (found,) = read_dump(write_dump(tmp_path / "dump", [made]))
     before, after = facts(made, record(made).score), facts(found.trajectory, found.score)
     kept = {name for name in before if after[name] == before[name]}
-    table = promised(2)
+    table = promised(3)
     assert kept == {name for name, said in table.items() if said != "lost"}
     assert table.keys() - before.keys() == {"advantages"}
     assert found.advantages is None

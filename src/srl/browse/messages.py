@@ -1,8 +1,9 @@
-"""Trajectories as chat messages in Parquet, for fine-tuning elsewhere."""
+"""Trajectories in batches for other programs, and as chat messages in Parquet, for fine-tuning elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import pyarrow.parquet as pq
 from srl.browse.trajectories import Filter
 from srl.errors import UserError
 from srl.files import atomic_file
-from srl.store import read_records, rows
+from srl.store import Record, read_records, rows
 from srl.trajectory import Trajectory
+
+SIZE = 1000
+"""The most trajectories that are in memory at a time."""
 
 ROLES: Mapping[str, str] = {"policy": "assistant", "observation": "tool", "feedback": "user"}
 """The role of what follows the prompt, by kind of segment."""
@@ -42,34 +46,59 @@ def messages(trajectory: Trajectory) -> list[dict[str, str]]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Trajectories of one run, phase and step in the order written, each with its row of `trajectories`.
+
+    `number` counts the batches of the step, from 1.
+    """
+
+    run_id: str
+    phase: str
+    step: int
+    number: int
+    pairs: list[tuple[Record, dict[str, Any]]]
+
+
+def batches(connection: duckdb.DuckDBPyConnection, chosen: Filter, size: int = SIZE) -> Iterator[Batch]:
+    """The trajectories `chosen` by run, phase and step, at most `size` at a time.
+
+    Raises UserError if nothing is chosen.
+    """
+    where, parameters = chosen.where()
+    place = "run_id, phase, step"
+    query = f"SELECT DISTINCT {place} FROM trajectories WHERE {where} ORDER BY {place}"
+    found = connection.execute(query, parameters).fetchall()
+    if not found:
+        raise UserError("no matching trajectory; nothing is written; try fewer filters")
+    for run_id, phase, step in found:
+        here = f"({where}) AND run_id = ? AND phase = ? AND step = ?"
+        query = f"SELECT id FROM trajectories WHERE {here} ORDER BY position, id"
+        ids = [one for (one,) in connection.execute(query, [*parameters, run_id, phase, step]).fetchall()]
+        for number, start in enumerate(range(0, len(ids), size), start=1):
+            some = ids[start : start + size]
+            yield Batch(run_id, phase, step, number, _pairs(connection, (run_id, phase, step), some))
+
+
+def _pairs(
+    connection: duckdb.DuckDBPyConnection, place: tuple[str, str, int], ids: list[str]
+) -> list[tuple[Record, dict[str, Any]]]:
+    where = "run_id = ? AND phase = ? AND step = ? AND list_contains(?, id)"
+    given = [*place, ids]
+    records = {record.trajectory.id: record for record in read_records(connection, where, given)}
+    found = {row["id"]: row for row in rows(connection, f"FROM trajectories WHERE {where}", given)}
+    return [(records[one], found[one]) for one in ids]
+
+
 def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: Path) -> int:
-    """Write the trajectories `chosen` to the Parquet file `out`, step by step; returns their number.
+    """Write the trajectories `chosen` to the Parquet file `out`; returns their number.
 
     Raises UserError if nothing is chosen.
     """
     count = 0
     with atomic_file(out, "wb") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-        for table in _tables(connection, chosen):
-            writer.write_table(table)
-            count += table.num_rows
-        if not count:
-            raise UserError("no matching trajectory; nothing is written; try fewer filters")
+        for batch in batches(connection, chosen):
+            lines = [row | {"messages": messages(record.trajectory)} for record, row in batch.pairs]
+            writer.write_table(pa.Table.from_pylist(lines, SCHEMA))
+            count += len(lines)
     return count
-
-
-def _tables(connection: duckdb.DuckDBPyConnection, chosen: Filter) -> Iterator[pa.Table]:
-    where, parameters = chosen.where()
-    query = f"SELECT DISTINCT run_id, phase, step FROM trajectories WHERE {where} ORDER BY ALL"
-    beside = ", ".join(f'"{name}"' for name in SCHEMA.names[1:])
-    for place in rows(connection, query, parameters):
-        here = f"({where}) AND run_id = ? AND phase = ? AND step = ?"
-        given = [*parameters, *place.values()]
-        records = read_records(connection, here, given)
-        found = rows(connection, f"SELECT {beside} FROM trajectories WHERE {here} ORDER BY position", given)
-        yield pa.Table.from_pylist(
-            [_row(record.trajectory, row) for record, row in zip(records, found, strict=True)], SCHEMA
-        )
-
-
-def _row(trajectory: Trajectory, row: dict[str, Any]) -> dict[str, Any]:
-    return {"messages": messages(trajectory), **row}

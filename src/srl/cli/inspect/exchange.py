@@ -16,16 +16,30 @@ class Form(StrEnum):
     """The formats that `export` writes."""
 
     messages = "messages"
+    inspect_eval = "inspect-eval"
+
+
+_OUT = {Form.messages: Path("messages.parquet"), Form.inspect_eval: Path("inspect-logs")}
+"""What `export` writes to unless it is told."""
 
 
 @app.command()
 def export(
     run: Run = "last",
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write, FILE.parquet.", show_default=False)
-    ] = Path("messages.parquet"),
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write, or new directory for inspect-eval.",
+            show_default="messages.parquet or inspect-logs",
+        ),
+    ] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="messages: chat messages in Parquet.")
+        Form,
+        typer.Option(
+            "--format", help="messages: chat messages in Parquet; inspect-eval: logs of Inspect (.eval)."
+        ),
     ] = Form.messages,
     steps: Steps = None,
     phase: OfPhase = None,
@@ -33,22 +47,26 @@ def export(
     em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None,
     reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None,
 ) -> None:
-    """Write trajectories as chat messages, for fine-tuning or other tools.
+    """Write trajectories for other programs: as chat messages, or as logs of Inspect.
 
-    Roles: `assistant` is what the policy wrote, `tool` an observation, `user` feedback. The file has no token
-    ids, log-probs and advantages; docs/inspect.md lists what is kept.
+    Roles: `assistant` is what the policy wrote, `tool` an observation, `user` feedback. inspect-eval writes a
+    file for each step and phase, in which searches are tool calls; `inspect view` shows them. It needs
+    inspect_ai. No format has token ids, log-probs and advantages; docs/inspect.md lists what is kept.
 
     \b
-    Example:
+    Examples:
       srl inspect export last --phase train --em 1 -o right.parquet
+      srl inspect export last --steps 30 --format inspect-eval -o inspect-logs
     """
+    from srl.browse.inspect_eval import write_eval_logs
     from srl.browse.messages import write_messages
     from srl.browse.trajectories import Filter
 
     chosen = Filter(steps=steps, phase=phase and phase.value, source=source, em=em, reward=reward)
-    count = read(paths([run]), lambda log: write_messages(log, chosen, out))
+    write, to = write_messages if form is Form.messages else write_eval_logs, out or _OUT[form]
+    count = read(paths([run]), lambda log: write(log, chosen, to))
     output.note(f"{count:,} trajectories")
-    output.line(out)
+    output.line(to)
 
 
 @app.command("import")
