@@ -54,9 +54,9 @@ def export(
     inspect_ai. No format has token ids, log-probs and advantages; docs/inspect.md lists what is kept.
 
     \b
-    Examples:
+    Example:
       srl inspect export last --phase train --em 1 -o right.parquet
-      srl inspect export last --steps 30 --format inspect-eval -o inspect-logs
+      srl inspect export last --format inspect-eval -o inspect-logs
     """
     from srl.browse.inspect_eval import write_eval_logs
     from srl.browse.messages import write_messages
