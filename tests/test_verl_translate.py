@@ -67,6 +67,7 @@ def test_tables_name_only_keys_that_exist():
 def test_key_that_is_refused_is_refused_when_it_is_not_the_default():
     changed = {
         "rollout.deterministic": "rollout.deterministic=true",
+        "data.pass_rate_pools.enable": "data.pass_rate_pools.enable=true",
         "rollout.engine": "rollout.engine=torch",
         "rollout.gpu_memory_utilization": "rollout.gpu_memory_utilization=0.8",
         "actor.mask_observations": "actor.mask_observations=false",

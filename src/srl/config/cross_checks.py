@@ -194,6 +194,11 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             f"{say('algorithm.filter_groups.enable')} compares the episodes of one question, and "
             f"{say('rollout.n')}: set rollout.n=5, or algorithm.filter_groups.enable=false"
         )
+    if config.data.pass_rate_pools.enable and config.rollout.n < 2:
+        raise UserError(
+            f"{say('data.pass_rate_pools.enable')} counts how many episodes of a question are right, and "
+            f"{say('rollout.n')}: set rollout.n=5, or data.pass_rate_pools.enable=false"
+        )
     buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
     if buffer.enable and buffer.len > longest:
         raise UserError(

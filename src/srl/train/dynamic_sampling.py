@@ -80,13 +80,12 @@ class GroupChoice:
         return {"train/num_gen_batches": float(self.batches)} if self.section.enable else {}
 
 
-def metric_value(score: Score, metric: str) -> float:
-    """The `metric` of an episode: its reward or a part of it. Raises UserError for a part that it lacks."""
+def metric_value(score: Score, metric: str, key: str = "algorithm.filter_groups.metric") -> float:
+    """The `metric` of an episode: its reward or a part of it. Raises UserError for a part that it lacks, with
+    the `key` that names it."""
     if metric == REWARD:
         return score.value
     if metric not in score.parts:
         known = ", ".join([REWARD, *score.parts])
-        raise UserError(
-            f"algorithm.filter_groups.metric = {metric}: the reward has no such part; use one of {known}"
-        )
+        raise UserError(f"{key} = {metric}: the reward has no such part; use one of {known}")
     return score.parts[metric]

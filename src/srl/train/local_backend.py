@@ -42,6 +42,7 @@ from srl.train.load_components import (
 )
 from srl.train.make_missing import BASE_MODEL, Note
 from srl.train.model_card import model_card
+from srl.train.pass_rates import PassRateOrder, note_asked
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import rft_loop
@@ -69,6 +70,8 @@ class Sampled:
     choice: GroupChoice
     trajectories: list[Trajectory] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
+    drawn: dict[str, float] = field(default_factory=dict)
+    """From which pools by pass rate the questions are, as metrics."""
 
     def add(self, trajectories: list[Trajectory], scores: list[Score], metric: str) -> None:
         """One more generation batch. Raises UserError where the reward has no part `metric`."""
@@ -79,6 +82,19 @@ class Sampled:
         self.choice.add(groups)
         self.trajectories += trajectories
         self.scores += scores
+
+    def passed(self, metric: str) -> dict[str, list[bool]]:
+        """Of each question, whether each valid episode was right by `metric`."""
+        found: dict[str, list[bool]] = {item.question.id: [] for item in self.trajectories}
+        for trajectory, score in zip(self.trajectories, self.scores, strict=True):
+            if trajectory.valid:
+                value = metric_value(score, metric, "data.pass_rate_pools.metric")
+                found[trajectory.question.id].append(value >= 1)
+        return found
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.choice.metrics() | self.drawn
 
     @property
     def kept(self) -> tuple[list[Trajectory], list[Score]]:
@@ -104,6 +120,8 @@ class LocalTrainer:
     progress: Progress = field(default_factory=Progress)
     watcher: Watcher = field(init=False)
     _timings: dict[str, float] = field(default_factory=dict)
+    _dry: bool = False
+    """Whether it was said that the pools by pass rate run dry."""
 
     def __post_init__(self) -> None:
         self.watcher = Watcher(self.config)
@@ -143,7 +161,7 @@ class LocalTrainer:
                 metrics |= updated
         self.progress.step = step
         self.progress.seconds += self._timings["step"]
-        metrics |= step_metrics(sampled.trajectories, sampled.scores) | sampled.choice.metrics()
+        metrics |= step_metrics(sampled.trajectories, sampled.scores) | sampled.metrics
         metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
         self.runner.record(step, "train", _all_records(sampled, experience), metrics)
         self.runner.terminal.step(step, self.config.trainer.total_training_steps, metrics)
@@ -210,20 +228,34 @@ class LocalTrainer:
         section, position = self.config.algorithm.filter_groups, self.progress.asked
         if position is None:
             position = (step - 1) * order.batch_size
-        sampled = Sampled(GroupChoice(section, order.batch_size))
+        sampled, pools = Sampled(GroupChoice(section, order.batch_size)), self.config.data.pass_rate_pools
+        drawer = PassRateOrder(order, pools, self.progress.pass_rates) if pools.enable else order
         try:
             while count := sampled.choice.next_batch():
-                questions, position = order.further(position, count, sampled.choice.groups)
+                questions, position = drawer.further(position, count, sampled.choice.groups)
+                if isinstance(drawer, PassRateOrder) and not sampled.trajectories:
+                    self._check_drawn(step, drawer, len(questions))
                 if not questions:
                     break
                 sampled.add(*self._roll_out(step, questions), section.metric)
             self.progress.asked = position
             sampled.choice.require_differing(step, resume_with(self.run_directory))
+            if isinstance(drawer, PassRateOrder):
+                sampled.drawn = drawer.drawn(item.question for item in sampled.trajectories)
+                note_asked(self.progress.pass_rates, step, sampled.passed(pools.metric))
         except Exception:
             ended = {item.id: item for item in [*sampled.trajectories, *self.runner.ended]}
-            self._log_unfinished(step, list(ended.values()))
+            self._log_unfinished(step, [item for item in ended.values() if item.step == step])
             raise
         return sampled
+
+    def _check_drawn(self, step: int, drawer: PassRateOrder, found: int) -> None:
+        """Say once that the pools by pass rate run dry. Raises UserError where nothing is left to ask."""
+        if not found:
+            raise UserError(drawer.dry(found, step))
+        if found < drawer.batch_size and not self._dry:
+            self.runner.terminal.note(f"warning: {drawer.dry(found, step)}")
+            self._dry = True
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
         """The episodes of one generation batch. Raises UserError when too many searches failed."""

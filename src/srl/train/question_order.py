@@ -34,6 +34,14 @@ class QuestionOrder:
         order = self._epoch(start // size)
         return order[start % size : start % size + self.batch_size]
 
+    def first_epoch(self) -> list[Question]:
+        """All questions, in the order in which they are asked first."""
+        return self._epoch(0)
+
+    def part_of(self, question: Question) -> str:
+        """The part of `data.mix` that a question belongs to; without a mix there is one."""
+        return ""
+
     def at(self, position: int) -> Question:
         """The question at `position`, counted from 0, of all that the steps ask one after the other."""
         step, place = divmod(position, self.batch_size)
@@ -115,8 +123,15 @@ class MixedOrder(QuestionOrder):
                     f"{key} needs at least {wanted} questions of {name!r} for batches of {batch_size}, and "
                     f"there are {len(pool)}: lower its share or {_BATCH_SIZES[key]}"
                 )
+        self._mix = mix
         self._pools = [QuestionOrder(pool, len(pool), seed, shuffle) for pool in pools.values()]
         self._starts = [[_Start() for _ in pools]]  # of the steps up to the last one that was asked for
+
+    def first_epoch(self) -> list[Question]:
+        return [question for pool in self._pools for question in pool.first_epoch()]
+
+    def part_of(self, question: Question) -> str:
+        return _part(question, self._mix)
 
     def _epoch(self, epoch: int) -> list[Question]:
         """As many mixed batches as the questions fill; a pool may come several times in them, or in part."""
@@ -160,13 +175,21 @@ class MixedOrder(QuestionOrder):
 _BATCH_SIZES = {"data.mix": "data.train_batch_size", "sft.mix": "sft.batch_size"}
 
 
+def _by_hops(mix: Mapping[str, float]) -> bool:
+    return all(name.isdecimal() for name in mix)
+
+
+def _part(question: Question, mix: Mapping[str, float]) -> str:
+    """The name that a question has in a mix: its number of hops, or its data source."""
+    return str(question.metadata.get("hops", "unknown")) if _by_hops(mix) else question.data_source
+
+
 def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) -> dict[str, list[Question]]:
     """The questions of each name in `mix` that has a share, in its order. Raises UserError."""
-    by_hops = all(name.isdecimal() for name in mix)
-    kind = "number of hops" if by_hops else "data source"
+    kind = "number of hops" if _by_hops(mix) else "data source"
     pools: dict[str, list[Question]] = {name: [] for name in mix}
     for question in questions:
-        name = str(question.metadata.get("hops", "unknown")) if by_hops else question.data_source
+        name = _part(question, mix)
         if name not in pools:
             raise UserError(
                 f"{key} has no share for the {kind} {name!r} of question {question.id}; add it, with 0 to "

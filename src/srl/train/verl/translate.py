@@ -101,6 +101,11 @@ NOT_READ: dict[str, str] = {
     "rollout.openai.": "rollout.engine=openai is refused, and nothing else reads them",
     "algorithm.filter_groups.metric": "algorithm.filter_groups.enable is refused, and nothing else reads it",
     "algorithm.filter_groups.max_num_gen_batches": "as algorithm.filter_groups.metric",
+    "data.pass_rate_pools.metric": "data.pass_rate_pools.enable is refused, and nothing else reads it",
+    "data.pass_rate_pools.unasked": "as data.pass_rate_pools.metric",
+    "data.pass_rate_pools.never": "as data.pass_rate_pools.metric",
+    "data.pass_rate_pools.sometimes": "as data.pass_rate_pools.metric",
+    "data.pass_rate_pools.always": "as data.pass_rate_pools.metric",
     "eval.batch_size": "verl sends all questions of a validation to its servers, which queue them",
 }
 """Keys without effect, with the reason."""

@@ -1,0 +1,182 @@
+"""Pools by pass rate: which questions are drawn, what a checkpoint keeps of them, and what a run says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.test_dynamic_sampling import made_rewards, trained
+from tests.training import Said, config, questions, train, write_setting
+
+from srl.config.sections import PassRatePools
+from srl.errors import UserError
+from srl.train.pass_rates import POOLS, PassRateOrder, note_asked, pool_of
+from srl.train.question_order import MixedOrder, QuestionOrder
+from srl.train.rejection_sampling import rft_loop
+from srl.train.run import resume
+from srl.train.run_directory import checkpoints
+from srl.trajectory import Question
+from srl.workspace import Workspace
+
+HISTORY = {"unasked": None, "never": [1, 0, 4], "sometimes": [1, 3, 4], "always": [1, 4, 4]}
+
+
+def pools(**shares):
+    return PassRatePools(enable=True, **shares)
+
+
+def with_pools(counts, **shares):
+    """An order of `counts` questions of each pool, called by the pool and a number."""
+    names = [(name, f"{name}{number}") for name, count in counts.items() for number in range(count)]
+    made = [Question(name, "?", ()) for _, name in names]
+    asked = {name: HISTORY[pool] for pool, name in names if HISTORY[pool]}
+    return PassRateOrder(QuestionOrder(made, 4, seed=0), pools(**shares), asked)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "pool"),
+    [((), "unasked"), ((0, 0), "never"), ((1, 0), "sometimes"), ((0, 1, 1), "sometimes"), ((1, 1), "always")],
+)
+def test_the_pool_is_that_of_the_last_asking(episodes, pool):
+    asked = {"q": [1, 1, 2]}
+    note_asked(asked, 5, {"q": [bool(right) for right in episodes]})
+    assert asked == {"q": [5, sum(episodes), len(episodes)]}
+    assert (pool_of(asked, "q"), pool_of(asked, "another")) == (pool, "unasked")
+
+
+def test_questions_are_drawn_in_proportion_to_the_shares():
+    order = with_pools(dict.fromkeys(POOLS, 400), unasked=1.0, never=0.5, sometimes=2.0, always=0.5)
+    drawn = order.drawn(order.further(0, 400)[0])
+    for name, share in {"unasked": 0.25, "never": 0.125, "sometimes": 0.5, "always": 0.125}.items():
+        error = (share * (1 - share) / 400) ** 0.5
+        assert drawn[f"train/drawn/{name}"] == pytest.approx(share, abs=3 * error)
+
+
+def test_a_pool_that_is_empty_or_has_no_share_leaves_its_share_to_the_others():
+    order = with_pools({"unasked": 4, "always": 9, "sometimes": 2}, always=0.0)
+    found, place = order.further(0, 6)
+    assert Counter(item.id.rstrip("0123456789") for item in found) == {"unasked": 4, "sometimes": 2}
+    assert place == 6
+    assert order.further(place, 3, {item.id for item in found})[0] == [], "what is always right has no share"
+
+
+def test_what_was_asked_longest_ago_comes_first():
+    order = with_pools({"sometimes": 6})
+    order.asked |= {f"sometimes{number}": [9 - number, 1, 2] for number in range(6)}
+    assert [item.id for item in order.further(0, 6)[0]] == [f"sometimes{5 - number}" for number in range(6)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 40), st.lists(st.integers(1, 6), min_size=1, max_size=4))
+def test_a_step_draws_no_question_twice_and_what_it_draws_depends_on_the_place_and_the_state(start, wishes):
+    made = [with_pools({"unasked": 5, "never": 3, "sometimes": 4}) for _ in range(2)]
+    asked, position = set(), start
+    for wish in wishes:
+        found, after = made[0].further(position, wish, asked)
+        assert made[1].further(position, wish, asked) == (found, after)
+        names = {item.id for item in found}
+        assert len(names) == len(found) == min(wish, 12 - len(asked))
+        assert not names & asked
+        asked, position = asked | names, after
+
+
+def test_with_a_mix_each_place_keeps_its_part():
+    made = questions("train", 24)  # every other one has two hops
+    order = MixedOrder(made, 4, 0, True, {"1": 3.0, "2": 1.0})
+    rates = {item.id: [1, number % 3, 2] for number, item in enumerate(made) if number % 5}
+    found, _ = PassRateOrder(order, pools(), rates).further(0, 12)
+    assert len({item.id for item in found}) == 12
+    places = [order.part_of(order.at(place)) for place in range(12)]
+    assert [str(item.metadata["hops"]) for item in found] == places
+    assert Counter(places) == {"1": 9, "2": 3}
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    return folder
+
+
+SETS = {
+    "rollout__n": 2, "data__train_batch_size": 2, "rollout__deterministic": True, "actor__use_kl_loss": False,
+    "data__pass_rate_pools": {"enable": True, "sometimes": 6.0}, "trainer__total_training_steps": 4,
+    "trainer__test_freq": 0,
+}  # fmt: skip
+
+
+def by_number(item):
+    """Of a question's number modulo 3: 0 is never right, 1 sometimes, 2 always."""
+    return float(int(item.question.id.rpartition("/")[2]) % 3 > item.sample)
+
+
+def run_of(setting, workspace, terminal=None, **sets):
+    train(config(setting, "grpo", **SETS | sets), workspace, "grpo", *([terminal] if terminal else []))
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+def state(run, step):
+    path = run / f"checkpoints/step-{step:06d}/trainer/state.json"
+    return json.loads(path.read_text())["pass_rates"]
+
+
+def test_a_run_keeps_what_was_asked_and_shows_what_was_drawn(setting, workspace, monkeypatch):
+    made_rewards(monkeypatch, by_number)
+    run = run_of(setting, workspace)
+    asked = dict[str, list[int]]()
+    for step, (records, metrics) in sorted(trained(run).items()):
+        names = dict.fromkeys(record.trajectory.question.id for record in records)
+        drawn = Counter(pool_of(asked, name) for name in names)
+        found = {name: metrics[f"train/drawn/{name}"] for name in POOLS}
+        assert found == {name: drawn[name] / 2 for name in POOLS}
+        asked |= {name: [step, int(name.rpartition("/")[2]) % 3, 2] for name in names}
+        assert state(run, step) == asked
+
+
+@pytest.mark.slow
+def test_a_resumed_run_draws_and_learns_what_it_would_have(setting, tmp_path, monkeypatch):
+    made_rewards(monkeypatch, by_number)
+    whole, cut = (run_of(setting, tmp_path / name) for name in ("whole", "cut"))
+    for step, path in checkpoints(cut).items():
+        if step > 2:
+            shutil.rmtree(path)
+    resume(cut, workspace=Workspace(tmp_path / "cut"), terminal=Said())
+    ids = [
+        [item.trajectory.id for _, (records, _) in sorted(trained(run).items()) for item in records]
+        for run in (whole, cut)
+    ]
+    assert ids[0] == ids[1]
+    assert state(whole, 4) == state(cut, 4)
+    weights = [(run / "checkpoints/step-000004/model.safetensors").read_bytes() for run in (whole, cut)]
+    assert weights[0] == weights[1]
+
+
+def test_pools_without_a_question_left_end_the_run_and_few_are_said_once(setting, workspace, monkeypatch):
+    """Eight questions in batches of six: two are left for step 2, and none for step 3."""
+    made_rewards(monkeypatch, lambda item: 1.0)
+    said = Said()
+    sets = {"data__pass_rate_pools": {"enable": True, "always": 0.0}, "data__train_batch_size": 6}
+    with pytest.raises(UserError, match=r"pools .*run dry: step 3 asks 0 of 6 .*8 always \(share 0\).*share"):
+        run_of(setting, workspace, said, **sets | {"actor__ppo_mini_batch_size": 6})
+    (run,) = Workspace(workspace).all_runs()
+    assert max(checkpoints(run)) == 2
+    assert said.text.count("run dry: step 2 asks 2 of 6 questions") == 1
+
+
+def test_the_metric_may_be_a_part_of_the_reward_that_exists(setting, workspace):
+    with pytest.raises(UserError, match=r"data.pass_rate_pools.metric = acc: .*one of reward, em"):
+        run_of(setting, workspace, data__pass_rate_pools={"enable": True, "metric": "acc"})
+
+
+def test_groups_of_one_and_rounds_of_fine_tuning_are_refused(setting):
+    with pytest.raises(UserError, match=r"pass_rate_pools.enable.*rollout.n = 1.*set rollout.n=5"):
+        config(setting, "grpo", **SETS | {"rollout__n": 1})
+    with pytest.raises(UserError, match=r"pass_rate_pools is not for --algo rft"):
+        rft_loop(config(setting, "grpo", **SETS), None)
+    with pytest.raises(UserError, match=r"unasked"):
+        config(setting, "grpo", **SETS | {"data__pass_rate_pools": {"unasked": 0.0}})
