@@ -398,7 +398,7 @@ def test_plugins_check_prints_every_check_and_ends_with_1_where_one_fails(site, 
     assert len(out.splitlines()) == len(good) + 1
     assert "FAILED  a passage with the answer earns nothing: the score of an episode" in out
     assert err.startswith(
-        "srl: reward 'words' fails 3 of 10 checks: a passage with the answer earns nothing ("
+        "srl: reward 'words' fails 3 of 12 checks: a passage with the answer earns nothing ("
     )
 
 

@@ -78,6 +78,7 @@ STAND_INS = {
     "DIRECTORY": "my-model",
     "train_files=facts.jsonl": "train_files=shown.jsonl",
     "model=DIR ": "model=cross-encoder/ms-marco-MiniLM-L12-v2 ",
+    "model=my-classifier": "model=cross-encoder/ms-marco-MiniLM-L12-v2",
     "facebook/contriever": "intfloat/e5-base-v2",
     "0.0.0.0": "127.0.0.1",
     "KEY=…": "KEY=key",

@@ -286,6 +286,29 @@ def test_reward_that_drops_a_trajectory_is_found_out():
     assert "gives one score for each trajectory" in failed("reward", Answered())
 
 
+def test_reward_without_a_score_for_some_episode_is_found_out():
+    class Down(Matching):
+        def score(self, trajectories):
+            return [
+                Score(0.0, error="the judge is down" * (item.end == "truncated")) for item in trajectories
+            ]
+
+    assert failed("reward", Down()) == {"scores every episode"}
+
+
+def test_reward_that_scores_otherwise_once_loaded_is_found_out():
+    class Late(Matching):
+        extra = 0.0
+
+        def load(self):
+            self.extra = 0.5
+
+        def one(self, trajectory):
+            return super().one(trajectory) + self.extra
+
+    assert failed("reward", Late()) == {"scores alike before and after it is loaded"}
+
+
 def test_turns_that_do_not_sum_to_the_score_are_found_out():
     class ByTurn(Matching):
         def score(self, trajectories):
@@ -379,7 +402,7 @@ def test_batch_has_retrieved_spans_an_invalid_row_and_a_lone_survivor():
 
 def test_failure_names_the_checks_and_what_was_found():
     with pytest.raises(
-        CheckFailed, match=r"reward Broken fails 1 of 10 checks: a passage with the answer earns"
+        CheckFailed, match=r"reward Broken fails 1 of 12 checks: a passage with the answer earns"
     ):
         check_reward(broken_reward(of_kind("observation")))
 

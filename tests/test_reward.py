@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.tiny_models import byte_level_tokenizer
 
+from srl.config import load_config
 from srl.errors import UserError
+from srl.evaluate import summarise
 from srl.protocol import template
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, run_episode
-from srl.trajectory import Question, Score, Search, Segment, Trajectory
+from srl.train.episodes import Environment, EpisodeRunner, Splits
+from srl.trajectory import (
+    FailedEpisodes,
+    Question,
+    Score,
+    Search,
+    Segment,
+    Trajectory,
+    failed_episodes,
+)
 
 
 def trajectory(answer: str | None = "x", turns: int = 1, end: str = "answered") -> Trajectory:
@@ -192,6 +205,76 @@ def test_a_reward_of_weight_zero_is_logged_and_not_counted() -> None:
 def test_a_rewards_own_parts_stand_under_its_name() -> None:
     [result] = score([trajectory()], {"one": 3}, one=constant(1, parts={"good": True}))
     assert result == Score(3, {"one": 1, "one/good": 1})
+
+
+def down(every: bool = False) -> Plain:
+    """A reward that cannot score the answer x, or any."""
+    return Plain(lambda item: Score(0.0, error="down" if every or item.answer == "x" else ""))
+
+
+def test_an_episode_of_training_without_a_score_fails_and_others_do_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batch = [trajectory("x"), trajectory("y"), trajectory("x")]
+    batch[2].phase = "val"
+    scores = score(batch, {"good": 1, "judge": 1}, good=constant(1), judge=down())
+    error = "reward 'judge' gave no score: down"
+    assert [item.value for item in scores] == [0, 1, 0]
+    assert [item.error for item in scores] == [error, "", error]
+    assert [(item.valid, item.fault) for item in batch] == [(False, error), (True, ""), (True, "")]
+    assert failed_episodes(batch) == FailedEpisodes(1, 3, error, "the reward")
+    assert [record.getMessage() for record in caplog.records] == [error], "said once"
+
+
+def test_a_reward_of_weight_zero_that_gives_no_score_fails_nothing() -> None:
+    batch = [trajectory()]
+    assert score(batch, {"one": 1, "seen": 0}, one=constant(1), seen=down()) == [Score(1, {"one": 1})]
+    assert batch[0].valid
+
+
+def test_no_score_counts_in_no_mean() -> None:
+    batch = [replace(trajectory(answer), phase="val") for answer in "xyy"]
+    scores = score(batch, {"good": 1, "judge": 1}, good=constant(0.5), judge=down())
+    assert summarise(batch, scores, "val")["val/score"] == 0.5
+    assert "val/score" not in summarise(batch, score(batch, {"judge": 1}, judge=down(every=True)), "val")
+
+
+def test_plugins_that_take_time_are_loaded_on_demand() -> None:
+    class Heavy(Plain):
+        loaded = 0
+
+        def load(self) -> None:
+            self.loaded += 1
+
+    heavy = Heavy(lambda _: Score(1))
+    mix = RewardMix({"heavy": 1, "one": 1}, plugins={"heavy": heavy, "one": constant(1)})
+    assert heavy.loaded == 0
+    mix.load()
+    assert heavy.loaded == 1
+
+
+def test_an_episode_is_scored_while_others_are_generated() -> None:
+    """The second episode's turn is generated when the first has been scored, and not before."""
+    reward = Plain(lambda item: Score(float(item.answer or 0)))
+    codec = Codec(byte_level_tokenizer())
+
+    class Waiting(ScriptedEngine):
+        async def generate(self, request_id: str, *given: Any) -> Any:
+            while request_id.endswith("q2/0") and not reward.seen:
+                await asyncio.sleep(0)
+            return await super().generate(request_id, *given)
+
+    engine = Waiting(codec, lambda request_id, turn: f"<answer>{'q2/0' in request_id:d}</answer>")
+    mix = RewardMix({"slow": 1}, plugins={"slow": reward})
+    options = EpisodeOptions(max_turns=1)
+    environment = Environment(codec, template("search-r1"), options, None, mix, Splits([]))
+    nothing: Any = None
+    runner = EpisodeRunner(load_config().config, environment, engine, nothing, nothing)
+    asked = [Question(name, "Q?", ("1",)) for name in ("q1", "q2")]
+    trajectories = runner.roll_out(asked, "train", 1, options)
+    assert [found.value for found in runner.score(trajectories)] == [0, 1]
+    assert len(reward.seen) == 2, "each is scored once"
+    runner.close()
 
 
 def test_failed_search_is_not_a_wrong_answer() -> None:

@@ -20,6 +20,8 @@ current_episode: ContextVar[str] = ContextVar("current_episode", default="")
 
 FAULTS: frozenset[str] = frozenset({"timed_out", "refused", "failed"})
 """Search statuses that are failures of the infrastructure, not of the policy."""
+REWARD_FAULT = "reward "
+"""How `Trajectory.error` begins where a reward gave no score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ class Trajectory:
     think_is_open: bool = False
     """Whether the rendered prompt ends inside `<think>`, so the policy need not open it."""
     error: str = ""
-    """Why the engine did not generate the next turn, where that ended the episode."""
+    """Why the engine did not generate the next turn, or why a reward gave no score, where that made the
+    episode fail."""
     seconds: float | None = field(default=None, compare=False)
     """How long the episode took, beside those that ran at the same time; None if not known."""
 
@@ -227,11 +230,15 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The reward of one trajectory, its parts before weights, and its share for each turn where known."""
+    """The reward of one trajectory, its parts before weights, and its share for each turn where known.
+
+    `error` says in one line why there is no score; an episode without one is not trained on.
+    """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     per_turn: tuple[float, ...] | None = None
+    error: str = ""
 
 
 class FailedEpisodes(NamedTuple):
@@ -247,5 +254,8 @@ def failed_episodes(trajectories: Sequence[Trajectory]) -> FailedEpisodes:
     """The episodes of `trajectories` that are not valid, counted."""
     failed = [trajectory for trajectory in trajectories if not trajectory.valid]
     first = next((trajectory for trajectory in failed if trajectory.fault), None)
-    fault, what = (first.fault, "the engine" if first.error else "search") if first else ("", "search")
+    fault = first.fault if first else ""
+    what = "the engine" if first and first.error else "search"
+    if fault.startswith(REWARD_FAULT):
+        what = "the reward"
     return FailedEpisodes(len(failed), len(trajectories), fault, what)

@@ -24,7 +24,7 @@ Episodes = Sequence[EpisodeResult] | Sequence[Trajectory]
 def summarise(
     episodes: Episodes, scores: Sequence[Score] | None = None, prefix: str = "val"
 ) -> dict[str, float]:
-    """`answer_metrics`, the mean reward as `<prefix>/score` where there are scores, `env/…`, and the costs.
+    """`answer_metrics`, the mean reward as `<prefix>/score` where there are scores, `env/…`, and costs.
 
     The costs of an episode: `response_length/mean` (tokens that the policy wrote) and `total_length/mean`
     (all). Raises ValueError for no episodes, or scores of another number.
@@ -33,8 +33,9 @@ def summarise(
         raise ValueError(f"{len(scores)} scores for {len(episodes)} trajectories")
     results = results_of(episodes)
     metrics = answer_metrics(results, prefix)
-    if scores is not None:
-        metrics[f"{prefix}/score"] = fmean(score.value for score in scores)
+    given = [score.value for score in scores or () if not score.error]
+    if given:
+        metrics[f"{prefix}/score"] = fmean(given)
     metrics[f"{prefix}/response_length/mean"] = fmean(item.tokens for item in results)
     metrics[f"{prefix}/total_length/mean"] = fmean(item.total_tokens for item in results)
     return metrics | env_metrics(results, scores, f"{prefix}/env")

@@ -2,7 +2,10 @@
 
 A reward plugin is any object with `score(trajectories) -> list[Score]`, plain or `async`, with one score for
 each trajectory in the same order. A plain `score` is called in a thread, one call at a time; episodes that
-end during a call are scored together in the next. An `async` one may be called again while it waits.
+end during a call are scored together in the next. An `async` one may be called again while it waits. Episodes
+are scored as they end, while others are generated.
+
+A reward that cannot score an episode returns `Score(0.0, error=WHY)`: the episode then counts as failed.
 
 A reward reads what the policy wrote (`Trajectory.answer`, policy segments), and must not take the prompt or a
 passage for the policy's text. Episodes whose search failed are never passed to it.
@@ -12,17 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from srl.errors import UserError
 from srl.reward.sync_reward import SyncReward
-from srl.trajectory import Score, Trajectory
+from srl.trajectory import REWARD_FAULT, Score, Trajectory
 
-__all__ = ["Overlong", "Reward", "RewardMix"]
+__all__ = ["LoadedReward", "Overlong", "Reward", "RewardMix"]
 
 
 class Reward(Protocol):
@@ -34,6 +38,18 @@ class Reward(Protocol):
     def score(self, trajectories: list[Trajectory]) -> list[Score] | Awaitable[list[Score]]: ...
 
 
+@runtime_checkable
+class LoadedReward(Protocol):
+    """A reward that takes time to get ready, such as a model.
+
+    `load` is called before the first episode, in every process that scores. Some have no such process around
+    them (`srl eval rescore`), so `score` must do without it.
+    """
+
+    def load(self) -> None: ...
+
+
+log = logging.getLogger(__name__)
 OVERLONG = "overlong"
 """The part of a score that punishes length."""
 
@@ -83,12 +99,20 @@ class RewardMix:
         chosen = options or {}
         self.plugins = {name: given.get(name) or _load(name, chosen.get(name, {})) for name in weights}
         self._scorers = {name: _scorer(name, plugin) for name, plugin in self.plugins.items()}
+        self._warned: set[str] = set()
+
+    def load(self) -> None:
+        """Get every plugin ready that wants it (`LoadedReward`). A second call costs nothing."""
+        for plugin in self.plugins.values():
+            if isinstance(plugin, LoadedReward):
+                plugin.load()
 
     async def score(self, trajectories: list[Trajectory]) -> list[Score]:
         """One score for each trajectory, in order; a failed trajectory gets 0 without a call of any plugin.
 
-        `parts` holds each reward by name before its weight, and a reward's own parts as `name/part`. Raises
-        UserError naming a plugin that does not return one finite score for each trajectory.
+        `parts` holds each reward by name before its weight, and a reward's own parts as `name/part`. An
+        episode of training that a reward of some weight gave no score fails: its `end` and `error` are set.
+        Raises UserError naming a plugin that does not return one finite score for each trajectory.
         """
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         columns = await asyncio.gather(*(self._column(name, valid) for name in self.plugins))
@@ -107,6 +131,11 @@ class RewardMix:
 
     def _sum(self, trajectory: Trajectory, scores: Sequence[Score]) -> Score:
         named = dict(zip(self.plugins, scores, strict=True))
+        for name in [name for name, score in named.items() if score.error]:
+            error = f"{REWARD_FAULT}{name!r} gave no score: {named.pop(name).error}"
+            self._warn(name, error)
+            if self.weights[name]:
+                return self._failed(trajectory, error)
         parts: dict[str, float] = {}
         for name, score in named.items():
             parts[name] = float(score.value)
@@ -118,6 +147,18 @@ class RewardMix:
             value += parts[OVERLONG]
             per_turn = per_turn and (*per_turn[:-1], per_turn[-1] + parts[OVERLONG])
         return Score(float(value), parts, per_turn)
+
+    def _failed(self, trajectory: Trajectory, error: str) -> Score:
+        """No score. The trajectory fails if it was sampled for training; others are measured all the same."""
+        if trajectory.phase == "train":
+            trajectory.end, trajectory.error = "failed", error
+        return replace(self._zero(), error=error)
+
+    def _warn(self, name: str, error: str) -> None:
+        """Say once of each reward why it gave no score; the log has the reason of each episode."""
+        if name not in self._warned:
+            self._warned.add(name)
+            log.warning("%s", error)
 
     def _per_turn(self, trajectory: Trajectory, named: Mapping[str, Score]) -> tuple[float, ...] | None:
         if all(score.per_turn is None for score in named.values()):
@@ -169,6 +210,8 @@ def _check(name: str, trajectories: list[Trajectory], scores: object) -> None:
 
 def _check_score(name: str, trajectory: Trajectory, score: Score) -> None:
     where = f"reward {name!r}, trajectory {trajectory.id} (question {trajectory.question.id!r})"
+    if score.error:
+        return
     numbers = (score.value, *score.parts.values(), *(score.per_turn or ()))
     if not all(math.isfinite(number) for number in numbers):
         raise UserError(f"{where}: expected finite numbers, found {score}")

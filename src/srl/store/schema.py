@@ -143,7 +143,8 @@ _TRAJECTORIES = _columns(
     ("reward", pa.float64(), "The reward, the weighted sum of its parts; NULL if not scored."),
     ("parts", _NUMBERS, "The parts of the reward, unweighted."),
     ("per_turn", pa.list_(pa.float64()), "Rewards per turn, if the reward gives them."),
-    ("valid", pa.bool_(), "False if a search or the engine failed: logged, but excluded from the loss."),
+    ("valid", pa.bool_(), "False if a search, the engine or the reward failed: logged, but excluded from the "
+     "loss."),
     ("left_out", pa.bool_(), "True if dynamic sampling left its group out of the update; NULL in older "
      "logs."),
     ("turns", pa.int32(), "Number of generations."),
@@ -158,15 +159,16 @@ _TRAJECTORIES = _columns(
      "logs, whether a retrieved one does."),
     ("think_is_open", pa.bool_(), "Whether the rendered prompt ends inside `<think>`."),
     ("index_digest", pa.string(), "The digest of the first index that answered, or an empty text."),
-    ("error", pa.string(), "Why the engine did not generate, if that ended the episode, or an empty text."),
+    ("error", pa.string(), "Why the engine did not generate or a reward gave no score, if the episode "
+     "failed by that, or an empty text."),
 )  # fmt: skip
 
 _VERDICT = Column(
     "verdict",
     pa.string(),
-    "`correct`, or the cause of the error: `failed search`, `failed engine`, `unanswered`, `no search`, "
-    "`reader` (a passage that was shown contained a golden answer) or `retriever` (none did); NULL without "
-    "golden answers.",
+    "`correct`, or the cause of the error: `failed search`, `failed engine`, `failed reward`, "
+    "`unanswered`, `no search`, `reader` (a passage that was shown contained a golden answer) or `retriever` "
+    "(none did); NULL without golden answers.",
 )
 
 _SEGMENTS = _columns(

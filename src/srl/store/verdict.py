@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from srl.trajectory import REWARD_FAULT
+
 VERDICTS = {
     "correct": "correct",
     "reader": "reader: a golden answer was in the passages shown",
@@ -10,14 +12,16 @@ VERDICTS = {
     "unanswered": "unanswered",
     "failed search": "failed search: infrastructure, not the policy; left out of the loss",
     "failed engine": "failed engine: infrastructure, not the policy; left out of the loss",
+    "failed reward": "failed reward: infrastructure, not the policy; left out of the loss",
 }
 """Each verdict, and how it is shown beside a trajectory."""
 
-VERDICT_SQL = """
+VERDICT_SQL = f"""
 SELECT * REPLACE (coalesce(error, '') AS error), CASE
     WHEN em IS NULL THEN NULL
     WHEN em >= 1 THEN 'correct'
-    WHEN "end" = 'failed' THEN CASE WHEN error <> '' THEN 'failed engine' ELSE 'failed search' END
+    WHEN "end" = 'failed' THEN CASE WHEN starts_with(error, '{REWARD_FAULT}') THEN 'failed reward'
+        WHEN error <> '' THEN 'failed engine' ELSE 'failed search' END
     WHEN answer IS NULL THEN 'unanswered'
     WHEN searches = 0 THEN 'no search'
     WHEN gold_in_passages THEN 'reader'

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from srl.daemon_thread import in_thread
+from srl.reward import LoadedReward
 from srl.testing.checks import Check, expect, run
 from srl.trajectory import EndReason, Hit, Passage, Question, Score, Search, Segment, Trajectory
 
@@ -102,6 +103,21 @@ def _scores_are_finite_numbers(trial: Trial) -> None:
             expect(isinstance(value, int | float) and math.isfinite(value), f"{name} is {value!r}")
 
 
+def _scores_every_episode(trial: Trial) -> None:
+    batch = [trajectory for trajectory in _batch() if trajectory.valid]
+    for trajectory, score in zip(batch, trial.score(batch), strict=True):
+        expect(not score.error, f"no score for an episode that is {trajectory.end}: {score.error}")
+
+
+def _scores_alike_before_and_after_it_is_loaded(trial: Trial) -> None:
+    """A reward without `load` has nothing to show here."""
+    reward, batch = trial.make(), _batch()
+    before = Trial(lambda: reward).score(batch)
+    for _ in range(2 if isinstance(reward, LoadedReward) else 0):
+        reward.load()
+    expect(before == Trial(lambda: reward).score(batch), "the scores differ once it is loaded")
+
+
 def _scores_by_turn_fit_the_turns(trial: Trial) -> None:
     batch = _batch()
     for trajectory, score in zip(batch, trial.score(batch), strict=True):
@@ -166,6 +182,7 @@ def _leaves_the_trajectories_as_they_were(trial: Trial) -> None:
 CHECKS = [
     _gives_one_score_for_each_trajectory,
     _scores_are_finite_numbers,
+    _scores_every_episode,
     _scores_by_turn_fit_the_turns,
     _failed_and_unanswered_episodes_are_no_error,
     _a_passage_with_the_answer_earns_nothing,
@@ -173,5 +190,6 @@ CHECKS = [
     _a_feedback_with_the_answer_earns_nothing,
     _a_score_does_not_depend_on_what_shares_the_batch,
     _scores_alike_in_another_thread,
+    _scores_alike_before_and_after_it_is_loaded,
     _leaves_the_trajectories_as_they_were,
 ]

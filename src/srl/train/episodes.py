@@ -66,17 +66,25 @@ class EpisodeRunner:
     event_loop: asyncio.Runner = field(default_factory=asyncio.Runner)
     ended: list[Trajectory] = field(default_factory=list)
     """The episodes that have ended since the last call of `roll_out`."""
+    _scoring: dict[int, asyncio.Task[list[Score]]] = field(default_factory=dict)
+    """The scores of episodes that have ended, by the identity of the trajectory."""
 
     def roll_out(
         self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
     ) -> list[Trajectory]:
-        """`n` episodes per question with the engine's weights; it forgets them at the end."""
+        """`n` episodes per question with the engine's weights; it forgets them at the end.
+
+        The reward of each begins when it ends; `score` waits for it.
+        """
         environment, self.ended = self.environment, []
+        self._forget_scoring()
+        environment.reward.load()
         try:
             with counted(f"{phase} episodes", n * len(questions)) as count:
 
                 def on_done(trajectory: Trajectory) -> None:
                     self.ended.append(trajectory)
+                    self._begin_scoring(trajectory)
                     count(len(self.ended))
 
                 return interrupts.run(
@@ -96,7 +104,26 @@ class EpisodeRunner:
             self.engine.sync(merged_weights(model))
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
-        return interrupts.run(self.environment.reward.score(trajectories), self.event_loop)
+        """One score for each trajectory of the last `roll_out`, in order."""
+        return interrupts.run(self._scores(trajectories), self.event_loop)
+
+    async def _scores(self, trajectories: list[Trajectory]) -> list[Score]:
+        for trajectory in trajectories:
+            if id(trajectory) not in self._scoring:
+                self._begin_scoring(trajectory)
+        tasks = [self._scoring.pop(id(trajectory)) for trajectory in trajectories]
+        return [score for scores in await asyncio.gather(*tasks) for score in scores]
+
+    def _begin_scoring(self, trajectory: Trajectory) -> None:
+        task = asyncio.ensure_future(self.environment.reward.score([trajectory]))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # asked for later, or never
+        self._scoring[id(trajectory)] = task
+
+    def _forget_scoring(self) -> None:
+        """Drop the scores of episodes that nobody asked for, since an error ended their step."""
+        for task in self._scoring.values():
+            task.cancel()
+        self._scoring.clear()
 
     def validate(self, progress: Progress) -> dict[str, float]:
         """Evaluate the validation split and keep the best exact match in `progress`; {} without questions."""

@@ -258,15 +258,20 @@ class LocalTrainer:
             self._dry = True
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
-        """The episodes of one generation batch. Raises UserError when too many searches failed."""
+        """The episodes of one generation batch. Raises UserError when too many of them failed."""
         with self._timed("gen"):
             options, n = self.runner.environment.options, self.config.rollout.n
             trajectories = self.runner.roll_out(questions, "train", step, options, n)
+        self._check_failures(trajectories)
+        with self._timed("reward"):
+            scores = self.runner.score(trajectories)
+        self._check_failures(trajectories)
+        return trajectories, scores
+
+    def _check_failures(self, trajectories: list[Trajectory]) -> None:
         failed, most = failed_episodes(trajectories), self.config.search.max_failed
         if error := too_many_failures(self.run_directory, failed, most):
             raise error
-        with self._timed("reward"):
-            return trajectories, self.runner.score(trajectories)
 
     def _log_unfinished(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Log the episodes of a step that ends the run; a resumed run samples them again."""

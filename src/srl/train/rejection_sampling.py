@@ -113,10 +113,11 @@ class RejectionSampling:
     def _roll_out(self, number: int, questions: Sequence[Question]) -> list[Record]:
         options, n = self.runner.environment.options, self.config.rollout.n
         trajectories = self.runner.roll_out(questions, "train", number, options, n)
+        scores = self.runner.score(trajectories)
         found = failed_episodes(trajectories)
         if error := too_many_failures(self.run_directory, found, self.config.search.max_failed):
             raise error
-        return list(map(Record, trajectories, self.runner.score(trajectories)))
+        return list(map(Record, trajectories, scores))
 
     def _select(self, number: int) -> Selection:
         """What the filter keeps of the round. Raises UserError where that is nothing."""

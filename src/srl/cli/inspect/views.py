@@ -79,7 +79,8 @@ def trajectories(
     verdict: Annotated[
         str | None,
         typer.Option(
-            help="correct, reader, retriever, no search, unanswered, failed search or failed engine."
+            help="correct, reader, retriever, no search, unanswered, failed search, failed engine or "
+            "failed reward."
         ),
     ] = None,
     min_searches: MinSearches = None,

@@ -56,6 +56,7 @@ def _load_state(run: Path) -> WorkerState:
     config = load_saved(run)
     codec = load_codec(config.model, eos_ids(config), lambda text: None)
     environment = load_environment(config, Workspace.resolve(), codec, lambda text: None)
+    environment.reward.load()
     return WorkerState(config, environment, log_actor_of(run))
 
 
