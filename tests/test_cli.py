@@ -406,7 +406,7 @@ def test_plugins_check_as_json(site, capsys):
     site.install("srl-search-words", REWARD)
     assert main(["plugins", "check", "words", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["kind"], result["package"], len(result["checks"])) == ("reward", "srl-search-words", 10)
+    assert (result["kind"], result["package"], len(result["checks"])) == ("reward", "srl-search-words", 12)
     assert result["checks"][0] == {
         "name": "gives one score for each trajectory",
         "passed": True,

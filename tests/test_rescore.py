@@ -35,6 +35,11 @@ class Judge:
     async def score(self, trajectories):
         raise ConnectionError("cannot connect to 127.0.0.1:9")
 
+class Down:
+    """Cannot score one episode."""
+    def score(self, trajectories):
+        return [Score(1.0, error="it is down" * (item.question.id == "nq-5")) for item in trajectories]
+
 class Fussy:
     """Fails on one episode late in the log."""
     def score(self, trajectories):
@@ -232,6 +237,7 @@ def test_a_reward_of_the_current_directory_needs_no_package(run, own_rewards, ca
     [
         ("rescore_rewards:Judge", "raised ConnectionError: cannot connect to 127.0.0.1:9"),
         ("rescore_rewards:Fussy", "raised ZeroDivisionError"),
+        ("rescore_rewards:Down", "'rescore_rewards:Down' gave no score: it is down; nothing was kept"),
         ("nope", "no reward 'nope'"),
         ("f1=much", "--reward f1=much: expected NAME or NAME=WEIGHT"),
         ("=1", "--reward =1: expected NAME"),

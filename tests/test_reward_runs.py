@@ -38,7 +38,9 @@ def run_of(workspace):
 
 def test_episodes_without_a_score_are_logged_and_not_trained_on(tmp_path, workspace, reward):
     given = {"search.max_failed": 1.0, "trainer.total_training_steps": 1, **reward}
-    train(config(tmp_path / "towns", "grpo", **given), workspace, "grpo")
+    said = Said()
+    train(config(tmp_path / "towns", "grpo", **given), workspace, "grpo", said)
+    assert said.text.count(f"warning: {ERROR}") == 1
     with srl.store.open(run_of(workspace)) as log:
         query = "SELECT DISTINCT sample, valid, error FROM trajectories WHERE phase = 'train' ORDER BY sample"
         assert log.execute(query).fetchall() == [(0, True, ""), (1, False, ERROR)]

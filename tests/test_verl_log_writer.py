@@ -17,10 +17,11 @@ import srl.store
 from srl import files
 from srl.config import load_config
 from srl.errors import UserError
-from srl.store import read_records
+from srl.store import Record, read_records
 from srl.train.run_directory import Progress
 from srl.train.verl.log_writer import LogActor
 from srl.train.watches import Watcher
+from srl.trajectory import FailedEpisodes, Score
 
 
 @pytest.fixture
@@ -372,3 +373,14 @@ def test_a_resumed_writer_tells_which_part_it_set_aside(log):
     assert resumed.poll().notes == ()
     resumed.close("finished")
     assert entries(log) == [("train", 2, 2)]
+
+
+def test_a_reward_that_gives_no_score_is_told_once_and_its_episodes_count_as_failed(log):
+    writer = new_writer(log)
+    fault = "reward 'judge' gave no score: down"
+    for number in range(3):
+        failed = replace(episode(number, step=1), end="failed", error=fault)
+        writer.add(1, "train", Record(failed, Score(0.0, error=fault)))
+    writer.add(1, "train", record(episode(3, step=1)))
+    assert writer.poll().notes == (f"warning: {fault}",)
+    assert writer.failed_episodes(1, "train") == FailedEpisodes(3, 4, fault, "the reward")

@@ -162,11 +162,16 @@ def _score_all(
 def _scores(
     rewards: Mapping[str, RewardMix], trajectories: list[Trajectory], runner: asyncio.Runner
 ) -> list[Score]:
-    """The sum of all rewards. Raises UserError that names the reward, for whatever it raises."""
+    """The sum of all rewards. Raises UserError that names the reward, for what it raises and for no score."""
     columns = []
     for name, reward in rewards.items():
         with manager.named_errors(manager.find("reward", name)):
             columns.append(interrupts.run(reward.score(trajectories), runner))
+        for trajectory, score in zip(trajectories, columns[-1], strict=True):
+            if score.error:
+                raise UserError(
+                    f"episode {trajectory.id}: {score.error}; nothing was kept, repair it and repeat"
+                )
     return [
         Score(
             sum(score.value for score in scores), {k: v for score in scores for k, v in score.parts.items()}

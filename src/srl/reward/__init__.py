@@ -133,9 +133,9 @@ class RewardMix:
         named = dict(zip(self.plugins, scores, strict=True))
         for name in [name for name, score in named.items() if score.error]:
             error = f"{REWARD_FAULT}{name!r} gave no score: {named.pop(name).error}"
-            self._warn(name, error)
             if self.weights[name]:
                 return self._failed(trajectory, error)
+            self._warn(name, error)
         parts: dict[str, float] = {}
         for name, score in named.items():
             parts[name] = float(score.value)
@@ -155,10 +155,10 @@ class RewardMix:
         return replace(self._zero(), error=error)
 
     def _warn(self, name: str, error: str) -> None:
-        """Say once of each reward why it gave no score; the log has the reason of each episode."""
+        """Say once of a reward without weight why it gave no score, since nothing else does."""
         if name not in self._warned:
             self._warned.add(name)
-            log.warning("%s", error)
+            log.warning("%s; its weight is 0, so nothing depends on it", error)
 
     def _per_turn(self, trajectory: Trajectory, named: Mapping[str, Score]) -> tuple[float, ...] | None:
         if all(score.per_turn is None for score in named.values()):

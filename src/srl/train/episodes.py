@@ -68,6 +68,8 @@ class EpisodeRunner:
     """The episodes that have ended since the last call of `roll_out`."""
     _scoring: dict[int, asyncio.Task[list[Score]]] = field(default_factory=dict)
     """The scores of episodes that have ended, by the identity of the trajectory."""
+    _told: bool = False
+    """Whether the user knows of a reward that gave no score."""
 
     def roll_out(
         self, questions: Sequence[Question], phase: Phase, step: int, options: EpisodeOptions, n: int = 1
@@ -104,8 +106,13 @@ class EpisodeRunner:
             self.engine.sync(merged_weights(model))
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
-        """One score for each trajectory of the last `roll_out`, in order."""
-        return interrupts.run(self._scores(trajectories), self.event_loop)
+        """One score for each trajectory of the last `roll_out`, in order. A missing one is told."""
+        scores = interrupts.run(self._scores(trajectories), self.event_loop)
+        fault = next((score.error for score in scores if score.error), "")
+        if fault and not self._told:
+            self.terminal.note(f"warning: {fault}")
+            self._told = True
+        return scores
 
     async def _scores(self, trajectories: list[Trajectory]) -> list[Score]:
         for trajectory in trajectories:

@@ -119,9 +119,7 @@ def test_no_answer_has_the_value_that_is_asked_for(chat: Path) -> None:
     assert reward(chat, no_answer=-3).score(given)[0] == Score(-3, {"truncated": 0.0})
 
 
-def test_nan_is_no_score_and_the_line_says_why(
-    chat: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nan_is_no_score_and_the_line_says_why(tmp_path: Path) -> None:
     broken = chat_model(tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     weights["score.weight"][0, 0] = math.nan
@@ -131,7 +129,6 @@ def test_nan_is_no_score_and_the_line_says_why(
     line = f"reward 'rm' gave no score: the model {broken} gave nan in float32; its weights are damaged"
     assert [score.error for score in scores] == [line] * 2
     assert [(item.valid, item.fault) for item in batch] == [(False, line)] * 2
-    assert [record.getMessage() for record in caplog.records] == [line]
 
 
 def test_numbers_that_overflow_are_no_score_and_a_wider_dtype_is_named(chat: Path, tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ class LogActor:
     _failure: str = ""
     _where: str = "start-up"
     _started: bool = False
+    _told: bool = False
+    """Whether the user knows of a reward that gave no score."""
     _last: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -120,6 +122,9 @@ class LogActor:
     def add(self, step: int, phase: Phase, record: Record) -> None:
         """Keep a finished, scored episode, a repeated one once; one that comes after its step is dropped."""
         self._last, self._started = time.monotonic(), True
+        if record.score is not None and record.score.error and not self._told:
+            self._notes.append(f"warning: {record.score.error}")
+            self._told = True
         if (step, phase) not in self._done and not self._closed:
             self._open[step, phase][record.trajectory.id] = record
 
