@@ -1,4 +1,4 @@
-"""The reward `format`: exact match with scores for a well-formed episode."""
+"""The rewards `format` (exact match with scores for the form) and `evidence` (retrieval credit)."""
 
 from srl.plugins import hookimpl
 
@@ -10,4 +10,9 @@ def srl_rewards(register):
         "srl_format.reward:FormatReward",
         "exact match with Search-R1's scores for a well-formed episode",
         options="srl_format.reward:Options",
+    )
+    register(
+        "evidence",
+        "srl_format.evidence:Evidence",
+        "the share of the supporting passages that searches showed, credited turn by turn",
     )
