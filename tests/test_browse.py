@@ -9,9 +9,10 @@ import pytest
 from tests.store_builder import BERN, episode, new_log, question, record, write_step
 
 import srl.store
+from srl.browse.listing import listing
 from srl.browse.runs import runs
 from srl.browse.sql import sql
-from srl.browse.trajectories import Filter, trajectories, verdicts
+from srl.browse.trajectories import Filter, verdicts
 from srl.errors import UserError
 from srl.store.verdict import VERDICTS
 
@@ -72,7 +73,7 @@ def log(tmp_path):
     ],
 )
 def test_filter_lets_through_what_it_names(log, conditions, numbers):
-    found = trajectories(log, Filter(**conditions), sort="question_id", limit=None)
+    found = listing(log, Filter(**conditions), sort="question_id", limit=None)
     assert [row["question_id"] for row in found] == [f"nq-{number}" for number in numbers]
 
 
@@ -86,15 +87,15 @@ def test_filter_lets_through_what_it_names(log, conditions, numbers):
 )
 def test_filter_that_makes_no_sense_says_what_would(log, conditions, message):
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
-        trajectories(log, Filter(**conditions))
+        listing(log, Filter(**conditions))
 
 
 def test_trajectories_are_sorted_and_limited(log):
-    found = trajectories(log, Filter(), sort="-searches", limit=2)
+    found = listing(log, Filter(), sort="-searches", limit=2)
     assert [row["question_id"] for row in found] == ["nq-0", "nq-1"]
-    assert trajectories(log, Filter(), sort="searches", limit=1)[0]["searches"] == 0
+    assert listing(log, Filter(), sort="searches", limit=1)[0]["searches"] == 0
     with pytest.raises(UserError, match="--sort -serches: no such column; did you mean 'searches'"):
-        trajectories(log, Filter(), sort="-serches")
+        listing(log, Filter(), sort="-serches")
 
 
 def test_verdicts_are_counted_by_what_is_asked(log):

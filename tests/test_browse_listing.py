@@ -8,8 +8,8 @@ from random import Random
 import duckdb
 import pytest
 
-from srl.browse.listing import SORTS, facets, neighbours, page
-from srl.browse.trajectories import COLUMNS, Filter, trajectories
+from srl.browse.listing import SORTS, facets, listing, neighbours, page
+from srl.browse.trajectories import COLUMNS, Filter
 from srl.errors import UserError
 
 SIZE = 40
@@ -92,13 +92,11 @@ def test_neighbours_are_those_beside_a_row(log):
 )
 def test_counts_are_those_of_the_listing_with_another_value(log, chosen):
     found = facets(log, chosen)
-    assert found.total == len(trajectories(log, chosen, limit=None))
+    assert found.total == len(listing(log, chosen, limit=None))
     values = {"phase": ("train", "val"), "verdict": ("reader", "correct"), "hops": (1, 2)}
     for name, known in values.items():
         counted = {value: count for value, count in found.counts[name] if value is not None}
-        listed = {
-            value: len(trajectories(log, replace(chosen, **{name: value}), limit=None)) for value in known
-        }
+        listed = {value: len(listing(log, replace(chosen, **{name: value}), limit=None)) for value in known}
         assert counted == {value: count for value, count in listed.items() if count}
 
 

@@ -10,7 +10,7 @@ from tests.store_builder import BERN, KLEE, episode, new_log, question, record
 
 import srl.store
 from srl.browse.diff import diff, read_side, sides
-from srl.browse.groups import group, in_words
+from srl.browse.groups import group, in_words, summary
 from srl.browse.replay import as_rows, replay
 from srl.cli import main
 from srl.errors import UserError
@@ -139,7 +139,7 @@ def write_group(run, scores=(1.0, 0.0, 1.0)):
 def test_a_group_is_the_samples_of_one_question_with_their_advantages(tmp_path):
     ids = write_group(tmp_path)
     with srl.store.open(tmp_path) as log:
-        found = group(log, ids[1][:8])
+        found = [summary(one) for one in group(log, ids[1][:8])]
     assert [row["id"] for row in found] == ids
     assert [(row["advantage"], row["reward"], row["em"]) for row in found] == [
         (0.5, 1.125, 1.0), (-0.5, 0.125, 0.0), (0.5, 1.125, 1.0)

@@ -1,53 +1,70 @@
-"""The group of a trajectory: the samples of its question in its step, with scores and advantages."""
+"""The trajectories of one question: of one step side by side, its group, and of all steps and runs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
 import duckdb
 
-from srl.browse.transcript import find_id
+from srl.browse.transcript import Transcript, find_id, transcripts
 from srl.store import rows
 
-_QUERY = """
-WITH chosen AS (
-    SELECT run_id, step, phase, question_id FROM trajectories WHERE id = ? LIMIT 1
-), members AS (
-    SELECT trajectories.* FROM trajectories JOIN chosen USING (run_id, step, phase, question_id)
+KEYS = ("run_id", "step", "phase", "question_id")
+"""The columns that the samples of one group have in common."""
+
+MOST = 1000
+"""The most trajectories of one question that `history` returns."""
+
+_BEFORE = (
+    *("run_id", "id", "step", "phase", "question_id", "question", "golden_answers", "sample", "valid"),
+    *("em", "f1", "reward", "parts"),
 )
-SELECT members.run_id, id, step, phase, question_id, question, golden_answers, sample, valid, em, f1, reward,
-    parts, advantage, lowest_advantage, highest_advantage, verdict, "end", searches, turns, tokens, answer,
-    coalesce(queries, []) AS queries
-FROM members
-LEFT JOIN (
-    SELECT run_id, trajectory_id AS id, list_avg(own) AS advantage, list_min(own) AS lowest_advantage,
-        list_max(own) AS highest_advantage
-    FROM (
-        SELECT run_id, trajectory_id, flatten(list(advantages)) AS own FROM segments
-        WHERE advantages IS NOT NULL AND (run_id, trajectory_id) IN (SELECT run_id, id FROM members)
-        GROUP BY ALL
-    )
-) USING (run_id, id)
-LEFT JOIN (
-    SELECT run_id, trajectory_id AS id, list(query ORDER BY position) AS queries FROM searches
-    WHERE (run_id, trajectory_id) IN (SELECT run_id, id FROM members) GROUP BY ALL
-) USING (run_id, id)
-ORDER BY sample
-"""
+_AFTER = ("verdict", "end", "searches", "turns", "tokens", "answer")
 
 
-def group(connection: duckdb.DuckDBPyConnection, prefix: str) -> list[dict[str, Any]]:
-    """One row for each sample beside the trajectory whose id begins with `prefix`, that one included.
+def group(connection: duckdb.DuckDBPyConnection, prefix: str) -> list[Transcript]:
+    """The samples beside the trajectory whose id begins with `prefix`, that one included, in their order.
 
-    `advantage` is the mean over the policy's tokens; with GRPO all of them have the same. Raises UserError
-    for an unknown id.
+    Raises UserError for an unknown id.
     """
-    return rows(connection, _QUERY, [find_id(connection, prefix)])
+    found = rows(connection, "FROM trajectories WHERE id = ? LIMIT 1", [find_id(connection, prefix)])
+    return siblings(connection, found[0])
 
 
-def in_words(found: list[dict[str, Any]]) -> str:
-    """How the rewards of a group lie, in one line."""
+def siblings(connection: duckdb.DuckDBPyConnection, row: Mapping[str, Any]) -> list[Transcript]:
+    """The group of the trajectory `row`: all samples of its question in its step, in their order."""
+    where = " AND ".join(f"{name} = ?" for name in KEYS)
+    found = transcripts(connection, where, [row[name] for name in KEYS])
+    return sorted(found, key=lambda shown: shown.row["sample"])
+
+
+def summary(shown: Transcript) -> dict[str, Any]:
+    """A sample in one row: scores, the mean and the range of its advantages, answer and queries."""
+    own = _advantages(shown)
+    advantages = {
+        "advantage": advantage(shown),
+        "lowest_advantage": min(own, default=None),
+        "highest_advantage": max(own, default=None),
+    }
+    queries = [search.query for search in shown.record.trajectory.searches]
+    before, after = ({name: shown.row[name] for name in names} for names in (_BEFORE, _AFTER))
+    return before | advantages | after | {"queries": queries}
+
+
+def advantage(shown: Transcript) -> float | None:
+    """The mean advantage of the policy's tokens, None where the log has none; with GRPO all are the same."""
+    own = _advantages(shown)
+    return fmean(own) if own else None
+
+
+def _advantages(shown: Transcript) -> list[float]:
+    return [value for step in shown.steps for value in step.advantages]
+
+
+def in_words(found: Sequence[Mapping[str, Any]]) -> str:
+    """How the rewards of a group, of which these are the rows, lie, in one line."""
     rewards = [row["reward"] for row in found if row["reward"] is not None and row["valid"]]
     if not rewards:
         return "no reward"
@@ -57,3 +74,23 @@ def in_words(found: list[dict[str, Any]]) -> str:
     lost = f"; {failed} without a valid reward" if failed else ""
     about = f"reward {fmean(rewards):.3f}, standard deviation {spread:.3f}"
     return f"{about}, {len(rewards)} samples{agree}{lost}"
+
+
+def history(connection: duckdb.DuckDBPyConnection, question_id: str) -> list[dict[str, Any]]:
+    """The trajectories of one question in all runs of the connection, by start of the run and by step.
+
+    Each has its run, place, outcome and `queries`, in the order asked; at most `MOST`.
+    """
+    query = f"""
+        WITH chosen AS (
+            SELECT run_id, id, step, phase, sample, position, em, reward, verdict, answer, searches, tokens
+            FROM trajectories WHERE question_id = ?
+        )
+        SELECT chosen.*, queries FROM chosen JOIN runs USING (run_id) LEFT JOIN (
+            SELECT run_id, trajectory_id AS id, list(query ORDER BY position) AS queries
+            FROM searches WHERE (run_id, trajectory_id) IN (SELECT run_id, id FROM chosen)
+            GROUP BY ALL
+        ) USING (run_id, id)
+        ORDER BY started, run_id, phase, chosen.step, sample, position LIMIT {MOST}
+    """
+    return rows(connection, query, [question_id])

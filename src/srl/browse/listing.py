@@ -1,4 +1,4 @@
-"""One page of a listing of trajectories: found again by a cursor, with counts of what can be filtered by.
+"""Listings of trajectories: a whole one, or a page of it with counts of what can be filtered by.
 
 A page begins after (or ends before) a row, not at an offset: the conditions on the sorted column let DuckDB
 keep the first rows only, whatever the size of the log, and a step that is written meanwhile shifts nothing.
@@ -17,11 +17,14 @@ from srl.browse.trajectories import COLUMNS, Filter
 from srl.errors import UserError, nearest
 from srl.store import rows
 
+Condition = tuple[str, list[object]]
+"""An SQL condition on `trajectories`, and its parameters."""
+
 SORTS = (
     "step", "reward", "em", "f1", "searches", "turns", "tokens", "total_tokens", "seconds", "hops",
     "data_source", "question_id", "verdict", "end", "phase",
 )  # fmt: skip
-"""The columns that a listing can be sorted by, `-` before one for descending order."""
+"""The columns that pages can be sorted by, `-` before one for descending order."""
 
 FACETS = {"phase": "phase", "verdict": "verdict", "end": "end", "source": "data_source", "hops": "hops"}
 """The conditions of `Filter` that are counted, each with its column."""
@@ -51,6 +54,37 @@ class Facets:
     counts: dict[str, list[tuple[Any, int]]]
 
 
+def listing(
+    connection: duckdb.DuckDBPyConnection, chosen: Filter, sort: str = "-step", limit: int | None = 20
+) -> list[dict[str, Any]]:
+    """The trajectories that match `chosen`, with `COLUMNS`; all of them where `limit` is None.
+
+    `sort` is a column of `trajectories`, with `-` before it for descending order; ties keep their order.
+    Rows without a value are last. Raises UserError for an unknown column.
+    """
+    column = sort.removeprefix("-")
+    known = [row[0] for row in connection.execute("DESCRIBE trajectories").fetchall()]
+    if column not in known:
+        raise UserError(
+            f"--sort {sort}: no such column{nearest(column, known) or '; there are ' + ', '.join(known)}"
+        )
+    return _select(connection, COLUMNS, chosen.where(), _order(column, sort.startswith("-")), limit)
+
+
+def _select(
+    connection: duckdb.DuckDBPyConnection,
+    columns: Sequence[str],
+    where: Condition,
+    order: str,
+    limit: int | None,
+) -> list[dict[str, Any]]:
+    names = ", ".join(f'"{name}"' for name in columns)
+    count = "" if limit is None else f"LIMIT {int(limit)}"
+    return rows(
+        connection, f"SELECT {names} FROM trajectories WHERE {where[0]} ORDER BY {order} {count}", where[1]
+    )
+
+
 def page(
     connection: duckdb.DuckDBPyConnection,
     chosen: Filter,
@@ -72,10 +106,9 @@ def page(
     if cursor is not None:
         condition, values = _beyond(column, descending, backwards, _read_cursor(cursor))
         where, parameters = f"({where}) AND ({condition})", [*parameters, *values]
-    names = ", ".join(f'"{name}"' for name in dict.fromkeys((*COLUMNS, "position", column)))
+    names = tuple(dict.fromkeys((*COLUMNS, "position", column)))
     order = _order(column, descending, backwards)
-    query = f"SELECT {names} FROM trajectories WHERE {where} ORDER BY {order} LIMIT {int(size) + 1}"
-    found = rows(connection, query, parameters)
+    found = _select(connection, names, (where, parameters), order, size + 1)
     more, found = len(found) > size, found[:size]
     if backwards:
         found.reverse()
@@ -134,7 +167,7 @@ def _column(sort: str) -> tuple[str, bool]:
     return column, sort.startswith("-")
 
 
-def _order(column: str, descending: bool, backwards: bool) -> str:
+def _order(column: str, descending: bool, backwards: bool = False) -> str:
     """The order of a listing, or the same from its end: there missing values come first."""
     way = "DESC" if descending != backwards else "ASC"
     nulls = "FIRST" if backwards else "LAST"
@@ -142,9 +175,7 @@ def _order(column: str, descending: bool, backwards: bool) -> str:
     return f'"{column}" {way} NULLS {nulls}, {ties}'
 
 
-def _beyond(
-    column: str, descending: bool, backwards: bool, cursor: Sequence[Any]
-) -> tuple[str, list[object]]:
+def _beyond(column: str, descending: bool, backwards: bool, cursor: Sequence[Any]) -> Condition:
     """The condition on rows after the cursor's row, or `backwards` before it, and its parameters."""
     value, *ties = cursor
     tie = f"({', '.join(_TIES)}) {'<' if backwards else '>'} ({', '.join('?' * len(_TIES))})"

@@ -1,4 +1,4 @@
-"""Listing trajectories: filters, sorting, and counts of their verdicts."""
+"""Which trajectories: conditions on them, the columns of a listing, and counts of their verdicts."""
 
 from __future__ import annotations
 
@@ -111,31 +111,6 @@ def _span(text: str) -> tuple[int, int]:
     if match[1]:
         return int(match[1]), int(match[1])
     return int(match[2] or 0), int(match[3] or 2**31 - 1)
-
-
-def trajectories(
-    connection: duckdb.DuckDBPyConnection, chosen: Filter, sort: str = "-step", limit: int | None = 20
-) -> list[dict[str, Any]]:
-    """The trajectories that match `chosen`, with `COLUMNS`.
-
-    `sort` is a column of `trajectories`, with `-` before it for descending order; ties keep their order.
-    """
-    where, parameters = chosen.where()
-    order = f"{_order(connection, sort)}, step, phase, position"
-    count = "" if limit is None else f"LIMIT {int(limit)}"
-    columns = ", ".join(f'"{column}"' for column in COLUMNS)
-    query = f"SELECT {columns} FROM trajectories WHERE {where} ORDER BY {order} {count}"
-    return rows(connection, query, parameters)
-
-
-def _order(connection: duckdb.DuckDBPyConnection, sort: str) -> str:
-    column = sort.removeprefix("-")
-    known = [row[0] for row in connection.execute("DESCRIBE trajectories").fetchall()]
-    if column not in known:
-        raise UserError(
-            f"--sort {sort}: no such column{nearest(column, known) or '; there are ' + ', '.join(known)}"
-        )
-    return f'"{column}" {"DESC" if sort.startswith("-") else "ASC"} NULLS LAST'
 
 
 def verdicts(

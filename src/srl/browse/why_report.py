@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal
@@ -14,7 +12,7 @@ from typing import Any, Literal
 from srl.browse.curve import Series
 from srl.browse.falls import level
 from srl.browse.formatting import number
-from srl.browse.svg import band, chart
+from srl.browse.svg import Band, band
 from srl.browse.why import RULE, Diagnosis, Finding
 from srl.safe_text import one_line
 
@@ -24,8 +22,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 24
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~!$])")
 _EXCERPT = 80
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What the HTML file may load: nothing; it has its style in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,29 +161,14 @@ def _plain(text: str) -> str:
 
 
 def _html(found: Diagnosis, made: Sequence[Section]) -> str:
-    style = files("srl.browse.web").joinpath("static", "page.css").read_text(encoding="utf-8")
-    title = escape(made[0].title)
-    body = "".join(_section(one, found) for one in made)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>{title}</title><style>{style}</style></head><body><main>{body}</main></body></html>\n"
-    )
+    from srl.browse.web.parts import charts
+    from srl.browse.web.rendering import standalone
+
+    panels = {name: _bands(found, name) for name in found.series}
+    return "".join(standalone("why.html", {"sections": made, "panels": charts(panels)}))
 
 
-def _section(one: Section, found: Diagnosis) -> str:
-    heading = f"<h2>{escape(one_line(one.title))}</h2>"
-    lines = "".join(f"<p>{escape(one_line(line))}</p>" for line in one.lines)
-    drawn = "".join(_drawn(found, name) for name in found.series) if one.title == "Curves" else ""
-    rows = [f"<tr>{''.join(f'<td>{escape(one_line(cell))}</td>' for cell in row)}</tr>" for row in one.table]
-    table = f'<div class="scroll"><table>{"".join(rows)}</table></div>' if rows else ""
-    return f'<section>{heading}{lines}{table}<div class="charts">{drawn}</div></section>'
-
-
-def _drawn(found: Diagnosis, name: str) -> str:
+def _bands(found: Diagnosis, name: str) -> list[Band]:
     known = {step: value for step, value in sorted(found.series[name].items()) if isfinite(value)}
-    if not known:
-        return ""
     series = Series(found.run_id, "train", name, name, tuple(known), tuple(known.values()))
-    return f"<figure><figcaption>{escape(name)}</figcaption>{chart(name, [band(name, [series])])}</figure>"
+    return [band(name, [series])] if known else []

@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Timer
 from typing import Any, TypeVar
 
 import duckdb
-from markupsafe import Markup
 from starlette.requests import Request
 
-from srl.answers import contains_answer
 from srl.browse.curve import curves, metric_names
 from srl.browse.diff import PHASES, diff, sides
-from srl.browse.groups import in_words
+from srl.browse.groups import advantage, history, in_words, siblings
 from srl.browse.listing import FACETS, SORTS, facets, neighbours, page
 from srl.browse.runs import runs as run_rows
-from srl.browse.siblings import history, siblings
 from srl.browse.sql import sql
-from srl.browse.svg import chart
-from srl.browse.token_text import token_texts, tokenizer_of
+from srl.browse.token_text import tokenizer_of
 from srl.browse.trajectories import Filter
-from srl.browse.transcript import Step, Transcript, describe, transcript
-from srl.browse.web.heat import LEGENDS, Heat, kinds, largest_advantage, legend, tokens
+from srl.browse.transcript import Transcript, transcript
+from srl.browse.web.heat import LEGENDS, Heat, kinds, legend
+from srl.browse.web.parts import OVERVIEW, PANELS, charts, turns
 from srl.browse.web.rendering import environment
 from srl.browse.web.seeds import bands
 from srl.errors import UserError
 from srl.store import find_logs, reading, rows, run_info
-from srl.store.verdict import VERDICTS
 from srl.workspace import Workspace
 
 T = TypeVar("T")
 SIZE = 50
 """Rows of a listing on one page."""
-
-OVERVIEW = ("val/em", "test/em", "critic/score/mean", "response_length/mean")
-PANELS = (
-    *OVERVIEW, "env/number_of_valid_search", "env/finish_ratio", "actor/entropy", "actor/ppo_kl",
-    "actor/grad_norm", "timing_s/step",
-)  # fmt: skip
-"""The metrics that are drawn on the page of all runs, and on that of one."""
 
 _DRAWN = 24
 """The latest runs are drawn; more lines would hide each other."""
@@ -114,7 +103,7 @@ class Pages:
                 name: bands([one for one in some if one.run_id in drawn], configs)
                 for name, some in series.items()
             }
-            return {"rows": found[::-1], "panels": _charts(panels), "q": wanted, "drawn": len(drawn)}
+            return {"rows": found[::-1], "panels": charts(panels), "q": wanted, "drawn": len(drawn)}
 
         return Page(
             "runs.html", self._read(paths.values(), read, warnings) | {"warnings": warnings}, live=True
@@ -133,7 +122,7 @@ class Pages:
                 raise MissingError(f"no metric {unknown[0]!r} in this run")
             panels = {name: bands(some, {}) for name, some in curves(log, metric or PANELS).items()}
             return {
-                "row": rows(log, "FROM runs")[0], "panels": _charts(panels), "metrics": names,
+                "row": rows(log, "FROM runs")[0], "panels": charts(panels), "metrics": names,
                 "chosen": metric, "facets": facets(log, Filter()),
             }  # fmt: skip
 
@@ -160,7 +149,7 @@ class Pages:
             values
             | {
                 "run": run, "sort": sort, "sorts": SORTS, "conditions": conditions, "warnings": warnings,
-                "facet_names": FACETS, "verdicts": VERDICTS, "is_first": not (after or before),
+                "facet_names": FACETS, "is_first": not (after or before),
             },
             live=not (after or before),
         )  # fmt: skip
@@ -188,12 +177,11 @@ class Pages:
         return Page(
             "trajectory.html",
             values
-            | _turns(shown, heat, tokenizer_of(path, values["model"]) if heat else None)
+            | turns(shown, heat, tokenizer_of(path, values["model"]) if heat else None)
             | {
                 "run": run, "row": shown.row, "conditions": _conditions(given), "heat": heat, "sort": sort,
-                "available": {kind: LEGENDS[kind] for kind in available}, "verdicts": VERDICTS,
-                "legend": legend(heat) if heat else [], "describe": describe, "advantage": advantage,
-                "warnings": warnings,
+                "available": {kind: LEGENDS[kind] for kind in available}, "advantage": advantage,
+                "legend": legend(heat) if heat else [], "warnings": warnings,
             },
         )  # fmt: skip
 
@@ -206,14 +194,13 @@ class Pages:
             return siblings(log, _found(log, request.path_params["id"]).row)
 
         group = self._read([path], read, warnings)
-        columns = [{"row": one.row, "advantage": advantage(one), **_turns(one, None, None)} for one in group]
+        columns = [{"row": one.row, "advantage": advantage(one), **turns(one)} for one in group]
         return Page(
             "siblings.html",
             {
                 "run": run,
                 "row": group[0].row,
                 "columns": columns,
-                "describe": describe,
                 "spread": in_words([one.row for one in group]),
                 "warnings": warnings,
             },
@@ -355,14 +342,6 @@ def _place(record: Mapping[str, Any], run: str) -> tuple[str, str] | None:
     return None
 
 
-def _charts(panels: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "svg": Markup(chart(name, some)), "bands": some}
-        for name, some in panels.items()
-        if some
-    ]
-
-
 def _conditions(given: Mapping[str, str]) -> dict[str, str]:
     """The conditions of a listing that the address has, to be carried on by links."""
     names = [field.name for field in fields(Filter)]
@@ -385,39 +364,3 @@ def _found(log: duckdb.DuckDBPyConnection, wanted: str) -> Transcript:
         return transcript(log, wanted)
     except UserError as error:
         raise MissingError(f"no trajectory {wanted!r} in this run") from error
-
-
-def advantage(shown: Transcript) -> float | None:
-    """The mean advantage of the tokens of a trajectory, None where the log has none."""
-    values = [value for step in shown.steps for value in step.advantages]
-    return sum(values) / len(values) if values else None
-
-
-def _turns(shown: Transcript, heat: Heat | None, tokenizer: Any) -> dict[str, Any]:
-    """The segments of a transcript, with the tokens of the policy's if they are coloured."""
-    largest = largest_advantage(shown.steps)
-    turns, as_ids = [], False
-    for step in shown.steps:
-        texts = coloured = None
-        if heat and step.segment.is_policy:
-            texts = token_texts(tokenizer, step.segment.token_ids, step.segment.text)
-            as_ids = as_ids or texts is None
-            coloured = tokens(step, heat, texts, largest)
-        turns.append({"step": step, "tokens": coloured, "searches": _searches(step, shown)})
-    return {"turns": turns, "as_ids": as_ids}
-
-
-def _searches(step: Step, shown: Transcript) -> list[dict[str, Any]]:
-    """The searches of a step, with each hit's passage and whether it was shown and has the answer."""
-    found = []
-    for search in step.searches:
-        texts = dict(enumerate(search.shown_texts, start=1))
-        hits = [
-            {
-                "rank": rank, "hit": hit, "shown": search.shown_as(rank),
-                "gold": contains_answer(texts.get(rank, hit.passage.contents), shown.row["golden_answers"]),
-            }
-            for rank, hit in enumerate(search.hits, start=1)
-        ]  # fmt: skip
-        found.append({"search": search, "hits": hits})
-    return found

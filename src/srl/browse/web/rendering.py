@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -12,7 +15,9 @@ from markupsafe import Markup
 
 from srl.browse.curve import short_name
 from srl.browse.formatting import duration, number, signed
+from srl.browse.transcript import describe
 from srl.safe_text import safe, secrets
+from srl.store.verdict import VERDICTS
 
 HERE = Path(__file__).parent
 LONGEST = 50_000
@@ -29,11 +34,24 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {"link": link}
+    made.globals |= {"link": link, "verdicts": VERDICTS}
     made.filters |= {
         "number": number, "signed": signed, "duration": duration, "short": short_name, "cell": cell,
+        "describe": describe,
     }  # fmt: skip
     return made
+
+
+def standalone(template: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """A template as a file that loads nothing, in chunks: the pages' style is in it, and no script.
+
+    Its policy on content allows this one style, by its digest, and nothing else.
+    """
+    style = (HERE / "static" / "page.css").read_text(encoding="utf-8")
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    given = {"style": Markup(f"<style>{style}</style>"), "policy": policy, **values}
+    yield from environment().get_template(template).generate(given)
 
 
 def _shown(value: Any, found: tuple[str, ...]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srl.cli.inspect import compare, exchange, find, tokens, views, why
+from srl.cli.inspect import compare, exchange, find, report, tokens, views, why
 from srl.cli.inspect.shared import app
 
-__all__ = ["app", "compare", "exchange", "find", "tokens", "views", "why"]
+__all__ = ["app", "compare", "exchange", "find", "report", "tokens", "views", "why"]

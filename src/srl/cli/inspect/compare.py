@@ -148,9 +148,10 @@ def group(trajectory: Trajectory, run: RunOption = "last", json: Json = False, w
       srl inspect group 0bdf61
     """
     from srl.browse.groups import group as members
-    from srl.browse.groups import in_words
+    from srl.browse.groups import in_words, summary
 
-    found = read([holding(trajectory, run)], lambda log: members(log, trajectory))
+    samples = read([holding(trajectory, run)], lambda log: members(log, trajectory))
+    found = [summary(one) for one in samples]
     if json:
         output.print_rows(found)
         return

@@ -11,11 +11,23 @@ import typer
 
 from srl.cli import output
 from srl.cli.inspect.shared import (
+    Contains,
+    Em,
+    End,
+    Failed,
+    Hops,
     Json,
+    MaxSearches,
+    MinSearches,
     OfPhase,
+    Question,
+    Reward,
     Run,
     RunOption,
+    Sort,
+    Source,
     Steps,
+    Verdict,
     Wide,
     app,
     holding,
@@ -35,15 +47,6 @@ class Group(StrEnum):
     step = "step"
     source = "source"
     hops = "hops"
-
-
-Source = Annotated[str | None, typer.Option(help="Only this data source.")]
-Hops = Annotated[int | None, typer.Option(help="Only questions with this many hops.")]
-MinSearches = Annotated[int | None, typer.Option(help="At least this many searches.")]
-MaxSearches = Annotated[int | None, typer.Option(help="At most this many searches.")]
-Contains = Annotated[
-    str | None, typer.Option(help="Only if the question, the text or a query contains this.")
-]
 
 
 @app.command()
@@ -72,24 +75,16 @@ def trajectories(
     phase: OfPhase = None,
     source: Source = None,
     hops: Hops = None,
-    question: Annotated[str | None, typer.Option(help="Only this question id.")] = None,
-    em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None,
-    reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None,
-    end: Annotated[str | None, typer.Option(help="answered, unanswered, truncated or failed.")] = None,
-    verdict: Annotated[
-        str | None,
-        typer.Option(
-            help="correct, reader, retriever, no search, unanswered, failed search, failed engine or "
-            "failed reward."
-        ),
-    ] = None,
+    question: Question = None,
+    em: Em = None,
+    reward: Reward = None,
+    end: End = None,
+    verdict: Verdict = None,
     min_searches: MinSearches = None,
     max_searches: MaxSearches = None,
     contains: Contains = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only episodes lost to faults.")] = False,
-    sort: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Sort by a column; -COLUMN: descending.")
-    ] = "-step",
+    failed: Failed = False,
+    sort: Sort = "-step",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="Maximum number of rows; 0 for all.")
     ] = 20,
@@ -102,15 +97,15 @@ def trajectories(
     Example:
       srl inspect trajectories last --phase val --em 0 --min-searches 2 --sort -searches
     """
+    from srl.browse.listing import listing
     from srl.browse.trajectories import Filter
-    from srl.browse.trajectories import trajectories as chosen
 
     conditions = Filter(
         steps=steps, phase=phase and phase.value, source=source, hops=hops, question=question, em=em,
         reward=reward, end=end, verdict=verdict, min_searches=min_searches, max_searches=max_searches,
         contains=contains, failed=failed,
     )  # fmt: skip
-    found = read(paths([run]), lambda log: chosen(log, conditions, sort, limit or None))
+    found = read(paths([run]), lambda log: listing(log, conditions, sort, limit or None))
     if found:
         print_rows(found, json, _TRAJECTORY_COLUMNS, wide=wide, least=_LEAST)
     else:

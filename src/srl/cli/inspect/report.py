@@ -1,0 +1,90 @@
+"""`srl inspect report`: a chosen part of a run as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from srl.cli import output
+from srl.cli.inspect.shared import (
+    Contains,
+    Em,
+    End,
+    Failed,
+    Hops,
+    MaxSearches,
+    MinSearches,
+    OfPhase,
+    Question,
+    Reward,
+    Run,
+    Sort,
+    Source,
+    Steps,
+    Verdict,
+    app,
+    holding,
+    paths,
+    read,
+)
+
+
+@app.command()
+def report(
+    run: Run = "last",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File to write, FILE.html.", show_default=False)
+    ] = Path("report.html"),
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="All samples beside this trajectory, instead of a filter."),
+    ] = None,
+    steps: Steps = None,
+    phase: OfPhase = None,
+    source: Source = None,
+    hops: Hops = None,
+    question: Question = None,
+    em: Em = None,
+    reward: Reward = None,
+    end: End = None,
+    verdict: Verdict = None,
+    min_searches: MinSearches = None,
+    max_searches: MaxSearches = None,
+    contains: Contains = None,
+    failed: Failed = False,
+    sort: Sort = "-step",
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of trajectories.")
+    ] = 20,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a chosen part of a run as one HTML file that opens with no network, to keep or to send.
+
+    It has the run with its curves, what `srl inspect why` says, a table of the chosen trajectories, and each
+    of them in full, beside the other samples of its question with their advantages.
+
+    \b
+    Example:
+      srl inspect report last --phase train --verdict reader -o report.html
+    """
+    from srl.browse.trajectories import Filter
+    from srl.browse.web.report import Choice, write_report
+    from srl.errors import UserError
+
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} exists; give another --out, or --overwrite")
+    conditions = Filter(
+        steps=steps, phase=phase and phase.value, source=source, hops=hops, question=question, em=em,
+        reward=reward, end=end, verdict=verdict, min_searches=min_searches, max_searches=max_searches,
+        contains=contains, failed=failed,
+    )  # fmt: skip
+    if group is not None and conditions != Filter():
+        raise UserError("--group takes all samples of one question in one step; leave the other filters out")
+    directory = paths([run])[0] if group is None else holding(group, run)
+    choice = Choice(conditions, sort, limit, group)
+    count = read([directory], lambda log: write_report(log, directory, choice, out))
+    size = out.stat().st_size / 1e6
+    output.note(f"{count:,} {'trajectory' if count == 1 else 'trajectories'}, {size:.2f} MB")
+    output.line(out)

@@ -1,0 +1,170 @@
+"""`srl inspect report`: one file with everything in it, of the trajectories that were asked for."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from html import unescape
+from html.parser import HTMLParser
+
+import pytest
+from tests.store_builder import episode, new_log, question, record, write_step
+from tests.test_web import HOSTILE, hostile
+
+from srl.cli import main
+
+RUN = "20250102T030405Z-tiny-grpo-s1-00aa"
+GROUPS = 11
+
+
+class Elements(HTMLParser):
+    """The elements of a file, each with its attributes, and the text of its style."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.style, self._open = [], "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_endtag(self, tag):
+        self._open = ""
+
+    def handle_data(self, data):
+        if self._open == "style":
+            self.style += data
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A run with a validation and a step of `GROUPS` questions, two samples each; the ids of the step."""
+    workspace = tmp_path_factory.mktemp("logged")
+    log = new_log(workspace / "runs" / RUN)
+    write_step(log, 1, "val")
+    made = [
+        episode(number, step=2, sample=sample, answer=answer, asked=question(number))
+        for number in range(GROUPS)
+        for sample, answer in enumerate(("Münchenbuchsee", "Bern"))
+    ]
+    records = [record(one, advantage=1.5 - 2 * one.sample) for one in made]
+    log.write(2, "train", records, {"critic/score/mean": 0.5})
+    return workspace, [one.id for one in made]
+
+
+@pytest.fixture
+def ids(logged, monkeypatch):
+    """The ids of the step, in the workspace of this test."""
+    monkeypatch.setenv("SRL_WORKSPACE", str(logged[0]))
+    return logged[1]
+
+
+def written(folder, *arguments):
+    """The report that the command writes with these arguments."""
+    assert main(["inspect", "report", *arguments, "-o", str(folder / "r.html")]) == 0
+    return (folder / "r.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def hostile_report(tmp_path_factory):
+    """A report on trajectories that have hostile text in all fields, and their ids."""
+    workspace = tmp_path_factory.mktemp("hostile")
+    made = [hostile(text) for text in (*HOSTILE.values(), "https://evil.example/x.png")]
+    new_log(workspace / "runs" / RUN).write(1, "train", [record(one) for one in made], {"train/em": 0.5})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SRL_WORKSPACE", str(workspace))
+        return written(workspace, "--limit", "100"), [one.id for one in made]
+
+
+def test_file_loads_nothing_and_its_links_lead_into_itself(hostile_report):
+    page, ids = hostile_report
+    elements = Elements(page)
+    tags = {tag for tag, _ in elements.found}
+    attributes = {name for _, given in elements.found for name in given}
+    assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form", "input"})
+    assert attributes.isdisjoint({"src", "srcset", "srcdoc", "style", "xlink:href", "data", "action"})
+    assert not [name for name in attributes if name.startswith("on")]
+    assert not re.search(r"url\(|@import|https?:", elements.style)
+    places = {given["id"] for _, given in elements.found if "id" in given}
+    links = [given["href"] for _, given in elements.found if "href" in given]
+    assert len(links) > len(ids)
+    assert all(link.startswith("#") for link in links)
+    assert {link[1:] for link in links} <= places
+    assert {f"t-{one}" for one in ids} <= places
+
+
+def test_policy_allows_the_one_style_and_nothing_else(hostile_report):
+    elements = Elements(hostile_report[0])
+    policies = [given["content"] for _, given in elements.found if "http-equiv" in given]
+    digest = b64encode(sha256(elements.style.encode()).digest()).decode()
+    assert policies == [
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    ]
+    assert [tag for tag, _ in elements.found].count("style") == 1
+
+
+def test_hostile_text_is_shown_and_changes_nothing(hostile_report):
+    page = hostile_report[0]
+    assert not re.search(r"<script|<[^>]*\son\w+\s*=|<img|href=\"javascript|1337", page)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
+    plain = [text for text in HOSTILE.values() if text.isprintable() and text.isascii()]
+    assert len(plain) > 3
+    assert all(text in unescape(page) for text in plain)
+
+
+def test_chosen_trajectories_are_whole_and_their_siblings_rows_with_advantages(ids, tmp_path):
+    page = written(tmp_path, "--phase", "train", "--em", "0", "--sort", "question_id")
+    assert f"{GROUPS} of {GROUPS} trajectories (phase train, em 0), sorted by question id." in page
+    assert re.findall(r'id="t-(\w+)"', page) == sorted(ids[1::2], key=lambda one: f"nq-{ids.index(one) // 2}")
+    assert page.count("+1.500") == GROUPS
+    assert page.count("<p>reward 0.625, standard deviation 0.500, 2 samples</p>") == GROUPS
+    assert all(page.count(one) == 1 for one in ids[::2])
+    assert page.count("turn 1: policy") == GROUPS
+
+
+def test_group_is_shown_side_by_side(ids, tmp_path):
+    page = written(tmp_path, "--group", ids[6][:8])
+    assert "All 2 samples of one question in one step." in page
+    assert re.findall(r'id="t-(\w+)"', page) == ids[6:8]
+    assert page.count('class="columns"') == 1
+    assert "advantage -0.500" in page
+
+
+def test_run_that_is_too_short_for_a_cause_says_so(ids, tmp_path):
+    assert "has 1 training steps" in written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--em", "7"], "no trajectory matches"),
+        (["--sort", "rewrad"], "--sort rewrad: no such column"),
+        (["--verdict", "good"], "no verdict 'good'"),
+        (["--group", "ffff"], "no trajectory 'ffff'"),
+        (["--group", "a", "--min-searches", "0"], "leave the other filters out"),
+        (["last-but-one"], "last-but-one"),
+    ],
+)
+def test_mistake_gets_one_line_and_writes_nothing(ids, tmp_path, capsys, arguments, said):
+    assert main(["inspect", "report", *arguments, "-o", str(tmp_path / "new" / "r.html")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_existing_file_is_replaced_only_when_told_and_only_by_a_whole_one(ids, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "r.html"
+    out.write_text("mine")
+    assert main(["inspect", "report", "-o", str(out)]) == 2
+    assert "exists; give another --out, or --overwrite" in capsys.readouterr().err
+
+    def fail(shown):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("srl.browse.web.report.summary", fail)
+    assert main(["inspect", "report", "-o", str(out), "--overwrite"]) != 0
+    assert out.read_text() == "mine"
+    assert [path.name for path in tmp_path.glob("*r.html*")] == ["r.html"]
