@@ -10,7 +10,7 @@ from typing import Any
 RESULT = Path(__file__).parent / "results" / "real_learning.json"
 ORDER = (
     "closed-book", "R1 without search", "base as it is", "base, few-shot", "retrieve-once RAG, fine-tuned",
-    "cold start", "+ GRPO", "+ PPO", "+ GRPO, retrieved tokens trained",
+    "cold start", "+ GRPO", "+ PPO", "+ rejection sampling", "+ GRPO, retrieved tokens trained",
 )  # fmt: skip
 NOTHING = "Nothing has been measured yet: `make bench-real`.\n"
 MEAN = "mean over sets"
@@ -70,6 +70,8 @@ def behaviour() -> str:
         every, coverage = row["groups"]["all"], row["metrics"].get("answerable")
         cells = [coverage, every["evidence"], every["all_evidence"], every["em_evidence"]]
         trained = f"{row['minutes']:,.0f} min, {row['steps']:,} steps" if "minutes" in row else ""
+        if row.get("sampled"):
+            trained += f", {row['sampled']:,} tokens sampled"
         lines.append(
             [name, f"{every['searches']:.2f}", *map(share, cells), f"{every['tokens']:.0f}", trained]
         )

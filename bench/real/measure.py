@@ -46,6 +46,7 @@ ROWS = {
     "cold start": Row("cold-start", ENDS),
     "+ GRPO": Row("grpo", ENDS, "cold start"),
     "+ PPO": Row("ppo", ENDS, "cold start"),
+    "+ rejection sampling": Row("rft", OTHERS, "cold start"),
     "+ GRPO, retrieved tokens trained": Row("grpo-no-mask", ENDS, "+ GRPO"),
 }
 BASE = {"search": "base as it is", "closed-book": "closed-book", "few-shot": "base, few-shot"}
@@ -66,6 +67,7 @@ def evaluate(bench: Bench) -> None:
             bench.once(f"row-{bench.key(one.run)}", partial(trained_row, bench, name))
     pairs = {name: (ROWS[one.against].run, one.run) for name, one in ROWS.items() if one.against}
     pairs["+ GRPO against RAG"] = ("rag", "grpo")
+    pairs["+ GRPO against rejection sampling"] = ("rft", "grpo")
     for name, (before, after) in pairs.items():
         if measured(bench, before) and measured(bench, after):
             key = f"compared-{before}-{after}-s{bench.seed}"
@@ -99,7 +101,15 @@ def trained_row(bench: Bench, name: str) -> dict[str, Any]:
     best = found.summary["algo"] == "sft"
     report = asked(bench, f"{found.run}{'@best' if best else ''}", about.budget)
     figures = row(bench, report["search" if "search" in report else "no_search"], found.workspace)
-    return {name: {**figures, "minutes": found.minutes, "steps": found.summary["steps"]}}
+    training = {"minutes": found.minutes, "steps": found.summary["steps"], "sampled": sampled(bench, found)}
+    return {name: {**figures, **training}}
+
+
+def sampled(bench: Bench, trained: Trained) -> int:
+    """The tokens that the policy wrote in the training episodes of a run."""
+    query = "SELECT coalesce(sum(tokens), 0)::BIGINT AS tokens FROM trajectories WHERE phase = 'train'"
+    out = bench.srl(trained.workspace, "inspect", "sql", query, "--run", trained.run.name, "--json")
+    return int(json.loads(out)["tokens"])
 
 
 def row(bench: Bench, setting: Mapping[str, Any], workspace: Path) -> dict[str, Any]:

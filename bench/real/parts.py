@@ -30,6 +30,8 @@ SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.22, "musique": 0.
 """Half of the demonstrations and of the questions of reinforcement learning are of one hop, though nine in
 ten of all are."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in SHARES.items())
+ROUNDS, ROUND, SAMPLES = 3, 160, 8
+"""Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 60 × 8 × 8."""
 FIRST_STEPS = 5
 """Steps after which it is known how many tokens a step of fine-tuning has."""
 
@@ -115,6 +117,17 @@ def mask(bench: Bench) -> None:
     bench.train_once("grpo-no-mask", "--algo", "grpo", "--model", start(bench), *common(bench), *settings)
 
 
+def rft(bench: Bench) -> None:
+    """Rounds of rejection-sampling fine-tuning from the cold start, of as many episodes as GRPO samples."""
+    questions = 2 if bench.smoke else ROUND
+    settings = [f"rft.questions={questions}", f"rollout.n={SAMPLES}",
+                f"trainer.total_training_steps={ROUNDS}",
+                "sft.steps=30", "sft.optim.lr=5e-5"]  # fmt: skip
+    bench.train_once(
+        "rft", "--algo", "rft", "--model", start(bench), *common(bench), *options([*MIX, *settings])
+    )
+
+
 def rag(bench: Bench) -> None:
     """Retrieve-once RAG, fine-tuned on the questions of the cold start, with as many tokens as the searcher.
 
@@ -180,6 +193,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "grpo": grpo,
     "ppo": ppo,
     "mask": mask,
+    "rft": rft,
     "rag": rag,
     "r1": r1,
 }
