@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import platform
+from pathlib import Path
 
 import pytest
 import torch
 from tests.live_tensors import Live, bytes_of
 from torch import nn
 
+from srl.model import return_free_memory
+from srl.update import optimiser as optimisers
 from srl.update.optimiser import Optimiser, schedule
 
 
@@ -257,3 +261,30 @@ def test_another_learning_rate_continues_the_schedule_and_is_saved():
     other = Optimiser([parameter([0.0])], lr=0.4, schedule=schedule("linear", 0, 4))
     other.load_state_dict(optimiser.state_dict())
     assert other.lr == pytest.approx(0.75 * 0.1)
+
+
+def resident() -> int:
+    """Pages of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, which has malloc_trim")
+def test_pages_between_tensors_that_are_in_use_go_back_to_the_system():
+    torch.zeros(1 << 22)  # glibc takes blocks of the size of one that was freed from its heap
+    made = [torch.ones(1 << 20, dtype=torch.uint8) for _ in range(100)]
+    kept = made[::10]
+    del made
+    before = resident()
+    return_free_memory()
+    assert before - resident() > 80 * 256
+    assert all(tensor.all() for tensor in kept)
+
+
+@pytest.mark.parametrize(("most", "calls"), [(2, 1), (3, 0)])
+def test_only_a_large_model_returns_its_memory_after_a_step(monkeypatch, most, calls):
+    called = []
+    monkeypatch.setattr(optimisers, "TRIMMED", most)
+    monkeypatch.setattr(optimisers, "return_free_memory", lambda: called.append(1))
+    weight = parameter([1.0, 2.0, 3.0])
+    steps(Optimiser([weight], lr=0.1), [weight], [1.0])
+    assert len(called) == calls

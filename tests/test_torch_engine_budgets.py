@@ -231,6 +231,17 @@ def test_rollout_generates_with_the_adapter_and_returns_the_weights_after_succes
     assert not any(getattr(module, "merged_adapters", None) for module in model.modules())
 
 
+@pytest.mark.parametrize(("small", "kept"), [(0, False), (2**26, True)])
+def test_engine_that_sleeps_keeps_only_a_small_cache(monkeypatch, small, kept):
+    monkeypatch.setattr("srl.rollout.torch_engine.SMALL_CACHE", small)
+    engine = new_engine(model_with())
+    before = converse(engine)
+    assert engine._forward.nbytes > 0
+    engine.sleep()
+    assert (engine._forward.nbytes > 0) is kept
+    assert [turn.token_ids for _, turn in converse(engine)] == [turn.token_ids for _, turn in before]
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_sampled_logprobs_differ_from_the_trainers_by_less_than_a_hundred_thousandth(kind):
     model = tiny_model(kind)

@@ -51,6 +51,9 @@ class Forward(Protocol):
 
     def feed(self, table: SlotTable, rows: Rows) -> Tensor: ...
 
+    @property
+    def nbytes(self) -> int: ...
+
     def release(self) -> None: ...
 
 
@@ -142,6 +145,11 @@ class CachedForward:
             if fed.all() and (table.known[rows] - fed == 1).all():
                 return self._decode(table, rows)
             return self._prefill(table, rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache."""
+        return self.cache.nbytes
 
     def release(self) -> None:
         """Free the cache's memory."""
@@ -322,6 +330,10 @@ class PlainForward:
         groups = list(padded_groups(lengths, PADDED_TOKENS))
         logits = torch.cat([self._run(table, rows[group]) for group in groups])
         return logits[torch.from_numpy(np.argsort(np.concatenate(groups)))]
+
+    @property
+    def nbytes(self) -> int:
+        return 0
 
     def release(self) -> None:
         """Nothing is held between calls."""

@@ -154,6 +154,11 @@ class SlotCache(Cache):
         """The layers with buffers; a model may skip some."""
         return [layer for layer in self.layers if isinstance(layer, SlotLayer) and layer.is_initialized]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._made())
+
     def release(self) -> None:
         """Free the memory; the next forward starts with empty buffers."""
         self.layers.clear()

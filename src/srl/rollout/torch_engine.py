@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
-from srl.model import evaluating
+from srl.model import evaluating, return_free_memory
 from srl.rollout.cached_forward import choose_forward
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, StopReason, check_turn
@@ -31,6 +31,8 @@ ADMIT_AGE = 8
 """They are also fed when the first of them has waited for 8 steps."""
 HELD = 2
 """Episodes that may be under way, for each slot: one that waits for a search gives its slot away."""
+SMALL_CACHE = 2**26
+"""Bytes of a cache on a CPU that is kept while the engine sleeps: new buffers would cost more."""
 QUIET_TICKS = 8
 """Rounds of the event loop without a call after which all episodes are assumed to wait for something."""
 
@@ -160,6 +162,9 @@ class TorchEngine(Engine):
 
     def sleep(self) -> None:
         self.reset()
+        if self._forward.nbytes > SMALL_CACHE:
+            self._forward.release()
+            return_free_memory()
 
     def close(self) -> None:
         self.reset()
