@@ -45,6 +45,7 @@ CANNOT = {
     r"srl data prepare search-r1": HUB,
     r"srl (eval run|data demonstrations) .*rollout.engine=openai": MODEL_SERVER,
     r"srl eval compare ": "it wants two evaluations; tests/test_eval_compare.py makes them",
+    r"srl plugins check judge ": MODEL_SERVER,
     r"srl inspect diff .*@\d+ .*@\d+": "it wants two steps; tests/test_inspect_compare.py has them",
     r"srl inspect replay ": "it wants an episode that searched; tests/test_inspect_compare.py has one",
     r"srl inspect export .*--em 1 ": "it wants right episodes; tests/test_inspect_exchange.py has some",

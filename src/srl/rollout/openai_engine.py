@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from srl.rollout.engine import (
     check_turn,
     stop_reason,
 )
-from srl.safe_text import quoted
+from srl.safe_text import keep_secret, quoted
 from srl.serve.client.retry import backoff, repeatable_jitter, retried, retry_after
 from srl.serve.wire import is_loopback
 
@@ -62,7 +63,8 @@ strings (vLLM: include_stop_str_in_output, SGLang: no_stop_trim)."""
 class ServerOptions:
     """The server, and how patiently it is asked. `key` is empty where it needs none.
 
-    Prices are of a million tokens. `key_variable` is what a message names.
+    Prices are of a million tokens. `key_variable` is what a message names, and `section` begins the keys of
+    the configuration that it names.
     """
 
     url: str
@@ -75,6 +77,7 @@ class ServerOptions:
     requests_per_minute: int | None = None
     price_in: float | None = None
     price_out: float | None = None
+    section: str = "rollout.openai"
 
 
 @dataclass(slots=True)
@@ -182,7 +185,7 @@ class OpenAiServer:
             await self._open_client().aclose()
         if found.status == 0:
             raise UserError(
-                f"{self.options.url}: {found.fault}; start the server, or correct rollout.openai.url"
+                f"{self.options.url}: {found.fault}; start the server, or correct {self.options.section}.url"
             )
         if found.status in busy:
             raise UserError(f"{self.options.url}: {found.fault}; try again later")
@@ -204,13 +207,15 @@ class OpenAiServer:
         if last.status in (401, 403):
             return UserError(f"{said}; {_set_key(options)}")
         if last.status == 404:
-            return UserError(f"{said}; check rollout.openai.url and rollout.openai.model={options.model}")
+            return UserError(
+                f"{said}; check {options.section}.url and {options.section}.model={options.model}"
+            )
         if _QUOTA in last.fault:
             return UserError(f"{said}; pay the account up, or use another key ({options.key_variable})")
         if last.status == 429:
-            return UserError(f"{said}; set rollout.openai.requests_per_minute, or try again later")
+            return UserError(f"{said}; set {options.section}.requests_per_minute, or try again later")
         if 300 <= last.status < 500:
-            return UserError(f"{said}; check rollout.openai.url")
+            return UserError(f"{said}; check {options.section}.url")
         return self.fault(last.fault)
 
     async def _attempt(self, method: str, path: str, body: bytes) -> _Outcome:
@@ -273,6 +278,23 @@ class OpenAiServer:
         return self._client
 
 
+def find_key(variable: str | None, section: str = "rollout.openai") -> dict[str, str]:
+    """`key` and `key_variable` of ServerOptions: the key in the environment `variable`, or in a usual one.
+
+    From now on its value is hidden wherever it would be shown. Raises UserError.
+    """
+    names = (variable,) if variable else ("OPENAI_API_KEY", "SRL_API_KEY")
+    keep_secret(names)
+    values = {name: os.environ.get(name, "").strip() for name in names}
+    found = next((name for name in names if values[name]), names[0])
+    key = values[found]
+    if variable and not key:
+        raise UserError(f"the environment variable {variable} ({section}.key_variable) is not set")
+    if not all("!" <= letter <= "~" for letter in key):
+        raise UserError(f"{found} is not a valid key: it has characters that HTTP headers forbid")
+    return {"key": key, "key_variable": found}
+
+
 def _set_key(options: ServerOptions) -> str:
     return f"set the environment variable {options.key_variable} to the server's key"
 
@@ -321,9 +343,9 @@ async def find_model(
     models = {str(item.get("id")): item for item in items}
     if not options.model and len(models) != 1:
         names = quoted(", ".join(list(models)[:8]), _QUOTED)
-        why = f" ({found.fault}): correct rollout.openai.url," if found.fault else ";"
+        why = f" ({found.fault}): correct {options.section}.url," if found.fault else ";"
         said = f"has several models ({names});" if models else f"does not list its models{why}"
-        raise UserError(f"{options.url} {said} name one with --set rollout.openai.model=NAME")
+        raise UserError(f"{options.url} {said} name one with --set {options.section}.model=NAME")
     name = options.model or next(iter(models))
     context = models.get(name, {}).get("max_model_len")
     if isinstance(context, int) and context < max_model_len:
@@ -427,7 +449,7 @@ class OpenAiEngine(Engine):
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "stop": list(sampling.stop),
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
             **_OPTIONAL,
         }
         path = "completions"
@@ -474,7 +496,7 @@ class OpenAiEngine(Engine):
         if isinstance(found, str) and found and not found.startswith(asked):
             raise UserError(
                 f"{self.server.options.url}: the model {quoted(found, 80)!r} answered, not {asked!r}; "
-                "set rollout.openai.model to the one that the server has"
+                f"set {self.server.options.section}.model to the one that the server has"
             )
 
     def _of_ids(

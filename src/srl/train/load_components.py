@@ -5,7 +5,6 @@ Questions and prompt templates are loaded in `srl.train.questions`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import util
@@ -26,7 +25,6 @@ from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine
 from srl.rollout.episode import EpisodeOptions
-from srl.safe_text import keep_secret
 from srl.train.episodes import Environment, Splits
 from srl.train.experience import Learner
 from srl.train.learning_rate import Network, rate_factor
@@ -197,19 +195,10 @@ def _generation_eos(directory: Path) -> int | list[int] | None:
 
 def _server_options(section: OpenAi) -> ServerOptions:
     """The section `rollout.openai`, with the key from the environment. Raises UserError."""
-    from srl.rollout.openai_engine import ServerOptions
+    from srl.rollout.openai_engine import ServerOptions, find_key
 
-    names = (section.key_variable,) if section.key_variable else ("OPENAI_API_KEY", "SRL_API_KEY")
-    keep_secret(names)
-    found = {name: os.environ.get(name, "").strip() for name in names}
-    variable = next((name for name in names if found[name]), names[0])
-    key = found[variable]
-    if section.key_variable and not key:
-        raise UserError(f"the environment variable {variable} (rollout.openai.key_variable) is not set")
-    if not all("!" <= letter <= "~" for letter in key):
-        raise UserError(f"{variable} is not a valid key: it has characters that HTTP headers forbid")
     return ServerOptions(
-        url=str(section.url), model=section.model or "", api=section.api, key=key, key_variable=variable,
+        url=str(section.url), model=section.model or "", api=section.api, **find_key(section.key_variable),
         timeout_s=section.timeout_s, retries=section.retries, price_in=section.price_in,
         requests_per_minute=section.requests_per_minute, price_out=section.price_out,
     )  # fmt: skip
