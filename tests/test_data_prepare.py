@@ -17,7 +17,14 @@ from srl.data.hub import download
 from srl.data.parquet import read_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
-from srl.data.splits import canonical_split, guess_split, split_off, without_copies, without_repeats
+from srl.data.splits import (
+    canonical_split,
+    guess_split,
+    parse_amounts,
+    split_off,
+    without_copies,
+    without_repeats,
+)
 from srl.data.write_world import write_world
 from srl.errors import UserError
 from srl.manifests import read_manifest
@@ -274,6 +281,46 @@ def test_each_source_gives_its_part_within_one_question(sizes, amount):
     assert held.total() == amount
     for number, size in enumerate(sizes):
         assert abs(held[f"s{number}"] - amount * size / len(questions)) < 1
+
+
+def test_each_source_gives_what_is_asked_of_it():
+    questions = [*of("squad", 700), *of("hotpotqa", 200), *of("musique", 94)]
+    rest, held = split_off(questions, parse_amounts(["squad=30", "hotpotqa=0.5"]))
+    found = Counter(q.data_source for q in held)
+    assert (found["squad"], found["musique"]) == (30, 0)
+    assert 70 <= found["hotpotqa"] <= 130
+    assert len(rest) + len(held) == len(questions)
+    with pytest.raises(
+        UserError, match="--val nq=…: no training question has this data source; there are ho"
+    ):
+        split_off(questions, {"nq": 3})
+    with pytest.raises(UserError, match="a validation set of musique=94 out of 94 questions leaves none"):
+        split_off(of("musique", 94), {"musique": 94})
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"), [([], 0.0), (["0.1"], 0.1), (["400"], 400), (["a=b=3", "c=.5"], {"a=b": 3, "c": 0.5})]
+)
+def test_amounts_to_hold_out_are_read_by_source(texts, found):
+    assert parse_amounts(texts) == found
+
+
+@pytest.mark.parametrize(
+    ("texts", "complaint"),
+    [
+        (["x"], "--val x: expected a share"),
+        (["nq="], "--val nq=: expected a share"),
+        (["-1"], "--val -1: expected a share"),
+        (["nq=nan"], "--val nq=nan: expected a share"),
+        (["inf"], "--val inf: expected a share"),
+        (["1", "2"], "--val 2: there is another amount for all sources"),
+        (["nq=1", "nq=2"], "--val nq=2: there is another amount for nq"),
+        (["1", "nq=2"], "not both"),
+    ],
+)
+def test_an_amount_that_is_none_is_one_line(texts, complaint):
+    with pytest.raises(UserError, match=complaint):
+        parse_amounts(texts)
 
 
 def test_whole_paragraphs_are_held_out_of_every_source():

@@ -25,7 +25,8 @@ SOURCES = (
     "2wiki-corpus=2wiki/2wikimultihopqa_corpus.json",
     "hotpotqa-corpus=hotpotqa/dev-500-corpus.json",
 )
-VALIDATION = 400
+VALIDATION = {"squad": 60, "hotpotqa": 50, "2wikimultihopqa": 50}
+"""Questions held out of each source; in proportion nine in ten would be of one hop."""
 SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.22, "musique": 0.03}
 """Half of the demonstrations and of the questions of reinforcement learning are of one hop, though nine in
 ten of all are."""
@@ -41,8 +42,9 @@ def data(bench: Bench) -> None:
 
     def make() -> None:
         limit = ["--limit", 40] if bench.smoke else []
-        held_out, out = 8 if bench.smoke else VALIDATION, bench.prepared
-        bench.srl(bench.cache, "data", "prepare", *located(bench.data), "--val", held_out, *limit,
+        amounts = ["8"] if bench.smoke else [f"{name}={count}" for name, count in VALIDATION.items()]
+        held_out, out = [part for amount in amounts for part in ("--val", amount)], bench.prepared
+        bench.srl(bench.cache, "data", "prepare", *located(bench.data), *held_out, *limit,
                   "--out", out, "--overwrite")  # fmt: skip
         bench.srl(bench.cache, "index", "build", "--corpus", out / "corpus.jsonl", "--out", bench.index)
 
@@ -66,7 +68,8 @@ def common(bench: Bench) -> list[str]:
     """The settings of every run: its questions, and the index."""
     files = {"train": "train", "val": "validation"}
     paths = [f'data.{split}_files=["{bench.prepared / name}.parquet"]' for split, name in files.items()]
-    return options([*paths, f"search.index={bench.index}"])
+    asked = f"eval.val_questions={sum(VALIDATION.values())}"
+    return options([*paths, f"search.index={bench.index}", *([] if bench.smoke else [asked])])
 
 
 def sft_mix(bench: Bench) -> list[str]:
@@ -75,7 +78,7 @@ def sft_mix(bench: Bench) -> list[str]:
 
 
 def cold_start(bench: Bench) -> None:
-    """Demonstrations from supporting facts, and fine-tuning on them until validation EM stops rising."""
+    """Demonstrations from supporting facts, and fine-tuning on them; the best by validation counts."""
     data(bench)
     facts = bench.prepared / "facts.jsonl"
 

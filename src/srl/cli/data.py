@@ -57,11 +57,13 @@ def prepare(
         int | None, typer.Option(min=1, help="Maximum number of questions from each file.")
     ] = None,
     val: Annotated[
-        float,
+        list[str] | None,
         typer.Option(
-            min=0.0, help="Hold out training questions for validation: a share (below 1) or a number."
+            metavar="[SOURCE=]NUMBER",
+            help="Hold out training questions for validation: a share (below 1) or a number, of all or of a "
+            "data source (repeatable).",
         ),
-    ] = 0.0,
+    ] = None,
     corpus: Annotated[list[Path] | None, typer.Option(help="Corpus to add (repeatable).")] = None,
     contexts: Annotated[
         bool, typer.Option(help="Add the paragraphs that come with questions to the corpus.")
@@ -85,6 +87,7 @@ def prepare(
     """
     from srl.data.prepare import parse_input
     from srl.data.prepare import prepare as run
+    from srl.data.splits import parse_amounts
     from srl.errors import UserError
 
     if file and (len(sources) > 1 or "=" in sources[0]):
@@ -100,7 +103,7 @@ def prepare(
             out or _default_out(inputs),
             template=template,
             limit=limit,
-            validation=val,
+            validation=parse_amounts(val or []),
             contexts=contexts,
             merge=merge,
             overwrite=overwrite,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -87,7 +87,7 @@ def prepare(
     *,
     template: str = "search-r1",
     limit: int | None = None,
-    validation: float = 0.0,
+    validation: float | Mapping[str, float] = 0.0,
     contexts: bool = True,
     merge: bool = True,
     overwrite: bool = False,
@@ -96,11 +96,11 @@ def prepare(
     """Write `{train,validation,test}.parquet` and `corpus.jsonl`, as far as there are any, and the manifest.
 
     `limit` is the maximum number of questions from each file, `validation` the share or number of training
-    questions to hold out, `contexts` whether paragraphs that come with questions join the corpus, `merge`
-    whether passages with the same title and text become one (`srl.data.merge`). Questions name their gold
-    passages by their ids in this corpus. A question of two files of a split is there once. One that another
-    split has, in the same words or with the same id of its file, is dropped: from training first, then from
-    validation.
+    questions to hold out, of all or of each data source by name, `contexts` whether paragraphs that come with
+    questions join the corpus, `merge` whether passages with the same title and text become one
+    (`srl.data.merge`). Questions name their gold passages by their ids in this corpus. A question of two
+    files of a split is there once. One that another split has, in the same words or with the same id of its
+    file, is dropped: from training first, then from validation.
     `overwrite` replaces a directory that an earlier call wrote and that holds nothing else. `progress` is
     called with the number of passages written. Raises UserError, and then leaves nothing behind.
     """
@@ -208,7 +208,7 @@ def _account(
     made.sources.append({**entry, "split": split, "questions": count} if count else entry)
 
 
-def _set_aside(made: _Composition, validation: float) -> None:
+def _set_aside(made: _Composition, validation: float | Mapping[str, float]) -> None:
     """Hold out a validation set, and drop questions that a later split has too."""
     splits = made.splits
     if validation:

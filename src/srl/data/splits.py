@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -34,27 +35,72 @@ def guess_split(path: Path) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def split_off(questions: Sequence[Question], amount: float) -> tuple[list[Question], list[Question]]:
+def parse_amounts(texts: Sequence[str]) -> float | dict[str, float]:
+    """The amount to hold out: `["0.1"]` for all data sources, or `["nq=60", "squad=0.1"]` for each by name.
+
+    Raises UserError.
+    """
+    amounts: dict[str, float] = {}
+    for text in texts:
+        source, _, number = text.rpartition("=")
+        try:
+            amount = float(number)
+        except ValueError:
+            amount = math.nan
+        if not 0 <= amount < math.inf:
+            raise UserError(f"--val {text}: expected a share (below 1), a number, or SOURCE=NUMBER")
+        if source in amounts:
+            raise UserError(f"--val {text}: there is another amount for {source or 'all sources'}")
+        amounts[source] = amount
+    if "" in amounts and len(amounts) > 1:
+        raise UserError("--val takes one amount for all sources, or SOURCE=NUMBER for each; not both")
+    return amounts.get("", amounts or 0.0)
+
+
+def split_off(
+    questions: Sequence[Question], amount: float | Mapping[str, float]
+) -> tuple[list[Question], list[Question]]:
     """`(rest, held out)`: hold out a share (below 1) or a number of questions, by a fixed hash.
 
-    A number is divided among the data sources in proportion to their questions. Questions about the same
-    single paragraph stay together, so the two sets share no paragraph, and a source may give a few more than
-    its part. A share is approximate, since each question is decided by its own hash.
+    `amount` is of all questions, or of each data source by name; one that is not named gives none. A number
+    of all is divided among the data sources in proportion to their questions. Questions about the same single
+    paragraph stay together, so the two sets share no paragraph, and a source may give a few more than its
+    part. A share is approximate, since each question is decided by its own hash.
     """
     by_source: dict[str, Counter[str]] = defaultdict(Counter)
     for question in questions:
         by_source[question.data_source][_key(question)] += 1
     sizes = {source: keys.total() for source, keys in by_source.items()}
-    parts = dict.fromkeys(sizes, amount) if amount < 1 else proportional(sizes, round(amount))
+    parts = _parts(sizes, amount)
     keys = {key for source, part in parts.items() for key in _held_out_keys(by_source[source], part)}
     held = [replace(question, split="validation") for question in questions if _key(question) in keys]
     rest = [question for question in questions if _key(question) not in keys]
     if not held or not rest:
         what = "leaves none for training" if held else "sets none aside"
         raise UserError(
-            f"a validation set of {amount:g} out of {len(questions)} questions {what}; choose another size"
+            f"a validation set of {_amount(amount)} out of {len(questions)} questions {what}; choose another "
+            "size"
         )
     return rest, held
+
+
+def _parts(sizes: Mapping[str, int], amount: float | Mapping[str, float]) -> dict[str, float]:
+    """The share or number of questions that each data source gives. Raises UserError."""
+    if not isinstance(amount, Mapping):
+        return dict(dict.fromkeys(sizes, amount) if amount < 1 else proportional(sizes, round(amount)))
+    if unknown := [name for name in amount if name not in sizes]:
+        known = ", ".join(sorted(sizes))
+        raise UserError(
+            f"--val {unknown[0]}=…: no training question has this data source; there are {known}"
+            f"{nearest(unknown[0], list(sizes))}"
+        )
+    return {name: amount.get(name, 0.0) for name in sizes}
+
+
+def _amount(amount: float | Mapping[str, float]) -> str:
+    if isinstance(amount, Mapping):
+        return ", ".join(f"{name}={number:g}" for name, number in amount.items())
+    return f"{amount:g}"
 
 
 def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
