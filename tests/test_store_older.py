@@ -20,6 +20,7 @@ import srl.store
 from srl.errors import UserError
 from srl.evaluate import EpisodeResult, read_results
 from srl.renamed import COLUMNS
+from srl.store import finished as finished_log
 from srl.store import records, writer
 from srl.store.schema import PARTS
 
@@ -48,7 +49,7 @@ def written_with(columns: dict[str, str]) -> Iterator[None]:
             patch.setitem(PARTS, name, older(PARTS[name]))
         patch.setattr(records, "_table", table_of)
         patch.delitem(COLUMNS, "searches")
-        patch.setattr(writer, "create_views", lambda *_: None)
+        patch.setattr(finished_log, "create_views", lambda *_: None)
         yield
 
 

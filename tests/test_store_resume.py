@@ -215,7 +215,7 @@ def test_full_disk_at_the_end_keeps_the_parts(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "_write_database", full)
+    monkeypatch.setattr(writer, "write_database", full)
     with pytest.raises(UserError, match=r"log\.duckdb was not written: the disk is full"):
         log.finish()
     assert counts(tmp_path) == {(1, "train"): 2}

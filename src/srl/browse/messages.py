@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from srl.browse.trajectories import Filter
 from srl.errors import UserError
 from srl.files import atomic_file
-from srl.store import Record, read_records, rows
+from srl.store import RECORD_ORDER, Record, read_records, rows
 from srl.trajectory import Trajectory
 
 SIZE = 1000
@@ -85,9 +85,8 @@ def _pairs(
 ) -> list[tuple[Record, dict[str, Any]]]:
     where = "run_id = ? AND phase = ? AND step = ? AND list_contains(?, id)"
     given = [*place, ids]
-    records = {record.trajectory.id: record for record in read_records(connection, where, given)}
-    found = {row["id"]: row for row in rows(connection, f"FROM trajectories WHERE {where}", given)}
-    return [(records[one], found[one]) for one in ids]
+    found = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", given)
+    return list(zip(read_records(connection, where, given), found, strict=True))
 
 
 def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: Path) -> int:

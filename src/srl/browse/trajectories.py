@@ -70,7 +70,7 @@ class Filter:
             if count is not None:
                 yield f"searches {operator} ?", [count]
         if self.steps is not None:
-            yield "step BETWEEN ? AND ?", list(_span(self.steps))
+            yield "step BETWEEN ? AND ?", list(span(self.steps))
         if self.failed:
             yield "NOT valid", []
         if self.contains is not None:
@@ -104,7 +104,8 @@ def _bound(name: str, text: str) -> tuple[str, float]:
     return match[1] or "=", float(match[2])
 
 
-def _span(text: str) -> tuple[int, int]:
+def span(text: str) -> tuple[int, int]:
+    """The first and the last step of `30`, `10:20`, `10:` or `:20`. Raises UserError."""
     match = re.fullmatch(r"(\d+)|(\d*):(\d*)", text.strip())
     if match is None:
         raise UserError(f"--steps {text}: expected a step such as 30, or a range such as 10:20")

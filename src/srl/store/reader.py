@@ -160,7 +160,7 @@ def _connect(
     paths: Sequence[Path | str], without: Damages, spill: Path | None = None
 ) -> duckdb.DuckDBPyConnection:
     """A connection over the logs at `paths`; sealed if there is a directory to `spill` to."""
-    logs = list(dict.fromkeys(log for path in paths for log in _existing(path)))
+    logs = list(dict.fromkeys(log for path in paths for log in existing_logs(path)))
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:
         _create_tables(connection, logs, without)
@@ -172,7 +172,8 @@ def _connect(
     return connection
 
 
-def _existing(path: Path | str) -> list[Path]:
+def existing_logs(path: Path | str) -> list[Path]:
+    """The logs at `path`, as `find_logs`. Raises UserError if there are none."""
     logs = find_logs(path)
     if not logs and (lost := _lost(path)):
         raise UserError("; ".join(map(str, lost)))

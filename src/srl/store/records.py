@@ -254,6 +254,10 @@ def _utf8(value: Any) -> Any:
     return value
 
 
+RECORD_ORDER = "run_id, step, phase, position, id"
+"""The order of `read_records`: several writes of one step each count positions from 0."""
+
+
 def read_records(
     connection: duckdb.DuckDBPyConnection, where: str = "true", parameters: Sequence[object] = ()
 ) -> list[Record]:
@@ -264,7 +268,7 @@ def read_records(
     chosen = f"(SELECT run_id, id AS trajectory_id FROM trajectories WHERE {where})"
     trajectories = rows(
         connection,
-        f"FROM raw.trajectories WHERE (run_id, id) IN {chosen} ORDER BY run_id, step, phase, position",
+        f"FROM raw.trajectories WHERE (run_id, id) IN {chosen} ORDER BY {RECORD_ORDER}",
         parameters,
     )
     near, values = _near(trajectories)

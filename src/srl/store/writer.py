@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
@@ -21,9 +20,9 @@ from srl.files import NotWritten, why_not_written
 from srl.safe_text import quoted
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
-from srl.store.database import attach, create_empty, create_runs, create_views, scan
+from srl.store.database import attach
 from srl.store.drop_steps import drop_steps, drop_trajectories, reopen
-from srl.store.older import union
+from srl.store.finished import ASIDE, clear_aside, replacing_database, write_database
 from srl.store.parts import (
     FINISHED,
     PARTS_DIRECTORY,
@@ -37,7 +36,6 @@ from srl.store.parts import (
 from srl.store.records import Record, part_tables
 from srl.store.rescores import drop_rescores
 from srl.store.run_info import RunInfo
-from srl.store.schema import BESIDE, PARTS, TABLES
 from srl.store.watches import write_watches
 from srl.trajectory import Phase
 
@@ -50,7 +48,6 @@ ERROR_WIDTH = 500
 _logger = logging.getLogger(__name__)
 _MAIN = "main"
 _LAST = 2**31 - 1
-_ASIDE = ".aside-"
 
 
 class LogWriter:
@@ -138,10 +135,8 @@ class LogWriter:
     def _write_finished(self) -> None:
         path = self.directory / FINISHED
         try:
-            with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=self.directory) as aside:
-                written = Path(aside, FINISHED)
-                _write_database(written, run_info.run_row(self.directory), live_parts(self._parts))
-                os.replace(written, path)
+            with replacing_database(self.directory) as written:
+                write_database(written, run_info.run_row(self.directory), [self.directory])
         except Exception as error:
             if why := why_not_written(error, self.directory):
                 raise NotWritten(f"{path} was not written: {why}; the run's parts are kept") from error
@@ -236,20 +231,5 @@ class LogWriter:
     def _clear_parts(self) -> None:
         """Remove all parts, hidden first by a rename, and leftovers of killed writers."""
         if self._parts.exists():
-            os.rename(self._parts, tempfile.mkdtemp(prefix=_ASIDE, dir=self.directory))
-        for aside in self.directory.glob(f"{_ASIDE}*"):
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write_database(path: Path, run: Mapping[str, object], parts: Sequence[Part]) -> None:
-    with duckdb.connect(path) as connection:
-        connection.execute("SET enable_progress_bar = false; CREATE SCHEMA raw")
-        for table in PARTS:
-            create_empty(connection, table)
-            if parts:
-                files = [part.file(table) for part in parts]
-                connection.execute(f"INSERT INTO raw.{table} BY NAME {union(table, [scan(files)])}")
-        create_runs(connection, [run])
-        create_views(connection, [table for table in TABLES if table not in BESIDE])
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+            os.rename(self._parts, tempfile.mkdtemp(prefix=ASIDE, dir=self.directory))
+        clear_aside(self.directory)

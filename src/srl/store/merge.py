@@ -1,0 +1,118 @@
+"""Merging: the runs of several machines or workspaces as one folder of runs, each with one finished log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from srl.errors import UserError
+from srl.files import atomic_directory
+from srl.manifests import write_manifest
+from srl.store import run_info
+from srl.store.database import in_one_line
+from srl.store.finished import write_database
+from srl.store.parts import FINISHED
+from srl.store.reader import existing_logs, reading
+from srl.store.rescores import DIRECTORY as RESCORES
+from srl.store.rescores import read_rescores, rescore_files, writing_rescores
+from srl.store.watches import read_watches, write_watches
+from srl.workspace import EVALUATION
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A run of the merged folder, and from how many logs it came."""
+
+    run_id: str
+    logs: int
+    steps: int
+    trajectories: int
+
+
+def merge_logs(sources: Sequence[Path], out: Path) -> list[Merged]:
+    """Write every run at `sources` (runs, folders of runs, workspaces) to `runs/` in the new directory `out`.
+
+    Logs of one run, from several machines, become one. Raises UserError before anything is written if one of
+    them is being written, or two clash: other runs of the same name, or the same step in both.
+    """
+    by_run: dict[str, list[Path]] = {}
+    for log in dict.fromkeys(log.resolve() for source in sources for log in existing_logs(source)):
+        manifest = run_info.load(log)
+        if run_info.status(manifest) == run_info.RUNNING:
+            raise UserError(f"{log} is being written; repeat this when the run has ended, or leave it out")
+        by_run.setdefault(manifest["run"]["run_id"], []).append(log)
+    for run_id, logs in by_run.items():
+        _check_same_run(run_id, logs)
+        _check_disjoint(run_id, logs)
+    with atomic_directory(out) as directory:
+        for run_id, logs in by_run.items():
+            _write_run(directory / "runs" / run_id / "log", logs)
+    return [_merged(run_id, logs, out) for run_id, logs in by_run.items()]
+
+
+def _check_same_run(run_id: str, logs: Sequence[Path]) -> None:
+    """Raise UserError if these logs are not of one run."""
+    first, *others = ({**run_info.load(log)["run"], "srl_version": ""} for log in logs)
+    for log, other in zip(logs[1:], others, strict=True):
+        if changed := sorted(name for name in first if first[name] != other.get(name)):
+            raise UserError(
+                f"two runs are called {run_id}, in {logs[0].parent} and {log.parent}: they differ in "
+                f"{', '.join(changed)}; nothing is written; merge them into two directories"
+            )
+
+
+def _check_disjoint(run_id: str, logs: Sequence[Path]) -> None:
+    """Raise UserError if two logs have the same step, or of an evaluation the same trajectory."""
+    seen: dict[tuple[object, ...], Path] = {}
+    for log in logs if len(logs) > 1 else ():
+        for key in reading([log], _keys):
+            if key in seen:
+                step, phase, *trajectory = key
+                what = f"trajectory {trajectory[0]}" if trajectory else f"{phase} step {step}"
+                raise UserError(
+                    f"{run_id}: {what} is in {seen[key].parent} and in {log.parent}; nothing is written; "
+                    "leave one of them out"
+                )
+            seen[key] = log
+
+
+def _keys(connection: duckdb.DuckDBPyConnection) -> list[tuple[object, ...]]:
+    """What only one log of a run may have: steps, and trajectories of evaluations."""
+    steps = "SELECT DISTINCT step, phase FROM raw.steps WHERE phase <> $evaluation ORDER BY ALL"
+    of_evaluation = "SELECT step, phase, id FROM raw.trajectories WHERE phase = $evaluation ORDER BY ALL"
+    return [
+        key
+        for query in (steps, of_evaluation)
+        for key in connection.execute(query, {"evaluation": EVALUATION}).fetchall()
+    ]
+
+
+def _write_run(log: Path, logs: Sequence[Path]) -> None:
+    """Write one finished log of all `logs`, with the manifest of the one that was written last."""
+    log.mkdir(parents=True)
+    manifests = [run_info.load(one) for one in logs]
+    latest = max(manifests, key=lambda manifest: manifest.get("resumed") or manifest["run"]["started"])
+    payload: dict[str, Any] = {name: latest[name] for name in latest if name not in ("format", "kind")}
+    write_manifest(log, run_info.KIND, payload)
+    try:
+        write_database(log / FINISHED, run_info.run_row(log), logs)
+    except (duckdb.Error, pa.ArrowException) as error:
+        raise UserError(f"{', '.join(map(str, logs))}: {in_one_line(error)}") from error
+    run_id = latest["run"]["run_id"]
+    fired = pa.concat_tables([read_watches(one) for one in logs]).drop_columns(["run_id", "number"])
+    write_watches(log, run_id, fired.sort_by("step").to_pylist())
+    for name in sorted({file.name for one in logs for file in rescore_files(one)}):
+        with writing_rescores(log / RESCORES / name) as write:
+            for one in logs:
+                write(read_rescores(one / RESCORES / name))
+
+
+def _merged(run_id: str, logs: Sequence[Path], out: Path) -> Merged:
+    query = "SELECT count(DISTINCT (step, phase)), (SELECT count(*) FROM raw.trajectories) FROM raw.steps"
+    [(steps, trajectories)] = reading([out / "runs" / run_id], lambda log: log.execute(query).fetchall())
+    return Merged(run_id, len(logs), steps, trajectories)
