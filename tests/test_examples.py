@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import runpy
@@ -18,6 +19,7 @@ from tests.live_server import running
 from srl.cli import command
 from srl.config import load_config
 from srl.index import build_index, open_index
+from srl.reward import RewardMix
 from srl.serve.server import create_app
 from srl.testing import check_reward
 from srl.trajectory import Passage, Question, Trajectory
@@ -163,6 +165,20 @@ def test_documents_become_a_passage_for_each_paragraph(tmp_path):
         ("a/0", "Title\nOne."),
         ("a/1", "Title\nTwo\nlines."),
     ]
+
+
+def test_classifier_and_judge_of_the_example_score_answers(tmp_path):
+    example = loaded(ROOT / "examples" / "model_rewards.py")
+    example["make_classifier"](tmp_path / "classifier")
+    with example["running"]() as url:
+        options = {"rm": {"model": str(tmp_path / "classifier")}, "judge": {"url": url, "cache": None}}
+        mix = RewardMix({"judge": 1.0, "rm": 0.0}, options)
+        batch = [
+            Trajectory(Question(answer, "Where?", ("Genoa",)), answer=answer) for answer in ("Genoa", "Rome")
+        ]
+        scores = asyncio.run(mix.score(batch))
+    assert [(score.value, score.error) for score in scores] == [(1.0, ""), (0.0, "")]
+    assert all({"rm", "judge/asked"} <= score.parts.keys() for score in scores)
 
 
 @pytest.mark.slow

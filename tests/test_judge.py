@@ -158,8 +158,9 @@ def test_another_prompt_and_other_verdicts_are_asked_anew(tmp_path: Path) -> Non
 
 def test_prompt_model_and_cost_are_recorded(tmp_path: Path) -> None:
     with judged_by(careful, tmp_path, price_in=2.0, price_out=50.0) as (mix, _):
-        scores = score(mix, "Genoa", "Paris", "Genoa")
-    assert sum(found.parts["judge/cost"] for found in scores) == pytest.approx(2 * 0.0021)
+        scores = [*score(mix, "Genoa", "Paris", "Genoa", None), *score(mix, "Paris")]
+    costs = [0.0021, 0.0021, 0, 0, 0]
+    assert [found.parts["judge/cost"] for found in scores] == pytest.approx(costs)
     with sqlite3.connect(tmp_path / "verdicts.sqlite") as file:
         rows = file.execute(
             "SELECT question, golden_answers, answer, verdict, model, text, prompt_tokens, "

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.store_builder import episode
 from tests.tiny_models import byte_level_tokenizer
 from tests.training import config as towns
 from tests.training import questions
 
 from srl.config import load_config
 from srl.plugins import manager
+from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling, stop_reason
 from srl.train.compute_advantages import compute_advantages, token_rewards
@@ -29,7 +32,7 @@ from srl.train.verl.batch import (
 from srl.train.verl.dataset import Questions, read_row, row
 from srl.train.verl.engine import VerlEngine, server_params
 from srl.train.verl.job import TORCH
-from srl.trajectory import Question
+from srl.trajectory import Question, Score
 from srl.update.kl import kl_controller
 from srl.update.rollout_correction import Rejection, RolloutCorrection
 
@@ -71,6 +74,26 @@ def test_failed_episode_and_filled_up_row_lose_their_mask():
     assert made.valid.tolist() == [True, False, True, False]
     assert made.mask.sum(1).tolist() == [3, 0, 5, 0]
     assert len(set(made.groups)) == 2, "a row that fills the batch up has a group of its own"
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_episode_that_a_reward_cannot_score_reaches_verl_without_a_mask():
+    from srl.train.verl.agent_loop import to_output
+
+    class Down:
+        def score(self, trajectories):
+            return [Score(1.0, error="it is down" * item.sample) for item in trajectories]
+
+    mix, engine = RewardMix({"judge": 1.0}, plugins={"judge": Down()}), SimpleNamespace(steps=[], seconds=0.0)
+    sent = []
+    for sample in (0, 1):
+        trajectory = replace(episode(0), sample=sample)
+        [score] = asyncio.run(mix.score([trajectory]))
+        sent.append(to_output(trajectory, score, engine))
+    assert [output.reward_score for output in sent] == [1, 0]
+    assert [sum(output.response_mask) > 0 for output in sent] == [True, False]
+    assert [output.extra_fields["srl_valid"] for output in sent] == [True, False]
 
 
 def test_failed_episode_is_in_no_baseline_and_no_mean():

@@ -87,6 +87,10 @@ class Options(BaseModel):
     price_out: float | None = Field(default=None, ge=0)
     """Price of a million completion tokens."""
 
+    @property
+    def has_prices(self) -> bool:
+        return self.price_in is not None or self.price_out is not None
+
     @field_validator("verdicts")
     @classmethod
     def _check_verdicts(cls, given: dict[str, float]) -> dict[str, float]:
@@ -118,9 +122,10 @@ class Judge:
         self._asked: dict[str, asyncio.Task[Verdict]] = {}
 
     async def score(self, trajectory: Trajectory) -> Score:
-        """The value of the verdict. Parts: `asked`, 1 if it took a request, and its `cost`, if known."""
+        """The value of the verdict. Parts: `asked`, 1 if it took a request, and its `cost`, with prices."""
         if trajectory.answer is None:
-            return Score(min(self._options.verdicts.values()), {"asked": 0.0})
+            cost = {"cost": 0.0} if self._options.has_prices else {}
+            return Score(min(self._options.verdicts.values()), {"asked": 0.0, **cost})
         question = trajectory.question
         case = Case(question.text, question.golden_answers, trajectory.answer, self.version, self.model)
         known, asked = self._verdicts.get(case), case.key not in self._asked
@@ -128,8 +133,9 @@ class Judge:
             found = Verdict(known) if known is not None else await self._once(case)
         except SrlError as error:
             return Score(0.0, error=str(error))
-        cost = {} if found.cost is None else {"cost": found.cost * asked}
-        parts = {"asked": float(known is None and asked), **cost}
+        parts = {"asked": float(known is None and asked)}
+        if self._options.has_prices:
+            parts["cost"] = (found.cost or 0.0) * asked
         return Score(self._options.verdicts[found.verdict], parts)
 
     async def _once(self, case: Case) -> Verdict:
