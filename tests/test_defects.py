@@ -98,7 +98,9 @@ def test_validation_is_greedy_and_leaves_no_question_out():
     )  # fmt: skip
     config = load_config(None, sets=["data.train_batch_size=4", "actor.ppo_mini_batch_size=4",
                                      "critic.ppo_mini_batch_size=4"]).config  # fmt: skip
-    EpisodeRunner(config, environment, engine, said, said).validate(Progress())
+    runner = EpisodeRunner(config, environment, engine, said, said)
+    runner.validate(Progress())
+    runner.wait_for_log()
     assert [record.trajectory.question.id for record in said.records] == [item.id for item in questions]
     assert {(sampling.temperature, sampling.top_p) for sampling in engine.samplings} == {(0.0, 1.0)}
 

@@ -21,6 +21,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record
+from srl.train.background_writes import BackgroundWrites
 from srl.train.report import Reporter, Terminal
 from srl.train.run_directory import Progress
 from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory
@@ -66,6 +67,7 @@ class EpisodeRunner:
     event_loop: asyncio.Runner = field(default_factory=asyncio.Runner)
     ended: list[Trajectory] = field(default_factory=list)
     """The episodes that have ended since the last call of `roll_out`."""
+    _writes: BackgroundWrites = field(default_factory=BackgroundWrites)
     _scoring: dict[int, asyncio.Task[list[Score]]] = field(default_factory=dict)
     """The scores of episodes that have ended, by the identity of the trajectory."""
     _told: bool = False
@@ -162,13 +164,25 @@ class EpisodeRunner:
     def record(
         self, step: int, phase: Phase, records: Sequence[Record], metrics: Mapping[str, float]
     ) -> None:
-        """Write a finished step or evaluation to the log and the external loggers."""
-        self.log.write(step, phase, records, metrics)
+        """Write a finished step or evaluation to the log and the external loggers.
+
+        The log is written while training goes on, one step at a time. Raises the error of an earlier write.
+        """
+        self.wait_for_log()
+        self._writes.do(self.log.write, step, phase, records, dict(metrics))
         for reporter in self.reporters:
             reporter.metrics(step, metrics)
 
+    def wait_for_log(self) -> None:
+        """Wait until the log has all that was recorded, as before a checkpoint is saved and the log is read.
+
+        Raises the error of a failed write.
+        """
+        self._writes.wait()
+
     def close(self) -> None:
-        """Close the engine and the connections to a search server."""
+        """Wait for the log, and close the engine and the connections to a search server."""
+        self._writes.close()
         self.engine.close()
         interrupts.run(aclose(self.environment.search), self.event_loop)
         self.event_loop.close()

@@ -133,6 +133,7 @@ class FineTuning:
 
     def _save(self) -> None:
         trainer, tokenizer = self.config.trainer, self.runner.environment.codec.tokenizer
+        self.runner.wait_for_log()
         save_checkpoint(
             self.run_directory, self.progress, self.tuned, tokenizer, {"actor": self.optimiser}, self.card,
             trainer.max_ckpt_to_keep, trainer.keep_best_ckpt,

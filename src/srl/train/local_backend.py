@@ -183,6 +183,7 @@ class LocalTrainer:
 
     def _save(self, keep: int | None) -> None:
         """Save a checkpoint, and delete all but the newest `keep` (None: delete none)."""
+        self.runner.wait_for_log()
         self.progress.kl = self.learner.kl_control.state_dict()
         self.progress.watch = self.watcher.state_dict()
         save_checkpoint(
@@ -358,7 +359,9 @@ class LocalRun:
         ):
             runner = EpisodeRunner(self.config, self.environment, self.engine, log, self.terminal, also)
             try:
-                return self.loop(run, runner, resumed_from)
+                progress = self.loop(run, runner, resumed_from)
+                runner.wait_for_log()
+                return progress
             finally:
                 runner.close()
 

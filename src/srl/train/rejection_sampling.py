@@ -122,6 +122,7 @@ class RejectionSampling:
     def _select(self, number: int) -> Selection:
         """What the filter keeps of the round. Raises UserError where that is nothing."""
         sft, seed = self.config.sft, self.config.trainer.seed
+        self.runner.wait_for_log()
         found = select_episodes(
             self.run_directory / LOG, sft.filter, sft.max_per_question, seed + number, step=number
         )
@@ -157,6 +158,7 @@ class RejectionSampling:
 
     def _save(self) -> None:
         trainer, tokenizer = self.config.trainer, self.runner.environment.codec.tokenizer
+        self.runner.wait_for_log()
         save_checkpoint(
             self.run_directory, self.progress, self.tuned, tokenizer, {}, self.card,
             trainer.max_ckpt_to_keep, trainer.keep_best_ckpt,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
 from srl.store import LogWriter, Record, RunInfo, reading
+from srl.train.background_writes import BackgroundWrites
 from srl.train.run_directory import Progress
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
@@ -52,40 +52,6 @@ class RunStatus:
     """Whether a first episode has arrived, so all processes are up."""
     notes: tuple[str, ...] = ()
     """Warnings of the log's writer."""
-
-
-class BackgroundWrites:
-    """Runs calls in order in a thread of its own.
-
-    After a call that fails no other is run, and every later method raises its error.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._error: Exception | None = None
-
-    def do(self, call: Callable[..., object], *arguments: object) -> None:
-        """Queue a call; returns at once."""
-        self.check()
-        self._thread.submit(self._make, call, arguments)
-
-    def check(self) -> None:
-        """Raises the error of a failed call."""
-        if self._error is not None:
-            raise self._error
-
-    def wait(self) -> None:
-        """Wait until all calls have run. Raises the error of a failed one."""
-        self._thread.submit(lambda: None).result()
-        self.check()
-
-    def _make(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        if self._error is not None:
-            return
-        try:
-            call(*arguments)
-        except Exception as error:
-            self._error = error
 
 
 @dataclass(slots=True, repr=False)

@@ -1,0 +1,107 @@
+"""The log is written beside training: in order, one step at a time, and before what relies on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from tests.training import config, train, write_setting
+
+import srl.store
+from srl.store import LogWriter
+from srl.train import local_backend
+from srl.train.background_writes import BackgroundWrites
+from srl.train.episodes import EpisodeRunner
+from srl.train.run_directory import LOG
+from srl.workspace import Workspace
+
+
+class Log:
+    """Keeps what is written; a step waits until it may."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.may = {step: Event() for step in range(9)}
+        self.begun, self.written, self.wrong = {step: Event() for step in range(9)}, [], None
+        for step in allowed:
+            self.may[step].set()
+
+    def write(self, step, phase, records, metrics):
+        self.begun[step].set()
+        assert self.may[step].wait(10)
+        if step == self.wrong:
+            raise OSError("the disk is full")
+        self.written.append((step, phase, metrics))
+
+
+def runner(log):
+    return EpisodeRunner(None, None, None, log, None)  # type: ignore[arg-type]
+
+
+def test_training_goes_on_while_a_step_is_written_and_its_numbers_are_kept():
+    log, metrics = Log(), {"em": 0.5}
+    run = runner(log)
+    run.record(1, "train", [], metrics)
+    assert log.begun[1].wait(10)
+    metrics["em"] = 0.75
+    assert log.written == []
+    log.may[1].set()
+    run.wait_for_log()
+    assert log.written == [(1, "train", {"em": 0.5})]
+
+
+def test_steps_are_written_in_order_and_one_waits_at_most():
+    log = Log(2, 3)
+    run = runner(log)
+
+    def steps():
+        for step in (1, 2, 3):
+            run.record(step, "train", [], {})
+
+    training = Thread(target=steps)
+    training.start()
+    assert log.begun[1].wait(10)
+    assert not log.begun[2].is_set()
+    log.may[1].set()
+    training.join(10)
+    run.wait_for_log()
+    assert [step for step, *_ in log.written] == [1, 2, 3]
+
+
+def test_failed_write_ends_the_next_step_and_nothing_is_written_after_it():
+    log = Log(1, 2, 3)
+    run, log.wrong = runner(log), 2
+    run.record(1, "train", [], {})
+    run.record(2, "train", [], {})
+    with pytest.raises(OSError, match="the disk is full"):
+        run.record(3, "train", [], {})
+    with pytest.raises(OSError, match="the disk is full"):
+        run.wait_for_log()
+    assert [step for step, *_ in log.written] == [1]
+
+
+def test_checkpoint_is_saved_when_the_log_has_every_step_before_it(tmp_path, monkeypatch):
+    write_setting(tmp_path)
+    may, real_write, real_wait, seen = Event(), LogWriter.write, BackgroundWrites.wait, []
+
+    def write(log: LogWriter, *arguments: object) -> None:
+        assert may.wait(60)
+        real_write(log, *arguments)  # type: ignore[arg-type]
+
+    def wait(writes: BackgroundWrites) -> None:
+        may.set()
+        real_wait(writes)
+        may.clear()
+
+    def saved(run: Path, progress: object, *rest: object) -> None:
+        with srl.store.open(run / LOG) as log:
+            steps = log.execute("SELECT step FROM steps WHERE phase = 'train' ORDER BY step").fetchall()
+        seen.append((progress.step, [step for (step,) in steps]))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(LogWriter, "write", write)
+    monkeypatch.setattr(BackgroundWrites, "wait", wait)
+    monkeypatch.setattr(local_backend, "save_checkpoint", saved)
+    few = {"trainer.total_training_steps": 3, "trainer.val_before_train": False, "trainer.test_freq": 0}
+    train(config(tmp_path, "grpo", **few), tmp_path / "workspace", "grpo")
+    assert seen == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
+    assert len(Workspace(tmp_path / "workspace").all_runs()) == 1
