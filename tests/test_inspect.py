@@ -167,8 +167,8 @@ def test_verdicts_are_counted(srl, logs):
     _, out, _ = srl("verdicts", "--by", "step")
     heads, first, second = out.splitlines()
     assert heads.split()[:4] == ["step", "correct", "reader", "retriever"]
-    assert first.split() == ["1", "0", "2", "0", "0", "0", "0", "0", "2"]
-    assert second.split() == ["2", "1", "1", "1", "0", "1", "0", "0", "4"]
+    assert first.split() == ["1", "0", "2", "0", "0", "0", "0", "0", "0", "2"]
+    assert second.split() == ["2", "1", "1", "1", "0", "1", "0", "0", "0", "4"]
     rows = [json.loads(line) for line in srl("verdicts", "--by", "source", "--json")[1].splitlines()]
     assert [(row["data_source"], row["total"]) for row in rows] == [("nq", 6)]
     assert srl("verdicts", "--hops", 9)[1] == ""
