@@ -43,6 +43,8 @@ def told(sample) -> dict[str, object]:
         "answer": sample.scores["em"].answer, "reward": sample.scores["reward"].value,
         "queries": [call.arguments["query"] for call in calls],
         "passages": [(hit["title"], hit["contents"].partition("\n")[2]) for hit in hits],
+        "parts of the reward": {name: sample.scores[name].value for name in ("em", "format")},
+        "scores of passages": [hit["score"] for hit in hits],
         "passage ids": [hit["id"] for hit in hits], "latency": [one["latency_s"] for one in results],
     }  # fmt: skip
 

@@ -39,7 +39,7 @@ def dumped(made) -> dict[str, object]:
     return {
         "input": prompt.text, "output": "".join(segment.text for segment in after),
         "gts": {"target": list(made.question.golden_answers)}, "score": 0.125, "step": made.step,
-        "uid": "a_0_0", "acc": 0.5,
+        "uid": "a_0_0", **record(made).score.parts,
     }  # fmt: skip
 
 
@@ -56,7 +56,8 @@ def facts(made, score) -> dict[str, object]:
         "answer": made.answer, "reward": score.value, "queries": [one.query for one in made.searches],
         "passages": [(hit.passage.title, hit.passage.text) for hit in hits],
         "token ids": made.token_ids, "log-probs": made.logprobs,
-        "passage ids": [hit.passage.id for hit in hits],
+        "parts of the reward": dict(score.parts), "passage ids": [hit.passage.id for hit in hits],
+        "scores of passages": [hit.score for hit in hits],
         "latency": [one.latency_s for one in made.searches],
     }  # fmt: skip
 
@@ -85,7 +86,7 @@ def test_an_imported_dump_keeps_what_the_page_says(tmp_path):
     assert kept == {name for name, said in table.items() if said != "lost"}
     assert table.keys() - before.keys() == {"advantages"}
     assert found.advantages is None
-    assert (found.score.parts, found.trajectory.end) == ({"acc": 0.5}, "answered")
+    assert (found.score.parts, found.trajectory.end) == ({"em": 0.0, "format": 1.0}, "answered")
     assert (found.trajectory.valid_searches, found.trajectory.valid_actions) == (1, 2)
 
 
@@ -101,8 +102,11 @@ def test_messages_keep_what_the_page_says(tmp_path):
     assert [wrote["content"], saw["content"], answered["content"]] == [one.text for one in made.segments[1:]]
     assert (row["answer"], row["reward"], row["golden_answers"]) == ("Bern", 0.125, ["Münchenbuchsee"])
     lost = {name for name, said in promised(1).items() if said == "lost"}
-    assert lost == {"token ids", "log-probs", "advantages", "passage ids", "latency"}
-    assert not {"token_ids", "logprobs", "advantages", "hits", "latency_s"} & row.keys()
+    assert lost == {
+        "parts of the reward", "token ids", "log-probs", "advantages", "passage ids", "scores of passages",
+        "latency",
+    }  # fmt: skip
+    assert not {"parts", "token_ids", "logprobs", "advantages", "hits", "latency_s"} & row.keys()
 
 
 def test_feedback_is_the_users(tmp_path):
@@ -185,11 +189,12 @@ def test_a_folder_without_a_dump_is_an_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_thousand_trajectories_go_through_both(tmp_path):
-    made = [whole(n // 5, n % 5) for n in range(10_000)]
+def test_many_trajectories_go_through_both(tmp_path):
+    """`bench/exchange.py` does so with ten thousand, in every format."""
+    made = [whole(n // 5, n % 5) for n in range(1500)]
     new_log(tmp_path / RUN).write(1, "train", [record(one) for one in made], {})
     with srl.store.open(tmp_path / RUN) as log:
-        assert write_messages(log, Filter(), tmp_path / "out.parquet") == 10_000
+        assert write_messages(log, Filter(), tmp_path / "out.parquet") == 1500
     found = pq.read_table(tmp_path / "out.parquet")["messages"].to_pylist()
     assert all(row == messages(one) for row, one in zip(found, made, strict=True))
     back = read_dump(write_dump(tmp_path / "dump", made))

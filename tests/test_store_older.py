@@ -1,4 +1,4 @@
-"""Logs of earlier versions open, go on, are compacted and finished.
+"""Logs of earlier versions open, go on, are compacted and finished; so do those with columns of a newer one.
 
 In the first, `searches` did not say which retriever was asked; in the second, its column `retriever` was
 called `engine`; up to the third, the log did not say which hits were shown, how long an episode took, nor the
@@ -12,16 +12,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from tests.store_builder import episode, new_log, record, write_step
 
 import srl.store
+from srl.cli import main
 from srl.errors import UserError
 from srl.evaluate import EpisodeResult, read_results
 from srl.renamed import COLUMNS
 from srl.store import finished as finished_log
 from srl.store import records, writer
+from srl.store.merge import merge_logs
 from srl.store.schema import PARTS
 
 Version = Callable[[], AbstractContextManager[None]]
@@ -170,3 +173,46 @@ def test_a_metric_by_an_old_name_is_shown_by_todays(tmp_path):
     with srl.store.open(tmp_path) as connection:
         found = connection.execute("SELECT name, value FROM metrics ORDER BY ALL").fetchall()
     assert found == [("env/number_of_valid_search/retriever=web", 0.5), ("val/em", 0.25)]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_columns_of_a_newer_version_are_left_out(tmp_path, monkeypatch, finished):
+    with monkeypatch.context() as patch:
+        for table in PARTS:
+            patch.setitem(PARTS, table, PARTS[table].append(pa.field("mood", pa.string())))
+        log = new_log(tmp_path / "run")
+        write_step(log, 1)
+        if finished:
+            log.finish()
+        else:
+            log.close("interrupted")
+    with srl.store.open(tmp_path / "run") as connection:
+        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM trajectories").fetchall() == [
+            (2, 2)
+        ]
+        with pytest.raises(duckdb.BinderException, match="mood"):
+            connection.execute("SELECT mood FROM trajectories")
+    log = new_log(tmp_path / "run")
+    write_step(log, 2)
+    log.finish()
+    with srl.store.open(tmp_path / "run") as connection:
+        assert connection.execute("SELECT count(*) FROM segments").fetchall() == [(16,)]
+    merge_logs([tmp_path / "run"], tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    "typed", [["sizes", "last"], ["prune", "last", "--steps", "1"], ["merge"], ["trajectories", "last"]]
+)
+def test_a_log_of_a_newer_format_is_one_line_for_every_command(workspace, tmp_path, capsys, typed):
+    run = workspace / "runs" / "20250102T030405Z-tiny-grpo-s1-00aa"
+    log = new_log(run)
+    write_step(log, 1)
+    log.finish()
+    manifest = run / "log" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
+    more = [str(run), "-o", str(tmp_path / "out")] if typed == ["merge"] else []
+    assert main(["inspect", *typed, *more]) == 2
+    err = capsys.readouterr().err
+    assert "format 9" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from srl.store.older import old_column_hints
-from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, WATCH_SCHEMA, Table
+from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, WATCH_SCHEMA, Table, sql_type
 
 _NO_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
 """DuckDB's messages for an unknown column."""
@@ -19,12 +19,12 @@ _NO_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
 
 def create_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Create `raw.runs` with these rows."""
-    _create_table(connection, "runs", pa.Table.from_pylist([dict(row) for row in rows], RUN_SCHEMA))
+    _create_table(connection, "runs", RUN_SCHEMA, rows)
 
 
 def create_empty(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     """Create `raw.<table>` without rows."""
-    _create_table(connection, table, PARTS[table].empty_table())
+    _create_table(connection, table, PARTS[table])
 
 
 def create_rescores(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> None:
@@ -32,18 +32,27 @@ def create_rescores(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]
     if files:
         connection.execute(f"CREATE VIEW raw.rescores AS {scan(files)}")
     else:
-        _create_table(connection, "rescores", RESCORE_SCHEMA.empty_table())
+        _create_table(connection, "rescores", RESCORE_SCHEMA)
 
 
 def create_watches(connection: duckdb.DuckDBPyConnection, tables: Sequence[pa.Table]) -> None:
     """Create `raw.watches` with the rows of these tables."""
-    _create_table(connection, "watches", pa.concat_tables([WATCH_SCHEMA.empty_table(), *tables]))
+    _create_table(connection, "watches", WATCH_SCHEMA, [row for table in tables for row in table.to_pylist()])
 
 
-def _create_table(connection: duckdb.DuckDBPyConnection, name: str, content: pa.Table) -> None:
-    connection.register("incoming", content)
-    connection.execute(f"CREATE TABLE raw.{name} AS SELECT * FROM incoming")
-    connection.unregister("incoming")
+def _create_table(
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    schema: pa.Schema,
+    rows: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Create `raw.<name>` with few rows; by SQL, since Arrow's way from Python's objects imports pandas."""
+    columns = ", ".join(f'"{field.name}" {sql_type(field.type)}' for field in schema)
+    connection.execute(f"CREATE TABLE raw.{name} ({columns})")
+    places = ", ".join("?" * len(schema))
+    for row in rows:
+        values = [row.get(field.name) for field in schema]
+        connection.execute(f"INSERT INTO raw.{name} VALUES ({places})", values)
 
 
 def create_views(connection: duckdb.DuckDBPyConnection, tables: Sequence[Table] = TABLES) -> None:

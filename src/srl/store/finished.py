@@ -38,7 +38,8 @@ def write_database(
             create_empty(connection, table)
             kept = "" if table == "steps" else f"WHERE NOT ({leave_out})"
             if found := [sql for sql in (source(table) for source in sources) if sql]:
-                rows = f"SELECT * FROM ({union(table, found)}) {kept}"
+                known = ", ".join(f'"{name}"' for name in PARTS[table].names)
+                rows = f"SELECT {known} FROM ({union(table, found)}) {kept}"
                 connection.execute(f"INSERT INTO raw.{table} BY NAME {rows}")
         create_runs(connection, [run])
         create_views(connection, [table for table in TABLES if table not in BESIDE])

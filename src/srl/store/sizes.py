@@ -10,6 +10,7 @@ import duckdb
 import pyarrow.parquet as pq
 
 from srl.errors import UserError
+from srl.store import run_info
 from srl.store.database import attach, in_one_line
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, live_parts
 from srl.store.rescores import DIRECTORY as RESCORES
@@ -34,8 +35,9 @@ def sizes(log: Path) -> list[Size]:
     """The tables of a log on disk, and `other` for the rest; the sum is what the directory takes.
 
     The rows of a damaged file are not counted. In a finished log a block that two tables share counts for
-    the first of them. Raises UserError for a database that cannot be read.
+    the first of them. Raises UserError for a database that cannot be read, and for a log of a newer srl.
     """
+    run_info.load(log)
     tables = _of_database(log / FINISHED) if (log / FINISHED).exists() else _of_parts(log)
     beside = {RESCORES: rescore_files(log), "watches": [file for file in [watch_file(log)] if file.is_file()]}
     tables += [Size(name, _rows(files), _bytes(files)) for name, files in beside.items() if files]
