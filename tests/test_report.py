@@ -145,6 +145,7 @@ def test_run_that_is_too_short_for_a_cause_says_so(ids, tmp_path):
         (["--group", "ffff"], "no trajectory 'ffff'"),
         (["--group", "a", "--min-searches", "0"], "leave the other filters out"),
         (["last-but-one"], "last-but-one"),
+        (["all"], "runs is a folder of runs, expected one run"),
     ],
 )
 def test_mistake_gets_one_line_and_writes_nothing(ids, tmp_path, capsys, arguments, said):

@@ -69,11 +69,14 @@ def read_side(text: str) -> tuple[str, int | None]:
 
 
 def run_of(connection: duckdb.DuckDBPyConnection, run: Path) -> str:
-    """The `run_id` in the log of the directory `run`. Raises UserError if its log was not read."""
+    """The `run_id` in the log of the directory `run`. Raises UserError if its log was not read, and for a
+    folder of runs."""
     found = rows(connection, "SELECT run_id, path FROM runs")
     for row in found:
         if Path(row["path"]).resolve() in (run.resolve(), (run / "log").resolve()):
             return str(row["run_id"])
+    if any(Path(row["path"]).resolve().is_relative_to(run.resolve()) for row in found):
+        raise UserError(f"{run.name} is a folder of runs, expected one run; `srl inspect runs` lists them")
     raise UserError(f"the log of {run.name} cannot be read")
 
 
