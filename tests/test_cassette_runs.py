@@ -14,10 +14,10 @@ from tests.two_retrievers import only_run, script, searched, settings, write_pla
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.reward import RewardMix
 from srl.serve.cassette import Recorder, Replay, read_cassette
 from srl.train import cold_start
 from srl.train import search as searching
+from srl.train.episodes import EpisodeRunner
 from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.run import resume, start
 from srl.train.search import load_search, new_cassette
@@ -78,15 +78,15 @@ def test_a_run_from_a_cassette_is_the_run_without_one(towns, recorded, tmp_path)
 
 
 def test_a_resumed_run_goes_on_with_its_cassette(towns, tmp_path, monkeypatch):
-    cassette, real, left = tmp_path / "run.cassette", RewardMix.score, [1]
+    cassette, real, left = tmp_path / "run.cassette", EpisodeRunner.score, [1]
 
-    async def score(mix, trajectories):
+    def score(runner, trajectories):
         if (trajectories[0].phase, trajectories[0].step) == ("train", 2) and left:
             left.pop()
             raise KeyboardInterrupt
-        return await real(mix, trajectories)
+        return real(runner, trajectories)
 
-    monkeypatch.setattr(RewardMix, "score", score)
+    monkeypatch.setattr(EpisodeRunner, "score", score)
     with pytest.raises(KeyboardInterrupt):
         train(on_cassette(towns, "record", cassette), tmp_path / "recorded")
     recorded = only_run(tmp_path / "recorded")

@@ -13,8 +13,8 @@ from tests.training import Said, config, questions, train, write_setting
 import srl.store
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import UserError
-from srl.reward import RewardMix
 from srl.train import fine_tuning
+from srl.train.episodes import EpisodeRunner
 from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints, validations_without_rise
@@ -107,8 +107,8 @@ class Stop:
 MOMENTS = {
     "before the first checkpoint": (fine_tuning, "fine_tune_step", 2),
     "a step": (fine_tuning, "fine_tune_step", 5),
-    "a validation": (RewardMix, "score", 4),
-    "the last test": (RewardMix, "score", 6),
+    "a validation": (EpisodeRunner, "score", 4),
+    "the last test": (EpisodeRunner, "score", 6),
 }
 
 

@@ -18,8 +18,8 @@ from tests.training import Said, config, train, write_setting
 import srl.store
 from srl.config import load_saved, save_config
 from srl.errors import UserError
-from srl.reward import RewardMix
 from srl.serve.in_process import LocalSearch
+from srl.train.episodes import EpisodeRunner
 from srl.train.evaluate_model import settings_of
 from srl.train.resume import too_many_failures
 from srl.train.run import resume
@@ -75,14 +75,14 @@ def whole(setting):
 
 
 def stop_at(step, phase="train"):
-    """A reward that breaks at one step, once."""
-    real, left = RewardMix.score, [1]
+    """The scoring of a step's episodes, which breaks at one step, once."""
+    real, left = EpisodeRunner.score, [1]
 
-    async def score(mix, trajectories):
+    def score(runner, trajectories):
         if (trajectories[0].phase, trajectories[0].step) == (phase, step) and left:
             left.pop()
             raise KeyboardInterrupt
-        return await real(mix, trajectories)
+        return real(runner, trajectories)
 
     return score
 
@@ -107,7 +107,7 @@ def test_the_same_run_twice_is_the_same(setting, workspace, whole, algo):
 )
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(setting, workspace, whole, monkeypatch, algo, stop):
     phase, step = stop
-    monkeypatch.setattr(RewardMix, "score", stop_at(step, phase))
+    monkeypatch.setattr(EpisodeRunner, "score", stop_at(step, phase))
     with pytest.raises(KeyboardInterrupt):
         train(config(setting, algo, **SETTINGS), workspace, algo)
     run = only_run(workspace)
@@ -205,7 +205,7 @@ def test_a_run_goes_on_from_anywhere_in_a_workspace_that_was_moved(tmp_path, who
     monkeypatch.chdir(tmp_path)
     place, moved = Path("srl-workspace"), tmp_path / "a b" / "moved"
     settings = config(place / "worlds", "grpo", **SETTINGS)
-    monkeypatch.setattr(RewardMix, "score", stop_at(3))
+    monkeypatch.setattr(EpisodeRunner, "score", stop_at(3))
     with pytest.raises(KeyboardInterrupt):
         train(settings, place, "grpo")
     shutil.copytree(place, moved, symlinks=True)
@@ -291,7 +291,7 @@ def test_a_run_gets_no_fewer_steps_than_it_has_made(workspace, whole):
 
 
 def test_a_stopped_run_gets_another_number_of_steps(setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(RewardMix, "score", stop_at(3))
+    monkeypatch.setattr(EpisodeRunner, "score", stop_at(3))
     settings = {**CONSTANT, "data.test_files": None}
     with pytest.raises(KeyboardInterrupt):
         train(config(setting, "grpo", **settings), tmp_path / "stopped", "grpo")
@@ -307,7 +307,7 @@ def test_a_stopped_run_gets_another_number_of_steps(setting, tmp_path, monkeypat
 def test_a_finished_run_is_left_as_it_is_and_says_how_to_go_on(workspace, whole, monkeypatch):
     run = workspace / "runs" / whole("grpo").name
     shutil.copytree(whole("grpo"), run)
-    monkeypatch.setattr(RewardMix, "score", stop_at(4, "test"))
+    monkeypatch.setattr(EpisodeRunner, "score", stop_at(4, "test"))
     text, summary = longer(run, None)
     assert "is finished, all 4 steps; to train longer: srl --workspace" in text
     assert "--steps N" in text
