@@ -146,7 +146,10 @@ def test_a_question_longer_than_its_limit_is_one_line(shell: Shell, place: Path)
         (("--steps", "-1"), "trainer.total_training_steps is -1, expected integer ≥ 0"),
         (("--algo", "grop"), "no algorithm 'grop': installed are cispo, grpo, gspo"),
         (("--set", "retriever.name=bm52"), "no retriever 'bm52': installed are bm25"),
-        (("--set", "reward.weights.emm=1"), "no reward 'emm': installed are em, f1, format"),
+        (
+            ("--set", "reward.weights.emm=1"),
+            "no reward 'emm': installed are em, evidence, f1, format, judge, rm",
+        ),
         (("--set", "reward.format.score=1"), "no option reward.format.score: there are structure_score"),
         (
             ("--set", "trainer.logger=papers"),

@@ -59,6 +59,7 @@ OF_THE_MODEL: dict[str, object] = {
     "actor.ppo_max_token_len": 300,
     "sft.train_files": Path("others.jsonl"),
     "sft.steps": 3,
+    "sft.mix": {"hotpotqa": 1},
     "sft.epochs": 0.5,
     "sft.batch_size": 3,
     "sft.observation_weight": 0.5,
@@ -184,7 +185,7 @@ def other_than(value: object) -> object:
 
 _OTHERS = {"k3": "k2", "k1": "k2", "fixed": "adaptive", "constant": "linear", "token-mean": "constant",
            "trainer": "sampler", "fsdp2": "fsdp", "auto": "torch", "srl": "mine", "note": "stop",
-           "off": "note", "stop": "off", "reward": "em", "vanilla": "gspo"}  # fmt: skip
+           "off": "note", "stop": "off", "reward": "em", "vanilla": "gspo", "em": "f1"}  # fmt: skip
 
 
 def test_runs_share_a_cold_start_where_what_it_is_made_of_is_the_same(place, name_of):
