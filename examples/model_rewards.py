@@ -31,7 +31,6 @@ SMALL = ["data.train_batch_size=8", "rollout.n=4", "actor.ppo_mini_batch_size=8"
 
 def make_classifier(folder: Path) -> None:
     """A classifier of pairs of texts with one label, byte by byte."""
-    disable_progress_bar()
     letters = ["<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({letter: token for token, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -101,6 +100,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     steps = parser.parse_args().steps
     classifier, verdicts = WORKSPACE / "models" / "made-classifier", WORKSPACE / "verdicts.sqlite"
+    disable_progress_bar()
     make_classifier(classifier)
     with running() as url:
         settings = [
