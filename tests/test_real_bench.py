@@ -179,7 +179,7 @@ def test_parts_run_on_published_data_and_a_model_that_is_at_hand(tmp_path):
     model = os.environ.get("SRL_BENCH_MODEL")
     if not model:
         pytest.skip("$SRL_BENCH_MODEL names no model")
-    parts_to_run = "cold-start", "grpo", "evaluate", "curves", "transcript"
+    parts_to_run = "cold-start", "grpo", "rft", "evaluate", "curves", "transcript"
     settings = "model.lora_rank=0", "model.gradient_checkpointing=false", "model.device=cpu"
     data = shared_data("squad").parent
     command = [sys.executable, "bench/real", "--smoke", "--only", *parts_to_run, "--preset", "one-gpu",
@@ -188,4 +188,4 @@ def test_parts_run_on_published_data_and_a_model_that_is_at_hand(tmp_path):
     subprocess.run(command, cwd=Path(__file__).parent.parent, check=True)
     made = {path.stem for path in (tmp_path / "state").iterdir()}
     assert made >= {"data", "demonstrations", "cold-start-s0", "grpo-s0", "row-base", "row-grpo-s0",
-                    "compared-cold-start-grpo-s0", "curves-grpo-s0", "transcript-grpo-s0"}  # fmt: skip
+                    "row-rft-s0", "compared-cold-start-grpo-s0", "curves-grpo-s0", "transcript-grpo-s0"}  # fmt: skip
