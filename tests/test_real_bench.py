@@ -188,4 +188,5 @@ def test_parts_run_on_published_data_and_a_model_that_is_at_hand(tmp_path):
     subprocess.run(command, cwd=Path(__file__).parent.parent, check=True)
     made = {path.stem for path in (tmp_path / "state").iterdir()}
     assert made >= {"data", "demonstrations", "cold-start-s0", "grpo-s0", "row-base", "row-grpo-s0",
-                    "row-rft-s0", "compared-cold-start-grpo-s0", "curves-grpo-s0", "transcript-grpo-s0"}  # fmt: skip
+                    "row-rft-s0", "compared-cold-start-grpo-s0", "curves-grpo-s0",
+                    "transcript-grpo-s0"}  # fmt: skip
