@@ -290,9 +290,7 @@ def test_each_source_gives_what_is_asked_of_it():
     assert (found["squad"], found["musique"]) == (30, 0)
     assert 70 <= found["hotpotqa"] <= 130
     assert len(rest) + len(held) == len(questions)
-    with pytest.raises(
-        UserError, match="--val nq=…: no training question has this data source; there are ho"
-    ):
+    with pytest.raises(UserError, match="--val nq=…: no question has this data source; there are ho"):
         split_off(questions, {"nq": 3})
     with pytest.raises(UserError, match="a validation set of musique=94 out of 94 questions leaves none"):
         split_off(of("musique", 94), {"musique": 94})

@@ -126,7 +126,7 @@ def small_disk(shell: Shell) -> Iterator[Callable[[int], Path]]:
     try:
         yield resize
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)  # a process forked meanwhile may hold it
 
 
 @pytest.mark.slow

@@ -30,6 +30,9 @@ VALIDATION = {"squad": 60, "hotpotqa": 50, "2wikimultihopqa": 50}
 SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.22, "musique": 0.03}
 """Half of the demonstrations and of the questions of reinforcement learning are of one hop, though nine in
 ten of all are."""
+DEMONSTRATED = {"squad": 320, "hotpotqa": 160, "2wikimultihopqa": 120, "musique": 20}
+"""Training questions of each source that demonstrations are made for: few, since questions with an answer are
+cheap and episodes are not. Reinforcement learning has all questions."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in SHARES.items())
 ROUNDS, ROUND, SAMPLES = 3, 160, 8
 """Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 60 × 8 × 8."""
@@ -83,7 +86,8 @@ def cold_start(bench: Bench) -> None:
     facts = bench.prepared / "facts.jsonl"
 
     def make() -> dict[str, Any]:
-        limit = ["--limit", 40] if bench.smoke else []
+        amounts = ["40"] if bench.smoke else [f"{name}={count}" for name, count in DEMONSTRATED.items()]
+        limit = [part for amount in amounts for part in ("--limit", amount)]
         out = bench.srl(
             bench.cache, "data", "demonstrations", bench.model, "--from", "facts", "--thoughts", "brief",
             "--data", bench.prepared / "train.parquet", "--index", bench.index, "--out", facts, "--preset",

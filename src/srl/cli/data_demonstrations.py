@@ -72,7 +72,11 @@ def demonstrations(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the wordings from facts.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Ask a random sample of this many questions.")
+        list[str] | None,
+        typer.Option(
+            help="Ask a random sample of so many questions, in all or of a data source by name "
+            "(SOURCE=NUMBER, repeatable)."
+        ),
     ] = None,
     template: TemplateName = None,
     preset: Annotated[str | None, typer.Option(help="Preset to take settings from.")] = None,
@@ -97,8 +101,10 @@ def demonstrations(
       srl data demonstrations my-model --from facts --data train.parquet --index my-index --out facts.jsonl
     """
     from srl.cli.eval.shared import check_inputs, check_search, read_model
+    from srl.data.splits import parse_limit
     from srl.errors import UserError
 
+    most = parse_limit(limit or [])
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists; give another --out, or --overwrite")
     teacher_only = {
@@ -124,13 +130,13 @@ def demonstrations(
     files = [str(path) for path in data]
     if source == "facts":
         brief = thoughts == "brief"
-        _write_from_facts(settings, files, out, workspace, recovery, brief, limit, json)
+        _write_from_facts(settings, files, out, workspace, recovery, brief, most, json)
     else:
         from srl.train.write_demonstrations import Acceptance
 
         accepted = Acceptance(min_reward, evidence, per_question or 1)
         _write_from_teacher(
-            settings, files, out, workspace, accepted, attempts or per_question or 1, limit, json
+            settings, files, out, workspace, accepted, attempts or per_question or 1, most, json
         )
 
 
@@ -146,7 +152,7 @@ def _check_options(source: str, options: dict[str, dict[str, Any]]) -> None:
 
 def _write_from_teacher(
     settings: Config, files: list[str], out: Path, workspace: Workspace, acceptance: Acceptance,
-    attempts: int, limit: int | None, json: bool,
+    attempts: int, limit: int | dict[str, int] | None, json: bool,
 ) -> None:  # fmt: skip
     from srl.cli.eval.shared import usage_line
     from srl.errors import UserError
@@ -176,7 +182,7 @@ def _write_from_teacher(
 
 def _write_from_facts(
     settings: Config, files: list[str], out: Path, workspace: Workspace, recovery: float | None, brief: bool,
-    limit: int | None, json: bool,
+    limit: int | dict[str, int] | None, json: bool,
 ) -> None:  # fmt: skip
     from srl.train.fact_chains import RECOVERY
     from srl.train.write_fact_demonstrations import write_fact_demonstrations

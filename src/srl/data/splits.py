@@ -35,10 +35,10 @@ def guess_split(path: Path) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def parse_amounts(texts: Sequence[str]) -> float | dict[str, float]:
-    """The amount to hold out: `["0.1"]` for all data sources, or `["nq=60", "squad=0.1"]` for each by name.
+def parse_amounts(texts: Sequence[str], option: str = "--val") -> float | dict[str, float]:
+    """An amount of questions: `["0.1"]` for all data sources, or `["nq=60", "squad=0.1"]` for each by name.
 
-    Raises UserError.
+    Raises UserError, with the name of the `option`.
     """
     amounts: dict[str, float] = {}
     for text in texts:
@@ -48,13 +48,27 @@ def parse_amounts(texts: Sequence[str]) -> float | dict[str, float]:
         except ValueError:
             amount = math.nan
         if not 0 <= amount < math.inf:
-            raise UserError(f"--val {text}: expected a share (below 1), a number, or SOURCE=NUMBER")
+            raise UserError(f"{option} {text}: expected a share (below 1), a number, or SOURCE=NUMBER")
         if source in amounts:
-            raise UserError(f"--val {text}: there is another amount for {source or 'all sources'}")
+            raise UserError(f"{option} {text}: there is another amount for {source or 'all sources'}")
         amounts[source] = amount
     if "" in amounts and len(amounts) > 1:
-        raise UserError("--val takes one amount for all sources, or SOURCE=NUMBER for each; not both")
+        raise UserError(f"{option} takes one amount for all sources, or SOURCE=NUMBER for each; not both")
     return amounts.get("", amounts or 0.0)
+
+
+def parse_limit(texts: Sequence[str]) -> int | dict[str, int] | None:
+    """The most questions to take: `["400"]` of all, `["nq=60", "squad=200"]` of data sources, none if empty.
+
+    Raises UserError.
+    """
+    amount = parse_amounts(texts, "--limit")
+    parts = amount.values() if isinstance(amount, dict) else [amount] if texts else []
+    if any(part < 1 or part != int(part) for part in parts):
+        raise UserError(f"--limit {' '.join(texts)}: expected whole numbers of questions, 1 or more")
+    if isinstance(amount, dict):
+        return {source: int(part) for source, part in amount.items()}
+    return int(amount) if texts else None
 
 
 def split_off(
@@ -88,13 +102,17 @@ def _parts(sizes: Mapping[str, int], amount: float | Mapping[str, float]) -> dic
     """The share or number of questions that each data source gives. Raises UserError."""
     if not isinstance(amount, Mapping):
         return dict(dict.fromkeys(sizes, amount) if amount < 1 else proportional(sizes, round(amount)))
-    if unknown := [name for name in amount if name not in sizes]:
-        known = ", ".join(sorted(sizes))
+    check_sources(amount, sizes, "--val")
+    return {name: amount.get(name, 0.0) for name in sizes}
+
+
+def check_sources(amounts: Iterable[str], sizes: Iterable[str], option: str) -> None:
+    """Raises UserError for a data source of the `option` that the questions, of the sources `sizes`, lack."""
+    if unknown := [name for name in amounts if name not in sizes]:
         raise UserError(
-            f"--val {unknown[0]}=…: no training question has this data source; there are {known}"
+            f"{option} {unknown[0]}=…: no question has this data source; there are {', '.join(sorted(sizes))}"
             f"{nearest(unknown[0], list(sizes))}"
         )
-    return {name: amount.get(name, 0.0) for name in sizes}
 
 
 def _amount(amount: float | Mapping[str, float]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from srl.config import Config
 from srl.data.parquet import read_questions
-from srl.data.splits import proportional
+from srl.data.splits import check_sources, proportional
 from srl.errors import UserError
 from srl.progress import counted
 from srl.protocol import WITHOUT_SEARCH, Template, read_examples, template
@@ -45,14 +45,16 @@ def load_questions(
     config: Config,
     codec: Codec,
     note: Note,
-    limit: int | None = None,
+    limit: int | Mapping[str, int] | None = None,
     read: Sequence[Question] | None = None,
 ) -> list[Question]:
     """The questions of `files`, or a sample of `limit` of them: the same each time, and of every data source
-    in proportion. `read` are the questions where the caller has read the files.
+    in proportion, or as many as `limit` has for it by name. `read` are the questions where the caller has
+    read the files.
 
     A question without a prompt of its own gets that of the template. Raises UserError for an id that occurs
-    twice, and for a prompt longer than `data.max_prompt_length` unless `data.filter_overlong_prompts`.
+    twice, for a data source in `limit` that no question has, and for a prompt longer than
+    `data.max_prompt_length` unless `data.filter_overlong_prompts`.
     """
     as_written = config.data.template is None and config.rollout.search
     prompting = choose_template(config)
@@ -70,18 +72,25 @@ def load_questions(
         if question.id in seen:
             raise UserError(f"question id {question.id!r} is in {', '.join(files or ())} twice")
         seen.add(question.id)
-    if limit is not None and limit < len(questions):
+    if limit is not None:
         questions = stratified(questions, limit)
     return _without_overlong(questions, config, codec, note)
 
 
-def stratified(questions: Sequence[Question], size: int) -> list[Question]:
-    """A sample of `size` of the questions, in their order: the same each time, and in proportion to the
-    data sources. What is drawn of a source depends on its own questions and its share only."""
+def stratified(questions: Sequence[Question], size: int | Mapping[str, int]) -> list[Question]:
+    """A sample of at most `size` of the questions, in their order: the same each time, and in proportion to
+    the data sources, or so many of each source by name; one that is not named gives none. What is drawn of a
+    source depends on its own questions and its share only. Raises UserError for a name that no question has.
+    """
     strata: dict[str, list[int]] = defaultdict(list)
     for position, question in enumerate(questions):
         strata[question.data_source].append(position)
-    shares = proportional({source: len(positions) for source, positions in strata.items()}, size)
+    sizes = {source: len(positions) for source, positions in strata.items()}
+    if isinstance(size, Mapping):
+        check_sources(size, sizes, "--limit")
+        shares = {source: min(size.get(source, 0), count) for source, count in sizes.items()}
+    else:
+        shares = proportional(sizes, min(size, len(questions)))
     drawn = [
         position
         for source, positions in strata.items()

@@ -181,7 +181,7 @@ def write_accepted_episodes(
     *,
     acceptance: Acceptance = Acceptance(),
     attempts: int = 1,
-    limit: int | None = None,
+    limit: int | Mapping[str, int] | None = None,
     note: Note = lambda text: None,
 ) -> Written:
     """Ask each question until it has its demonstrations, `attempts` times at most, and write them.

@@ -114,7 +114,7 @@ def write_fact_demonstrations(
     *,
     recovery: float = RECOVERY,
     brief: bool = False,
-    limit: int | None = None,
+    limit: int | Mapping[str, int] | None = None,
     note: Note = lambda text: None,
 ) -> FactsWritten:
     """Write a demonstration of each question whose supporting facts can be followed; one a question.
