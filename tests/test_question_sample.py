@@ -6,10 +6,12 @@ import random
 from collections import Counter
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srl.data.splits import proportional
+from srl.data.splits import parse_limit, proportional
+from srl.errors import UserError
 from srl.train.questions import stratified
 from srl.trajectory import Question
 
@@ -56,3 +58,30 @@ def test_the_largest_remainders_are_rounded_up():
     """Hamilton's method by hand: 5.12, 2.56 and 2.32 of ten."""
     assert proportional({"a": 64, "b": 32, "c": 29}, 10) == {"a": 5, "b": 3, "c": 2}
     assert proportional({"b": 1, "a": 1}, 1) == {"b": 0, "a": 1}, "equal remainders by name"
+
+
+def test_a_limit_by_source_draws_so_many_of_each_and_none_of_the_others():
+    asked = questions(["nq"] * 20 + ["hotpotqa"] * 30 + ["2wiki"] * 5)
+    drawn = stratified(asked, {"hotpotqa": 8, "2wiki": 9})
+    assert Counter(item.data_source for item in drawn) == {"hotpotqa": 8, "2wiki": 5}
+    assert [item for item in asked if item in drawn] == drawn == stratified(asked, {"2wiki": 9, "hotpotqa": 8})
+    with pytest.raises(UserError, match=r"--limit squad=…: no question has this data source; there are 2wiki,"):
+        stratified(asked, {"squad": 1})
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"), [([], None), (["7"], 7), (["nq=60", "squad=2"], {"nq": 60, "squad": 2})]
+)
+def test_a_limit_is_a_number_or_one_for_each_source(texts, found):
+    assert parse_limit(texts) == found
+
+
+@pytest.mark.parametrize("texts", [["0"], ["0.5"], ["2.5"], ["nq=0"], ["nq=3", "squad=.1"]])
+def test_a_limit_that_is_no_number_of_questions_is_refused(texts):
+    with pytest.raises(UserError, match=rf"--limit {' '.join(texts)}: expected whole numbers of questions"):
+        parse_limit(texts)
+
+
+def test_a_limit_that_cannot_be_read_names_the_option():
+    with pytest.raises(UserError, match="--limit x: expected"):
+        parse_limit(["x"])

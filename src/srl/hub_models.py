@@ -1,4 +1,4 @@
-"""Names of models on the Hugging Face hub, and where its cache on this machine keeps them. No network."""
+"""Names of models on the Hugging Face hub, and where its cache on this machine keeps them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from srl.errors import UserError
+
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHTS = ("model.safetensors.index.json", "model.safetensors")
 
 
@@ -68,6 +71,35 @@ def cached(text: str) -> str:
     name = HubName.parse(text)
     found = name.snapshot() if name is not None and name.is_pinned else None
     return text if found is None else str(found)
+
+
+def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:
+    """The directory `model`, or the hub's model of this name in the hub's cache, downloaded if necessary.
+
+    Only safetensors, configuration and tokenizer are downloaded, and code if it is
+    trusted. Raises UserError, with the name of the `setting` that has the model.
+    """
+    name = HubName.parse(model)
+    if name is None:
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    kinds = [*_FILES, "*.py"] if trust_remote_code else _FILES
+    try:
+        found = snapshot_download(
+            name.repository,
+            revision=name.revision,
+            allow_patterns=[*kinds],
+            ignore_patterns=["onnx/*", "openvino/*"],
+        )
+    except (OSError, ValueError) as error:
+        why = next(iter(str(error).splitlines()), "") or type(error).__name__
+        then = f", and --set {setting}=DIRECTORY" if setting else ""
+        raise UserError(
+            f"no directory {model}, and the hub's model could not be downloaded ({why}); "
+            f"type: hf download {name.repository} --local-dir DIRECTORY{then}"
+        ) from error
+    return Path(found)
 
 
 def has_weights(snapshot: Path) -> bool:

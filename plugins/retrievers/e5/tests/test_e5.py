@@ -249,13 +249,13 @@ def test_a_name_that_the_hub_cannot_give_is_one_line(tmp_path, monkeypatch):
 def test_a_name_on_the_hub_is_fetched_without_formats_that_run_code(encoder, monkeypatch):
     asked: list[tuple[str, list[str]]] = []
 
-    def fetched(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def fetched(name: str, allow_patterns: list[str], **_: object) -> str:
         asked.append((name, allow_patterns))
         return str(encoder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
     assert model_directory("intfloat/e5-base-v2") == encoder
-    assert asked == [("intfloat/e5-base-v2", ["*.safetensors", "*.json", "*.txt", "*.model"])]
+    assert asked == [("intfloat/e5-base-v2", ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"])]
 
 
 def without_weights(directory: Path) -> None:

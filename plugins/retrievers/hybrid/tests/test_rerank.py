@@ -333,7 +333,7 @@ def test_options_that_make_no_sense_are_refused(options, tmp_path, change, messa
 def test_a_name_is_fetched_from_the_hub_without_code_or_pickles(model, monkeypatch):
     asked: list[tuple[str, list[str]]] = []
 
-    def fetch(name: str, allow_patterns: list[str]) -> str:
+    def fetch(name: str, allow_patterns: list[str], **_: object) -> str:
         asked.append((name, allow_patterns))
         return str(model)
 

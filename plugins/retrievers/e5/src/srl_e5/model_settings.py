@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
+from srl.hub_models import local_copy
 from srl.model import check_directory, model_digest
 from srl_e5.options import Options
 
@@ -53,7 +54,6 @@ _IGNORED_KEYS = {
     "use_cache",
 }
 """Keys of config.json that differ between copies of the same model, and are not part of the digest."""
-_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +72,9 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
     Only safetensors, configuration and tokenizer are downloaded, and code if it is trusted. Raises
     UserError.
     """
-    directory = Path(model)
-    if not directory.exists() and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", model):
-        directory = _from_hub(model, [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])])
+    directory = local_copy(model, trust_remote_code, "retriever.e5.model")
     check_directory(directory, trust_remote_code, "retriever.e5.trust_remote_code=true", also="")
     return directory
-
-
-def _from_hub(model: str, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(model, allow_patterns=patterns, ignore_patterns=["onnx/*", "openvino/*"])
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"no directory {model}, and the hub's model could not be downloaded ({_line(error)}); "
-            f"type: hf download {model} --local-dir DIR, and --set retriever.e5.model=DIR"
-        ) from error
 
 
 def resolve(directory: Path, options: Options) -> Settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
@@ -12,12 +11,11 @@ import numpy as np
 import torch
 
 from srl.errors import UserError
+from srl.hub_models import local_copy
 from srl.model import DTYPES, check_directory, error_line, model_digest, pick_device, quietly
 
 _WINDOW = 64
 """Batches tokenized at a time."""
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_FILES = ["*.safetensors", "*.json", "*.txt", "*.model"]
 
 
 class CrossEncoder:
@@ -94,19 +92,7 @@ def model_directory(model: str, trust_remote_code: bool = False) -> Path:
     Only safetensors, configuration and tokenizer are downloaded, and code if it is trusted. Raises
     UserError.
     """
-    directory = Path(model)
-    if not directory.exists() and _HUB_NAME.fullmatch(model):
-        from huggingface_hub import snapshot_download
-
-        try:
-            patterns = [*_FILES, "*.py"] if trust_remote_code else _FILES
-            directory = Path(snapshot_download(model, allow_patterns=patterns))
-        except (OSError, ValueError) as error:
-            why = error_line(error)
-            raise UserError(
-                f"no directory {model}, and the hub's model could not be downloaded ({why}); "
-                f"type: hf download {model} --local-dir DIRECTORY"
-            ) from error
+    directory = local_copy(model, trust_remote_code)
     check_directory(directory, trust_remote_code, "trust_remote_code=true", also="")
     return directory
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from srl.errors import UserError
-from srl.hub_models import HubName
+from srl.hub_models import local_copy
 from srl.model import (
     check_directory,
     error_line,
@@ -26,7 +26,6 @@ from srl.trajectory import Score, Trajectory
 
 LONGEST = 4096
 """The tokens that are read by default of a model that takes more."""
-_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 _CLASSIFIER = "ForSequenceClassification"
 _ALSO = "; with --backend verl rewards run in processes without a GPU: set reward.rm.device=cpu"
 Encoded = dict[str, list[int]]
@@ -71,7 +70,9 @@ class ModelReward:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.directory = model_directory(options.model, options.trust_remote_code)
+        trusted = options.trust_remote_code
+        self.directory = local_copy(options.model, trusted, "reward.rm.model")
+        check_directory(self.directory, trusted, "reward.rm.trust_remote_code=true", also="")
         self._config = _classifier_config(self.directory, options.trust_remote_code)
         self._tokenizer: Any = load_tokenizer(self.directory, options.trust_remote_code)[0]
         try:
@@ -207,29 +208,6 @@ class ModelReward:
             raise UserError(
                 f"the chat template of {where} does not take turns of user and assistant: {error_line(error)}"
             ) from error
-
-
-def model_directory(model: str, trust_remote_code: bool = False) -> Path:
-    """The directory `model`, or the local copy of the hub's model of this name, downloaded if necessary.
-
-    Only safetensors, configuration and tokenizer are downloaded, and code if it is trusted. Raises UserError.
-    """
-    directory, name = Path(model), HubName.parse(model)
-    if name is not None:
-        from huggingface_hub import snapshot_download
-
-        patterns = [*_FILES, "*.py"] if trust_remote_code else _FILES
-        try:
-            directory = Path(
-                snapshot_download(name.repository, revision=name.revision, allow_patterns=patterns)
-            )
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"reward.rm.model: no directory {model}, and the hub's model could not be downloaded "
-                f"({error_line(error)}); type: hf download {name.repository} --local-dir DIR"
-            ) from error
-    check_directory(directory, trust_remote_code, "reward.rm.trust_remote_code=true", also="")
-    return directory
 
 
 def _classifier_config(directory: Path, trust_remote_code: bool) -> Any:
