@@ -28,14 +28,16 @@ SOURCES = (
 VALIDATION = {"squad": 60, "hotpotqa": 50, "2wikimultihopqa": 50}
 """Questions held out of each source; in proportion nine in ten would be of one hop."""
 SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.22, "musique": 0.03}
-"""Half of the demonstrations and of the questions of reinforcement learning are of one hop, though nine in
-ten of all are."""
+"""Half of the demonstrations that a batch draws are of one hop."""
+ASKED = {"squad": 0.35, "hotpotqa": 0.3, "2wikimultihopqa": 0.3, "musique": 0.05}
+"""The shares of questions of reinforcement learning: most are of several hops, though nine in ten of all are
+of one."""
 DEMONSTRATED = {"squad": 320, "hotpotqa": 160, "2wikimultihopqa": 120, "musique": 20}
 """Training questions of each source that demonstrations are made for: few, since questions with an answer are
 cheap and episodes are not. Reinforcement learning has all questions."""
-MIX = tuple(f"data.mix.{name}={share}" for name, share in SHARES.items())
-ROUNDS, ROUND, SAMPLES = 3, 160, 8
-"""Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 60 × 8 × 8."""
+MIX = tuple(f"data.mix.{name}={share}" for name, share in ASKED.items())
+ROUNDS, ROUND, SAMPLES = 2, 160, 8
+"""Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 40 × 8 × 8."""
 FIRST_STEPS = 5
 """Steps after which it is known how many tokens a step of fine-tuning has."""
 
