@@ -64,8 +64,12 @@ def test_a_limit_by_source_draws_so_many_of_each_and_none_of_the_others():
     asked = questions(["nq"] * 20 + ["hotpotqa"] * 30 + ["2wiki"] * 5)
     drawn = stratified(asked, {"hotpotqa": 8, "2wiki": 9})
     assert Counter(item.data_source for item in drawn) == {"hotpotqa": 8, "2wiki": 5}
-    assert [item for item in asked if item in drawn] == drawn == stratified(asked, {"2wiki": 9, "hotpotqa": 8})
-    with pytest.raises(UserError, match=r"--limit squad=…: no question has this data source; there are 2wiki,"):
+    assert (
+        [item for item in asked if item in drawn] == drawn == stratified(asked, {"2wiki": 9, "hotpotqa": 8})
+    )
+    with pytest.raises(
+        UserError, match=r"--limit squad=…: no question has this data source; there are 2wiki,"
+    ):
         stratified(asked, {"squad": 1})
 
 

@@ -216,14 +216,21 @@ def why_not_written(error: BaseException, place: Path | None = None) -> str | No
     """The limit of the machine that ended a write at `place`, and what to do; None for other errors."""
     if _is_too_large(error, place):
         return "a file exceeds the file-size limit; raise it (ulimit -f)"
-    full = is_disk_full(error) or is_disk_full(error.__cause__)
+    full = any(is_disk_full(each) for each in _and_what_led_to_it(error))
     return "the disk is full; free some space" if full or (place and not _has_room(place.parent)) else None
+
+
+def _and_what_led_to_it(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those behind it: PyTorch raises its own while the one of the file is handled."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _is_too_large(error: BaseException, place: Path | None) -> bool:
     """Whether a file reached the size limit; libraries do not always report why a write failed."""
     too_large = os.strerror(errno.EFBIG)
-    if any(too_large in str(each) for each in (error, error.__cause__)):
+    if any(too_large in str(each) for each in _and_what_led_to_it(error)):
         return True
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if place is None or limit == resource.RLIM_INFINITY:

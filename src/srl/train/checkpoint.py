@@ -81,17 +81,23 @@ def save_checkpoint(
         trainer.mkdir()
         write_json(trainer / _STATE, {"format": 1, **asdict(progress)})
         for name, optimiser in optimisers.items():
-            torch.save(optimiser.state_dict(), trainer / f"{name}-optimiser.pt")
+            _save(optimiser.state_dict(), trainer / f"{name}-optimiser.pt")
         if has_lora(learner.actor):  # else its weights are the model's
-            torch.save(_trained(learner.actor), trainer / "actor.pt")
+            _save(_trained(learner.actor), trainer / "actor.pt")
         if learner.critic is not None:
-            torch.save(_trained(learner.critic), trainer / "critic.pt")
+            _save(_trained(learner.critic), trainer / "critic.pt")
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
     for old in superseded_checkpoints(run, keep, val_em=progress.val_em if keep_best else None):
         old.rename(old.with_name(f".{old.name}.dropped"))
     for dropped in path.parent.glob(".step-*.dropped"):
         shutil.rmtree(dropped)
     return path
+
+
+def _save(tensors: object, path: Path) -> None:
+    """`torch.save` through a file of Python: given a path, it does not say that the disk is full."""
+    with path.open("wb") as file:
+        torch.save(tensors, file)
 
 
 def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
