@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
+from srl.train import disk_space
 from srl.train.checkpoint import save_checkpoint
 from srl.train.dry_run.facts import kept_checkpoints
 from srl.train.dry_run.memory import Layout, cache_bytes, checkpoint_bytes, footprint, gib
@@ -316,6 +318,8 @@ def test_a_checkpoint_takes_no_more_than_is_estimated(tmp_path, saved, networks,
     files = [file for file in path.rglob("*") if file.suffix in (".pt", ".safetensors")]
     written = sum(file.stat().st_size for file in files)
     assert checkpoint_bytes(shape, CPU) == pytest.approx(written, rel=0.02, abs=100_000)
+    of_networks = disk_space.checkpoint_bytes(learner.actor, learner.critic)
+    assert of_networks == pytest.approx(written, rel=0.02, abs=100_000)
 
 
 def test_reference_is_held_only_where_there_is_a_kl_and_no_adapter(saved):
@@ -597,3 +601,15 @@ def test_an_offloaded_reference_is_on_a_gpu_for_its_pass_only(saved):
 def test_disk_of_the_checkpoints_counts_the_best_and_the_one_being_written(sets, said):
     trainer = Trainer(**{"total_training_steps": 300, "save_freq": 50, "test_freq": 50, **sets})
     assert kept_checkpoints(trainer, 2**30) == f"1.00 GiB each, {said}"
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_a_warning(saved, monkeypatch, tmp_path):
+    monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "not" / "there"))
+    config = configured(saved["qwen2"], algorithm__name="grpo", trainer__max_ckpt_to_keep=2)
+    size = checkpoint_bytes(shape_of(config, saved["qwen2"], needs_critic=False), CPU)
+    most = disk_space.most_checkpoints(config.trainer, config.trainer.total_training_steps)
+    for missing, warned in ((0, []), (1, [True])):
+        disk = SimpleNamespace(free=most * size - missing)
+        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder, disk=disk: disk)
+        said = [text for text in plan_local(config).warnings if "checkpoints" in text]
+        assert ["free some space, or set trainer.max_ckpt_to_keep=1" in text for text in said] == warned

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.cli_mistakes import Shell, lines, place, shell, train
 
 from srl import files
 from srl.store import reading
+from srl.train import disk_space
 from srl.train.resume import resume_command
 
 __all__ = ["place", "shell"]
@@ -112,6 +114,18 @@ def test_a_limit_of_file_sizes_ends_a_run_in_one_line(shell: Shell, place: Path,
     assert (code, err.count("\n")) in [(2, 1), (0, 0)], err
     assert code == 0 or "was not written: a file exceeds the file-size limit" in err
     assert code == 0 or err.count("train --resume") == any(shell.folder.glob("*/runs/*/log"))
+
+
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_a_run_whose_checkpoints_will_not_fit_says_so_when_it_starts(
+    shell: Shell, place: Path, monkeypatch, algo: str
+) -> None:
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    command = [part for part in train(place, "--steps", "1", "--algo", algo) if part != "-q"]
+    code, _, err = shell.typed(*command)
+    assert code == 0
+    assert "warning: the checkpoints take up to " in err
+    assert "/runs has 0.0 MiB free; free some space" in err
 
 
 def train_steps(workspace: Path) -> list[int]:

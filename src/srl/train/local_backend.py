@@ -26,6 +26,7 @@ from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.compile_updates import compile_updates, tokens_of_updates
+from srl.train.disk_space import checkpoint_bytes, lack_of_room
 from srl.train.dynamic_sampling import GroupChoice, metric_value
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
@@ -388,7 +389,13 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             "ids; set rollout.engine=torch"
         )
     tokens = tokens_of_updates(config, algo)
+
+    def warn_of_disk(size: int) -> None:
+        if lack := lack_of_room(config, algo, workspace.runs, size):
+            terminal.note(f"warning: {lack}")
+
     if algo in (SFT, RFT):
+        warn_of_disk(checkpoint_bytes(policy.model))
         compile_updates(config, [trunk(policy.model)], tokens, workspace, terminal.note)
     if algo == RFT:
         return LocalRun(config, terminal, environment, engine, rft_loop(config, policy), where)
@@ -397,6 +404,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
         loop = sft_loop(config, policy, environment, file, terminal.note)
         return LocalRun(config, terminal, environment, engine, loop, where)
     learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
+    warn_of_disk(checkpoint_bytes(learner.actor, learner.critic))
     compile_updates(config, learner.trunks, tokens, workspace, terminal.note)
     optimisers = load_optimisers(config, learner)
     reference = reference_digest(config, learner.reference)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from srl.config import Config
 from srl.config.sections import Trainer
 from srl.hub_models import HubName, hub_name
+from srl.train.disk_space import most_checkpoints
 from srl.train.dry_run.memory import Layout, checkpoint_bytes, gib, millions
 from srl.train.dry_run.model_size import Shape
 from srl.train.learning_rate import updates_in_words
@@ -56,11 +56,9 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
 def kept_checkpoints(trainer: Trainer, size: int) -> str:
     """Which checkpoints of `size` bytes stay, and the disk that they take at most: an old one goes when the
     new one is written."""
-    steps = trainer.total_training_steps
-    saved = math.ceil(steps / trainer.save_freq) if trainer.save_freq else 1
     newest, best = trainer.max_ckpt_to_keep, trainer.keep_best_ckpt and trainer.test_freq > 0
-    most = min(saved, newest + best + 1) if newest else saved
-    kept = f"the last {newest}{' and the best' if best else ''}" if newest else f"all {saved}"
+    most = most_checkpoints(trainer, trainer.total_training_steps)
+    kept = f"the last {newest}{' and the best' if best else ''}" if newest else f"all {most}"
     return f"{gib(size)} each, {kept} kept: up to {gib(most * size)}"
 
 

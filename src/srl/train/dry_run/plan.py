@@ -18,12 +18,14 @@ import torch
 from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin, context_errors, local_errors
 from srl.model import pick_device, pick_dtype
+from srl.train.disk_space import lack_of_room
 from srl.train.dry_run.facts import machine_facts, run_facts
 from srl.train.dry_run.memory import (
     Footprint,
     GenerationMemory,
     Layout,
     Part,
+    checkpoint_bytes,
     footprint,
     generation,
     machine_memory,
@@ -178,11 +180,14 @@ def _plan(
 ) -> RunPlan:  # fmt: skip
     """What both backends plan. `counted` is `config` in the precision of the passes."""
     path, memory = config.model.path or BASE_MODEL, footprint(shape, counted, layout)
+    size = checkpoint_bytes(shape, layout)
+    lack = lack_of_room(config, config.algorithm.name, Workspace.resolve().runs, size)
     said = [
         *context_errors(config, shape.context),
         *startup_errors(config),
         *warnings,
         *memory_warnings(counted, shape, path, device, layout, phases),
+        *([lack] if lack else ()),
     ]
     facts = run_facts(config, shape, path, layout)
     return RunPlan(facts, shape, device, memory, memory.rollout, memory.update, tuple(dict.fromkeys(said)))
