@@ -11,11 +11,10 @@ import torch
 
 from srl.config import Config
 from srl.config.sections import Trainer
-from srl.train.dry_run.memory import gib
+from srl.train.dry_run.memory import Layout, gib
 from srl.train.run_directory import SFT
 
-MOMENTS, MASTER = 8, 4
-"""Bytes of AdamW's two moments in float32, and of the float32 copy of a weight in less."""
+LOCAL = Layout("local")
 
 
 def lack_of_room(config: Config, algo: str, folder: Path, size: int) -> str | None:
@@ -45,9 +44,7 @@ def checkpoint_bytes(actor: torch.nn.Module, critic: torch.nn.Module | None = No
     That is AdamW's state, and what is trained of a critic; an adapter is also there merged into the model.
     """
     trained = [*_trained(actor), *(_trained(critic) if critic else ())]
-    state = sum(
-        weight.numel() * (MOMENTS + (MASTER if weight.element_size() < MASTER else 0)) for weight in trained
-    )
+    state = sum(weight.numel() * LOCAL.state_bytes(weight.element_size())[2] for weight in trained)
     model, adapted = list(actor.parameters()), _trained(actor)
     again = _bytes(adapted) if len(adapted) < len(model) else 0
     return _bytes(model) + again + (_bytes(_trained(critic)) if critic else 0) + state
