@@ -12,17 +12,17 @@ demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
 
 test: .venv/.ready-dev
-	timeout 900 $(BIN)/python -m pytest -q -m "not slow" --durations=20
+	timeout 2400 $(BIN)/python -m pytest -q -m "not slow" --durations=20
 
 test-slow: .venv/.ready-oracles
-	timeout 1800 $(BIN)/python -m pytest -q -m slow --durations=20
+	timeout 3600 $(BIN)/python -m pytest -q -m slow --durations=20
 
 # Needs chromium: on Debian, apt-get install chromium.
 test-browser: .venv/.ready-browser
-	SRL_BROWSER=1 timeout 300 $(BIN)/python -m pytest -q --durations=5 tests/test_web_browser.py
+	SRL_BROWSER=1 timeout 900 $(BIN)/python -m pytest -q --durations=5 tests/test_web_browser.py
 
 test-vllm: .venv-vllm/.ready
-	CI=true SRL_CI_VLLM=1 timeout 1800 .venv-vllm/bin/python -m pytest -q -m slow --durations=20 \
+	CI=true SRL_CI_VLLM=1 timeout 3600 .venv-vllm/bin/python -m pytest -q -m slow --durations=20 \
 		tests/test_vllm_engine.py tests/test_vllm_server.py tests/test_verl_vllm.py
 
 lint: .venv/.ready-dev

@@ -9,7 +9,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,16 +58,16 @@ class FakeServer:
         started = threading.Event()
         thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
         thread.start()
-        assert started.wait(30)
+        assert started.wait(60)
         try:
             yield f"http://127.0.0.1:{self.port}/v1"
         finally:
             self.kill()
-            thread.join(30)
+            thread.join(60)
 
     def kill(self) -> None:
         """Close every connection in the middle of its answer, and accept no more."""
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # its loop has ended: it is dead already
             self._loop.call_soon_threadsafe(self._die)
 
     def kill_after(self, requests: int) -> None:

@@ -146,7 +146,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
                 data = data[sent:]
                 hub.stalled.set()
-                hub.goes_on.wait(60)
+                hub.goes_on.wait(240)
             try:
                 self.wfile.write(data)
             except OSError:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from random import randrange
 from typing import Any
 
 import uvicorn
 
 from srl.serve.server.connections import BoundedConnection, bind, url_of, uvicorn_config
+
+
+def free_port() -> int:
+    """A port for a process that listens on it later: not one that the system gives to connections."""
+    while True:
+        port = randrange(20_000, 29_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager
@@ -24,4 +34,4 @@ def running(app: Any, http: type[BoundedConnection] | None = None, port: int = 0
             yield url_of(listener)
         finally:
             server.should_exit = True
-            thread.join(15)
+            thread.join(60)

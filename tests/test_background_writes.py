@@ -28,7 +28,7 @@ class Log:
 
     def write(self, step, phase, records, metrics):
         self.begun[step].set()
-        assert self.may[step].wait(10)
+        assert self.may[step].wait(60)
         if step == self.wrong:
             raise OSError("the disk is full")
         self.written.append((step, phase, metrics))
@@ -42,7 +42,7 @@ def test_training_goes_on_while_a_step_is_written_and_its_numbers_are_kept():
     log, metrics = Log(), {"em": 0.5}
     run = runner(log)
     run.record(1, "train", [], metrics)
-    assert log.begun[1].wait(10)
+    assert log.begun[1].wait(60)
     metrics["em"] = 0.75
     assert log.written == []
     log.may[1].set()
@@ -60,10 +60,10 @@ def test_steps_are_written_in_order_and_one_waits_at_most():
 
     training = Thread(target=steps)
     training.start()
-    assert log.begun[1].wait(10)
+    assert log.begun[1].wait(60)
     assert not log.begun[2].is_set()
     log.may[1].set()
-    training.join(10)
+    training.join(60)
     run.wait_for_log()
     assert [step for step, *_ in log.written] == [1, 2, 3]
 

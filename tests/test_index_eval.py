@@ -228,7 +228,7 @@ def served(directory: str) -> Iterator[str]:
         thread.start()
         yield url_of(listener)
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_server_is_measured_as_its_index_is(here, capsys):

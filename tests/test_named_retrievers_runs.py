@@ -143,10 +143,9 @@ def test_retrievers_over_http_find_what_they_find_in_this_process(place, tmp_pat
 
 def test_a_retriever_that_does_not_answer_is_said_before_the_run_begins(place, tmp_path):
     with bind(port=0) as listener:
-        url = url_of(listener)
-    gone = ["search.retrievers.papers.index=null", f"search.retrievers.papers.url={url}"]
-    with pytest.raises(UserError, match="no search server answers"):
-        train(settings(place, *gone), tmp_path)
+        gone = ["search.retrievers.papers.index=null", f"search.retrievers.papers.url={url_of(listener)}"]
+        with pytest.raises(UserError, match="no search server answers"):
+            train(settings(place, *gone), tmp_path)
 
 
 @dataclass

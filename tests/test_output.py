@@ -231,6 +231,7 @@ def test_models_load_without_the_libraries_bars_on_a_terminal_too(monkeypatch):
     from srl.model import quietly
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(logging, "_tqdm_active", True)  # whatever another test's library has set
     with quietly():
         assert not logging.is_progress_bar_enabled()
     assert logging.is_progress_bar_enabled()

@@ -107,7 +107,7 @@ class Gated(Plain):
         self.batches.append([item.answer for item in trajectories])
         self.threads.add(threading.get_ident())
         self.started.set()
-        assert self.gate.wait(10), "the event loop stood still while a reward worked"
+        assert self.gate.wait(60), "the event loop stood still while a reward worked"
         self.working -= 1
         return super().score(trajectories)
 

@@ -26,17 +26,18 @@ def test_the_server_with_fewer_requests_on_their_way_is_asked():
     hosts: list[str] = []
 
     async def one_hangs() -> None:
-        gate = asyncio.Event()
+        arrived, gate = asyncio.Event(), asyncio.Event()
 
         async def serve(request: httpx.Request) -> httpx.Response:
             hosts.append(request.url.host)
             if request.url.host == "one":
+                arrived.set()
                 await gate.wait()
             return Site(one=200, two=200)(request)
 
         search = client(serve)
         stuck = asyncio.create_task(search.search("stuck"))
-        await asyncio.sleep(0.001)
+        await arrived.wait()
         for query in "abc":
             await search.search(query)
         gate.set()

@@ -41,7 +41,7 @@ def running(index: Index | Mapping[str, Index], token: str = "") -> Iterator[str
         thread.start()
         yield url_of(listener)
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 def test_in_process_and_over_http_find_the_same(index):

@@ -51,7 +51,7 @@ def test_it_serves_until_a_signal_and_ends_with_its_code(directory, sent, code):
             assert json.load(answer)["passages"] == 5
         assert main(["serve", "check", url, "--query", "red fox", "--query", "fox"]) == 0
         process.send_signal(sent)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == code
     assert "serving 5 passages by bm25" in err
     assert "Traceback" not in err

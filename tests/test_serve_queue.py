@@ -28,7 +28,7 @@ class Index:
     def outcomes(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
         self.batches.append((queries, k))
         self.busy.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         return [self._outcome(query) for query in queries]
 
     def _outcome(self, query: str) -> list[Hit] | Fault:
@@ -88,7 +88,7 @@ def test_a_query_that_is_being_searched_is_not_searched_again():
     async def late() -> list[Answered]:
         queue = SearchQueue(index)
         first = asyncio.create_task(queue.search(["a"], 3))
-        await asyncio.to_thread(index.busy.wait, 10)
+        await asyncio.to_thread(index.busy.wait, 60)
         second = asyncio.create_task(queue.search(["a", "b"], 3))
         await asyncio.sleep(0)
         index.gate.set()
@@ -142,7 +142,7 @@ def test_who_waits_too_long_is_told_and_leaves_the_line():
     async def impatient() -> tuple[Answered, BaseException, int]:
         queue = SearchQueue(index, timeout_s=0.01)
         searched = asyncio.create_task(queue.search(["a"], 3))
-        await asyncio.to_thread(index.busy.wait, 10)
+        await asyncio.to_thread(index.busy.wait, 60)
         (late,) = await asyncio.gather(queue.search(["b", "a"], 3), return_exceptions=True)
         waiting = queue.waiting
         index.gate.set()
@@ -163,7 +163,7 @@ def test_a_query_stays_in_line_while_somebody_else_waits_for_it():
     async def one_leaves() -> Answered:
         queue = SearchQueue(index)
         first = asyncio.create_task(queue.search(["a"], 3))
-        await asyncio.to_thread(index.busy.wait, 10)
+        await asyncio.to_thread(index.busy.wait, 60)
         leaving, staying = (asyncio.create_task(queue.search(["b"], 3)) for _ in range(2))
         await asyncio.sleep(0)
         leaving.cancel()
@@ -206,15 +206,26 @@ def test_the_seconds_of_a_batch_go_to_their_phase():
     assert batch.search_s >= 0
 
 
-def test_a_wait_for_company_gathers_what_comes_in_it():
+def test_a_wait_for_company_gathers_what_comes_in_it(monkeypatch):
     index = Index()
+    waits: list[tuple[float, Callable[[], object]]] = []
+
+    def call_later(seconds: float, call: Callable[..., object], *given: object) -> None:
+        waits.append((seconds, lambda: call(*given)))
 
     async def apart() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
         queue = SearchQueue(index, batch_wait_s=0.02)
-        first = asyncio.create_task(queue.search(["a"], 3))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        await asyncio.gather(first, queue.search(["b"], 3))
+        asked = []
+        for query in "ab":
+            asked.append(asyncio.create_task(queue.search([query], 3)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert index.batches == []
+        ((seconds, over),) = waits
+        assert seconds == 0.02
+        over()
+        await asyncio.gather(*asked)
 
     asyncio.run(apart())
     assert index.batches == [(["a", "b"], 3)]

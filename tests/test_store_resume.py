@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -274,10 +275,16 @@ def test_run_taken_up_again_keeps_its_start(tmp_path):
     assert started.year == 2025
 
 
-def at(monkeypatch, seconds: float) -> None:
-    """The manifest's clock stands so many seconds from now."""
-    moment = datetime.now(UTC) + timedelta(seconds=seconds)
-    monkeypatch.setattr(manifests, "now", lambda: moment.isoformat(timespec="seconds"))
+@pytest.fixture
+def at(monkeypatch) -> Callable[[float], None]:
+    """The manifest's clock stands so many seconds after the test began."""
+    began = datetime.now(UTC)
+
+    def stand(seconds: float) -> None:
+        moment = began + timedelta(seconds=seconds)
+        monkeypatch.setattr(manifests, "now", lambda: moment.isoformat(timespec="seconds"))
+
+    return stand
 
 
 def worked(run: Path) -> float:
@@ -286,25 +293,25 @@ def worked(run: Path) -> float:
     return seconds
 
 
-def test_time_that_a_run_lay_still_is_not_time_that_it_worked(tmp_path, monkeypatch):
-    at(monkeypatch, 0)
+def test_time_that_a_run_lay_still_is_not_time_that_it_worked(tmp_path, at):
+    at(0)
     log = new_log(tmp_path)
-    at(monkeypatch, 10)
+    at(10)
     log.close("interrupted")
-    at(monkeypatch, 1800)
+    at(1800)
     log = new_log(tmp_path)
-    at(monkeypatch, 1805)
+    at(1805)
     log.finish()
-    assert worked(tmp_path) == pytest.approx(15, abs=2)
+    assert worked(tmp_path) == 15
 
 
-def test_a_killed_run_worked_until_its_last_step(tmp_path, monkeypatch):
-    at(monkeypatch, -100)
+def test_a_killed_run_worked_until_its_last_step(tmp_path, at):
+    at(-100)
     write_step(new_log(tmp_path), 1)
-    at(monkeypatch, 3600)
+    at(3600)
     log = new_log(tmp_path)
     log.drop_steps_after(0)
-    at(monkeypatch, 3605)
+    at(3605)
     log.finish()
     assert 100 <= worked(tmp_path) < 3600
 

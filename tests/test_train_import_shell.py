@@ -79,7 +79,7 @@ def test_words_are_those_of_a_shell(name, tmp_path):
     functions = 'X() { for word in "$@"; do printf "%s\\0" "$word"; done >&9; }; Y() { :; }; Z() { :; }\n'
     script = f"exec 9>&1 >/dev/null\n{functions}{text}\n"
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=20, check=False, cwd=tmp_path
+        ["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
     )
     expected = done.stdout.split("\0")[:-1]
     assert words(text.replace("X ", f"{COMMAND} ").replace("X\t", f"{COMMAND}\t")) == expected

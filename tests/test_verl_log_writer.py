@@ -188,7 +188,7 @@ def test_steps_are_written_behind_in_their_order(log, monkeypatch):
     write, gate, written = srl.store.LogWriter.write, threading.Event(), []
 
     def slow(self, step, *rest):
-        assert gate.wait(30)
+        assert gate.wait(60)
         write(self, step, *rest)
         written.append(step)
 
@@ -207,7 +207,7 @@ def test_no_step_is_written_after_one_that_could_not_be(log, monkeypatch):
     write, gate = srl.store.LogWriter.write, threading.Event()
 
     def first_fails(self, step, *rest):
-        assert gate.wait(30)
+        assert gate.wait(60)
         if step == 1:
             raise UserError("the disk is full")
         write(self, step, *rest)

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.live_server import free_port
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import config
-from tests.verl_rows import free_port
 
 from srl.config import save_config
 from srl.errors import UserError

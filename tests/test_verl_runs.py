@@ -26,7 +26,7 @@ from srl.store.records import read_records
 from srl.train.question_order import QuestionOrder
 from srl.train.run_directory import whole_verl_steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(1800)]
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 

@@ -9,12 +9,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from importlib import metadata
-from pathlib import Path
 
 import pytest
-from tests.verl_runs import kill, only_run, processes_of, said, srl
+from tests.verl_runs import kill, only_run, said, srl, wait_until_gone
 
 from srl import store
 from srl.config import load_config
@@ -176,14 +174,6 @@ def test_weight_of_a_packed_layer_is_gone_unless_it_is_kept(monkeypatch):
     layer.weight.copy_(torch.randn(48, 64))
     utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
     torch.testing.assert_close(layer.cpu_linear(row, layer.weight, None), row @ layer.weight.T)
-
-
-def wait_until_gone(run: Path) -> None:
-    """Until no process of the run is left: vLLM's own die after those of Ray, which started them."""
-    deadline = time.monotonic() + 60
-    while left := processes_of(run):
-        assert time.monotonic() < deadline, f"processes of the run are left: {left}"
-        time.sleep(0.2)
 
 
 @with_vllm

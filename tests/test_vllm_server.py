@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from threading import Thread
 import pytest
 from tests.engine_contract import MAX_MODEL_LEN, EngineContract, Subject
 from tests.fake_openai import MODEL
+from tests.live_server import free_port
 from tests.test_vllm_engine import with_vllm
 from tests.tiny_models import byte_level_tokenizer
 
@@ -46,9 +46,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def _start(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.process = subprocess.Popen(
             [
                 sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.directory),

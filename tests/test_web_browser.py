@@ -77,7 +77,7 @@ def tab(chromium, site):
         context = chromium.new_context(base_url=site[0], **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on(
             "console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None
         )
@@ -138,14 +138,14 @@ def test_listing_is_filtered_by_facets_and_by_typing(tab):
 def test_transcript_by_keys_hits_and_colours(tab, site):
     page = tab(f"/run/{PPO}/trajectory/{site[2][0]}?sort=step")
     page.locator("details.found summary").click()
-    assert page.get_by_text("Paul Klee was born").is_visible()
+    page.get_by_text("Paul Klee was born").wait_for()
     first = page.url
     page.keyboard.press("n")
     page.wait_for_url(lambda url: url != first)
     page.keyboard.press("p")
     page.wait_for_url(first)
     page.keyboard.press("?")
-    assert page.get_by_role("dialog").is_visible()
+    page.get_by_role("dialog").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("link", name="logprob").click()
     page.wait_for_url("**heat=logprob**")

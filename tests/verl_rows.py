@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.live_server import free_port
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 from tests.training import TOWNS, config, questions
 from torch import Tensor
@@ -230,12 +230,6 @@ def fields_of(
     }[network]  # fmt: skip
     columns = {name: response(tensor, fields) for name, tensor in names.items() if tensor is not None}
     return [{name: rows[number] for name, rows in columns.items()} for number in range(len(fields))]
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def run_workers(job: dict[str, Any], folder: Path, world: int) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from tests.training import write_setting
 from srl.config.keys import plain
 from srl.workspace import Workspace
 
-LIMIT_S = 400
+LIMIT_S = 800
 VARIABLE = "SRL_VERL_RUN"
 
 
@@ -86,7 +86,7 @@ def checkpointed(workspace: Path, step: int) -> bool:
 
 def kill(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGKILL)
-    process.wait(30)
+    process.wait(120)
 
 
 def processes_of(run: Path) -> list[int]:
@@ -102,7 +102,7 @@ def processes_of(run: Path) -> list[int]:
     return found
 
 
-def wait_until_gone(run: Path, within_s: float = 60) -> None:
+def wait_until_gone(run: Path, within_s: float = 240) -> None:
     """Until no process of the run is left: some die just after the one that started them."""
     deadline = time.monotonic() + within_s
     while left := processes_of(run):
