@@ -9,13 +9,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.rows import experience, gradients, trajectory
 from tests.tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from srl.model import add_lora, save_model
 from srl.update import logits, packing
-from srl.update.batch import collate, micro_batches
+from srl.update.batch import Batch, collate
 from srl.update.critic import Critic
 from srl.update.logprobs import token_stats
 
@@ -184,6 +186,12 @@ def test_the_critic_has_the_same_values_and_gradients_packed():
     same(learned(made), learned(other))
 
 
+def mask_of(lengths):
+    """The mask of rows of such lengths that share nothing."""
+    tokens = torch.arange(sum(lengths), dtype=torch.int32)
+    return packing.Layout(torch.tensor(lengths), tokens, tokens).as_mask()
+
+
 class Shapes(TorchDispatchMode):
     """The shapes of all tensors that operations return."""
 
@@ -220,15 +228,70 @@ def test_no_tensor_has_tokens_by_tokens_when_packed():
             assert mode.keys == {2}, "keys are not copied for every head"
 
 
-@pytest.mark.parametrize("budget", [1, 30, 45, 1000])
-def test_packed_micro_batches_count_real_tokens(budget):
-    lengths = torch.tensor([len(spec) for spec in SPECS])
-    groups = list(micro_batches(lengths, budget, packed=True))
-    assert sorted(torch.cat(groups).tolist()) == [0, 1, 2, 3]
-    totals = [int(lengths[group].sum()) for group in groups]
-    assert all(total <= budget or len(group) == 1 for total, group in zip(totals, groups, strict=True))
-    for group, following in pairwise(groups):
-        assert int(lengths[group].sum() + lengths[following[0]]) > budget, "no row fits before its own"
+def beginning_alike():
+    """Rows of two groups: the first three share 9, 9 and 6 tokens, two are the same, the last two share 3."""
+    ids = [[*range(3, 12), 40, 41], [*range(3, 12), 50], [*range(3, 9), 60, 61, 62], [*range(3, 12), 40, 41]]
+    ids += [[3, 4, 5, 6], [90, 91, 92, 93], [90, 91, 92, 7, 8]]
+    rows = [trajectory("ppp" + "a" * (len(row) - 3)) for row in ids]
+    batch = collate(rows)
+    for row, own in enumerate(ids):
+        batch.input_ids[row, : len(own)] = torch.tensor(own)
+    return batch
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_begin_alike_have_the_log_probs_and_gradients_of_rows_on_their_own(name):
+    model, batch = MODELS[name](), beginning_alike()
+    assert logits.packs(model)
+    found = learn(model, batch)
+    same(found, learn(padded(model), batch))
+    same(found, one_by_one(padded(model), batch))
+
+
+def test_shared_tokens_go_through_the_model_once():
+    model, batch, seen = tiny_model(), beginning_alike(), []
+    assert logits.packs(model)
+    logits.trunk(model).register_forward_pre_hook(
+        lambda module, args, options: seen.append(options["input_ids"].shape), with_kwargs=True
+    )
+    token_stats(model, batch, batch.response_mask)
+    tree = {tuple(row[: end + 1]) for row, length in rows_of(batch) for end in range(length)}
+    assert seen == [(1, len(tree))]
+    assert len(tree) < int(batch.lengths.sum())
+
+
+def rows_of(batch):
+    return list(zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True))
+
+
+ROWS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+@given(ROWS, st.integers(1, 30))
+def test_micro_batches_have_every_row_once_and_as_many_tokens_as_the_tree_of_their_rows(rows, budget):
+    lengths = [len(row) for row in rows]
+    ids = torch.tensor([row + [0] * (max(lengths) - len(row)) for row in rows])
+    real = (ids != 0).long()
+    batch = Batch(ids, real, *(real.float() for _ in range(3)))
+    groups = [group.tolist() for group in packing.rows_within(batch, budget)]
+    assert sorted(row for group in groups for row in group) == list(range(len(rows)))
+
+    def tokens(group):
+        return len({tuple(rows[row][: end + 1]) for row in group for end in range(len(rows[row]))})
+
+    def cost(group):
+        """Each token once, and a quarter of it in each further row."""
+        return tokens(group) + (sum(len(rows[row]) for row in group) - tokens(group)) / 4
+
+    for group, following in zip(groups, [*groups[1:], None], strict=True):
+        assert cost(group) <= budget or len(group) == 1
+        assert following is None or cost([*group, following[0]]) > budget, "no row fits before its own"
+        layout = packing.Layout.of(batch.rows(torch.tensor(group)))
+        assert len(layout.first) == tokens(group)
+        flat = [(row, end) for row in group for end in range(len(rows[row]))]
+        for place, (row, end) in zip(layout.places.tolist(), flat, strict=True):
+            other, at = flat[int(layout.first[place])]
+            assert rows[row][: end + 1] == rows[other][: at + 1], "a token before which the same tokens are"
 
 
 def test_the_kernel_for_gpus_is_asked_for_causal_attention_within_rows(monkeypatch):
@@ -255,15 +318,15 @@ def test_the_kernel_for_gpus_is_asked_for_causal_attention_within_rows(monkeypat
     monkeypatch.setattr(varlen, "varlen_attn", by_hand)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
-    starts = packing._row_starts(torch.tensor([3, 5, 1]))
+    starts = mask_of([3, 5, 1])
     expected, _ = packing.packed_attention(torch.nn.Module(), query, key, value, starts, scaling=0.3)
-    found = packing._varlen(query, key, value, starts[0, 0, 0], starts.shape[2], 0.3)
+    found = packing._varlen(query, key, value, starts[0, 0, 0, 1:], starts.shape[2], 0.3)
     torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("option", [{"sliding_window": 4}, {"softcap": 30.0}, {"s_aux": torch.zeros(2)}])
 def test_attention_with_more_to_it_is_refused(option):
     query = torch.randn(1, 2, 4, 8)
-    starts = packing._row_starts(torch.tensor([4]))
+    starts = mask_of([4])
     with pytest.raises(ValueError, match=next(iter(option))):
         packing.packed_attention(torch.nn.Module(), query, query, query, starts, **option)

@@ -35,8 +35,8 @@ from srl.train.learning_rate import sft_factor
 from srl.train.load_components import LoadedModel
 from srl.train.question_order import MixedOrder
 from srl.trajectory import Question, SearchTool, Trajectory
-from srl.update.batch import Batch, collate, micro_batches
-from srl.update.logits import packs
+from srl.update.batch import Batch, collate
+from srl.update.logits import micro_batches_of
 from srl.update.logprobs import token_stats
 from srl.update.losses import sft_loss
 from srl.update.optimiser import Optimiser
@@ -190,7 +190,7 @@ def accumulate(
     weights = token_weights(batch, observation_weight)
     denominator = weights.sum()
     total, own = 0.0, 0.0
-    for index in micro_batches(batch.lengths, max_tokens, packs(model)):
+    for index in micro_batches_of(model, batch, max_tokens):
         rows = batch.rows(index)
         trained = weights[index, : rows.input_ids.shape[1]]
         if not bool(trained.any()):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from srl.update.batch import Batch, micro_batches
+from srl.update.batch import Batch
 from srl.update.kl import kl_penalty
-from srl.update.logits import packs
+from srl.update.logits import micro_batches_of
 from srl.update.logprobs import TokenStats, token_stats
 from srl.update.losses import LossAggMode, LossMode, aggregate, count_for, policy_loss
 from srl.update.optimiser import Optimiser
@@ -144,7 +144,9 @@ def accumulate_actor(
     (read,) = rows_with_gradient(part, loss).nonzero(as_tuple=True)
     tokens = float(part.mask[read].sum())
     total: dict[str, float] = {}
-    for chosen in micro_batches(part.batch.lengths[read], max_tokens, packs(model)):
+    if not len(read):
+        return total
+    for chosen in micro_batches_of(model, part.batch.rows(read), max_tokens):
         index = read[chosen]
         rows = part.rows(index)
         put = None if seen is None else partial(seen.put, index)

@@ -62,20 +62,17 @@ def collate(trajectories: Sequence[Trajectory], pad_id: int = 0) -> Batch:
     )
 
 
-def micro_batches(lengths: Tensor, max_tokens: int, packed: bool = False) -> Iterator[Tensor]:
-    """Row indices in groups of at most `max_tokens` tokens; rows of similar length together.
+def micro_batches(lengths: Tensor, max_tokens: int) -> Iterator[Tensor]:
+    """Row indices in groups of at most `max_tokens` tokens with the padding; rows of similar length together.
 
-    Padding counts, unless the rows are `packed`. A row with more tokens than that is a group of its own. The
-    order depends on the lengths only.
+    A row with more tokens than that is a group of its own. The order depends on the lengths only.
     """
     group: list[int] = []
-    tokens, known = 0, lengths.tolist()
+    known = lengths.tolist()
     for row in sorted(range(len(known)), key=known.__getitem__, reverse=True):
-        grown = tokens + known[row] if packed else known[group[0] if group else row] * (len(group) + 1)
-        if group and grown > max_tokens:
+        if group and known[group[0]] * (len(group) + 1) > max_tokens:
             yield torch.tensor(group)
-            group, grown = [], known[row]
+            group = []
         group.append(row)
-        tokens = grown
     if group:
         yield torch.tensor(group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from srl.model import evaluating
 from srl.update import packing
-from srl.update.batch import Batch
+from srl.update.batch import Batch, micro_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,6 +87,13 @@ def _probe(model: PreTrainedModel) -> Batch:
 def packs(model: PreTrainedModel) -> bool:
     """Whether `logits_of` packs the rows of a batch, so that padding costs nothing."""
     return logits_of(model) is head_on_trunk and packing.packs(trunk(model))
+
+
+def micro_batches_of(model: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
+    """Row indices in groups of at most `max_tokens` tokens of a forward pass of `logits_of`."""
+    if logits_of(model) is head_on_trunk:
+        return packing.micro_batches_of(trunk(model), batch, max_tokens)
+    return micro_batches(batch.lengths, max_tokens)
 
 
 def states_before(model: nn.Module, batch: Batch, wanted: Tensor) -> Tensor:

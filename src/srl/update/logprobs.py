@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from srl.model import evaluating
-from srl.update.batch import Batch, micro_batches
-from srl.update.logits import Head, logits_of, packs
+from srl.update.batch import Batch
+from srl.update.logits import Head, logits_of, micro_batches_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -142,7 +142,7 @@ def batched_stats(
     """`token_stats` where `mask` (B, T) is 1, for a whole batch, in micro-batches, without gradients."""
     found = TokenStats(torch.zeros_like(mask), torch.zeros_like(mask))
     with evaluating(model):
-        for index in micro_batches(batch.lengths, max_tokens, packs(model)):
+        for index in micro_batches_of(model, batch, max_tokens):
             rows = batch.rows(index)
             width = rows.input_ids.shape[1]
             found.put(index, token_stats(model, rows, mask[index, :width], temperature))

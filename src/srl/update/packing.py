@@ -1,12 +1,18 @@
 """Packing: the rows of a batch behind each other as one sequence without padding, attention within each row.
 
+Rows that begin alike, as the episodes of a group do, share those tokens: they are in the sequence once, and
+only the attention sees them in every row. The states are those of separate rows, since a token's state
+depends on nothing but the tokens before it.
+
 A model packs where its attention is transformers' `sdpa`. It then gets an attention function of ours, which
 is `sdpa` itself until a batch is packed. What a packed batch consists of travels as its attention mask, which
-transformers hands to every layer unchanged if it has four dimensions: an int32 tensor of row starts.
+transformers hands to every layer unchanged if it has four dimensions: an int32 tensor (`Layout.as_mask`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -16,13 +22,16 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from srl.model import evaluating
-from srl.update.batch import Batch
+from srl.update.batch import Batch, micro_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION = "srl_packed"
 """The name of `packed_attention` among transformers' attention implementations."""
+SHARED_COST = 0.25
+"""What a token that a row shares with an earlier one takes of a token's memory, at most in the usual decoders:
+attention has a query, keys, values and an output for it in each row."""
 IGNORED = frozenset({"position_ids", "use_cache", "output_attentions", "cache_position", "is_causal"})
 """What layers pass to their attention that says nothing about which token sees which."""
 
@@ -36,21 +45,99 @@ def packs(trunk: PreTrainedModel) -> bool:
     return _packs[trunk]
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the N real tokens of a batch, row after row, are in a sequence of M ≤ N tokens.
+
+    `places` (N,) has the token's index in the sequence, `first` (M,) the first of the N that is there.
+    """
+
+    lengths: Tensor  # (B,) of the rows
+    places: Tensor  # (N,) int32
+    first: Tensor  # (M,) int32
+
+    @classmethod
+    def of(cls, batch: Batch) -> Layout:
+        """The layout in which rows that begin alike share those tokens."""
+        lengths = batch.lengths.tolist()
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        places = torch.empty(sum(lengths), dtype=torch.int32)
+        first, before = list[Tensor](), torch.empty(0, dtype=torch.int32)
+        for row, shared in shared_prefixes(batch):
+            start, new = ends[row] - lengths[row], sum(map(len, first))
+            own = torch.arange(new, new + lengths[row] - shared, dtype=torch.int32)
+            before = torch.cat([before[:shared], own])
+            places[start : ends[row]] = before
+            first.append(torch.arange(start + shared, ends[row], dtype=torch.int32))
+        device = batch.input_ids.device
+        return cls(batch.lengths, places.to(device), torch.cat(first).to(device))
+
+    @property
+    def shares(self) -> bool:
+        return len(self.first) < len(self.places)
+
+    def as_mask(self) -> Tensor:
+        """(1, 1, longest, ·) int32 without memory for `longest`: B, where each row starts and the last ends,
+        and, if rows share tokens, `places` and `first`."""
+        starts = nn.functional.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
+        parts = [starts.new_tensor([len(self.lengths)]), starts]
+        if self.shares:
+            parts += [self.places, self.first]
+        return torch.cat(parts).expand(1, 1, int(self.lengths.max()), -1)
+
+
+def shared_prefixes(batch: Batch) -> list[tuple[int, int]]:
+    """The rows in an order in which those that begin alike are neighbours, each with the number of tokens
+    that it shares with the one before it. None shares more with an earlier row. Without shared tokens the
+    order is that of the batch."""
+    rows = [
+        ids[:length] for ids, length in zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True)
+    ]
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    shared = [0, *(_shared(rows[a], rows[b]) for a, b in pairwise(order))]
+    return list(zip(order, shared, strict=True)) if any(shared) else [(row, 0) for row in range(len(rows))]
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def micro_batches_of(trunk: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
+    """Row indices in groups of at most `max_tokens` tokens of a forward pass, with the padding if it pads."""
+    return rows_within(batch, max_tokens) if packs(trunk) else micro_batches(batch.lengths, max_tokens)
+
+
+def rows_within(batch: Batch, max_tokens: int) -> Iterator[Tensor]:
+    """Row indices in groups of at most `max_tokens` tokens; rows that begin alike together.
+
+    A token counts once, and `SHARED_COST` in each further row that shares it. A row with more tokens than
+    that is a group of its own.
+    """
+    group, tokens, lengths = list[int](), 0.0, batch.lengths.tolist()
+    for row, shared in shared_prefixes(batch):
+        cost = lengths[row] - (1 - SHARED_COST) * shared
+        if group and tokens + cost > max_tokens:
+            yield torch.tensor(group)
+            group, tokens, cost = [], 0.0, lengths[row]
+        tokens += cost
+        group.append(row)
+    if group:
+        yield torch.tensor(group)
+
+
 def packed_states(trunk: PreTrainedModel, batch: Batch) -> Tensor:
     """The trunk's states (N, D) at the N real tokens of the batch, row after row."""
-    real = batch.attention_mask != 0  # (B, T)
+    real, layout = batch.attention_mask != 0, Layout.of(batch)  # (B, T)
     positions = torch.arange(real.shape[1], device=real.device).expand_as(real)
     out = trunk(
-        input_ids=batch.input_ids[real][None], position_ids=positions[real][None],
-        attention_mask=_row_starts(batch.lengths), use_cache=False,
+        input_ids=batch.input_ids[real][layout.first][None], position_ids=positions[real][layout.first][None],
+        attention_mask=layout.as_mask(), use_cache=False,
     )  # fmt: skip
-    return out.last_hidden_state[0]
-
-
-def _row_starts(lengths: Tensor) -> Tensor:
-    """Where each row starts and the last ends, (1, 1, longest, B + 1) int32 without memory for `longest`."""
-    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-    return starts.expand(1, 1, int(lengths.max()), -1)
+    states: Tensor = out.last_hidden_state[0]
+    return states.index_select(0, layout.places) if layout.shares else states
 
 
 def packed_attention(
@@ -63,7 +150,7 @@ def packed_attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each row of a packed batch: (1, H, N, E) -> (1, N, H, E).
+    """Causal attention within each row of a packed batch: (1, H, M, E) -> (1, M, H, E).
 
     With any other mask it is transformers' `sdpa`. Raises ValueError for an attention with more to it, such
     as a sliding window.
@@ -77,9 +164,29 @@ def packed_attention(
     others = {name: option for name, option in options.items() if name not in IGNORED}
     if asked := [name for name, option in others.items() if isinstance(option, Tensor) or option]:
         raise ValueError(f"packed attention has no {', '.join(sorted(asked))}")
-    starts, longest = attention_mask[0, 0, 0], attention_mask.shape[2]
+    starts, places, first = _parts_of(attention_mask, query.shape[2])
+    if places is not None:
+        query, key, value = (tensor.index_select(2, places) for tensor in (query, key, value))
     if query.is_cuda and query.dtype.itemsize == 2 and not dropout:
-        return _varlen(query, key, value, starts, longest, scaling), None
+        out = _varlen(query, key, value, starts, attention_mask.shape[2], scaling)
+    else:
+        out = _row_by_row(query, key, value, starts, scaling, dropout)
+    return (out if first is None else out.index_select(1, first)), None
+
+
+def _parts_of(mask: Tensor, tokens: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Row starts, `places` and `first` of a mask that `Layout.as_mask` has made."""
+    parts = mask[0, 0, 0]
+    end = int(parts[0]) + 2
+    if len(parts) == end:
+        return parts[1:], None, None
+    return parts[1:end], parts[end:-tokens], parts[-tokens:]
+
+
+def _row_by_row(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scaling: float | None, dropout: float
+) -> Tensor:
+    """Causal attention within each row: (1, H, N, E) -> (1, N, H, E)."""
     lengths = [end - start for start, end in pairwise(starts.tolist())]
     rows = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     grouped = query.shape[1] != key.shape[1]
@@ -89,7 +196,7 @@ def packed_attention(
         )
         for q, k, v in rows
     ]
-    return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(outs, dim=2).transpose(1, 2).contiguous()
 
 
 def _varlen(
@@ -134,9 +241,10 @@ def _register() -> None:
 
 @torch.no_grad()
 def _gives_the_same(trunk: PreTrainedModel) -> bool:
-    """Whether three rows of 6, 3 and 5 ids get the same states packed as padded."""
+    """Whether rows of 6, 3 and 5 ids, two of which begin alike, get the same states packed as padded."""
     device = next(trunk.parameters()).device
     ids = (torch.arange(18, device=device) * 7 + 3).reshape(3, 6) % trunk.config.get_text_config().vocab_size
+    ids[2, :2] = ids[0, :2]
     real = torch.arange(6, device=device) < torch.tensor([[6], [3], [5]], device=device)
     ones = real.float()
     batch = Batch(ids, real.long(), ones, ones, ones)
