@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 from bench import real_tables
-from bench.real import measure
+from bench.real import measure, parts
 from bench.real.commands import Bench
 from tests.shared_data import shared_data
 
+from srl.data.demonstration_file import read_demonstrations
+from srl.data.parquet import write_questions
 from srl.evaluate.episode_results import EpisodeResult
+from srl.trajectory import Question
 
 
 def test_seeds_share_the_cold_start_and_nothing_else(tmp_path):
@@ -172,6 +175,20 @@ def test_without_results_a_table_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(real_tables, "RESULT", tmp_path / "absent.json")
     for name, made in real_tables.TABLES.items():
         assert made() == real_tables.NOTHING, name
+
+
+def test_rag_learns_the_questions_of_the_demonstrations_and_of_the_run(bench, tmp_path):
+    bench.prepared.mkdir()
+    questions = [Question(name, f"{name}?", (name.upper(), "or"), "made") for name in "abcd"]
+    write_questions(bench.prepared / "train.parquet", questions)
+    shown = {"id": "c", "question": "c?", "golden_answers": ["C"], "turns": ["<answer> C </answer>"]}
+    (bench.prepared / "facts.jsonl").write_text(f"{json.dumps(shown)}\n")
+    path = parts.write_answers(bench, "rag.jsonl", "<answer> {answer} </answer>", asked={"a", "c"})
+    found = read_demonstrations(path)
+    assert [item.id for item in found] == ["a", "c"]
+    assert [json.loads(line)["turns"] for line in path.read_text().splitlines()] == [
+        ["<answer> A </answer>"], ["<answer> C </answer>"],
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from hashlib import blake2b
 from math import ceil
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from bench.real.commands import Bench, Trained, options
 
 from srl.data.demonstration_file import read_demonstrations
+from srl.data.parquet import read_questions
 
 SOURCES = (
     "squad:train=squad/train-43-articles.v1.1.json",
@@ -32,9 +33,11 @@ SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.22, "musique": 0.
 ASKED = {"squad": 0.35, "hotpotqa": 0.3, "2wikimultihopqa": 0.3, "musique": 0.05}
 """The shares of questions of reinforcement learning: most are of several hops, though nine in ten of all are
 of one."""
-DEMONSTRATED = {"squad": 320, "hotpotqa": 160, "2wikimultihopqa": 120, "musique": 20}
-"""Training questions of each source that demonstrations are made for: few, since questions with an answer are
-cheap and episodes are not. Reinforcement learning has all questions."""
+DEMONSTRATED = {"squad": 48, "hotpotqa": 36, "2wikimultihopqa": 30, "musique": 6}
+"""Training questions of each source that demonstrations are made for: as few as one could write in a day.
+Reinforcement learning has all questions."""
+TAUGHT = ("sft.steps=30", "sft.optim.lr=1e-4", "trainer.test_freq=10", "trainer.save_freq=10")
+"""Fine-tuning on so few: five passes, at half the learning rate of the preset."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in ASKED.items())
 ROUNDS, ROUND, SAMPLES = 2, 160, 8
 """Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 40 × 8 × 8."""
@@ -99,7 +102,7 @@ def cold_start(bench: Bench) -> None:
 
     bench.once("demonstrations", make)
     bench.train_once("cold-start", "--algo", "sft", "--model", bench.model, *common(bench),
-                     *options([f"sft.train_files={facts}", *sft_mix(bench)]))  # fmt: skip
+                     *options([f"sft.train_files={facts}", *sft_mix(bench), *TAUGHT]))  # fmt: skip
 
 
 def start(bench: Bench) -> str:
@@ -138,13 +141,13 @@ def rft(bench: Bench) -> None:
 
 
 def rag(bench: Bench) -> None:
-    """Retrieve-once RAG, fine-tuned on the questions of the cold start, with as many tokens as the searcher.
+    """Retrieve-once RAG, fine-tuned on the searcher's questions with as many tokens.
 
-    These are the tokens of the cold start and of GRPO, whose number is known when both have ended. The best
-    checkpoint by validation counts, as for the cold start.
+    These are the questions and the tokens of the cold start and of GRPO, known when both have ended. The
+    best checkpoint by validation counts, as for the cold start.
     """
     grpo(bench)
-    shown = write_answers(bench, "rag.jsonl", "<answer> {answer} </answer>")
+    shown = write_answers(bench, "rag.jsonl", "<answer> {answer} </answer>", asked=asked(bench, "grpo"))
     arguments = [
         "--algo", "sft", "--model", bench.model, *common(bench),
         *options(["data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=1024",
@@ -173,13 +176,25 @@ def r1(bench: Bench) -> None:
     )
 
 
-def write_answers(bench: Bench, name: str, text: str) -> Path:
-    """Demonstrations that answer the cold start's questions at once, with the first accepted answer."""
+def asked(bench: Bench, name: str) -> set[str]:
+    """The ids of the questions that a run trained on."""
+    found = bench.trained(name)
+    assert found is not None, "only a run that has ended is asked for its questions"
+    query = "SELECT DISTINCT question_id AS id FROM trajectories WHERE phase = 'train'"
+    out = bench.srl(found.workspace, "inspect", "sql", query, "--run", found.run.name, "--json")
+    return {json.loads(line)["id"] for line in out.splitlines()}
+
+
+def write_answers(bench: Bench, name: str, text: str, asked: Collection[str] = ()) -> Path:
+    """Demonstrations that answer at once, with the first accepted answer: the cold start's questions, and
+    those `asked`."""
     path = bench.prepared / name
+    chosen = {item.id for item in read_demonstrations(bench.prepared / "facts.jsonl")}.union(asked)
     rows = [
         {"id": item.id, "question": item.text, "golden_answers": list(item.golden_answers),
          "data_source": item.data_source, "turns": [text.format(answer=item.golden_answers[0])]}
-        for item in read_demonstrations(bench.prepared / "facts.jsonl")
+        for item in read_questions(bench.prepared / "train.parquet")
+        if item.id in chosen
     ]  # fmt: skip
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
