@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from srl.model import evaluating
+from srl.update import block_attention
 from srl.update.batch import Batch, micro_batches
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 ATTENTION = "srl_packed"
 """The name of `packed_attention` among transformers' attention implementations."""
 SHARED_COST = 0.25
-"""What a token that a row shares with an earlier one takes of a token's memory, at most in the usual decoders:
+"""What a token that a row shares with an earlier one takes of a token's memory, at most in usual decoders:
 attention has a query, keys, values and an output for it in each row."""
 IGNORED = frozenset({"position_ids", "use_cache", "output_attentions", "cache_position", "is_causal"})
 """What layers pass to their attention that says nothing about which token sees which."""
@@ -189,13 +190,16 @@ def _row_by_row(
     """Causal attention within each row: (1, H, N, E) -> (1, N, H, E)."""
     lengths = [end - start for start, end in pairwise(starts.tolist())]
     rows = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    grouped = query.shape[1] != key.shape[1]
-    outs = [
-        scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped
-        )
-        for q, k, v in rows
-    ]
+    if not dropout and block_attention.pays_for(query):
+        outs = [block_attention.causal_attention(q[0], k[0], v[0], scaling)[None] for q, k, v in rows]
+    else:
+        grouped = query.shape[1] != key.shape[1]
+        outs = [
+            scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped
+            )
+            for q, k, v in rows
+        ]
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous()
 
 
