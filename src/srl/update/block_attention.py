@@ -39,7 +39,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
     unless given.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out: Tensor = _BlockAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _BlockAttention.apply(query, key, value, scale)
     return out
 
 
@@ -59,7 +59,7 @@ class _BlockAttention(torch.autograd.Function):
         return out.view_as(query)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, out = ctx.saved_tensors
         scaled, given = _grouped(query * ctx.scale, key), _grouped(given, key)
