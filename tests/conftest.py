@@ -29,6 +29,17 @@ if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))  # so that `from tests.shared_data import …` works under any way to call pytest
 
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # in the environment of `make test-vllm`
+    pass
+else:  # a machine with other work takes its time over an example
+    settings.register_profile(
+        "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "must_run: a skip of this test is a failure where CI=true")
 

@@ -12,7 +12,6 @@ pytest.importorskip("srl_bm25")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_an_evaluation_that_is_killed_gives_the_same_table_and_generates_nothing_again(
     tmp_path: Path,
 ) -> None:

@@ -63,7 +63,7 @@ def interrupt(
     """`srl …` in a process of its own, which gets a signal in the n-th call of each `module/class:name:n`."""
     code = CHILD.replace("{sent}", sent).replace("{ignored}", str(tuple(map(int, ignored))))
     command = [sys.executable, "-c", code, moments, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stderr
 
 

@@ -180,7 +180,6 @@ FAST = [line for line in RUN if not re.match(SLOW, str(line)) and _SERVE.get(lin
 LONG = [line for line in RUN if re.match(SLOW, str(line)) or is_training(line.text)]
 
 
-@pytest.mark.timeout(600)
 def test_command_runs_with_what_make_setup_installs(place, port):
     """Training stops once its configuration is read; the slow tests take it further."""
     check(outcomes(place, port, FAST, configured))
@@ -188,7 +187,6 @@ def test_command_runs_with_what_make_setup_installs(place, port):
 
 @pytest.mark.slow
 @pytest.mark.must_run
-@pytest.mark.timeout(600)
 def test_slow_command_runs_with_what_its_page_installs(place, port):
     more = "srl-search[verl]", "srl-search-lucene[jdk]"
     check(outcomes(place, port, LONG, small, *more))

@@ -180,7 +180,7 @@ def test_another_reference_is_refused(setting, workspace, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.must_run
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_killed_at_random_moments_is_the_run_that_was_not(setting, tmp_path):
     """Three times SIGKILL, and `srl train --resume`: the same log and the same weights."""
     save_config(tmp_path, config(setting, "ppo", **{**SETTINGS, "trainer.total_training_steps": 8}))

@@ -36,7 +36,7 @@ from srl.update.actor import accumulate_actor
 from srl.update.critic import accumulate_critic
 from srl.update.kl import kl_controller
 
-pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(1800)]
 
 PADDING = 2
 FULL = {

@@ -29,7 +29,7 @@ from srl.train.verl.without_gpu import vllm_cpu
 
 CHANGES = re.compile(r"\b(put|replace|_wrap_train_batch)\(|^    (metadata\.version|utils\.\w+) = ", re.M)
 """How a patch changes another package."""
-slow = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(900)]
+slow = [pytest.mark.slow, pytest.mark.must_run, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -184,7 +184,7 @@ LOCAL = 5
 
 @pytest.mark.slow
 @pytest.mark.must_run
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_verl_continues_a_local_evaluation_and_gives_the_same_answers(tmp_path, monkeypatch):
     pytest.importorskip("transfer_queue")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

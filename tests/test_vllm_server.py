@@ -82,7 +82,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @with_vllm
-@pytest.mark.timeout(600)
 class TestVllmServer(EngineContract):
     sizes = SIZES
     weights_can_change = tells_tokens = False

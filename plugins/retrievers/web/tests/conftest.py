@@ -18,7 +18,7 @@ from srl_web.retriever import WebRetriever
 sys.path.insert(0, str(Path(__file__).parent))  # for web_answers
 
 KEY = "s3cr3t/key+of=tests"
-QUICK = {"cache": None, "rate": None, "backoff_s": 0, "timeout_s": 5}
+QUICK = {"cache": None, "rate": None, "backoff_s": 0, "timeout_s": 60}
 
 
 @pytest.fixture(autouse=True)

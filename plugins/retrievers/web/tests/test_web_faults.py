@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from threading import Event
+from threading import Event, Semaphore
 
 import httpx
 import pytest
@@ -198,12 +198,17 @@ def test_half_an_answer_over_a_real_socket_is_tried_again_and_then_failed(web, l
 
 
 def test_an_api_that_never_answers_is_timed_out(web, loopback):
-    hold = Event()
-    server = loopback(lambda connection: hold.wait())
-    fault = fault_of(web(**local(server), attempts=2, timeout_s=0.05))
+    hold, arrived = Event(), Semaphore(0)
+
+    def never(connection):
+        arrived.release()
+        hold.wait()
+
+    fault = fault_of(web(**local(loopback(never)), attempts=2, timeout_s=0.2))
+    assert arrived.acquire(timeout=60)
+    assert arrived.acquire(timeout=60), "it is asked again"
     hold.set()
     assert fault.status == "timed_out"
-    assert server.connections == 2
 
 
 def test_an_api_that_drips_is_timed_out_though_every_byte_is_in_time(web, loopback):
