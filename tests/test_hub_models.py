@@ -19,7 +19,7 @@ from srl.cli import main
 from srl.config import Config, load_config, load_saved, save_config
 from srl.data.parquet import write_questions
 from srl.errors import UserError
-from srl.hub_models import HubName, cached, hub_name
+from srl.hub_models import HubName, cached, hub_name, hub_reason, local_copy
 from srl.index import download
 from srl.model import load_model, load_tokenizer, model_digest, save_model
 from srl.train.fetch_models import with_cached_models, with_local_models
@@ -328,3 +328,25 @@ def test_names_and_paths_are_told_apart(text, name):
 def test_a_directory_that_is_no_snapshot_has_no_name(tmp_path):
     assert hub_name(tmp_path) == hub_name(None) == ""
     assert hub_name(tmp_path / "models--a--b" / "snapshots" / COMMIT) == ""
+
+
+def test_a_model_of_a_plugin_that_the_hub_lacks_is_one_line_with_what_to_type(hub):
+    with pytest.raises(UserError) as caught:
+        local_copy("acme/nothing", trust_remote_code=False, setting="reward.rm.model")
+    said = str(caught.value)
+    assert said.startswith("no directory acme/nothing, and the hub's model could not be downloaded (")
+    then = "hf download acme/nothing --local-dir DIRECTORY, and --set reward.rm.model=DIRECTORY"
+    assert said.endswith(f"; type: {then}")
+    assert hub_reason(caught.value.__cause__) in said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("\nNot found.\nMore lines."), "Not found"),
+        (OSError("x" * 200), "x" * 120),
+        (OSError(), "OSError"),
+    ],
+)
+def test_the_reason_of_the_hub_is_its_first_line_shortened(error, said):
+    assert hub_reason(error) == said

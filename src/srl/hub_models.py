@@ -93,13 +93,18 @@ def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:
             ignore_patterns=["onnx/*", "openvino/*"],
         )
     except (OSError, ValueError) as error:
-        why = next(iter(str(error).splitlines()), "") or type(error).__name__
         then = f", and --set {setting}=DIRECTORY" if setting else ""
         raise UserError(
-            f"no directory {model}, and the hub's model could not be downloaded ({why}); "
+            f"no directory {model}, and the hub's model could not be downloaded ({hub_reason(error)}); "
             f"type: hf download {name.repository} --local-dir DIRECTORY{then}"
         ) from error
     return Path(found)
+
+
+def hub_reason(error: Exception) -> str:
+    """The first line of an error of the library huggingface_hub, shortened."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:120].rstrip(" .") if lines else type(error).__name__
 
 
 def has_weights(snapshot: Path) -> bool:

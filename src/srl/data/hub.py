@@ -9,6 +9,7 @@ from typing import Any
 
 from srl.data.sources import Source
 from srl.errors import UserError
+from srl.hub_models import hub_reason
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def download(source: Source, split: str = "") -> Path:
         return Path(hub.hf_hub_download(source.hub, source.hub_files[split], repo_type="dataset"))
     except (HfHubHTTPError, HFValidationError, OSError, RuntimeError) as error:
         raise UserError(
-            f"{source.name} could not be downloaded from the hub ({reason(error)}); {instead}"
+            f"{source.name} could not be downloaded from the hub ({hub_reason(error)}); {instead}"
         ) from error
 
 
@@ -54,9 +55,3 @@ def hub_library(purpose: str, instead: str = "") -> Any:
             f"{purpose} needs huggingface_hub; type: pip install 'srl-search[hub]'{way}"
         ) from error
     return huggingface_hub
-
-
-def reason(error: Exception) -> str:
-    """The first line of an error of the library, shortened."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:120].rstrip(" .") if lines else type(error).__name__

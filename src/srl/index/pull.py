@@ -13,9 +13,10 @@ from typing import Any
 
 import httpx
 
-from srl.data.hub import hub_library, reason
+from srl.data.hub import hub_library
 from srl.errors import UserError, nearest
 from srl.files import read_json, write_json
+from srl.hub_models import hub_reason
 from srl.index.download import Part, Target, check, fetch, partial
 from srl.manifests import MANIFEST, read_manifest, write_manifest
 
@@ -186,7 +187,7 @@ def _ask(dataset: HubDataset, revision: str | None, endpoint: str | None) -> tup
         raise UserError(f"{where} has no revision {revision!r} on the hub; see its commits there") from error
     except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError, ValueError) as error:
         raise UserError(
-            f"the hub could not be reached for {where} ({reason(error)}); try again later"
+            f"the hub could not be reached for {where} ({hub_reason(error)}); try again later"
         ) from error
     at = {"repo_type": "dataset", "revision": info.sha, "endpoint": endpoint}
     parts = [

@@ -19,10 +19,10 @@ from typing import Any, Literal
 import httpx
 
 from srl.config import Config
-from srl.data.hub import hub_library, reason
+from srl.data.hub import hub_library
 from srl.errors import UserError
 from srl.files import is_disk_full
-from srl.hub_models import HubName, cache, has_weights
+from srl.hub_models import HubName, cache, has_weights, hub_reason
 from srl.index.download import Part, Target, fetch, partial
 from srl.index.pull import hub_headers, in_gb, offset, published_part
 from srl.model import check_code, quietly
@@ -286,7 +286,7 @@ def _errors_of(name: HubName) -> Iterator[None]:
             f"{name.repository} has no revision {name.revision!r}; leave it out, or see {page}/commits/main"
         ) from error
     except HFValidationError as error:
-        raise UserError(f"no model directory {name}, and {reason(error)}") from error
+        raise UserError(f"no model directory {name}, and {hub_reason(error)}") from error
     except (HfHubHTTPError, httpx.HTTPError, OSError, RuntimeError) as error:
         raise _explained(name, error) from error
 
@@ -304,7 +304,7 @@ def _explained(name: HubName, error: Exception) -> UserError:
             "to a directory on a larger disk"
         )
     return _UnreachableError(
-        f"no model directory {name}, and the hub could not be reached ({reason(error)}); type the same "
+        f"no model directory {name}, and the hub could not be reached ({hub_reason(error)}); type the same "
         "command again to continue the download, or give a directory"
     )
 
