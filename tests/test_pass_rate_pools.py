@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -65,8 +66,9 @@ def test_a_pool_that_is_empty_or_has_no_share_leaves_its_share_to_the_others():
 
 
 def test_what_was_asked_longest_ago_comes_first():
-    order = with_pools({"sometimes": 6})
-    order.asked |= {f"sometimes{number}": [9 - number, 1, 2] for number in range(6)}
+    made = with_pools({"sometimes": 6})
+    asked = {f"sometimes{number}": [9 - number, 1, 2] for number in range(6)}
+    order = PassRateOrder(made.order, made.section, asked)
     assert [item.id for item in order.further(0, 6)[0]] == [f"sometimes{5 - number}" for number in range(6)]
 
 
@@ -82,6 +84,50 @@ def test_a_step_draws_no_question_twice_and_what_it_draws_depends_on_the_place_a
         assert len(names) == len(found) == min(wish, 12 - len(asked))
         assert not names & asked
         asked, position = asked | names, after
+
+
+def sorted_anew(order: PassRateOrder, position: int, count: int, asked: set[str]) -> list[str]:
+    """The ids that `further` draws, by the definition: all questions are sorted at each draw."""
+    queues = defaultdict(lambda: {name: [] for name in POOLS})
+    for item in sorted(order.order.first_epoch(), key=lambda item: order.asked.get(item.id, [0])[0]):
+        if item.id not in asked:
+            queues[order.order.part_of(item)][pool_of(order.asked, item.id)].append(item.id)
+    drawn, share = [], order.section.model_dump()
+    for place in range(position, position + count):
+        pools = queues[order.order.part_of(order.order.at(place))]
+        if left := [name for name in POOLS if pools[name] and share[name]]:
+            rng = Random(f"pass rates {order.order.seed} {place}")
+            drawn.append(pools[rng.choices(left, [share[name] for name in left])[0]].pop(0))
+    return drawn
+
+
+def made_orders(count: int, mixed: bool, shares: dict[str, float]) -> PassRateOrder:
+    made = questions("train", count)
+    order = MixedOrder(made, 4, 0, True, {"1": 2.0, "2": 1.0}) if mixed else QuestionOrder(made, 4, seed=0)
+    asked = {item.id: [number % 4, number % 3, 2] for number, item in enumerate(made) if number % 5 == 0}
+    return PassRateOrder(order, pools(**shares), asked)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.booleans(),
+    st.fixed_dictionaries({name: st.sampled_from([0.0, 0.5, 3.0]) for name in POOLS}).filter(
+        lambda shares: shares["unasked"]
+    ),
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_steps_draw_what_sorting_all_questions_anew_would(mixed, shares, steps, rng):
+    """Each step has one or more generation batches, and its questions are then right or wrong at random."""
+    order, position = made_orders(24, mixed, shares), 0
+    for step, wishes in enumerate(steps, start=5):
+        asked = dict[str, list[bool]]()
+        for wish in wishes:
+            expected = sorted_anew(order, position, wish, asked)
+            found, position = order.further(position, wish, asked)
+            assert [item.id for item in found] == expected
+            asked |= {name: [rng.random() < 0.5 for _ in range(rng.randrange(3))] for name in expected}
+        order.note(step, asked)
 
 
 def test_with_a_mix_each_place_keeps_its_part():

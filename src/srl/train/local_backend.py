@@ -43,7 +43,7 @@ from srl.train.load_components import (
 )
 from srl.train.make_missing import BASE_MODEL, Note
 from srl.train.model_card import model_card
-from srl.train.pass_rates import PassRateOrder, note_asked
+from srl.train.pass_rates import PassRateOrder
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import rft_loop
@@ -121,6 +121,7 @@ class LocalTrainer:
     progress: Progress = field(default_factory=Progress)
     watcher: Watcher = field(init=False)
     _timings: dict[str, float] = field(default_factory=dict)
+    _pools: PassRateOrder | None = None
     _dry: bool = False
     """Whether it was said that the pools by pass rate run dry."""
 
@@ -230,8 +231,7 @@ class LocalTrainer:
         section, position = self.config.algorithm.filter_groups, self.progress.asked
         if position is None:
             position = (step - 1) * order.batch_size
-        sampled, pools = Sampled(GroupChoice(section, order.batch_size)), self.config.data.pass_rate_pools
-        drawer = PassRateOrder(order, pools, self.progress.pass_rates) if pools.enable else order
+        sampled, drawer = Sampled(GroupChoice(section, order.batch_size)), self._drawer(order)
         try:
             while count := sampled.choice.next_batch():
                 questions, position = drawer.further(position, count, sampled.choice.groups)
@@ -244,12 +244,21 @@ class LocalTrainer:
             sampled.choice.require_differing(step, resume_with(self.run_directory))
             if isinstance(drawer, PassRateOrder):
                 sampled.drawn = drawer.drawn(item.question for item in sampled.trajectories)
-                note_asked(self.progress.pass_rates, step, sampled.passed(pools.metric))
+                drawer.note(step, sampled.passed(drawer.section.metric))
         except Exception:
             ended = {item.id: item for item in [*sampled.trajectories, *self.runner.ended]}
             self._log_unfinished(step, [item for item in ended.values() if item.step == step])
             raise
         return sampled
+
+    def _drawer(self, order: QuestionOrder) -> QuestionOrder | PassRateOrder:
+        """Where a step's questions come from. The pools stay while they are those of `progress`."""
+        section, asked = self.config.data.pass_rate_pools, self.progress.pass_rates
+        if not section.enable:
+            return order
+        if self._pools is None or self._pools.asked is not asked:
+            self._pools = PassRateOrder(order, section, asked)
+        return self._pools
 
     def _check_drawn(self, step: int, drawer: PassRateOrder, found: int) -> None:
         """Say once that the pools by pass rate run dry. Raises UserError where nothing is left to ask."""

@@ -9,9 +9,9 @@ those in between).
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from srl.config.sections import PassRatePools
 from srl.train.question_order import QuestionOrder
@@ -22,6 +22,7 @@ POOLS = ("unasked", "never", "sometimes", "always")
 Asked = dict[str, list[int]]
 """Of each question asked: the step of its last asking, how many of its valid episodes were right, and of how
 many. It is part of a checkpoint."""
+_Heap = list[tuple[int, int]]
 
 
 def pool_of(asked: Mapping[str, Sequence[int]], question: str) -> str:
@@ -32,53 +33,82 @@ def pool_of(asked: Mapping[str, Sequence[int]], question: str) -> str:
     return "never" if not right else "always" if right == episodes else "sometimes"
 
 
+def _last_asked(asked: Mapping[str, Sequence[int]], question: str) -> int:
+    """The step of a question's last asking, 0 before the first."""
+    return asked.get(question, (0, 0, 0))[0]
+
+
 def note_asked(asked: Asked, step: int, passed: Mapping[str, Sequence[bool]]) -> None:
     """Keep what `step` found: of each question that it asked, whether each valid episode was right."""
     for question, episodes in passed.items():
         asked[question] = [step, sum(episodes), len(episodes)]
 
 
-@dataclass(slots=True)
 class PassRateOrder:
     """The questions of a step, drawn from pools by pass rate.
 
     Each place of `order` says from which part of `data.mix` its question comes. The pool is drawn at random,
     in proportion to the shares of the pools that have a question left, keyed by seed and place. Within a pool
     the question comes that was asked longest ago, in the order of the first epoch where several were. So what
-    is drawn is a function of the seed, the place and `asked`.
+    is drawn is a function of the seed, the place and `asked`, which only `note` changes from here on.
+
+    Each pool is a heap of (step of the last asking, place in the first epoch). What `note` outdates in a heap
+    is dropped when it comes to the top.
     """
 
-    order: QuestionOrder
-    section: PassRatePools
-    asked: Asked
+    def __init__(self, order: QuestionOrder, section: PassRatePools, asked: Asked) -> None:
+        self.order, self.section, self.asked = order, section, asked
+        self._first = order.first_epoch()
+        self._places = {question.id: place for place, question in enumerate(self._first)}
+        self._heaps: dict[str, dict[str, _Heap]] = defaultdict(lambda: {name: [] for name in POOLS})
+        for question in self._first:
+            self._put(question)
 
     @property
     def batch_size(self) -> int:
         return self.order.batch_size
 
+    def note(self, step: int, passed: Mapping[str, Sequence[bool]]) -> None:
+        """`note_asked`, once a step: its questions go to their new pools."""
+        note_asked(self.asked, step, passed)
+        for name in passed:
+            self._put(self._first[self._places[name]])
+
     def further(self, position: int, count: int, asked: Container[str] = ()) -> tuple[list[Question], int]:
         """The next `count` questions from place `position` on, fewer where the pools run dry, and the place
         after them. None of them has an id in `asked`."""
-        order, queues = self.order, self._queues(asked)
-        places = range(position, position + count)
-        drawn = [self._draw(queues[order.part_of(order.at(place))], place) for place in places]
-        return [question for question in drawn if question is not None], position + count
+        drawn, passed_over = list[Question](), list[Question]()
+        for place in range(position, position + count):
+            heaps = self._heaps[self.order.part_of(self.order.at(place))]
+            shares = {name: self._share(name) for name in POOLS if self._share(name)}
+            left = [name for name in shares if self._settle(heaps[name], name, asked, passed_over)]
+            if left:
+                rng = random.Random(f"pass rates {self.order.seed} {place}")
+                (name,) = rng.choices(left, [shares[name] for name in left])
+                drawn.append(self._first[heappop(heaps[name])[1]])
+        for question in drawn + passed_over:
+            self._put(question)
+        return drawn, position + count
 
-    def _queues(self, asked: Container[str]) -> Mapping[str, dict[str, deque[Question]]]:
-        """The questions of each pool, by the part of `data.mix`, in the order in which they are drawn."""
-        found: dict[str, dict[str, deque[Question]]] = defaultdict(lambda: {name: deque() for name in POOLS})
-        for question in sorted(self.order.first_epoch(), key=lambda item: self.asked.get(item.id, [0])[0]):
-            if question.id not in asked:
-                found[self.order.part_of(question)][pool_of(self.asked, question.id)].append(question)
-        return found
+    def _put(self, question: Question) -> None:
+        heap = self._heaps[self.order.part_of(question)][pool_of(self.asked, question.id)]
+        heappush(heap, (_last_asked(self.asked, question.id), self._places[question.id]))
 
-    def _draw(self, queues: Mapping[str, deque[Question]], place: int) -> Question | None:
-        left = [name for name in POOLS if queues[name] and self._share(name)]
-        if not left:
-            return None
-        rng = random.Random(f"pass rates {self.order.seed} {place}")
-        (name,) = rng.choices(left, [self._share(name) for name in left])
-        return queues[name].popleft()
+    def _settle(self, heap: _Heap, pool: str, asked: Container[str], passed_over: list[Question]) -> bool:
+        """Whether a pool has a question without an id in `asked`, which is then at the top of its heap."""
+        while heap:
+            step, place = heap[0]
+            question = self._first[place]
+            outdated = (step, pool) != (
+                _last_asked(self.asked, question.id),
+                pool_of(self.asked, question.id),
+            )
+            if not outdated and question.id not in asked:
+                return True
+            heappop(heap)
+            if not outdated:
+                passed_over.append(question)
+        return False
 
     def _share(self, pool: str) -> float:
         return float(getattr(self.section, pool))
