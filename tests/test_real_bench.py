@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from bench import real_tables
 from bench.real import measure, parts
-from bench.real.commands import Bench
+from bench.real.commands import Bench, output_of
 from tests.shared_data import shared_data
 
 from srl.data.demonstration_file import read_demonstrations
@@ -113,6 +114,51 @@ def test_run_that_was_stopped_is_resumed_and_a_finished_one_left_alone(bench, mo
     assert bench.train_once("grpo", "--algo", "grpo") == found == bench.trained("grpo")
     assert len(commands) == 2
     assert replace(bench, seed=2).trained("grpo") is None
+
+
+COMMAND = """
+import pathlib, signal, sys
+
+def stop(number, frame):
+    pathlib.Path(sys.argv[1]).write_text(str(number))  # as a run saves its log
+    sys.exit(128 + number)
+
+for one in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(one, stop)
+signal.alarm(60)  # if no signal comes
+print("ready", file=sys.stderr, flush=True)
+while True:
+    signal.pause()
+"""
+BENCH = """
+import sys
+from bench.real.commands import output_of
+try:
+    output_of([sys.executable, "-c", *sys.argv[1:]])
+finally:
+    print("ended", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_that_runs_and_then_the_bench(tmp_path, number):
+    said = tmp_path / "said"
+    command = [sys.executable, "-c", BENCH, COMMAND, str(said)]
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE, text=True
+    ) as bench:
+        assert bench.stderr.readline() == "ready\n"
+        bench.send_signal(number)
+        assert bench.stderr.read() == "ended\n", "the command has closed it too"
+    assert said.read_text() == str(int(number))
+    assert bench.returncode == 128 + number
+
+
+def test_a_command_that_fails_raises_and_one_that_ends_gives_its_output():
+    assert output_of([sys.executable, "-c", "print('found')"]) == "found\n"
+    with pytest.raises(subprocess.CalledProcessError, match="status 3"):
+        output_of([sys.executable, "-c", "raise SystemExit(3)"])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_step_is_made_once_and_not_at_all_if_it_fails(bench):

@@ -7,7 +7,8 @@
 
 Each part is a sequence of commands of `srl`, printed as they run, and its outputs are under `--cache`. The
 same command again continues where it was stopped, also in the middle of a run; parts that are done are left
-alone. Once there are data and a cold start, parts and seeds may run at the same time.
+alone. A signal (Ctrl-C, SIGTERM) ends the command that runs, then the benchmark. Once there are data and a
+cold start, parts and seeds may run at the same time.
 """
 
 from __future__ import annotations

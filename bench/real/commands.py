@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from srl.errors import EXIT_SIGNAL
 from srl.files import write_json
+from srl.interrupts import SIGNALS
 
 T = TypeVar("T")
 SMALL = (
@@ -72,7 +75,7 @@ class Bench:
         program = Path(sys.executable).with_name("srl")
         command = [str(program), "--workspace", str(workspace), *map(str, arguments)]
         print(f"$ srl {shlex.join(command[1:])}", file=sys.stderr, flush=True)
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        return output_of(command)
 
     def once(self, key: str, make: Callable[[], T]) -> T:
         """`make()`, or what it returned before; it has to be JSON."""
@@ -146,6 +149,39 @@ class Bench:
         found = self.trained(name)
         assert found is not None, "it was just written"
         return found
+
+
+def output_of(command: Sequence[str]) -> str:
+    """What `command` prints on stdout. A signal that ends this process is passed on to it and ends both.
+
+    Raises CalledProcessError for another exit code than 0, and SystemExit once the command has ended by a
+    signal.
+    """
+    got: list[int] = []
+    child: subprocess.Popen[str] | None = None
+
+    def pass_on(number: int, frame: object) -> None:
+        got.append(number)
+        if child is not None:
+            child.send_signal(number)
+
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    try:
+        for one, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(one, pass_on)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for number in got:  # came before there was a child
+            child.send_signal(number)
+        out, _ = child.communicate()
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if got:
+        raise SystemExit(EXIT_SIGNAL + got[0])
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return out
 
 
 def options(sets: list[str]) -> list[str]:
