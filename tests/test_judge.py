@@ -40,7 +40,10 @@ def careful(prompt: str) -> str:
     return "right" if given["candidate's answer"] in given["accepted answers"] else "wrong"
 
 
-def saying(says: Says, status: int = 200) -> App:
+USAGE = {"prompt_tokens": 1000, "completion_tokens": 2}
+
+
+def saying(says: Says, status: int = 200, usage: dict[str, int] | None = USAGE) -> App:
     async def app(path: str, body: dict[str, Any], headers: dict[str, str]) -> Reply:
         if path == "models":
             return listing()
@@ -48,13 +51,7 @@ def saying(says: Says, status: int = 200) -> App:
             return Reply({"error": {"message": "overloaded"}}, status)
         text = says(body["messages"][-1]["content"])
         choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        return Reply(
-            {
-                "model": "made-up",
-                "choices": [choice],
-                "usage": {"prompt_tokens": 1000, "completion_tokens": 2},
-            }
-        )
+        return Reply({"model": "made-up", "choices": [choice]} | ({"usage": usage} if usage else {}))
 
     return app
 
@@ -66,10 +63,10 @@ def prompts_of(server: FakeServer) -> list[str]:
 
 @contextmanager
 def judged_by(
-    says: Says, tmp_path: Path, status: int = 200, **options: Any
+    says: Says, tmp_path: Path, status: int = 200, usage: dict[str, int] | None = USAGE, **options: Any
 ) -> Iterator[tuple[Any, FakeServer]]:
     """A reward whose server says what `says` does."""
-    server = FakeServer(saying(says, status))
+    server = FakeServer(saying(says, status, usage))
     with server.running() as url:
         given = {"cache": str(tmp_path / "verdicts.sqlite"), "retries": 0, **options}
         yield RewardMix({"judge": 1.0}, {"judge": {"url": url, **given}}), server
@@ -163,6 +160,8 @@ def test_prompt_model_and_cost_are_recorded(tmp_path: Path) -> None:
         scores = [*score(mix, "Genoa", "Paris", "Genoa", None), *score(mix, "Paris")]
     costs = [0.0021, 0.0021, 0, 0, 0]
     assert [found.parts["judge/cost"] for found in scores] == pytest.approx(costs)
+    assert [found.parts["judge/prompt_tokens"] for found in scores] == [1000, 1000, 0, 0, 0]
+    assert [found.parts["judge/completion_tokens"] for found in scores] == [2, 2, 0, 0, 0]
     with sqlite3.connect(tmp_path / "verdicts.sqlite") as file:
         rows = file.execute(
             "SELECT question, golden_answers, answer, verdict, model, text, prompt_tokens, "
@@ -174,6 +173,13 @@ def test_prompt_model_and_cost_are_recorded(tmp_path: Path) -> None:
     ]
     assert all("{answer}" in row[5] for row in rows)
     assert [row[6:] for row in rows] == [(1000, 2, pytest.approx(0.0021))] * 2
+
+
+def test_tokens_that_the_server_does_not_tell_are_left_out(tmp_path: Path) -> None:
+    with judged_by(careful, tmp_path, usage=None) as (mix, _):
+        asked, nobody = score(mix, "Genoa", None)
+    assert asked.parts == {"judge": 1.0, "judge/asked": 1.0}
+    assert nobody.parts["judge/prompt_tokens"] == 0
 
 
 @pytest.mark.parametrize(

@@ -122,10 +122,9 @@ class Judge:
         self._asked: dict[str, asyncio.Task[Verdict]] = {}
 
     async def score(self, trajectory: Trajectory) -> Score:
-        """The value of the verdict. Parts: `asked`, 1 if it took a request, and its `cost`, with prices."""
+        """The value of the verdict, and what it took as parts (`_parts`)."""
         if trajectory.answer is None:
-            cost = {"cost": 0.0} if self._options.has_prices else {}
-            return Score(min(self._options.verdicts.values()), {"asked": 0.0, **cost})
+            return Score(min(self._options.verdicts.values()), self._parts(None))
         question = trajectory.question
         case = Case(question.text, question.golden_answers, trajectory.answer, self.version, self.model)
         known, asked = self._verdicts.get(case), case.key not in self._asked
@@ -133,10 +132,21 @@ class Judge:
             found = Verdict(known) if known is not None else await self._once(case)
         except SrlError as error:
             return Score(0.0, error=str(error))
-        parts = {"asked": float(known is None and asked)}
+        return Score(
+            self._options.verdicts[found.verdict], self._parts(found if known is None and asked else None)
+        )
+
+    def _parts(self, request: Verdict | None) -> dict[str, float]:
+        """What an episode's own `request` took: `asked` is 1 if there was one, its tokens, and with prices
+        its `cost`. Tokens that the server does not tell are left out."""
+        parts = {"asked": float(request is not None)}
+        taken = request or Verdict("")
+        if request is None or taken.prompt_tokens or taken.completion_tokens:
+            parts["prompt_tokens"] = float(taken.prompt_tokens)
+            parts["completion_tokens"] = float(taken.completion_tokens)
         if self._options.has_prices:
-            parts["cost"] = (found.cost or 0.0) * asked
-        return Score(self._options.verdicts[found.verdict], parts)
+            parts["cost"] = taken.cost or 0.0
+        return parts
 
     async def _once(self, case: Case) -> Verdict:
         """The verdict on `case`. While a request for it is under way, there is no second one."""
