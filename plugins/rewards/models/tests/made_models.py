@@ -9,6 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForSequenceClassification,
@@ -34,34 +36,40 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
 def chat_model(folder: Path, *, labels: int = 1, pad: int | None = 0, longest: int = 512) -> Path:
     """A causal model with a score head on the last token, as most reward models are."""
     tokenizer = chat_tokenizer()
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=longest, num_labels=labels,
-        pad_token_id=pad,
+        **SIZES, vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=longest,
+        num_labels=labels, pad_token_id=pad,
     )  # fmt: skip
-    torch.manual_seed(0)
-    made = Qwen2ForSequenceClassification(config)
-    with torch.no_grad():
-        made.score.weight.mul_(50)
-    made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(Qwen2ForSequenceClassification, config, "score", tokenizer, folder)
 
 
 def pair_model(folder: Path, labels: int = 2) -> Path:
     """An encoder that reads question and answer with a separator and token types between them."""
     tokenizer = of_bytes(model_input_names=["input_ids", "token_type_ids", "attention_mask"])
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=256, num_labels=labels, pad_token_id=0,
-    )  # fmt: skip
+        **SIZES, vocab_size=len(tokenizer), max_position_embeddings=256, num_labels=labels, pad_token_id=0
+    )
+    return saved(BertForSequenceClassification, config, "classifier", tokenizer, folder)
+
+
+def saved(
+    kind: type[PreTrainedModel],
+    config: PretrainedConfig,
+    head: str,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+) -> Path:
+    """Random weights, the same each time, with a `head` large enough to tell texts apart."""
     torch.manual_seed(0)
-    made = BertForSequenceClassification(config)
+    made = kind(config)
     with torch.no_grad():
-        made.classifier.weight.mul_(50)
+        getattr(made, head).weight.mul_(50)
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
