@@ -89,6 +89,19 @@ def test_a_watch_that_would_roll_back_is_refused_in_one_line(key):
     assert list(refused(made(f"{key}=stop"))) == []
 
 
+def test_a_reward_on_a_gpu_is_refused():
+    scored = "reward.weights={em: 0.0, rm: 1.0}", "reward.rm.model=here"
+    (said,) = refused(made(*scored, "reward.rm.device=cuda:1"))
+    assert said == (
+        "reward.rm.device = cuda:1: --backend verl scores in processes without a GPU; "
+        "set reward.rm.device=cpu"
+    )
+    for other in ((*scored, "reward.rm.device=cpu"), scored, ("reward.rm.device=cuda",)):
+        assert list(refused(made(*other))) == [], (
+            "with a GPU or without, it is scored on the CPU or not at all"
+        )
+
+
 def test_reference_that_nothing_asks_for_is_not_refused():
     check_supported(made("ref.path=/other"), job())
 

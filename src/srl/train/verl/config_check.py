@@ -233,6 +233,13 @@ def refused(config: Config) -> Iterator[str]:
             f"{key} = rollback: --backend verl cannot go back to a checkpoint while it runs; set note or "
             "stop, or train with --backend local"
         )
+    for name in config.reward.weights:
+        device = str(config.reward.options(name).get("device", ""))
+        if device.startswith("cuda"):
+            yield (
+                f"reward.{name}.device = {device}: --backend verl scores in processes without a GPU; "
+                f"set reward.{name}.device=cpu"
+            )
 
 
 def problems(composed: DictConfig, config: Config) -> Iterator[str]:
