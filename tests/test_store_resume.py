@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -258,6 +259,17 @@ def test_run_whose_writer_is_gone_is_interrupted(tmp_path):
     ):
         path.write_text(json.dumps(manifest | {"writer": manifest["writer"] | change}))
         assert status(tmp_path) == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_writer_that_was_killed_and_not_reaped_is_gone():
+    """As in a container whose first process waits for no orphans."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        writer = replace(manifests.Writer.here(), pid=child.pid, since=manifests._since(child.pid))
+        assert writer.alive
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert writer.alive is False
 
 
 def test_log_that_another_process_writes_is_not_taken_over(tmp_path, monkeypatch):

@@ -69,12 +69,13 @@ class Writer:
 
 
 def _since(pid: int) -> str:
-    """When a process started, in kernel ticks; empty without /proc."""
+    """When a process started, in kernel ticks; empty without /proc and for one that is not reaped yet."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return ""
-    return stat.rpartition(b")")[2].split()[19].decode()
+    state, *fields = stat.rpartition(b")")[2].split()
+    return "" if state in (b"Z", b"X") else fields[18].decode()
 
 
 def begin(log: Path, run: RunInfo, written: datetime | None) -> None:

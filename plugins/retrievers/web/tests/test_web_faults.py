@@ -59,7 +59,7 @@ def test_an_answer_that_will_not_change_is_a_fault_at_once(web, response, status
         (httpx.Response(500), "failed", "HTTP 500"),
         (httpx.Response(503, json={"error": {"message": "try later"}}), "failed", "try later"),
         (httpx.ConnectError("connection refused"), "refused", "no connection"),
-        (httpx.ReadTimeout("late"), "timed_out", "did not answer in 5 s"),
+        (httpx.ReadTimeout("late"), "timed_out", "did not answer in 60 s"),
         (httpx.RemoteProtocolError("peer closed connection"), "failed", "connection failed"),
     ],
 )
