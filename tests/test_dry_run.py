@@ -24,7 +24,7 @@ from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train import disk_space
 from srl.train.checkpoint import save_checkpoint
-from srl.train.dry_run.facts import kept_checkpoints
+from srl.train.dry_run.facts import disk_of_checkpoints
 from srl.train.dry_run.memory import Layout, cache_bytes, checkpoint_bytes, footprint, gib
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import GPUS, _available_memory, plan_local
@@ -600,14 +600,46 @@ def test_an_offloaded_reference_is_on_a_gpu_for_its_pass_only(saved):
 )
 def test_disk_of_the_checkpoints_counts_the_best_and_the_one_being_written(sets, said):
     trainer = Trainer(**{"total_training_steps": 300, "save_freq": 50, "test_freq": 50, **sets})
-    assert kept_checkpoints(trainer, 2**30) == f"1.00 GiB each, {said}"
+    assert disk_of_checkpoints(trainer, 2**30) == f"1.00 GiB each, {said}"
+
+
+@pytest.mark.parametrize(
+    ("there", "sets", "most"),
+    [
+        ([50, 100], {}, 6),  # 150, 200, 250 and 300 are to come
+        ([50, 100, 150, 200, 250, 300], {}, 6),  # none is
+        ([100, 150, 200], {"max_ckpt_to_keep": 3}, 5),  # the best is not there yet, and one is being written
+        ([50, 200, 250], {"max_ckpt_to_keep": 2}, 4),
+        ([50, 250], {"max_ckpt_to_keep": 2}, 3),  # one is to come
+        ([50, 100, 150, 200], {"max_ckpt_to_keep": 1}, 5),  # it was a run that kept more
+        ([120], {"save_freq": 70}, 5),  # a run of 120 steps that was made longer: 140, 210, 280 and 300
+        ([100], {"save_freq": 0}, 2),
+    ],
+)
+def test_a_resumed_run_adds_the_checkpoints_to_come_to_those_there(there, sets, most):
+    trainer = Trainer(**{"total_training_steps": 300, "save_freq": 50, "test_freq": 50, **sets})
+    assert disk_space.kept_checkpoints(trainer, 300, there).most == most
+
+
+def test_the_disk_of_a_resumed_run_has_room_for_the_checkpoints_to_come_alone(monkeypatch, tmp_path):
+    for step in (50, 100):
+        (tmp_path / f"checkpoints/step-{step:06d}").mkdir(parents=True)
+    trainer = Trainer(total_training_steps=300, save_freq=50)
+    for free, fits in ((4 * 2**30, True), (4 * 2**30 - 1, False)):
+        monkeypatch.setattr(
+            disk_space.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free)
+        )
+        said = disk_space.lack_of_room(trainer, 300, tmp_path, 2**30)
+        assert (said is None) is fits
+    assert said.startswith("the checkpoints to come take up to 4.00 GiB (4 of 1.00 GiB), and the disk of ")
+    assert said.endswith(" free; free some space")
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_a_warning(saved, monkeypatch, tmp_path):
     monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "not" / "there"))
     config = configured(saved["qwen2"], algorithm__name="grpo", trainer__max_ckpt_to_keep=2)
     size = checkpoint_bytes(shape_of(config, saved["qwen2"], needs_critic=False), CPU)
-    most = disk_space.most_checkpoints(config.trainer, config.trainer.total_training_steps)
+    most = disk_space.kept_checkpoints(config.trainer, config.trainer.total_training_steps).most
     for missing, warned in ((0, []), (1, [True])):
         disk = SimpleNamespace(free=most * size - missing)
         monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder, disk=disk: disk)

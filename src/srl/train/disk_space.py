@@ -4,38 +4,57 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from srl.config import Config
 from srl.config.sections import Trainer
 from srl.train.dry_run.memory import Layout, gib
-from srl.train.run_directory import SFT
+from srl.train.run_directory import checkpoints
 
 LOCAL = Layout("local")
 
 
-def lack_of_room(config: Config, algo: str, folder: Path, size: int) -> str | None:
-    """What to say if the checkpoints of a run, of `size` bytes each, do not fit the disk of `folder`."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free, steps = shutil.disk_usage(existing).free, config.trainer.total_training_steps
-    most = most_checkpoints(config.trainer, config.sft.steps if algo == SFT else steps)
-    if most * size <= free:
+def lack_of_room(trainer: Trainer, steps: int, run: Path, size: int) -> str | None:
+    """What to say if the checkpoints of `run`, of `size` bytes each, do not fit its disk.
+
+    Those that the run has already are not counted: the disk has them. `steps` are those of the whole run.
+    """
+    existing = next(path for path in (run, *run.absolute().parents) if path.is_dir())
+    free, there = shutil.disk_usage(existing).free, checkpoints(run)
+    more = kept_checkpoints(trainer, steps, there).most - len(there)
+    if more * size <= free:
         return None
-    fewer = "" if config.trainer.max_ckpt_to_keep == 1 else ", or set trainer.max_ckpt_to_keep=1"
+    fewer = "" if trainer.max_ckpt_to_keep == 1 or there else ", or set trainer.max_ckpt_to_keep=1"
     return (
-        f"the checkpoints take up to {gib(most * size)} ({most} of {gib(size)}), and the disk of {folder} "
-        f"has {gib(free)} free; free some space{fewer}"
+        f"the checkpoints to come take up to {gib(more * size)} ({more} of {gib(size)}), and the disk of "
+        f"{run} has {gib(free)} free; free some space{fewer}"
     )
 
 
-def most_checkpoints(trainer: Trainer, steps: int) -> int:
-    """The most checkpoints that are there at a time: an old one goes when the new one is written."""
-    saved = math.ceil(steps / trainer.save_freq) if trainer.save_freq else 1
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoints:
+    """Which checkpoints of a run stay: the `newest` so many (None: all), and the `best`.
+
+    `most` are there at a time: an old one goes when the new one is written.
+    """
+
+    newest: int | None
+    best: bool
+    most: int
+
+
+def kept_checkpoints(trainer: Trainer, steps: int, there: Collection[int] = ()) -> KeptCheckpoints:
+    """What a run of `steps` steps keeps, from the checkpoints of the steps `there` on."""
     newest, best = trainer.max_ckpt_to_keep, trainer.keep_best_ckpt and trainer.test_freq > 0
-    return min(saved, newest + best + 1) if newest else saved
+    every, done = trainer.save_freq or max(steps, 1), max(there, default=0)
+    saved = math.ceil(steps / every) - done // every if done < steps else 0
+    most = len(there) + saved
+    if newest and saved:
+        most = min(most, max(newest + best, len(there)) + 1)
+    return KeptCheckpoints(newest, best, most)
 
 
 def checkpoint_bytes(actor: torch.nn.Module, critic: torch.nn.Module | None = None) -> int:

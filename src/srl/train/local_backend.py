@@ -48,7 +48,7 @@ from srl.train.question_order import QuestionOrder, order_of
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import rft_loop
 from srl.train.report import Terminal, reporters
-from srl.train.resume import checkpoint_notes, resume_with, too_many_failures
+from srl.train.resume import checkpoint_notes, resume_with, too_many_failures, total_steps
 from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints
 from srl.train.search import IndexDigests
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
@@ -350,6 +350,10 @@ class LocalRun:
     engine: Engine
     loop: Loop
     where: str
+    steps: int
+    """Of the whole run."""
+    checkpoint_size: int
+    """Bytes on disk of a checkpoint."""
     reference: str = ""
     """The digest of the reference policy."""
 
@@ -363,6 +367,8 @@ class LocalRun:
 
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
         """Train to the end of the run. An interruption leaves log and checkpoints to be resumed."""
+        if lack := lack_of_room(self.config.trainer, self.steps, run, self.checkpoint_size):
+            self.terminal.note(f"warning: {lack}")
         with (
             reporters(self.config, run) as also,
             LogWriter(run / LOG, info, warn=lambda text: self.terminal.note(f"warning: {text}")) as log,
@@ -397,28 +403,23 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
             f"rollout.engine = {config.rollout.engine} returns text, and training needs the sampled token "
             "ids; set rollout.engine=torch"
         )
-    tokens = tokens_of_updates(config, algo)
-
-    def warn_of_disk(size: int) -> None:
-        if lack := lack_of_room(config, algo, workspace.runs, size):
-            terminal.note(f"warning: {lack}")
-
+    tokens, steps = tokens_of_updates(config, algo), total_steps(config, algo)
     if algo in (SFT, RFT):
-        warn_of_disk(checkpoint_bytes(policy.model))
+        size = checkpoint_bytes(policy.model)
         compile_updates(config, [trunk(policy.model)], tokens, workspace, terminal.note)
     if algo == RFT:
-        return LocalRun(config, terminal, environment, engine, rft_loop(config, policy), where)
+        return LocalRun(config, terminal, environment, engine, rft_loop(config, policy), where, steps, size)
     if algo == SFT:
         file = partial(demonstration_file, config, workspace, terminal.note)
         loop = sft_loop(config, policy, environment, file, terminal.note)
-        return LocalRun(config, terminal, environment, engine, loop, where)
+        return LocalRun(config, terminal, environment, engine, loop, where, steps, size)
     learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
-    warn_of_disk(checkpoint_bytes(learner.actor, learner.critic))
     compile_updates(config, learner.trunks, tokens, workspace, terminal.note)
     optimisers = load_optimisers(config, learner)
     reference = reference_digest(config, learner.reference)
     loop = rl_loop(config, learner, optimisers)
-    return LocalRun(config, terminal, environment, engine, loop, where, reference)
+    size = checkpoint_bytes(learner.actor, learner.critic)
+    return LocalRun(config, terminal, environment, engine, loop, where, steps, size, reference)
 
 
 def _note_of_tokenizer(config: Config, workspace: Workspace, terminal: Terminal) -> Note:

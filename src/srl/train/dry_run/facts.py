@@ -7,7 +7,7 @@ from pathlib import Path
 from srl.config import Config
 from srl.config.sections import Trainer
 from srl.hub_models import HubName, hub_name
-from srl.train.disk_space import most_checkpoints
+from srl.train.disk_space import kept_checkpoints
 from srl.train.dry_run.memory import Layout, checkpoint_bytes, gib, millions
 from srl.train.dry_run.model_size import Shape
 from srl.train.learning_rate import updates_in_words
@@ -49,17 +49,19 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
         "reward": " + ".join(f"{weight:g} × {name}" for name, weight in config.reward.weights.items()),
         "length": f"{trainer.total_training_steps} steps; a checkpoint {save}, a validation {test}",
         "checkpoints": f"{Workspace.resolve().runs}/…/checkpoints, "
-        f"{kept_checkpoints(trainer, checkpoint_bytes(shape, layout))}{export}",
+        f"{disk_of_checkpoints(trainer, checkpoint_bytes(shape, layout))}{export}",
     }
 
 
-def kept_checkpoints(trainer: Trainer, size: int) -> str:
-    """Which checkpoints of `size` bytes stay, and the disk that they take at most: an old one goes when the
-    new one is written."""
-    newest, best = trainer.max_ckpt_to_keep, trainer.keep_best_ckpt and trainer.test_freq > 0
-    most = most_checkpoints(trainer, trainer.total_training_steps)
-    kept = f"the last {newest}{' and the best' if best else ''}" if newest else f"all {most}"
-    return f"{gib(size)} each, {kept} kept: up to {gib(most * size)}"
+def disk_of_checkpoints(trainer: Trainer, size: int) -> str:
+    """Which checkpoints of `size` bytes stay, and the disk that they take at most."""
+    found = kept_checkpoints(trainer, trainer.total_training_steps)
+    stay = (
+        f"the last {found.newest}{' and the best' if found.best else ''}"
+        if found.newest
+        else f"all {found.most}"
+    )
+    return f"{gib(size)} each, {stay} kept: up to {gib(found.most * size)}"
 
 
 def _search(config: Config) -> str:

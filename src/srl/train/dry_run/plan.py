@@ -181,7 +181,7 @@ def _plan(
     """What both backends plan. `counted` is `config` in the precision of the passes."""
     path, memory = config.model.path or BASE_MODEL, footprint(shape, counted, layout)
     size = checkpoint_bytes(shape, layout)
-    lack = lack_of_room(config, config.algorithm.name, Workspace.resolve().runs, size)
+    lack = lack_of_room(config.trainer, config.trainer.total_training_steps, Workspace.resolve().runs, size)
     said = [
         *context_errors(config, shape.context),
         *startup_errors(config),
