@@ -17,7 +17,7 @@ from tests.training import SETTINGS, tokenizer
 from srl.advantage import Algorithm
 from srl.config import load_config
 from srl.errors import UserError
-from srl.manifests import DamagedError
+from srl.manifests import DamagedError, check_checkpoint
 from srl.model import add_lora, load_model, load_tokenizer, model_digest, new_model
 from srl.train import checkpoint
 from srl.train.checkpoint import (
@@ -25,6 +25,7 @@ from srl.train.checkpoint import (
     load_checkpoint,
     load_newest,
     save_checkpoint,
+    save_validated,
 )
 from srl.train.experience import Learner
 from srl.train.resume import checkpoint_notes, resume_command
@@ -180,6 +181,58 @@ def test_the_newest_are_kept(tmp_path):
     assert list(checkpoints(tmp_path).values()) == [checkpoint_path(tmp_path, step) for step in (10, 11)]
     save(tmp_path, them, those, step=12)
     assert len(list(checkpoints(tmp_path).values())) == 3, "without a number all are kept"
+
+
+def validated(run, them, **named):
+    progress = Progress(step=3, kl=them.kl_control.state_dict())
+    progress.note_validation(0.5, 3)
+    save_validated(run, progress, keep=1, **named)
+
+
+def test_the_validation_of_a_saved_step_changes_its_state_alone(tmp_path):
+    them = learner()
+    those = optimisers(them)
+    take_steps(them, those)
+    save(tmp_path, them, those, step=2)
+    path = save(tmp_path, them, those, awaits_validation=True)
+    before = {file: (file.stat().st_ino, file.read_bytes()) for file in path.rglob("*.*")}
+    validated(tmp_path, them)
+    assert list(checkpoints(tmp_path)) == [3]
+    check_checkpoint(path)
+    after = {file: (file.stat().st_ino, file.read_bytes()) for file in path.rglob("*.*")}
+    changed = {file.name for file in before.keys() | after.keys() if before.get(file) != after.get(file)}
+    assert changed == {"state.json", "manifest.json"}, "the others are links"
+    progress = load_checkpoint(path, learner(), optimisers(learner()))
+    assert (progress.val_em, progress.awaits_validation) == ({3: 0.5}, False)
+
+
+def test_a_disk_without_links_has_copies(tmp_path, monkeypatch):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them))
+
+    def refused(*given):
+        raise PermissionError
+
+    monkeypatch.setattr(checkpoint.os, "link", refused)
+    validated(tmp_path, them)
+    check_checkpoint(path)
+    assert load_checkpoint(path, learner(), optimisers(learner())).val_em == {3: 0.5}
+
+
+@pytest.mark.parametrize("broken", ["write_json", "write_manifest", "checksums"])
+def test_a_checkpoint_whose_validation_was_not_finished_is_as_before(tmp_path, monkeypatch, broken):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them), awaits_validation=True)
+
+    def breaking(*arguments, **named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, broken, breaking)
+        with pytest.raises(KeyboardInterrupt):
+            validated(tmp_path, them)
+    check_checkpoint(path)
+    assert load_checkpoint(path, learner(), optimisers(learner())).awaits_validation
 
 
 @pytest.mark.parametrize(("keep_best", "kept"), [(True, [2, 5]), (False, [5])])

@@ -108,6 +108,7 @@ MOMENTS = {
     "before the first checkpoint": (fine_tuning, "fine_tune_step", 2),
     "a step": (fine_tuning, "fine_tune_step", 5),
     "a validation": (EpisodeRunner, "score", 4),
+    "the last validation": (EpisodeRunner, "score", 5),
     "the last test": (EpisodeRunner, "score", 6),
 }
 
@@ -124,6 +125,8 @@ def test_it_resumes_bit_for_bit(
         with pytest.raises(KeyboardInterrupt):
             train(chosen(setting), workspace, "sft")
     run, said = only_run(workspace), Said()
+    if moment == "the last validation":
+        assert max(checkpoints(run)) == STEPS, "it is saved before"
     summary = resume(run, workspace=Workspace(workspace), terminal=said)
     assert ("from step-" in said.text) == (moment != "before the first checkpoint")
     assert summary.steps == STEPS

@@ -276,6 +276,7 @@ def train_em(run: Path) -> dict[int, float]:
 MOMENTS = {
     # An episode is scored by a call: 10 before round 1, 64 in it, 6 after it, and 32 in a batch of round 2.
     "sampling, with one batch in the log": (RewardMix, "score", 10 + 64 + 6 + 32 + 5),
+    "the validation of round 1": (RewardMix, "score", 10 + 64 + 3),
     "fine-tuning": (rejection_sampling, "fine_tune", 2),
 }
 
@@ -308,7 +309,9 @@ def test_rounds_resume_where_they_stopped(
 
     monkeypatch.setattr(EpisodeRunner, "roll_out", noted)
     assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 2
-    again = {"sampling, with one batch in the log": 1, "fine-tuning": 0}[moment]
+    again = {"sampling, with one batch in the log": 1, "the validation of round 1": 2, "fine-tuning": 0}[
+        moment
+    ]
     assert [phase for phase, _ in asked].count("train") == again
     assert metrics(run) == metrics(whole[0])
     assert bench._files(run) == bench._files(whole[0])

@@ -23,6 +23,7 @@ from srl.train.episodes import EpisodeRunner
 from srl.train.evaluate_model import settings_of
 from srl.train.resume import too_many_failures
 from srl.train.run import resume
+from srl.train.run_directory import checkpoints
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
@@ -74,6 +75,12 @@ def whole(setting):
     return run_of
 
 
+def known(run):
+    """What the newest checkpoint knows of the validations."""
+    state = json.loads((max(checkpoints(run).values()) / "trainer" / "state.json").read_text())
+    return state["val_em"], state["val_em_best_step"], state["awaits_validation"]
+
+
 def stop_at(step, phase="train"):
     """The scoring of a step's episodes, which breaks at one step, once."""
     real, left = EpisodeRunner.score, [1]
@@ -102,10 +109,19 @@ def test_the_same_run_twice_is_the_same(setting, workspace, whole, algo):
 
 
 @pytest.mark.parametrize(
-    ("algo", "stop"),
-    [("ppo", ("train", 3)), ("ppo", ("test", 4)), ("grpo", ("train", 1)), ("grpo", ("val", 2))],
+    ("algo", "stop", "newest"),
+    [
+        ("ppo", ("train", 3), 2),
+        ("ppo", ("test", 4), 4),
+        ("grpo", ("train", 1), 0),
+        ("grpo", ("val", 2), 2),
+        pytest.param("ppo", ("val", 4), 4, marks=pytest.mark.slow),
+    ],
 )
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(setting, workspace, whole, monkeypatch, algo, stop):
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    setting, workspace, whole, monkeypatch, algo, stop, newest
+):
+    """Also in a validation, before which the step's checkpoint is saved."""
     phase, step = stop
     monkeypatch.setattr(EpisodeRunner, "score", stop_at(step, phase))
     with pytest.raises(KeyboardInterrupt):
@@ -113,11 +129,13 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(setting, workspace, whole, m
     run = only_run(workspace)
     with srl.store.open(run) as log:
         assert log.execute("SELECT status FROM runs").fetchone() == ("interrupted",)
+    assert max(checkpoints(run), default=0) == newest
     said = Said()
     summary = resume(run, workspace=Workspace(workspace), terminal=said)
     assert summary.steps == 4
-    assert ("from step-" in said.text) == (stop != ("train", 1))
+    assert ("from step-" in said.text) == (newest > 0)
     assert differences(run, whole(algo)) == []
+    assert known(run) == known(whole(algo))
 
 
 def dawdling(real):

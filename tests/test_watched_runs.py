@@ -106,6 +106,16 @@ def test_a_watch_stops_a_run_with_a_line_that_says_from_where_to_start_again(set
         assert log.execute("SELECT status, steps FROM runs").fetchall() == [("failed", 2)]
 
 
+def test_a_watch_that_fires_on_a_validation_leaves_no_checkpoint_of_its_step(setting, workspace, monkeypatch):
+    rule = Rule("val/em", lambda metrics, limits: float("val/em" in metrics), phase="val")
+    monkeypatch.setitem(RULES, "kl", rule)
+    sets = ["watch.kl.threshold=0.5", "watch.kl.patience=2", "watch.kl.action=stop",
+            "trainer.val_before_train=false", "trainer.total_training_steps=3"]  # fmt: skip
+    with pytest.raises(UserError, match=r"stopped by watch kl at step 2"):
+        train(config(setting, "grpo", sets), workspace)
+    assert list(checkpoints(only_run(workspace))) == [1]
+
+
 def test_gradients_that_stay_not_finite_end_the_run(setting, workspace, monkeypatch):
     """And are counted: two optimiser steps in each training step."""
     clip = torch.nn.utils.clip_grad_norm_

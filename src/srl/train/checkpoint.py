@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shlex
 import shutil
@@ -23,6 +24,7 @@ from srl.manifests import (
     before,
     check_checkpoint,
     checksums,
+    read_manifest,
     replaceable,
     write_manifest,
 )
@@ -87,11 +89,38 @@ def save_checkpoint(
         if learner.critic is not None:
             _save(_trained(learner.critic), trainer / "critic.pt")
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
+    _drop_superseded(run, progress, keep, keep_best)
+    return path
+
+
+def save_validated(run: Path, progress: Progress, keep: int | None, keep_best: bool = True) -> None:
+    """Put the validation of its step into a checkpoint that was saved before it, and delete as
+    `save_checkpoint` does.
+
+    The checkpoint is replaced whole or not at all. Its other files are linked, or copied where the disk has
+    no links.
+    """
+    path, state = checkpoint_path(run, progress.step), f"trainer/{_STATE}"
+    with atomic_directory(path, replace=_REPLACEABLE) as folder:
+        shutil.copytree(path, folder, copy_function=_link, dirs_exist_ok=True)
+        write_json(folder / state, {"format": 1, **asdict(progress)})
+        files = read_manifest(path, CHECKPOINT)["files"] | checksums(folder, [state])
+        write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": files})
+    _drop_superseded(run, progress, keep, keep_best)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _drop_superseded(run: Path, progress: Progress, keep: int | None, keep_best: bool) -> None:
     for old in superseded_checkpoints(run, keep, val_em=progress.val_em if keep_best else None):
         old.rename(old.with_name(f".{old.name}.dropped"))
-    for dropped in path.parent.glob(".step-*.dropped"):
+    for dropped in checkpoint_path(run, progress.step).parent.glob(".step-*.dropped"):
         shutil.rmtree(dropped)
-    return path
 
 
 def _save(tensors: object, path: Path) -> None:

@@ -13,7 +13,7 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.progress import counted
 from srl.store import reading
-from srl.train.checkpoint import load_newest, save_checkpoint
+from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.load_components import LoadedModel
 from srl.train.logged_episodes import check_tokens, episodes_of_log
@@ -74,6 +74,8 @@ class FineTuning:
     def _train(self) -> None:
         sft, first = self.config.sft, self.progress.step
         data = batches(self.episodes, sft, self.config.trainer.seed)
+        if self.progress.awaits_validation:
+            self._validate_and_save(saved=True)
         left, began = itertools.islice(data, first, None), time.perf_counter()
 
         def left_s() -> float:
@@ -101,10 +103,10 @@ class FineTuning:
                 step = self.progress.step + 1
                 self._step(step, next(data), left_s)
                 count(step)
-                if step == steps or _due(step, trainer.test_freq):
+                if step == steps or self._validates(step):
                     return
                 if _due(step, trainer.save_freq):
-                    self._save()
+                    self._save(trainer.max_ckpt_to_keep)
 
     def _step(self, step: int, trajectories: list[Trajectory], left_s: Callable[[], float]) -> None:
         sft = self.config.sft
@@ -118,25 +120,43 @@ class FineTuning:
         if step in (1, sft.steps) or step % 10 == 0:
             self.runner.terminal.fine_tuning_step(step, sft.steps, metrics, left_s())
 
-    def _validate_and_save(self) -> None:
-        """Validate, and save where a checkpoint is due, at the end, and the best for `sft.patience`."""
+    def _validates(self, step: int) -> bool:
+        every = self.config.trainer.test_freq
+        return every > 0 and step > 0 and (step == self.config.sft.steps or step % every == 0)
+
+    def _validate_and_save(self, saved: bool = False) -> None:
+        """Save where a checkpoint is due and at the end, before the validation, which may take long; it gets
+        the result afterwards. With `sft.patience` the best is saved too, once it is known.
+
+        It is `saved` already where the run was stopped in the validation.
+        """
         step, trainer, sft = self.progress.step, self.config.trainer, self.config.sft
-        if trainer.test_freq:
+        due, validates = step == sft.steps or _due(step, trainer.save_freq), self._validates(step)
+        if due and validates and not saved:
+            self.progress.awaits_validation = saved = True
+            self._save(None)
+        if validates:
             self.runner.validate(self.progress)
+        self.progress.awaits_validation = False
         is_best = sft.patience is not None and best_step(self.progress.val_em) == step
-        if step == sft.steps or is_best or self._stops_early() or _due(step, trainer.save_freq):
-            self._save()
+        if saved:
+            self.runner.wait_for_log()
+            save_validated(
+                self.run_directory, self.progress, trainer.max_ckpt_to_keep, trainer.keep_best_ckpt
+            )
+        elif due or is_best or self._stops_early():
+            self._save(trainer.max_ckpt_to_keep)
 
     def _stops_early(self) -> bool:
         patience = self.config.sft.patience
         return patience is not None and validations_without_rise(self.progress.val_em) >= patience
 
-    def _save(self) -> None:
+    def _save(self, keep: int | None) -> None:
         trainer, tokenizer = self.config.trainer, self.runner.environment.codec.tokenizer
         self.runner.wait_for_log()
         save_checkpoint(
             self.run_directory, self.progress, self.tuned, tokenizer, {"actor": self.optimiser}, self.card,
-            trainer.max_ckpt_to_keep, trainer.keep_best_ckpt,
+            keep, trainer.keep_best_ckpt,
         )  # fmt: skip
 
 

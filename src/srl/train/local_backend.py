@@ -23,7 +23,7 @@ from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.rollout.engine import Engine
 from srl.store import LogWriter, Record, RunInfo
-from srl.train.checkpoint import load_newest, save_checkpoint
+from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.train.disk_space import checkpoint_bytes, lack_of_room
@@ -134,11 +134,11 @@ class LocalTrainer:
         order = order_of(self.runner.environment.splits.train, self.config.data, trainer.seed)
         if self.progress.step == 0:
             self._before()
+        if self.progress.awaits_validation:
+            self._conclude(self.progress.step, [], saved=True)
         while self.progress.step < trainer.total_training_steps:
             step = self.progress.step + 1
-            fired = [*self._step(step, order), *self._validate_if_due(step)]
-            if not self._rolled_back(fired) and self._is_last_or_due(step, trainer.save_freq):
-                self._save(trainer.max_ckpt_to_keep)
+            self._conclude(step, self._step(step, order))
         if self.progress.step > 0 or self.progress.test_em_start is None:
             self.progress.test_em_end = self.runner.test(self.progress.step)
         return self.progress
@@ -171,10 +171,34 @@ class LocalTrainer:
             self.runner.terminal.samples(*sampled.kept, self.config.trainer.sample_count)
         return self.watcher.observe(step, "train", metrics)
 
-    def _validate_if_due(self, step: int) -> list[Fired]:
-        """Validate where due, and after the last step; the watches that fire on it."""
+    def _conclude(self, step: int, fired: list[Fired], saved: bool = False) -> None:
+        """Save and validate where due, and do what the watches ask for that fired on the step or now.
+
+        A checkpoint is saved before the validation, which may take long, and gets its result afterwards. It
+        is `saved` already where the run was stopped between the two.
+        """
+        trainer = self.config.trainer
+        due, validates = self._is_last_or_due(step, trainer.save_freq), self._validates(step)
+        if due and validates and not saved and not to_act_on(fired):
+            self.progress.awaits_validation = saved = True
+            self._save(None)
+        found = [*fired, *(self._validate() if validates else [])]
+        self.progress.awaits_validation = False
+        if saved and to_act_on(found):
+            drop_checkpoints_after(self.run_directory, step - 1)
+        if self._rolled_back(found):
+            return
+        if saved:
+            self._note_state()
+            save_validated(
+                self.run_directory, self.progress, trainer.max_ckpt_to_keep, trainer.keep_best_ckpt
+            )
+        elif due:
+            self._save(trainer.max_ckpt_to_keep)
+
+    def _validates(self, step: int) -> bool:
         every = self.config.trainer.test_freq
-        return self._validate() if every and self._is_last_or_due(step, every) else []
+        return every > 0 and self._is_last_or_due(step, every)
 
     def _validate(self) -> list[Fired]:
         metrics = self.runner.validate(self.progress)
@@ -185,13 +209,17 @@ class LocalTrainer:
 
     def _save(self, keep: int | None) -> None:
         """Save a checkpoint, and delete all but the newest `keep` (None: delete none)."""
-        self.runner.wait_for_log()
-        self.progress.kl = self.learner.kl_control.state_dict()
-        self.progress.watch = self.watcher.state_dict()
+        self._note_state()
         save_checkpoint(
             self.run_directory, self.progress, self.learner, self.runner.environment.codec.tokenizer,
             self.optimisers, self.card, keep, self.config.trainer.keep_best_ckpt,
         )  # fmt: skip
+
+    def _note_state(self) -> None:
+        """Bring the progress up to date for a checkpoint, once the log has its step."""
+        self.runner.wait_for_log()
+        self.progress.kl = self.learner.kl_control.state_dict()
+        self.progress.watch = self.watcher.state_dict()
 
     def _rolled_back(self, found: list[Fired]) -> bool:
         """Do what the watches that fired ask for; whether that was a roll-back. Raises UserError to stop."""

@@ -19,7 +19,7 @@ from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.progress import counted
 from srl.store import Record, read_records, reading
-from srl.train.checkpoint import load_newest, save_checkpoint
+from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.episodes import EpisodeRunner
 from srl.train.fine_tuning import Loop, Tuned
 from srl.train.load_components import LoadedModel
@@ -64,10 +64,13 @@ class RejectionSampling:
         if self.progress.step == 0 and config.trainer.val_before_train:
             self.runner.validate(self.progress)
             self.progress.test_em_start = self.runner.test(0)
+        if self.progress.awaits_validation:
+            self._validate()
         for number in range(self.progress.step + 1, rounds + 1):
             self._round(number, order.batch(number))
-            self.runner.validate(self.progress)
+            self.progress.awaits_validation = True
             self._save()
+            self._validate()
         self.progress.test_em_end = self.runner.test(self.progress.step)
         return self.progress
 
@@ -156,13 +159,18 @@ class RejectionSampling:
         totals = {"perf/total_num_tokens": tokens, "perf/throughput": tokens / seconds}
         return last | totals | {"sft/steps": sft.steps, "timing_s/update_actor": seconds}
 
-    def _save(self) -> None:
-        trainer, tokenizer = self.config.trainer, self.runner.environment.codec.tokenizer
+    def _validate(self) -> None:
+        """Validate, and put the result into the round's checkpoint, which was saved before."""
+        trainer = self.config.trainer
+        self.runner.validate(self.progress)
+        self.progress.awaits_validation = False
         self.runner.wait_for_log()
-        save_checkpoint(
-            self.run_directory, self.progress, self.tuned, tokenizer, {}, self.card,
-            trainer.max_ckpt_to_keep, trainer.keep_best_ckpt,
-        )  # fmt: skip
+        save_validated(self.run_directory, self.progress, trainer.max_ckpt_to_keep, trainer.keep_best_ckpt)
+
+    def _save(self) -> None:
+        tokenizer = self.runner.environment.codec.tokenizer
+        self.runner.wait_for_log()
+        save_checkpoint(self.run_directory, self.progress, self.tuned, tokenizer, {}, self.card, keep=None)
 
 
 def rft_loop(config: Config, policy: LoadedModel) -> Loop:

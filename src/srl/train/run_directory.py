@@ -55,6 +55,8 @@ class Progress:
     asked: int | None = None
     """How many questions of the order (`QuestionOrder`) are behind; None in older checkpoints, and on verl,
     which keeps it itself."""
+    awaits_validation: bool = False
+    """Whether the step is still to be validated, as in a checkpoint that was saved before."""
     pass_rates: dict[str, list[int]] = field(default_factory=dict)
     """What `data.pass_rate_pools` knows of each question asked (`srl.train.pass_rates.Asked`)."""
 
