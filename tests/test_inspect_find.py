@@ -46,8 +46,9 @@ def test_searches_are_counted_by_step(run):
     }  # fmt: skip
     assert first["repeated"] == 1, "case and outer spaces do not make another query"
     assert first["evidence_shown"] == pytest.approx(1 / 3), "of the three that were answered"
+    assert first["evidence_first"] == pytest.approx(1 / 3)
     assert (first["p50_s"], first["max_s"]) == (2.5, 4.0)
-    assert (second["evidence_shown"], second["evidence_cut"]) == (0.0, 1.0)
+    assert [second[f"evidence_{name}"] for name in ("first", "shown", "cut")] == [0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_searches_of_questions_without_answers_have_no_share_of_evidence(tmp_pat
     new_log(tmp_path).write(1, "train", [record(episode(asked=question(golds=())))], {})
     with srl.store.open(tmp_path) as log:
         (found,) = searches(log, Filter())
-    assert (found["searches"], found["evidence_shown"]) == (1, None)
+    assert (found["searches"], found["evidence_first"], found["evidence_shown"]) == (1, None, None)
 
 
 def test_failed_searches_are_listed_with_their_error(run, capsys):

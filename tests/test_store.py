@@ -168,8 +168,10 @@ def test_the_log_says_which_passages_were_shown_and_looks_for_the_answer_there(
     with srl.store.open(tmp_path) as connection:
         found = connection.execute("SELECT shown, has_answer FROM hits ORDER BY rank").fetchall()
         gold, verdict = connection.execute("SELECT gold_in_passages, verdict FROM trajectories").fetchone()
+        rank = one(connection, "SELECT gold_rank FROM searches")
         (read,) = srl.store.read_records(connection)
     assert found == list(zip(shown, answers, strict=True))
+    assert rank == (answers.index(True) + 1 if True in answers else None)
     seen = any(answer for how, answer in found if how != "none")
     assert (gold, verdict) == (seen, "reader" if seen else "retriever")
     assert read.trajectory.searches == made.searches

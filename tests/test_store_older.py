@@ -144,6 +144,7 @@ def test_an_older_log_does_not_say_what_was_shown_and_its_results_are_read(tmp_p
             log.finish()
     with srl.store.open(tmp_path) as connection:
         hits = connection.execute("SELECT shown, has_answer FROM hits ORDER BY rank").fetchall()
+        ranks = connection.execute("SELECT gold_rank FROM searches").fetchall()
         more = connection.execute(
             "SELECT cover_em, seconds, gold_in_passages, verdict FROM trajectories"
         ).fetchall()
@@ -151,7 +152,7 @@ def test_an_older_log_does_not_say_what_was_shown_and_its_results_are_read(tmp_p
             "SELECT DISTINCT trainer_logprobs, entropies, len(logprobs) > 0 FROM segments WHERE mask = 1"
         ).fetchall()
         (found,) = read_results(connection)
-    assert hits == [(None, True), (None, False)]
+    assert (hits, ranks) == ([(None, True), (None, False)], [(1,)])
     assert more == [(None, None, True, "reader")]
     assert tokens == [(None, None, True)]
     assert found == EpisodeResult.of(episode(step=0, phase="eval", answer="in Bern"))

@@ -227,6 +227,14 @@ _SEARCHES = _columns(
     ("cut", pa.string(), "What was shown of the only one, in whole words, if its middle was cut; else NULL."),
 )
 _NESTED_HITS = Column("hits", _HITS, "The returned passages, best first.")
+_GOLD_RANK = Column(
+    "gold_rank",
+    pa.int32(),
+    "The best rank of a returned passage that contains a golden answer, from 1; NULL if none does, and "
+    "without golden answers.",
+)
+GOLD_RANK_SQL = "nullif(list_position([hit.has_answer FOR hit IN hits], true), 0)::INTEGER"
+"""SQL for the column `gold_rank` of a row of `raw.searches`."""
 
 _METRICS = _columns(
     _RUN_ID, _STEP, _PHASE,
@@ -340,9 +348,9 @@ TABLES: tuple[Table, ...] = (
           "SELECT * FROM raw.segments"),
     Table(
         "searches", "One row per search.",
-        (*_SEARCHES, Column("hits", pa.int32(), "Number of returned passages.")),
-        "SELECT * REPLACE (len(hits)::INTEGER AS hits, coalesce(retriever, '') AS retriever) "
-        "FROM raw.searches",
+        (*_SEARCHES, Column("hits", pa.int32(), "Number of returned passages."), _GOLD_RANK),
+        "SELECT * REPLACE (len(hits)::INTEGER AS hits, coalesce(retriever, '') AS retriever), "
+        f"{GOLD_RANK_SQL} AS gold_rank FROM raw.searches",
     ),
     Table("hits", "One row per returned passage.", _HIT_ROWS, _HIT_SQL),
     Table(

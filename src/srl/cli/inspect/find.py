@@ -52,9 +52,9 @@ def searches(
 ) -> None:
     """Show how searches went: failures, repeated queries, evidence shown or not, latency.
 
-    `repeat`: the episode had asked the same before. `shown`: of the answered searches, the share that showed
-    the policy a passage with a golden answer; `cut`: that found one only among what did not fit. Latency is
-    in seconds, with retries.
+    `repeat`: the episode had asked the same before. `first`: of the answered searches, the share whose first
+    passage has a golden answer; `shown`: that showed the policy one that has; `cut`: that found one only
+    among what did not fit. Latency is in seconds, with retries.
 
     \b
     Example:
@@ -81,8 +81,9 @@ def searches(
 _KEYS = ("run_id", "phase", "step", "retriever", "data_source")
 _SEARCH_COLUMNS = {
     "searches": "searches", "episodes": "episodes", "empty": "empty", "rejected": "rejected",
-    "failed": "failed", "retried": "retried", "repeated": "repeat", "evidence_shown": "shown",
-    "evidence_cut": "cut", "p50_s": "p50 s", "p95_s": "p95 s", "p99_s": "p99 s", "max_s": "max s",
+    "failed": "failed", "retried": "retried", "repeated": "repeat", "evidence_first": "first",
+    "evidence_shown": "shown", "evidence_cut": "cut", "p50_s": "p50 s", "p95_s": "p95 s", "p99_s": "p99 s",
+    "max_s": "max s",
 }  # fmt: skip
 _LEAST = ("p99 s", "retried", "rejected", "episodes")
 """Columns that a narrow terminal leaves out, in this order."""
