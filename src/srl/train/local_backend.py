@@ -301,10 +301,9 @@ class LocalTrainer:
         with self._timed("gen"):
             options, n = self.runner.environment.options, self.config.rollout.n
             trajectories = self.runner.roll_out(questions, "train", step, options, n)
-        self._check_failures(trajectories)
         with self._timed("reward"):
             scores = self.runner.score(trajectories)
-        self._check_failures(trajectories)
+        self._check_failures(trajectories)  # now that each reward has said whether it failed
         return trajectories, scores
 
     def _check_failures(self, trajectories: list[Trajectory]) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from srl.model import evaluating
+from srl.model import Float32Head, evaluating
 from srl.update import packing
 from srl.update.batch import Batch, micro_batches
 
@@ -97,11 +97,15 @@ def micro_batches_of(model: PreTrainedModel, batch: Batch, max_tokens: int) -> I
 
 
 def states_before(model: nn.Module, batch: Batch, wanted: Tensor) -> Tensor:
-    """The trunk's states (N, D) at the N positions of `wanted` (B, T - 1), which predict the tokens after."""
+    """The trunk's states (N, D) at the N positions of `wanted` (B, T - 1), which predict the tokens after.
+
+    Under a head in float32, which is there to bring trainer and sampler together, attention is exact.
+    """
     if not packing.packs(trunk(model)):
         return last_hidden_state(model, batch)[:, :-1][wanted]
     kept = nn.functional.pad(wanted, (0, 1))[batch.attention_mask != 0]  # (all real tokens,)
-    return packing.packed_states(trunk(model), batch)[kept]
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return packing.packed_states(trunk(model), batch, exact=isinstance(head, Float32Head))[kept]
 
 
 def last_hidden_state(model: nn.Module, batch: Batch) -> Tensor:

@@ -77,11 +77,12 @@ class Layout:
     def shares(self) -> bool:
         return len(self.first) < len(self.places)
 
-    def as_mask(self) -> Tensor:
-        """(1, 1, longest, ·) int32 without memory for `longest`: B, where each row starts and the last ends,
-        and, if rows share tokens, `places` and `first`."""
+    def as_mask(self, exact: bool = False) -> Tensor:
+        """(1, 1, longest, ·) int32 without memory for `longest`: B, or -B for `exact` attention, where each
+        row starts and the last ends, and, if rows share tokens, `places` and `first`."""
         starts = nn.functional.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
-        parts = [starts.new_tensor([len(self.lengths)]), starts]
+        rows = len(self.lengths)
+        parts = [starts.new_tensor([-rows if exact else rows]), starts]
         if self.shares:
             parts += [self.places, self.first]
         return torch.cat(parts).expand(1, 1, int(self.lengths.max()), -1)
@@ -129,13 +130,16 @@ def rows_within(batch: Batch, max_tokens: int) -> Iterator[Tensor]:
         yield torch.tensor(group)
 
 
-def packed_states(trunk: PreTrainedModel, batch: Batch) -> Tensor:
-    """The trunk's states (N, D) at the N real tokens of the batch, row after row."""
+def packed_states(trunk: PreTrainedModel, batch: Batch, exact: bool = False) -> Tensor:
+    """The trunk's states (N, D) at the N real tokens of the batch, row after row.
+
+    `exact` attention keeps its scores in float32, as the sampler's does, also where that is slower.
+    """
     real, layout = batch.attention_mask != 0, Layout.of(batch)  # (B, T)
     positions = torch.arange(real.shape[1], device=real.device).expand_as(real)
     out = trunk(
         input_ids=batch.input_ids[real][layout.first][None], position_ids=positions[real][layout.first][None],
-        attention_mask=layout.as_mask(), use_cache=False,
+        attention_mask=layout.as_mask(exact), use_cache=False,
     )  # fmt: skip
     states: Tensor = out.last_hidden_state[0]
     return states.index_select(0, layout.places) if layout.shares else states
@@ -165,32 +169,40 @@ def packed_attention(
     others = {name: option for name, option in options.items() if name not in IGNORED}
     if asked := [name for name, option in others.items() if isinstance(option, Tensor) or option]:
         raise ValueError(f"packed attention has no {', '.join(sorted(asked))}")
-    starts, places, first = _parts_of(attention_mask, query.shape[2])
+    exact, starts, places, first = _parts_of(attention_mask, query.shape[2])
     if places is not None:
         query, key, value = (tensor.index_select(2, places) for tensor in (query, key, value))
     if query.is_cuda and query.dtype.itemsize == 2 and not dropout:
         out = _varlen(query, key, value, starts, attention_mask.shape[2], scaling)
     else:
-        out = _row_by_row(query, key, value, starts, scaling, dropout)
+        blocks = not exact and not dropout and block_attention.pays_for(query)
+        out = _row_by_row(query, key, value, starts, scaling, dropout, blocks)
     return (out if first is None else out.index_select(1, first)), None
 
 
-def _parts_of(mask: Tensor, tokens: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Row starts, `places` and `first` of a mask that `Layout.as_mask` has made."""
+def _parts_of(mask: Tensor, tokens: int) -> tuple[bool, Tensor, Tensor | None, Tensor | None]:
+    """`exact`, row starts, `places` and `first` of a mask that `Layout.as_mask` has made."""
     parts = mask[0, 0, 0]
-    end = int(parts[0]) + 2
+    rows = int(parts[0])
+    exact, end = rows < 0, abs(rows) + 2
     if len(parts) == end:
-        return parts[1:], None, None
-    return parts[1:end], parts[end:-tokens], parts[-tokens:]
+        return exact, parts[1:], None, None
+    return exact, parts[1:end], parts[end:-tokens], parts[-tokens:]
 
 
 def _row_by_row(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scaling: float | None, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    scaling: float | None,
+    dropout: float,
+    blocks: bool,
 ) -> Tensor:
     """Causal attention within each row: (1, H, N, E) -> (1, N, H, E)."""
     lengths = [end - start for start, end in pairwise(starts.tolist())]
     rows = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    if not dropout and block_attention.pays_for(query):
+    if blocks:
         outs = [block_attention.causal_attention(q[0], k[0], v[0], scaling)[None] for q, k, v in rows]
     else:
         grouped = query.shape[1] != key.shape[1]
