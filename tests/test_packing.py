@@ -320,8 +320,30 @@ def test_the_kernel_for_gpus_is_asked_for_causal_attention_within_rows(monkeypat
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
     starts = mask_of([3, 5, 1])
     expected, _ = packing.packed_attention(torch.nn.Module(), query, key, value, starts, scaling=0.3)
-    found = packing._varlen(query, key, value, starts[0, 0, 0, 1:], starts.shape[2], 0.3)
+    found = packing._varlen(query, key, value, starts[0, 0, 0], starts.shape[2], 0.3)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_layer_reads_nothing_from_the_device_to_take_the_mask_apart(exact):
+    """A read would make a GPU wait in every layer; of a `meta` tensor nothing can be read."""
+    layout = packing.Layout.of(beginning_alike())
+    assert layout.shares
+    found = packing._parts_of(layout.as_mask(exact).to("meta"), len(layout.first))
+    assert found[0] is exact
+    assert [len(part) for part in found[1:]] == [
+        len(layout.lengths) + 1, len(layout.places), len(layout.first)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_exact_attention_is_not_in_blocks(exact, monkeypatch):
+    asked = []
+    monkeypatch.setattr(packing.block_attention, "pays_for", lambda query: asked.append(query) or True)
+    mask = packing.Layout(torch.tensor([4]), torch.arange(4), torch.arange(4)).as_mask(exact)
+    query = torch.randn(1, 2, 4, 8)
+    packing.packed_attention(torch.nn.Module(), query, query, query, mask)
+    assert bool(asked) is not exact
 
 
 @pytest.mark.parametrize("option", [{"sliding_window": 4}, {"softcap": 30.0}, {"s_aux": torch.zeros(2)}])

@@ -78,14 +78,12 @@ class Layout:
         return len(self.first) < len(self.places)
 
     def as_mask(self, exact: bool = False) -> Tensor:
-        """(1, 1, longest, ·) int32 without memory for `longest`: B, or -B for `exact` attention, where each
-        row starts and the last ends, and, if rows share tokens, `places` and `first`."""
+        """(1 or, if `exact`, 2; B; longest; ·) int32: where each row starts and the last ends, and, if rows
+        share tokens, `places` and `first`. The other dimensions take no memory, and nobody has to read from
+        the device to know them."""
         starts = nn.functional.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
-        rows = len(self.lengths)
-        parts = [starts.new_tensor([-rows if exact else rows]), starts]
-        if self.shares:
-            parts += [self.places, self.first]
-        return torch.cat(parts).expand(1, 1, int(self.lengths.max()), -1)
+        parts = [starts, self.places, self.first] if self.shares else [starts]
+        return torch.cat(parts).expand(1 + exact, len(self.lengths), int(self.lengths.max()), -1)
 
 
 def shared_prefixes(batch: Batch) -> list[tuple[int, int]]:
@@ -182,12 +180,10 @@ def packed_attention(
 
 def _parts_of(mask: Tensor, tokens: int) -> tuple[bool, Tensor, Tensor | None, Tensor | None]:
     """`exact`, row starts, `places` and `first` of a mask that `Layout.as_mask` has made."""
-    parts = mask[0, 0, 0]
-    rows = int(parts[0])
-    exact, end = rows < 0, abs(rows) + 2
+    parts, exact, end = mask[0, 0, 0], len(mask) == 2, mask.shape[1] + 1
     if len(parts) == end:
-        return exact, parts[1:], None, None
-    return exact, parts[1:end], parts[end:-tokens], parts[-tokens:]
+        return exact, parts, None, None
+    return exact, parts[:end], parts[end:-tokens], parts[-tokens:]
 
 
 def _row_by_row(
