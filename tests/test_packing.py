@@ -107,13 +107,19 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_packed_is_padded_is_one_by_one(name):
-    model, batch = MODELS[name](), batch_of()
+def learned_three_ways(name, batch):
+    """What is learned from packed rows, which padded rows and rows one by one teach too."""
+    model = MODELS[name]()
     assert logits.packs(model)
     found = learn(model, batch)
     same(found, learn(padded(model), batch))
     same(found, one_by_one(padded(model), batch))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_is_padded_is_one_by_one(name):
+    found = learned_three_ways(name, batch_of())
     assert max(float(gradient.abs().max()) for gradient in found[1].values()) > 0.1
 
 
@@ -241,11 +247,7 @@ def beginning_alike():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_that_begin_alike_have_the_log_probs_and_gradients_of_rows_on_their_own(name):
-    model, batch = MODELS[name](), beginning_alike()
-    assert logits.packs(model)
-    found = learn(model, batch)
-    same(found, learn(padded(model), batch))
-    same(found, one_by_one(padded(model), batch))
+    learned_three_ways(name, beginning_alike())
 
 
 def test_shared_tokens_go_through_the_model_once():
