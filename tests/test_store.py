@@ -328,6 +328,20 @@ def test_worker_does_not_end_a_run(tmp_path):
         LogWriter(tmp_path / "log", run_info(), worker="w1").finish()
 
 
+def test_opening_a_log_does_not_wait_for_pandas(tmp_path):
+    log = new_log(tmp_path)
+    write_step(log, 1)
+    log.write_watches([{"step": 1, "phase": "train", "watch": "length_high", "metric": "m", "value": 2.0}])
+    code = (
+        "import sys, srl.store\n"
+        f"with srl.store.open({str(tmp_path)!r}) as log:\n"
+        "    (found,) = log.execute('SELECT watch, value FROM watches').fetchall()\n"
+        "    records = srl.store.read_records(log)\n"
+        "sys.exit(found != ('length_high', 2.0) or not records or 'pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_store_needs_no_torch():
     code = "import sys, srl.store; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

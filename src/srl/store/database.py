@@ -35,9 +35,11 @@ def create_rescores(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]
         _create_table(connection, "rescores", RESCORE_SCHEMA)
 
 
-def create_watches(connection: duckdb.DuckDBPyConnection, tables: Sequence[pa.Table]) -> None:
-    """Create `raw.watches` with the rows of these tables."""
-    _create_table(connection, "watches", WATCH_SCHEMA, [row for table in tables for row in table.to_pylist()])
+def create_watches(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> None:
+    """Create `raw.watches` with the rows of these files, which a sealed connection cannot open."""
+    _create_table(connection, "watches", WATCH_SCHEMA)
+    if files:
+        connection.execute(f"INSERT INTO raw.watches BY NAME {scan(files)}")
 
 
 def _create_table(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from srl.store.database import attach
@@ -59,13 +58,13 @@ def drop_trajectories(directory: Path, ids: Set[str]) -> None:
 
 def _without_trajectories(ids: Set[str]) -> Keep:
     """Filters the tables of one part; its `steps` count fewer trajectories."""
-    dropped, left = pa.array(sorted(ids)), len(ids)
+    left = len(ids)
 
     def keep(table: pa.Table) -> pa.Table:
         nonlocal left
         if "trajectories" not in table.column_names:
             column = "trajectory_id" if "trajectory_id" in table.column_names else "id"
-            return table.filter(pc.invert(pc.is_in(table[column], dropped)))
+            return table.filter(pa.array([key not in ids for key in table[column].to_pylist()], pa.bool_()))
         counts = table["trajectories"].to_pylist()
         for row, count in enumerate(counts):
             counts[row] -= min(count, left)

@@ -15,7 +15,6 @@ from threading import Thread
 from typing import Any, TypeVar
 
 import duckdb
-import pyarrow as pa
 
 from srl.errors import UserError
 from srl.manifests import MANIFEST
@@ -37,7 +36,7 @@ from srl.store.parts import FINISHED, PARTS_DIRECTORY, Part, live_parts
 from srl.store.rescores import DIRECTORY as RESCORES
 from srl.store.rescores import rescore_files
 from srl.store.schema import PARTS
-from srl.store.watches import read_watches, watch_file
+from srl.store.watches import watch_file
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
@@ -189,7 +188,7 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], 
     finished: list[str] = []
     rows: list[dict[str, Any]] = []
     rescores: list[Path] = []
-    watches: list[pa.Table] = []
+    watches: list[Path] = []
     for log in logs:
         if without.keys() & {log / MANIFEST, log / FINISHED}:
             continue
@@ -203,7 +202,7 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], 
             parts += left
         rows.append(run_info.run_row(log))
         rescores += [file for file in rescore_files(log) if file not in without]
-        watches += [read_watches(log)] if watch_file(log) not in without else []
+        watches += [file for file in [watch_file(log)] if file.is_file() and file not in without]
     if not rows:
         raise UserError("; ".join(damage.why for damage in without.values()))
     create_runs(connection, rows)

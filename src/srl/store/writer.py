@@ -7,12 +7,12 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import duckdb
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from srl.errors import UserError
@@ -202,8 +202,8 @@ class LogWriter:
     def _last_written(self) -> datetime | None:
         """When the newest step in the parts was written (UTC)."""
         files = [part.file("steps") for part in live_parts(self._parts)]
-        times = [pc.max(pq.read_table(file, columns=["written"])["written"]).as_py() for file in files]
-        return max(filter(None, times), default=None)
+        times = [pq.read_table(file, columns=["written"])["written"].to_pylist() for file in files]
+        return max(filter(None, chain.from_iterable(times)), default=None)
 
     def _count(self) -> None:
         self._number = next_number(self._parts, self._worker)
