@@ -328,6 +328,23 @@ def test_worker_does_not_end_a_run(tmp_path):
         LogWriter(tmp_path / "log", run_info(), worker="w1").finish()
 
 
+def test_a_search_says_whether_its_query_had_been_asked_and_its_question_has_an_answer(tmp_path):
+    asking = episode(0)
+    asking.searches = [
+        search("Klee", KLEE, BERN), search("Bern", BERN, turn=1), search(" klee ", turn=2, status="empty")
+    ]  # fmt: skip
+    open_question = episode(1, asked=question(1, golds=()))
+    open_question.searches = [search("Klee", KLEE)]
+    new_log(tmp_path).write(1, "train", [record(asking), record(open_question)], {})
+    query = "SELECT query, hits, gold_rank, judged, repeated FROM searches"
+    with srl.store.open(tmp_path) as connection:
+        found = connection.execute(query).fetchall()
+    assert found == [
+        ("Klee", 2, 1, True, False), ("Bern", 1, None, True, False), (" klee ", 0, None, True, True),
+        ("Klee", 1, None, False, False),
+    ]  # fmt: skip
+
+
 def test_opening_a_log_does_not_wait_for_pandas(tmp_path):
     log = new_log(tmp_path)
     write_step(log, 1)

@@ -15,9 +15,11 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pytest
-from tests.store_builder import episode, new_log, record, write_step
+from tests.store_builder import BERN, KLEE, episode, new_log, record, search, write_step
 
 import srl.store
+from srl.browse.searching import searches
+from srl.browse.trajectories import Filter
 from srl.cli import main
 from srl.errors import UserError
 from srl.evaluate import EpisodeResult, read_results
@@ -31,7 +33,8 @@ Version = Callable[[], AbstractContextManager[None]]
 
 
 NOT_YET = {
-    "shown": "", "cut": "", "seconds": "", "cover_em": "", "trainer_logprobs": "", "entropies": ""
+    "shown": "", "cut": "", "seconds": "", "cover_em": "", "trainer_logprobs": "", "entropies": "",
+    "returned": "", "gold_rank": "", "judged": "", "repeated": "",
 }  # fmt: skip
 
 
@@ -157,6 +160,27 @@ def test_an_older_log_does_not_say_what_was_shown_and_its_results_are_read(tmp_p
     assert tokens == [(None, None, True)]
     assert found == EpisodeResult.of(episode(step=0, phase="eval", answer="in Bern"))
     assert (found.answer_shown, found.seconds) == (True, None)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_searches_of_an_older_log_are_counted_from_their_passages(tmp_path, finished):
+    asking = episode()
+    asking.searches = [search("Klee", BERN, KLEE), search(" klee ", BERN, turn=1), search("x", turn=2)]
+    with written_with(NOT_YET):
+        log = new_log(tmp_path)
+        log.write(1, "train", [record(asking)], {})
+    log.write(2, "train", [record(episode(step=2))], {})
+    if finished:
+        log.finish()
+    query = "SELECT step, hits, gold_rank, judged, repeated FROM searches ORDER BY step, position"
+    with srl.store.open(tmp_path) as connection:
+        found = connection.execute(query).fetchall()
+        counted = searches(connection, Filter())
+    assert found == [
+        (1, 2, 2, None, False), (1, 1, None, None, True), (1, 0, None, None, False), (2, 2, 1, True, False)
+    ]  # fmt: skip
+    assert [(row["searches"], row["repeated"]) for row in counted] == [(3, 1), (1, 0)]
+    assert [row["evidence_shown"] for row in counted] == [pytest.approx(1 / 3), 1.0]
 
 
 @pytest.mark.parametrize("query", ["SELECT engine FROM searches", "SELECT s.engine FROM searches s"])

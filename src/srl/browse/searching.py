@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import duckdb
@@ -9,37 +10,29 @@ import duckdb
 from srl.browse.trajectories import Filter
 from srl.errors import UserError, nearest
 from srl.store import rows
-from srl.store.schema import GOLD_RANK_SQL
 
 GROUPS = {"step": "phase, step", "phase": "phase", "retriever": "retriever", "source": "data_source",
           "run": "run_id"}  # fmt: skip
 """What searches are counted by, and the columns of it."""
 
 _QUERY = """
-WITH chosen AS (
-    SELECT run_id, id AS trajectory_id, data_source, len(golden_answers) > 0 AS judged
-    FROM trajectories WHERE {where}
-), found AS (
-    SELECT {qualified}, searches.run_id, searches.trajectory_id, searches.status, searches.latency_s,
-        searches.attempts, coalesce(judged, false) AS judged,
-        hash(lower(trim(query))) AS asked, len(hits) AS returned,
-        {gold_rank} AS gold_rank, coalesce(gold_rank <= coalesce(shown, returned), false) AS showed
-    FROM raw.searches AS searches JOIN chosen USING (run_id, trajectory_id)
-)
-SELECT {columns}, count(*) AS searches, count(DISTINCT (run_id, trajectory_id)) AS episodes,
+SELECT {columns}, count(*) AS searches, {episodes} AS episodes,
     count(*) FILTER (status = 'empty') AS empty,
     count(*) FILTER (status = 'rejected') AS rejected,
     count(*) FILTER (status IN ('timed_out', 'refused', 'failed')) AS failed,
     count(*) FILTER (attempts > 1) AS retried,
-    count(*) - count(DISTINCT (run_id, trajectory_id, asked)) AS repeated,
-    avg((gold_rank IS NOT DISTINCT FROM 1)::INTEGER) FILTER (judged AND status IN ('ok', 'empty'))
-        AS evidence_first,
-    avg(showed::INTEGER) FILTER (judged AND status IN ('ok', 'empty')) AS evidence_shown,
-    avg((gold_rank IS NOT NULL AND NOT showed)::INTEGER) FILTER (judged AND status IN ('ok', 'empty'))
-        AS evidence_cut,
+    count(*) FILTER (repeated) AS repeated,
+    avg((gold_rank IS NOT DISTINCT FROM 1)::INTEGER) FILTER (answered) AS evidence_first,
+    avg(showed::INTEGER) FILTER (answered) AS evidence_shown,
+    avg((gold_rank IS NOT NULL AND NOT showed)::INTEGER) FILTER (answered) AS evidence_cut,
     quantile_cont(latency_s, 0.5) AS p50_s, quantile_cont(latency_s, 0.95) AS p95_s,
     quantile_cont(latency_s, 0.99) AS p99_s, max(latency_s) AS max_s
-FROM found GROUP BY {columns} ORDER BY {columns}
+FROM (
+    SELECT *, coalesce(gold_rank <= coalesce(shown, hits), false) AS showed,
+        coalesce(judged, true) AND status IN ('ok', 'empty') AS answered
+    FROM {chosen}
+)
+GROUP BY {columns} ORDER BY {columns}
 """
 
 
@@ -53,15 +46,28 @@ def searches(connection: duckdb.DuckDBPyConnection, chosen: Filter, by: str = "s
     """
     if by not in GROUPS:
         raise UserError(f"--by {by}: expected one of {', '.join(GROUPS)}{nearest(by, tuple(GROUPS))}")
+    found, parameters = _chosen(chosen, by)
+    episodes = "count(DISTINCT (run_id, trajectory_id))" if by == "retriever" else _FIRST
+    query = _QUERY.format(columns=GROUPS[by], chosen=found, episodes=episodes)
+    return rows(connection, query, parameters)
+
+
+_FIRST = "count(*) FILTER (position = 0)"
+"""The episodes that searched: each has one first search, and all its searches in the same group."""
+
+
+def _chosen(chosen: Filter, by: str) -> tuple[str, list[object]]:
+    """SQL for the searches of the trajectories `chosen`, and its parameters.
+
+    Conditions that the searches meet themselves are not left to the join, which costs more than the counting.
+    """
+    near, values = Filter(steps=chosen.steps, phase=chosen.phase).where()
+    found = f"(SELECT * FROM searches WHERE {near})"
+    if by != "source" and replace(chosen, steps=None, phase=None) == Filter():
+        return found, values
     where, parameters = chosen.where()
-    names = [name.strip() for name in GROUPS[by].split(",")]
-    of_search = {"phase": "searches.phase", "step": "searches.step", "run_id": "searches.run_id AS of_run",
-                 "retriever": "coalesce(searches.retriever, '') AS retriever"}  # fmt: skip
-    columns = ", ".join("of_run" if name == "run_id" else name for name in names)
-    qualified = ", ".join(of_search.get(name, name) for name in names)
-    query = _QUERY.format(where=where, columns=columns, gold_rank=GOLD_RANK_SQL, qualified=qualified)
-    found = rows(connection, query, parameters)
-    return [{"run_id" if name == "of_run" else name: value for name, value in row.items()} for row in found]
+    of = f"(SELECT run_id, id AS trajectory_id, data_source FROM trajectories WHERE {where})"
+    return f"{found} JOIN {of} USING (run_id, trajectory_id)", [*values, *parameters]
 
 
 def failures(connection: duckdb.DuckDBPyConnection, chosen: Filter, limit: int) -> list[dict[str, Any]]:

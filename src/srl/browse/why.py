@@ -47,6 +47,10 @@ class Counts:
     tokens: int = 0
     reward: float = 0.0
     found: int = 0
+    """Episodes with a golden answer in a passage that a search returned, shown or not.
+
+    It and `repeated` are 0 in the steps that are not compared.
+    """
     repeated: int = 0
 
     def __add__(self, other: Counts) -> Counts:
@@ -140,16 +144,10 @@ class _Log:
 
 
 _COUNTS = """
-WITH asked AS (
-    SELECT trajectory_id AS id,
-        count(*) - count(DISTINCT lower(trim(query))) AS repeated,
-        bool_or(list_contains([hit.has_answer FOR hit IN hits], true)) AS found
-    FROM raw.searches WHERE run_id = $run AND phase = 'train' GROUP BY trajectory_id
-), judged AS (
+WITH judged AS (
     SELECT *, valid AND answer IS NOT NULL AS said, em >= 1 AS good,
         coalesce(gold_in_passages, false) AS shows
-    FROM trajectories LEFT JOIN asked USING (id)
-    WHERE run_id = $run AND phase = 'train' AND em IS NOT NULL
+    FROM trajectories WHERE run_id = $run AND phase = 'train' AND em IS NOT NULL
 )
 SELECT step, count(*) FILTER (valid) AS episodes, count(*) FILTER (NOT valid) AS failed,
     count(*) FILTER (said AND good) AS right, count(*) FILTER (said) AS answered,
@@ -162,10 +160,19 @@ SELECT step, count(*) FILTER (valid) AS episodes, count(*) FILTER (NOT valid) AS
     coalesce(sum(valid_actions) FILTER (valid), 0) AS valid_actions,
     coalesce(sum(searches) FILTER (valid), 0) AS searches,
     coalesce(sum(tokens) FILTER (valid), 0) AS tokens,
-    coalesce(sum(reward) FILTER (valid), 0.0) AS reward,
-    count(*) FILTER (said AND searches > 0 AND coalesce(found, false)) AS found,
-    coalesce(sum(repeated) FILTER (valid), 0) AS repeated
+    coalesce(sum(reward) FILTER (valid), 0.0) AS reward
 FROM judged GROUP BY step ORDER BY step
+"""
+
+_OF_SEARCHES = """
+SELECT step, count(*) FILTER (answer IS NOT NULL AND found) AS found, sum(repeated)::BIGINT AS repeated
+FROM trajectories JOIN (
+    SELECT trajectory_id AS id, bool_or(gold_rank IS NOT NULL) AS found,
+        count(*) FILTER (repeated) AS repeated
+    FROM searches WHERE run_id = $run AND phase = 'train' AND step IN ({steps}) GROUP BY trajectory_id
+) USING (id)
+WHERE run_id = $run AND phase = 'train' AND step IN ({steps}) AND em IS NOT NULL AND valid
+GROUP BY step
 """
 
 
@@ -178,6 +185,8 @@ def diagnose(connection: duckdb.DuckDBPyConnection, run_id: str) -> Diagnosis:
             f"{FEWEST}"
         )
     fell, outcome = _outcome(log)
+    if fell:
+        _count_searches(connection, log, [*fell.before, *fell.after])
     found = [*_always(log), *(_of_fall(log, fell) if fell else _of_standstill(log))]
     if fell and not found:
         outcome += "; no rule explains it"
@@ -201,6 +210,15 @@ def _read(connection: duckdb.DuckDBPyConnection, run_id: str) -> _Log:
         elif row["phase"] == "val" and "val/em" in row["metrics"]:
             validation[row["step"]] = row["metrics"]["val/em"]
     return _Log(run_id, {step: Counts(**row) for step, row in counts.items()}, metrics, validation)
+
+
+def _count_searches(connection: duckdb.DuckDBPyConnection, log: _Log, steps: Sequence[int]) -> None:
+    """Count what the searches of these steps found and repeated: over all steps it would cost the most."""
+    query = _OF_SEARCHES.format(steps=", ".join(map(str, steps)))
+    for row in rows(connection, query, {"run": log.run_id}):
+        log.counts[row["step"]] = replace(
+            log.counts[row["step"]], found=row["found"], repeated=row["repeated"]
+        )
 
 
 def _outcome(log: _Log) -> tuple[Fall | None, str]:

@@ -205,6 +205,7 @@ def _halved(values: Sequence[float] | None) -> np.ndarray | None:
 
 def _search_rows(trajectory: Trajectory, keys: Row, once: _Once) -> Iterator[Row]:
     golds = trajectory.question.golden_answers
+    asked: set[str] = set()
     for position, search in enumerate(trajectory.searches):
         shown = search.shown_texts
         texts = [*shown, *(hit.passage.contents for hit in search.hits[len(shown) :])]
@@ -212,7 +213,22 @@ def _search_rows(trajectory: Trajectory, keys: Row, once: _Once) -> Iterator[Row
             _hit_row(hit, once.contains_answer(text, golds))
             for hit, text in zip(search.hits, texts, strict=True)
         ]
-        yield keys | _search_columns(search) | {"position": position, "hits": hits}
+        query = search.query.strip(" ").lower()
+        yield (
+            keys
+            | _search_columns(search)
+            | {
+                "position": position,
+                "hits": hits,
+                "returned": len(hits),
+                "gold_rank": next(
+                    (rank for rank, hit in enumerate(hits, start=1) if hit["has_answer"]), None
+                ),
+                "judged": bool(golds),
+                "repeated": query in asked,
+            }
+        )
+        asked.add(query)
 
 
 def _search_columns(search: Search) -> Row:

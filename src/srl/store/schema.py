@@ -227,14 +227,15 @@ _SEARCHES = _columns(
     ("cut", pa.string(), "What was shown of the only one, in whole words, if its middle was cut; else NULL."),
 )
 _NESTED_HITS = Column("hits", _HITS, "The returned passages, best first.")
-_GOLD_RANK = Column(
-    "gold_rank",
-    pa.int32(),
-    "The best rank of a returned passage that contains a golden answer, from 1; NULL if none does, and "
-    "without golden answers.",
-)
-GOLD_RANK_SQL = "nullif(list_position([hit.has_answer FOR hit IN hits], true), 0)::INTEGER"
-"""SQL for the column `gold_rank` of a row of `raw.searches`."""
+_RETURNED = ("hits", pa.int32(), "Number of returned passages.")
+_ABOUT_HITS = _columns(
+    ("gold_rank", pa.int32(), "The best rank of a returned passage that contains a golden answer, from 1; "
+     "NULL if none does, and without golden answers."),
+    ("judged", pa.bool_(), "Whether the question has golden answers; NULL in older logs."),
+    ("repeated", pa.bool_(), "Whether the episode had asked the same query before, ignoring case and outer "
+     "spaces."),
+)  # fmt: skip
+"""What is known of a search without its passages, which most of a log's bytes are."""
 
 _METRICS = _columns(
     _RUN_ID, _STEP, _PHASE,
@@ -322,6 +323,20 @@ FROM raw.runs LEFT JOIN (
 ) USING (run_id)
 """
 
+_SEARCH_SQL = """
+SELECT * EXCLUDE (returned) REPLACE (returned AS hits, coalesce(retriever, '') AS retriever)
+FROM raw.searches WHERE repeated IS NOT NULL
+UNION ALL BY NAME
+SELECT * EXCLUDE (returned) REPLACE (
+    len(hits)::INTEGER AS hits, coalesce(retriever, '') AS retriever,
+    nullif(list_position([hit.has_answer FOR hit IN hits], true), 0)::INTEGER AS gold_rank,
+    row_number() OVER (PARTITION BY run_id, trajectory_id, lower(trim(query)) ORDER BY position) > 1
+        AS repeated
+)
+FROM raw.searches WHERE repeated IS NULL
+"""
+"""The rows of older logs, which lack what is known of the passages, are computed from them."""
+
 _HIT_SQL = """
 SELECT run_id, trajectory_id, step, phase, position AS search, turn, rank::INTEGER AS rank,
     hit.passage_id, hit.title, hit.contents, hit.score, CASE WHEN rank > shown THEN 'none'
@@ -348,9 +363,8 @@ TABLES: tuple[Table, ...] = (
           "SELECT * FROM raw.segments"),
     Table(
         "searches", "One row per search.",
-        (*_SEARCHES, Column("hits", pa.int32(), "Number of returned passages."), _GOLD_RANK),
-        "SELECT * REPLACE (len(hits)::INTEGER AS hits, coalesce(retriever, '') AS retriever), "
-        f"{GOLD_RANK_SQL} AS gold_rank FROM raw.searches",
+        (*_SEARCHES, Column(*_RETURNED), *_ABOUT_HITS),
+        _SEARCH_SQL,
     ),
     Table("hits", "One row per returned passage.", _HIT_ROWS, _HIT_SQL),
     Table(
@@ -406,7 +420,7 @@ def _schema(columns: tuple[Column, ...]) -> pa.Schema:
 PARTS: dict[str, pa.Schema] = {
     "trajectories": _schema(_TRAJECTORIES),
     "segments": _schema(_SEGMENTS),
-    "searches": _schema((*_SEARCHES, _NESTED_HITS)),
+    "searches": _schema((*_SEARCHES, _NESTED_HITS, Column("returned", *_RETURNED[1:]), *_ABOUT_HITS)),
     "steps": _schema(_STEPS),
 }
 """The tables on disk: one Parquet file each in every part."""
