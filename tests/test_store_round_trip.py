@@ -135,6 +135,17 @@ def test_records_are_chosen_by_a_condition(tmp_path):
     assert found.trajectory.answer is None
 
 
+def test_records_without_tokens_have_everything_else(tmp_path):
+    made = record(episode())
+    new_log(tmp_path).write(1, "train", [made], {})
+    with srl.store.open(tmp_path) as connection:
+        ((found, row),) = srl.store.read_with_rows(connection, tokens=False)
+        (shown,) = srl.store.rows(connection, "FROM trajectories")
+    bare = [replace(one, token_ids=(), logprobs=()) for one in made.trajectory.segments]
+    assert found == Record(replace(made.trajectory, segments=bare), made.score)
+    assert row == shown
+
+
 def test_only_tokens_of_the_policy_keep_an_advantage(tmp_path):
     trajectory = episode()
     everywhere = [1.0] * len(trajectory.token_ids)

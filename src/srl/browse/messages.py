@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from srl.browse.trajectories import Filter
 from srl.errors import UserError
 from srl.files import atomic_file
-from srl.store import RECORD_ORDER, Record, read_records, rows
+from srl.store import Record, read_with_rows
 from srl.trajectory import Trajectory
 
 SIZE = 1000
@@ -50,7 +50,7 @@ def messages(trajectory: Trajectory) -> list[dict[str, str]]:
 class Batch:
     """Trajectories of one run, phase and step in the order written, each with its row of `trajectories`.
 
-    `number` counts the batches of the step, from 1.
+    Their segments have texts alone, without tokens. `number` counts the batches of the step, from 1.
     """
 
     run_id: str
@@ -84,9 +84,7 @@ def _pairs(
     connection: duckdb.DuckDBPyConnection, place: tuple[str, str, int], ids: list[str]
 ) -> list[tuple[Record, dict[str, Any]]]:
     where = "run_id = ? AND phase = ? AND step = ? AND list_contains(?, id)"
-    given = [*place, ids]
-    found = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", given)
-    return list(zip(read_records(connection, where, given), found, strict=True))
+    return read_with_rows(connection, where, [*place, ids], tokens=False)
 
 
 def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: Path) -> int:

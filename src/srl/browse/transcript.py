@@ -11,7 +11,7 @@ import duckdb
 
 from srl.errors import UserError
 from srl.protocol import ENGINE
-from srl.store import PER_TOKEN, RECORD_ORDER, Record, read_records, rows
+from srl.store import PER_TOKEN, Record, read_with_rows, rows
 from srl.trajectory import Hit, Search, Segment
 
 SpanKind = Literal["thought", "search", "answer", "other"]
@@ -79,11 +79,8 @@ def transcripts(
     connection: duckdb.DuckDBPyConnection, where: str, parameters: Sequence[object]
 ) -> list[Transcript]:
     """The trajectories that satisfy the SQL condition `where`, in the order written."""
-    records = read_records(connection, where, parameters)
-    found = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", parameters)
-    return [
-        Transcript(row, record, tuple(_steps(record))) for row, record in zip(found, records, strict=True)
-    ]
+    found = read_with_rows(connection, where, parameters)
+    return [Transcript(row, record, tuple(_steps(record))) for record, row in found]
 
 
 def as_json(shown: Transcript) -> dict[str, Any]:

@@ -10,7 +10,15 @@ connection.sql("SELECT step, em FROM steps WHERE phase = 'val'")
 from srl.store.database import in_one_line
 from srl.store.reader import find_logs, reading
 from srl.store.reader import open_logs as open
-from srl.store.records import QUESTION_DIGEST, RECORD_ORDER, Record, question_digest, read_records, rows
+from srl.store.records import (
+    QUESTION_DIGEST,
+    RECORD_ORDER,
+    Record,
+    question_digest,
+    read_records,
+    read_with_rows,
+    rows,
+)
 from srl.store.run_info import RunInfo
 from srl.store.schema import PER_TOKEN, TABLES, Column, Table
 from srl.store.writer import LogWriter
@@ -30,6 +38,7 @@ __all__ = [
     "open",
     "question_digest",
     "read_records",
+    "read_with_rows",
     "reading",
     "rows",
 ]

@@ -281,27 +281,57 @@ def read_records(
 
     Of what training computed for the tokens, those that the policy did not write have 0.
     """
-    chosen = f"(SELECT run_id, id AS trajectory_id FROM trajectories WHERE {where})"
-    trajectories = rows(
-        connection,
-        f"FROM raw.trajectories WHERE (run_id, id) IN {chosen} ORDER BY {RECORD_ORDER}",
-        parameters,
-    )
-    near, values = _near(trajectories)
-    children = {
-        table: _by_trajectory(
-            rows(
-                connection,
-                f"FROM raw.{table} WHERE {near} AND (run_id, trajectory_id) IN {chosen} ORDER BY position",
-                [*values, *parameters],
-            )
-        )
-        for table in ("segments", "searches")
-    }
+    return [record for record, _ in read_with_rows(connection, where, parameters)]
+
+
+def read_with_rows(
+    connection: duckdb.DuckDBPyConnection,
+    where: str = "true",
+    parameters: Sequence[object] = (),
+    *,
+    tokens: bool = True,
+) -> list[tuple[Record, Row]]:
+    """The records of `read_records`, each with its row of the table `trajectories`.
+
+    Without `tokens`, segments have their texts alone: no ids, log-probs and what training computed, which
+    take most of the time.
+    """
+    found = rows(connection, f"FROM trajectories WHERE {where} ORDER BY {RECORD_ORDER}", parameters)
+    segments = _children(connection, "segments", found, "*" if tokens else _WITHOUT_TOKENS)
+    searches = _children(connection, "searches", found)
     return [
-        _record(row, *(children[table].get((row["run_id"], row["id"]), []) for table in children))
-        for row in trajectories
+        (_record(row, segments.get(key, []), searches.get(key, [])), row) for row, key in _keyed(found, "id")
     ]
+
+
+_WITHOUT_TOKENS = (
+    "* REPLACE ([]::INTEGER[] AS token_ids, "
+    + ", ".join(f"NULL::FLOAT[] AS {name}" for name in ("logprobs", *PER_TOKEN))
+    + ")"
+)
+
+Key = tuple[str, str]
+"""The run and the id of a trajectory."""
+
+
+def _keyed(found: Iterable[Row], name: str) -> Iterator[tuple[Row, Key]]:
+    return ((row, (row["run_id"], row[name])) for row in found)
+
+
+def _children(
+    connection: duckdb.DuckDBPyConnection, table: str, trajectories: Sequence[Row], columns: str = "*"
+) -> dict[Key, list[Row]]:
+    """The rows of `raw.<table>` by trajectory, each in order of position."""
+    near, values = _near(trajectories)
+    chosen = "(SELECT unnest(?), unnest(?))"
+    keys = [[row[name] for row in trajectories] for name in ("run_id", "id")]
+    query = f"SELECT {columns} FROM raw.{table} WHERE {near} AND (run_id, trajectory_id) IN {chosen}"
+    grouped: dict[Key, list[Row]] = {}
+    for row, key in _keyed(rows(connection, query, [*values, *keys]), "trajectory_id"):
+        grouped.setdefault(key, []).append(row)
+    for some in grouped.values():
+        some.sort(key=lambda row: row["position"])
+    return grouped
 
 
 def _near(trajectories: Sequence[Row]) -> tuple[str, list[object]]:
@@ -327,13 +357,6 @@ def rows(
     cursor = connection.execute(query, given)
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
-def _by_trajectory(found: list[Row]) -> dict[tuple[str, str], list[Row]]:
-    grouped: dict[tuple[str, str], list[Row]] = {}
-    for row in found:
-        grouped.setdefault((row["run_id"], row["trajectory_id"]), []).append(row)
-    return grouped
 
 
 def _record(row: Row, segments: list[Row], searches: list[Row]) -> Record:

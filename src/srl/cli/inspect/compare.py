@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.shared import Json, OfPhase, RunOption, Wide, app, holding, paths, print_rows, read
+from srl.cli.inspect.shared import Json, OfPhase, RunOption, Wide, app, paths, print_rows, read, read_holding
 
 if TYPE_CHECKING:
     from srl.browse.diff import Diff, Side
@@ -150,7 +150,7 @@ def group(trajectory: Trajectory, run: RunOption = "last", json: Json = False, w
     from srl.browse.groups import group as members
     from srl.browse.groups import in_words, summary
 
-    samples = read([holding(trajectory, run)], lambda log: members(log, trajectory))
+    samples = read_holding(trajectory, run, lambda log, path: members(log, trajectory))
     found = [summary(one) for one in samples]
     if json:
         output.print_rows(found)
@@ -200,7 +200,7 @@ def replay(
     from srl.browse.transcript import transcript
     from srl.cli.index.shared import open_with
 
-    shown = read([holding(trajectory, run)], lambda log: transcript(log, trajectory))
+    shown = read_holding(trajectory, run, lambda log, path: transcript(log, trajectory))
     golds = shown.record.trajectory.question.golden_answers
     found = again(shown.record.trajectory, open_with(index, settings), topk)
     rows = as_rows(found, golds)

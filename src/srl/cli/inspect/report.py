@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,10 +25,13 @@ from srl.cli.inspect.shared import (
     Steps,
     Verdict,
     app,
-    holding,
     paths,
     read,
+    read_holding,
 )
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 @app.command()
@@ -82,9 +85,16 @@ def report(
     )  # fmt: skip
     if group is not None and conditions != Filter():
         raise UserError("--group takes all samples of one question in one step; leave the other filters out")
-    directory = paths([run])[0] if group is None else holding(group, run)
     choice = Choice(conditions, sort, limit, group)
-    count = read([directory], lambda log: write_report(log, directory, choice, out))
+
+    def write(log: duckdb.DuckDBPyConnection, path: Path) -> int:
+        return write_report(log, path, choice, out)
+
+    if group is None:
+        [directory] = paths([run])
+        count = read([directory], lambda log: write(log, directory))
+    else:
+        count = read_holding(group, run, write)
     size = out.stat().st_size / 1e6
     output.note(f"{count:,} {'trajectory' if count == 1 else 'trajectories'}, {size:.2f} MB")
     output.line(out)

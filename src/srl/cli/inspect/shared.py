@@ -74,22 +74,30 @@ def paths(names: Sequence[str], *, trained: bool = False) -> list[Path]:
     return [workspace.runs if name == "all" else workspace.find_run(name, trained=trained) for name in names]
 
 
-def holding(trajectory: str, run: str) -> Path:
-    """The directory of the named run; for `last`, of the latest that has a trajectory with this id."""
+def read_holding(trajectory: str, run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T]) -> T:
+    """What `action` returns of the named run and its directory; `last` is the latest with this trajectory.
+
+    If none has it, `action` is called for the latest, to say so.
+    """
     from srl.store import find_logs
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
     latest = workspace.find_run(run)
-    if run != "last" or not trajectory:
-        return latest
     query = "SELECT count(*) > 0 FROM trajectories WHERE starts_with(id, ?)"
 
-    def has(log: duckdb.DuckDBPyConnection) -> bool:
-        return log.execute(query, [trajectory]).fetchall() == [(True,)]
+    def if_there(path: Path) -> list[T]:
+        def read_it(log: duckdb.DuckDBPyConnection) -> list[T]:
+            there = log.execute(query, [trajectory.lower()]).fetchall() == [(True,)]
+            return [action(log, path)] if there else []
 
-    logged = (path for path in reversed(workspace.all_runs()) if find_logs(path))
-    return next((path for path in logged if read([path], has)), latest)
+        return read([path], read_it)
+
+    if run == "last" and trajectory:
+        logged = (path for path in reversed(workspace.all_runs()) if find_logs(path))
+        if found := next(filter(None, map(if_there, logged)), None):
+            return found[0]
+    return read([latest], lambda log: action(log, latest))
 
 
 def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True) -> T:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.shared import Json, RunOption, app, holding, print_rows, read
+from srl.cli.inspect.shared import Json, RunOption, app, print_rows, read_holding
 
 if TYPE_CHECKING:
     from srl.browse.transcript import Step, Transcript
@@ -56,8 +56,9 @@ def tokens(
 
     from srl.browse.transcript import transcript
 
-    directory = holding(trajectory, run)
-    shown, model = read([directory], lambda log: (transcript(log, trajectory), _model(log)))
+    shown, model, directory = read_holding(
+        trajectory, run, lambda log, path: (transcript(log, trajectory), _model(log), path)
+    )
     texts = [_texts(step, directory, model) for step in shown.steps]
     if not json and not table and sys.stdout.isatty():
         _print_heat(shown, heat, texts)

@@ -30,10 +30,10 @@ from srl.cli.inspect.shared import (
     Verdict,
     Wide,
     app,
-    holding,
     paths,
     print_rows,
     read,
+    read_holding,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def show(
     from srl.browse.render import render
     from srl.browse.transcript import as_json, transcript
 
-    shown = read([holding(trajectory, run)], lambda log: transcript(log, trajectory))
+    shown = read_holding(trajectory, run, lambda log, path: transcript(log, trajectory))
     if json:
         output.print_rows([as_json(shown)])
     else:
