@@ -1,11 +1,11 @@
 """How long the commands of `srl inspect` take on a large log, and its disk beside JSON lines and SQLite.
 
-    python bench/log_commands.py [--trajectories 200000] [--log DIR] [--out bench/results/log_commands.json]
+    python bench/log_commands.py [--trajectories 200000] [--running] [--log DIR] [--out RESULTS]
 
-The log is that of `bench/log_page.py`, which is made if it is not there. Each command is a process of its
-own, run `ROUNDS` times: the median of its wall clock and of its processor time, and its peak memory. SQLite
-has the same rows of `STEPS` steps, lists of numbers as packed bytes and an index on the trajectory; its size
-and that of JSON lines are scaled to the log.
+The log is that of `bench/log_page.py`, which is made if it is not there, in parts with `--running`. Each
+command is a process of its own, run `ROUNDS` times: the median of its wall clock and of its processor time,
+and its peak memory. SQLite has the same rows of `STEPS` steps, lists of numbers as packed bytes and an index
+on the trajectory; its size and that of JSON lines are scaled to the log.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from log_page import PARTS_DIRECTORY, RUN, jsonl_bytes, make
+from log_page import RUN, jsonl_bytes, ready
 
-from srl.store import find_logs, reading, rows
+from srl.store import reading, rows
 from srl.store.schema import PARTS
 
 ROUNDS, STEPS = 3, 2
@@ -131,15 +131,15 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=200_000)
     parser.add_argument("--log", type=Path, default=Path("log-page"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/log_commands.json"))
+    parser.add_argument("--running", action="store_true", help="Leave the log in parts.")
     parser.add_argument("--only", help="Names of commands, with commas between.")
     given = parser.parse_args()
     run = given.log / "runs" / RUN
-    if not find_logs(run):
-        make(run / "log", given.trajectories)
+    state = ready(run, given.trajectories, given.running)
     chosen = given.only.split(",") if given.only else None
     found = {name: line for name, line in commands(run).items() if not chosen or name in chosen}
     result: dict[str, Any] = {
-        "state": "running" if (run / "log" / PARTS_DIRECTORY).exists() else "finished",
+        "state": state,
         "commands": {},
     }
     for name, line in found.items():

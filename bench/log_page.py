@@ -1,12 +1,13 @@
 """How fast `srl inspect web` answers on a large log, made by this script.
 
-    python bench/log_page.py [--trajectories 100000] [--log DIR] [--out bench/results/log_page.json]
+    python bench/log_page.py [--trajectories 100000] [--running] [--log DIR] [--out RESULTS]
 
 The log is one run of steps with 1,000 trajectories each, with lengths as of a search run: a prompt of about
 130 tokens, three turns of the policy, two searches with three passages of about 100 words. `TEMPLATES` steps
 are made and written as others with new ids and scores, so texts repeat between steps, not in one. A log that
-was interrupted is continued, and a finished one is measured as it is. Each page is asked for `ROUNDS`
-times through the application, and the median reported, with the peak memory of the process.
+was interrupted is continued, and a finished one is measured as it is; with `--running` it stays in parts, as
+while a run writes. Each page is asked for `ROUNDS` times through the application: the first time, the median
+of the others, and the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,21 @@ from srl.browse.formatting import json_line
 from srl.browse.transcript import as_json, transcripts
 from srl.browse.web import create_app
 from srl.store import LogWriter, Record, RunInfo, find_logs, reading
-from srl.store.parts import PARTS_DIRECTORY, live_parts, next_number, write_part
+from srl.store.parts import (
+    PARTS_DIRECTORY,
+    compacted_path,
+    live_parts,
+    next_number,
+    write_compacted,
+    write_part,
+)
 from srl.store.records import part_tables
+from srl.store.writer import COMPACT_AT
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
 from srl.workspace import Workspace
 
 RUN = "20260101T000000Z-made-grpo-s0-0001"
-STEP, GROUP, TEMPLATES, ROUNDS = 1000, 5, 10, 3
+STEP, GROUP, TEMPLATES, ROUNDS = 1000, 5, 10, 4
 WORDS = 20_000
 PHASE: Phase = "train"
 
@@ -57,13 +67,15 @@ class Maker:
     def _passage(self, number: int) -> Passage:
         return Passage(str(number), f'"{self.text(3)}"\n{self.text(100)}')
 
-    def step(self, step: int) -> list[Record]:
-        """The records of a step: groups of `GROUP` samples."""
-        return [
+    def step(self, step: int, episodes: int = STEP) -> list[Record]:
+        """The records of a step: groups of `GROUP` samples, the last one smaller if it must be."""
+        groups = range(-(-episodes // GROUP))
+        found = [
             self._record(question, sample, step)
-            for question in (self._question(int(self._draw.integers(1 << 40))) for n in range(STEP // GROUP))
+            for question in (self._question(int(self._draw.integers(1 << 40))) for _ in groups)
             for sample in range(GROUP)
         ]
+        return found[:episodes]
 
     def _question(self, number: int) -> Question:
         text = f"{self.text(10)}?"
@@ -97,48 +109,71 @@ class Maker:
         return tuple(self._draw.integers(1, 150_000, count).tolist())
 
 
-def as_step(tables: dict[str, pa.Table], step: int, draw: random.Random) -> dict[str, pa.Table]:
-    """The tables of a made step as those of `step`: other ids, question ids and scores."""
-
-    def of(table: str, column: str, change: Any) -> None:
-        found = tables[table]
-        place = found.schema.get_field_index(column)
-        values = pa.array(
-            [change(value) for value in found[column].to_pylist()], found.schema.field(place).type
-        )
-        copied[table] = copied[table].set_column(place, found.schema.field(place), values)
-
-    copied = dict(tables)
-    for table in tables:
-        of(table, "step", lambda _: step)
-    for table, column in (
-        ("trajectories", "id"),
-        ("segments", "trajectory_id"),
-        ("searches", "trajectory_id"),
-    ):
-        of(table, column, lambda value: f"{int(value, 16) ^ step * 0x9E3779B1 & 0xFFFFFFFFFFFF:012x}")
-    of("trajectories", "question_id", lambda value: f"{value}-{step % 50}")
-    of("trajectories", "reward", lambda _: float(draw.random() < 0.4))
-    return copied
+def as_step(made: pa.Table, table: str, step: int) -> pa.Table:
+    """A table of a made step as that of `step`: other ids, question ids and scores."""
+    draw = random.Random(step)
+    columns: dict[str, list[Any]] = {"step": [step] * made.num_rows}
+    key = {"trajectories": "id", "segments": "trajectory_id", "searches": "trajectory_id"}.get(table)
+    if key:
+        other = step * 0x9E3779B1 & 0xFFFFFFFFFFFF
+        columns[key] = [f"{int(value, 16) ^ other:012x}" for value in made[key].to_pylist()]
+    if table == "trajectories":
+        columns["question_id"] = [f"{value}-{step % 50}" for value in made["question_id"].to_pylist()]
+        columns["reward"] = [float(draw.random() < 0.4) for _ in range(made.num_rows)]
+    for name, values in columns.items():
+        place = made.schema.get_field_index(name)
+        made = made.set_column(place, made.schema.field(name), pa.array(values, made.schema.field(name).type))
+    return made
 
 
-def make(log: Path, trajectories: int) -> None:
-    """Write the steps that are missing, each as `srl train` writes it, and finish the log."""
+def make(log: Path, trajectories: int, finish: bool = True) -> None:
+    """Write the steps that are missing, compacted as by `srl train`; then finish the log, if asked."""
     info = RunInfo(RUN, "made", "grpo", 0, "made", {"trainer": {"seed": 0}}, "", "0.1.0")
     writer = LogWriter(log, info)
-    parts = log / PARTS_DIRECTORY
-    written = max((part.last for part in live_parts(parts)), default=0)
-    maker, draw = Maker(), random.Random(0)
+    parts, steps = log / PARTS_DIRECTORY, trajectories // STEP
+    first = 1 + max((part.last for part in live_parts(parts)), default=0)
+    made: list[dict[str, pa.Table]] = []
+    while first <= steps:
+        made = made or _templates(min(TEMPLATES, steps))
+        last = first + COMPACT_AT - 1
+        if last <= steps:
+            number = next_number(parts, "main")
+            write_compacted(
+                compacted_path(parts, first, last, "main", number), _batches(made, first, last), set()
+            )
+        else:
+            last = first
+            tables = {name: as_step(one, name, first) for name, one in made[first % len(made)].items()}
+            write_part(parts, first, PHASE, "main", next_number(parts, "main"), tables)
+        print(f"step {last}", file=sys.stderr)
+        first = last + 1
+    if finish:
+        writer.finish()
+
+
+def _templates(count: int) -> list[dict[str, pa.Table]]:
+    maker = Maker()
     metrics = {"critic/score/mean": 0.4, "train/em": 0.4, "response_length/mean": 210.0}
-    made = [
-        part_tables(RUN, 1, PHASE, maker.step(1), metrics)
-        for _ in range(min(TEMPLATES, trajectories // STEP))
-    ]
-    for step in range(written + 1, trajectories // STEP + 1):
-        number = next_number(parts, "main")
-        write_part(parts, step, PHASE, "main", number, as_step(made[step % len(made)], step, draw))
-        print(f"step {step}", file=sys.stderr)
-    writer.finish()
+    return [part_tables(RUN, 1, PHASE, maker.step(1), metrics) for _ in range(count)]
+
+
+def _batches(
+    made: Sequence[dict[str, pa.Table]], first: int, last: int
+) -> Callable[[str], Iterator[pa.Table]]:
+    """For each table, that of each step from `first` to `last`."""
+    return lambda table: (
+        as_step(made[step % len(made)][table], table, step) for step in range(first, last + 1)
+    )
+
+
+def ready(run: Path, trajectories: int, running: bool) -> str:
+    """Make the log of `run` unless it is there, in parts if it is `running`; its state in a word."""
+    log = run / "log"
+    in_parts = (log / PARTS_DIRECTORY).exists()
+    last = max((part.last for part in live_parts(log / PARTS_DIRECTORY)), default=0)
+    if not find_logs(run) or (in_parts and (not running or last < trajectories // STEP)):
+        make(log, trajectories, finish=not running)
+    return "running" if (log / PARTS_DIRECTORY).exists() else "finished"
 
 
 def jsonl_bytes(run: Path) -> float:
@@ -147,8 +182,8 @@ def jsonl_bytes(run: Path) -> float:
     return statistics.fmean(len(json_line(as_json(one)).encode()) for one in found)
 
 
-def measure(workspace: Path) -> dict[str, float]:
-    """Median seconds of each page."""
+def measure(workspace: Path) -> dict[str, dict[str, float]]:
+    """Seconds of each page: the first time, and the median of the others."""
     run = f"/run/{RUN}"
     path = workspace / "runs" / RUN
     [some] = reading([path], lambda log: transcripts(log, "step = 50 AND position = 7", []))
@@ -163,10 +198,11 @@ def measure(workspace: Path) -> dict[str, float]:
         "SQL": f"/sql?run={RUN}&q=SELECT+step,avg(reward)+FROM+trajectories+GROUP+BY+step",
     }  # fmt: skip
     client = TestClient(create_app(Workspace(workspace)), base_url="http://127.0.0.1")
-    return {
-        name: round(statistics.median(timed(client, path) for _ in range(ROUNDS)), 3)
-        for name, path in pages.items()
-    }
+    found = {}
+    for name, path in pages.items():
+        first, *others = [timed(client, path) for _ in range(ROUNDS)]
+        found[name] = {"first": round(first, 3), "again": round(statistics.median(others), 3)}
+    return found
 
 
 def timed(client: TestClient, path: str) -> float:
@@ -181,13 +217,14 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=100_000)
     parser.add_argument("--log", type=Path, default=Path("log-page"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/log_page.json"))
+    parser.add_argument("--running", action="store_true", help="Leave the log in parts.")
     given = parser.parse_args()
     run = given.log / "runs" / RUN
-    if not find_logs(run) or (run / "log" / PARTS_DIRECTORY).exists():
-        make(run / "log", given.trajectories)
+    state = ready(run, given.trajectories, given.running)
     disk = sum(file.stat().st_size for file in (run / "log").rglob("*") if file.is_file())
     count = reading([run], lambda log: log.execute("SELECT count(*) FROM trajectories").fetchall())[0][0]
     result = {
+        "state": state,
         "trajectories": count,
         "jsonl_gb": round(jsonl_bytes(run) * count / 1e9, 2),
         "disk_gb": round(disk / 1e9, 2),
