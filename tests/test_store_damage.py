@@ -288,3 +288,17 @@ def test_a_part_that_is_only_out_of_reach_is_not_set_aside(runs, monkeypatch, er
         with pytest.raises(type(error)):
             LogWriter(runs / BAD / "log", run_info(BAD))
     assert srl.store.reading([runs / BAD], steps, warn=pytest.fail) == [1, 2, 3]
+
+
+def test_a_damaged_file_of_watches_does_not_hide_the_log(tmp_path):
+    log = new_log(tmp_path)
+    write_step(log, 1)
+    log.write_watches([{"step": 1, "phase": "train", "watch": "length_high", "metric": "m", "value": 2.0}])
+    file = tmp_path / "log" / "watches.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    warned: list[str] = []
+    with srl.store.open(tmp_path, warn=warned.append) as connection:
+        assert steps(connection) == [1]
+        assert connection.execute("SELECT count(*) FROM watches").fetchall() == [(0,)]
+    (said,) = warned
+    assert "left out: which watches fired" in said
