@@ -18,7 +18,7 @@ from srl.store import reading
 from srl.train.report import Terminal
 from srl.train.run_directory import Progress
 from srl.train.verl import watchdog
-from srl.train.verl.failures import final_error, first_line, ray_starts, reason, role
+from srl.train.verl.failures import final_error, plain_line, ray_starts, reason, role
 from srl.train.verl.log_writer import LogActor, RunStatus
 from srl.train.verl.watchdog import ActorHealth, watch
 
@@ -468,8 +468,8 @@ def test_processes_are_asked_at_most_once_a_second(answers):
 
 
 def test_the_first_line_is_one_line_without_colours():
-    assert first_line(ValueError("\n\n \x1b[36mfirst\x1b[39m \nsecond")) == "first"
-    assert first_line(ValueError("")) == "ValueError"
+    assert plain_line(ValueError("\n\n \x1b[36mfirst\x1b[39m \nsecond")) == "first"
+    assert plain_line(ValueError("")) == "ValueError"
     assert reason(remote(ValueError("a\nb"))) == "ValueError: a"
     assert role("SomethingElse") == "process SomethingElse"
 

@@ -32,3 +32,9 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
 
     match = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that is not blank; the name of its class where there is none."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -103,8 +103,7 @@ def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:
 
 def hub_reason(error: Exception) -> str:
     """The first line of an error of the library huggingface_hub, shortened."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:120].rstrip(" .") if lines else type(error).__name__
+    return first_line(error)[:120].rstrip(" .")
 
 
 def has_weights(snapshot: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 
 _CORE = {
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -81,7 +81,7 @@ def parse(text: str, name: str) -> Any:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{name}{line}: not YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not YAML: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{name}: not YAML: {first_line(error)}") from error
 
 
 def dump(value: Any) -> str:

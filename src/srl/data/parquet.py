@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from srl.data.published_rows import Record, describe
 from srl.data.question_formats import FLASHRAG, Draft, make_question
 from srl.data.splits import guess_split
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl.files import FORMAT, atomic_file, check_format
 from srl.input_files import beginning, check_input, input_name
 from srl.protocol import template as template_of
@@ -162,7 +162,7 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: expected a parquet file, found {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path}: expected a parquet file, found {first_line(error)}") from error
 
 
 def _check_columns(path: Path, schema: pa.Schema) -> None:

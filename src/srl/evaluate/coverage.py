@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from srl.answers import findable
 from srl.data.corpus import title_key
 from srl.data.published_rows import describe
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl.evaluate.corpus_scan import Found, Sought, scan
 from srl.files import FORMAT, atomic_file, check_format, digest_text
 from srl.trajectory import Passage, Question
@@ -294,6 +294,6 @@ def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
             row.pop("question_id"): Coverage(**{**row, "missing": tuple(row["missing"])}) for row in rows
         }
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        what = str(error).splitlines()[0]
+        what = first_line(error)
         raise UserError(f"{path} is damaged ({what}); delete it, and it is made again") from error
     return WrittenCoverage(found, notes, own)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from srl.config import Config
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl.files import atomic_directory, read_json, write_json
 from srl.manifests import (
     ABOUT,
@@ -157,8 +157,7 @@ def load_checkpoint(path: Path, learner: Networks, optimisers: dict[str, Optimis
         for name, optimiser in optimisers.items():
             optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt"))
     except (OSError, ValueError, RuntimeError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise UserError(f"{path} is not a checkpoint of this run: {why}") from error
+        raise UserError(f"{path} is not a checkpoint of this run: {first_line(error)}") from error
     if learner.kl_control is not None:
         learner.kl_control.load_state_dict(progress.kl)
     return progress

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from srl.browse.formatting import duration
 from srl.config import Config
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl.safe_log import Stderr
 from srl.safe_text import one_line, quoted, safe_message
 from srl.trajectory import Score, Trajectory
@@ -75,7 +75,7 @@ class _WandB:
         try:
             self.run = wandb.init(project=project, name=experiment, config=config)
         except wandb.Error as error:
-            why = quoted(str(error).partition("\n")[0])
+            why = quoted(first_line(error))
             raise UserError(
                 f"trainer.logger: wandb does not start: {why}; or set trainer.logger=console"
             ) from error

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 
 SIZE = "fsdp_config.json"
 ADAPTER = "lora_train_meta.json"
@@ -65,8 +65,7 @@ def _load(file: Path) -> dict[str, Any]:
     try:
         return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"{file} cannot be read as weights alone: {why}") from error
+        raise UserError(f"{file} cannot be read as weights alone: {first_line(error)}") from error
 
 
 def _whole(name: str, parts: list[Tensor]) -> Tensor:

@@ -67,11 +67,11 @@ def reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, RayActorError):
         return _dead(error)
-    line = first_line(error)
+    line = plain_line(error)
     return line if isinstance(error, RayError) else f"{type(error).__name__}: {line}"
 
 
-def first_line(error: BaseException) -> str:
+def plain_line(error: BaseException) -> str:
     """The first non-empty line of an error's message, without colour codes."""
     return _lines(error)[0]
 
@@ -87,7 +87,7 @@ def _dead(error: RayActorError) -> str:
         return f"a process of the run could not start: {_lines(error)[-1]}"
     known = dict(_FIELD.findall(str(error)))
     if "class_name" not in known:
-        return f"a process of the run died: {first_line(error)}"
+        return f"a process of the run died: {plain_line(error)}"
     where = [f"process {known['pid']}"] if "pid" in known else []
     where += [f"on {known['ip']}"] if "ip" in known else []
     return f"the {role(known['class_name'])} died" + (f" ({' '.join(where)})" if where else "")
@@ -117,7 +117,7 @@ def final_error(error: BaseException, run: Path, failure: str = "") -> BaseExcep
     if isinstance(first, RayError):
         return UserError(f"{reason(first)}; {resume_with(run)}")
     if type(first).__name__ == "OutOfMemoryError":
-        return UserError(f"GPU out of memory: {first_line(first)}; {_LESS_MEMORY}")
+        return UserError(f"GPU out of memory: {plain_line(first)}; {_LESS_MEMORY}")
     first.__cause__ = RemoteError(_ANSI.sub("", str(error)))
     return first
 
@@ -129,4 +129,4 @@ def ray_starts(address: str | None) -> Iterator[None]:
         yield
     except Exception as error:
         what = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
-        raise UserError(f"{what}: {first_line(error)}") from error
+        raise UserError(f"{what}: {plain_line(error)}") from error

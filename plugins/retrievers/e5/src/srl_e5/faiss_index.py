@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl_e5.embedding_files import Shards
 from srl_e5.options import Options
 
@@ -198,8 +198,7 @@ def read_index(path: Path) -> Any:
 
 def reason(error: BaseException) -> str:
     """The message of a faiss error, without the function, file and condition."""
-    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return _WHERE.sub("", line)
+    return _WHERE.sub("", first_line(error))
 
 
 def _sync(file: Any) -> None:

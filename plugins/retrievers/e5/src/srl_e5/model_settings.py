@@ -10,7 +10,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl.hub_models import local_copy
 from srl.model import check_directory, model_digest
 from srl_e5.options import Options
@@ -126,7 +126,8 @@ def dimension_of(directory: Path, trust_remote_code: bool = False) -> int:
         )
         return int(config.hidden_size)
     except Exception as error:
-        raise UserError(f"{directory}: config.json does not describe an encoder ({_line(error)})") from error
+        what = first_line(error)
+        raise UserError(f"{directory}: config.json does not describe an encoder ({what})") from error
 
 
 def _first(*values: Any) -> Any:
@@ -175,7 +176,3 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error})") from error
-
-
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

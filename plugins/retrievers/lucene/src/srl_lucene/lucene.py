@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl_lucene.java import java_class, private_class, upcast
 from srl_lucene.options import Options
 
@@ -40,7 +40,7 @@ def _analyzer(options: Options) -> Any:
 
 def reason(error: Exception) -> str:
     """The message of a Java exception, in one line."""
-    return str(error).partition("\n")[0].removeprefix("JVM exception occurred: ")
+    return first_line(error).removeprefix("JVM exception occurred: ")
 
 
 def reader(folder: Path) -> Any:
