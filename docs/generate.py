@@ -75,6 +75,14 @@ Damaged files are left out of every view, with a warning that names them. When t
 moved to `log/damaged/`, a warning names the steps they held, and training continues from the newest
 checkpoint. Steps before that checkpoint stay missing.
 
+One process at a time changes a log: a run that trains or is resumed, and `srl inspect prune`. It holds a
+lock of the operating system on `log/lock`; another process gets one line with the process id, since when it
+has held the lock, and what to do. The kernel releases the lock when its process ends, also by SIGKILL. A
+change that was killed leaves every finished step whole, and the repeated command completes it. Readers, and
+`srl inspect merge` for its sources, take no lock. Finishing and pruning a log remove the files that a
+connection of `srl.store.open` reads: open another one then, as the commands and the pages do by themselves.
+On a file system without locks, only the run that is being trained is protected, on its own machine.
+
 The tables and their columns:
 """
 

@@ -36,6 +36,7 @@ NOUNS |= {
     "manifests",
     "input_files",
     "interrupts",
+    "processes",
     "safe_log",
     "safe_text",
     "pydantic_errors",
@@ -44,7 +45,16 @@ NOUNS |= {
 
 BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}
 """What runs on a machine that has torch and transformers and nothing else."""
-BARE_HELPERS = {"errors", "files", "manifests", "input_files", "answers", "safe_text", "pydantic_errors"}
+BARE_HELPERS = {
+    "errors",
+    "files",
+    "manifests",
+    "input_files",
+    "answers",
+    "processes",
+    "safe_text",
+    "pydantic_errors",
+}
 """Nouns of the standard library alone, which the bare ones may use too."""
 LIBRARIES = {"numpy", "torch", "transformers"}
 OTHER_ENGINES = {

@@ -21,7 +21,7 @@ from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
 from srl.train.episodes import EpisodeRunner
 from srl.train.evaluate_model import settings_of
-from srl.train.resume import too_many_failures
+from srl.train.resume import only_this_process, too_many_failures
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import FailedEpisodes
@@ -330,6 +330,18 @@ def test_a_finished_run_is_left_as_it_is_and_says_how_to_go_on(workspace, whole,
     assert "is finished, all 4 steps; to train longer: srl --workspace" in text
     assert "--steps N" in text
     assert (summary.steps, None in (summary.test_em_start, summary.test_em_end)) == (4, False)
+
+
+def test_a_run_that_another_process_trained_meanwhile_is_not_resumed(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    for step in (2, 4):
+        (run / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    with only_this_process(run, [2, 4], "local"):
+        assert (run / "log" / "lock").exists()
+    assert not (run / "log" / "lock").exists()
+    with pytest.raises(UserError, match=r"another process has trained mine meanwhile.*--resume --run mine"):
+        with only_this_process(run, [2], "local"):
+            pass
 
 
 def test_run_ends_only_above_the_allowed_share_of_failed_episodes(tmp_path):

@@ -20,6 +20,7 @@ from tests.store_builder import episode, new_log, record, run_info, write_step
 
 import srl.store
 from srl.errors import UserError
+from srl.processes import Process, started
 from srl.store import LogWriter, parts, writer
 from srl.store import run_info as manifests
 from srl.store.records import part_tables
@@ -265,7 +266,7 @@ def test_run_whose_writer_is_gone_is_interrupted(tmp_path):
 def test_writer_that_was_killed_and_not_reaped_is_gone():
     """As in a container whose first process waits for no orphans."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        writer = replace(manifests.Writer.here(), pid=child.pid, since=manifests._since(child.pid))
+        writer = replace(Process.here(), pid=child.pid, since=started(child.pid))
         assert writer.alive
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -274,7 +275,7 @@ def test_writer_that_was_killed_and_not_reaped_is_gone():
 
 def test_log_that_another_process_writes_is_not_taken_over(tmp_path, monkeypatch):
     new_log(tmp_path)
-    monkeypatch.setattr(manifests.os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(UserError, match="is being written by process"):
         new_log(tmp_path)
 

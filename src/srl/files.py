@@ -25,6 +25,7 @@ from typing import IO, Any, TypeVar
 
 from srl.errors import UserError
 from srl.input_files import lines_of
+from srl.processes import is_alive
 from srl.pydantic_errors import no_constant
 
 T = TypeVar("T")
@@ -262,18 +263,8 @@ def _remove_stale(path: Path) -> None:
     for entry in path.parent.glob(f".{escape(path.name)}.tmp-*"):
         match = _ASIDE.match(entry.name)
         ours = match and (match["name"], match["host"]) == (path.name, _host())
-        if match and ours and not _is_alive(int(match["pid"])):
+        if match and ours and not is_alive(int(match["pid"])):
             _remove(entry)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _remove(path: Path) -> None:

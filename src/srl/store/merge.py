@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import pyarrow as pa
 
 from srl.errors import UserError
 from srl.files import atomic_directory
-from srl.manifests import write_manifest
+from srl.manifests import MANIFEST, write_manifest
 from srl.store import run_info
 from srl.store.database import in_one_line
 from srl.store.finished import write_database
-from srl.store.parts import FINISHED
+from srl.store.parts import FINISHED, PARTS_DIRECTORY, live_parts
 from srl.store.reader import existing_logs, reading
 from srl.store.rescores import DIRECTORY as RESCORES
 from srl.store.rescores import read_rescores, rescore_files, writing_rescores
@@ -37,22 +38,54 @@ class Merged:
 def merge_logs(sources: Sequence[Path], out: Path) -> list[Merged]:
     """Write every run at `sources` (runs, folders of runs, workspaces) to `runs/` in the new directory `out`.
 
-    Logs of one run, from several machines, become one. Raises UserError before anything is written if one of
-    them is being written, or two clash: other runs of the same name, or the same step in both.
+    Logs of one run, from several machines, become one. The sources are only read, without a lock: a run can
+    be resumed meanwhile. Raises UserError, and writes nothing, if one of them is being written or changes
+    meanwhile, or two clash: other runs of the same name, or the same step in both.
     """
-    by_run: dict[str, list[Path]] = {}
-    for log in dict.fromkeys(log.resolve() for source in sources for log in existing_logs(source)):
-        manifest = run_info.load(log)
-        if run_info.status(manifest) == run_info.RUNNING:
-            raise UserError(f"{log} is being written; repeat this when the run has ended, or leave it out")
-        by_run.setdefault(manifest["run"]["run_id"], []).append(log)
-    for run_id, logs in by_run.items():
-        _check_same_run(run_id, logs)
-        _check_disjoint(run_id, logs)
-    with atomic_directory(out) as directory:
+    found = dict.fromkeys(log.resolve() for source in sources for log in existing_logs(source))
+    with _unchanged(list(found)) as check:
+        by_run: dict[str, list[Path]] = {}
+        for log in found:
+            manifest = run_info.load(log)
+            if run_info.status(manifest) == run_info.RUNNING:
+                raise run_info.being_written(log, manifest)
+            by_run.setdefault(manifest["run"]["run_id"], []).append(log)
         for run_id, logs in by_run.items():
-            _write_run(directory / "runs" / run_id / "log", logs)
+            _check_same_run(run_id, logs)
+            _check_disjoint(run_id, logs)
+        with atomic_directory(out) as directory:
+            for run_id, logs in by_run.items():
+                _write_run(directory / "runs" / run_id / "log", logs)
+            check()
     return [_merged(run_id, logs, out) for run_id, logs in by_run.items()]
+
+
+@contextmanager
+def _unchanged(logs: Sequence[Path]) -> Iterator[Callable[[], None]]:
+    """Inside, the function raises UserError if one of `logs` has changed; also in place of other errors."""
+    before = {log: _state(log) for log in logs}
+
+    def check() -> None:
+        if changed := next((log for log in logs if _state(log) != before[log]), None):
+            raise UserError(
+                f"{changed} was resumed, finished or pruned while it was merged; nothing is written; repeat "
+                "the command when that has ended, or leave it out"
+            )
+
+    try:
+        yield check
+    except Exception:
+        check()
+        raise
+
+
+def _state(log: Path) -> object:
+    """What is another after a resume, a finish and a prune: the manifest, and the database or the parts."""
+    manifest = (log / MANIFEST).read_bytes()
+    with suppress(FileNotFoundError):
+        stat = (log / FINISHED).stat()
+        return manifest, stat.st_ino, stat.st_mtime_ns
+    return manifest, [part.path.name for part in live_parts(log / PARTS_DIRECTORY, strict=False)]
 
 
 def _check_same_run(run_id: str, logs: Sequence[Path]) -> None:

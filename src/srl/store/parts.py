@@ -105,6 +105,8 @@ def live_parts(directory: Path, without: Set[Path] = frozenset(), *, strict: boo
         try:
             garbage |= part.replaced()
         except DamagedError as error:
+            if not part.path.exists():  # removed since it was listed, when another had replaced it
+                return live_parts(directory, without, strict=strict)
             faults[part.path.name] = error
     live = [part for part in parts if part.path.name not in garbage]
     if fault := next((faults[part.path.name] for part in live if strict and part.path.name in faults), None):

@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from srl.errors import UserError
-from srl.files import NotWritten, locked, why_not_written
+from srl.files import NotWritten, why_not_written
 from srl.manifests import MANIFEST
+from srl.processes import Process
 from srl.store import run_info
 from srl.store.damage import find_damage, left_out
 from srl.store.database import in_one_line, quoted
 from srl.store.finished import clear_aside, replacing_database, write_database
+from srl.store.lock import LogLock
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, live_parts, merge_parts, sweep
 from srl.store.reader import reading
 from srl.store.rescores import drop_rescores
@@ -92,9 +94,9 @@ def plan(log: Path, rule: Rule) -> list[Pruned]:
 def prune(log: Path, gone: Places) -> None:
     """Remove the trajectories of the steps `gone` from `log`; a kill leaves it as it was, or pruned.
 
-    Raises UserError for a log that is being written, or is damaged.
+    Raises UserError for a log that is being written or pruned, or is damaged.
     """
-    with locked(log, f"{log} is being pruned by another process; wait for it to end"):
+    with LogLock(log, "pruned"):
         _check_not_written(log)
         if damage := next(iter(find_damage(log, thorough=False)), None):
             raise UserError(left_out(damage))
@@ -111,11 +113,11 @@ def prune(log: Path, gone: Places) -> None:
 def _check_not_written(log: Path) -> None:
     """Raise UserError if a process writes this log, or may do so on another machine."""
     manifest = run_info.load(log)
-    status, writer = run_info.status(manifest), manifest["writer"]
+    status = run_info.status(manifest)
     if status == run_info.RUNNING:
-        raise UserError(f"{log} is being written by process {writer['pid']}; prune it when the run has ended")
+        raise run_info.being_written(log, manifest)
     if status == "unknown":
-        who = f"process {writer['pid']} on {writer['host']}"
+        who = Process(**manifest["writer"])
         raise UserError(f"{log} may be being written by {who}; type the command on that machine")
 
 
@@ -125,7 +127,7 @@ def _rewrite(log: Path, gone: Places) -> None:
     if (log / FINISHED).exists():
         with replacing_database(log) as path:
             write_database(path, run_info.run_row(log), [log], _condition(gone))
-            if (log / MANIFEST).read_bytes() != manifest:
+            if (log / MANIFEST).read_bytes() != manifest:  # on a file system without locks
                 raise UserError(f"{log} is as it was: its run was resumed meanwhile")
         return
     directory = log / PARTS_DIRECTORY

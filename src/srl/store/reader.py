@@ -192,14 +192,13 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], 
     for log in logs:
         if without.keys() & {log / MANIFEST, log / FINISHED}:
             continue
-        if (log / FINISHED).exists():
+        left = [] if (log / FINISHED).exists() else live_parts(log / PARTS_DIRECTORY, without.keys())
+        if not left and (log / FINISHED).exists():  # perhaps only since the look at the parts
             finished.append(f"log{len(finished)}")
             attach(connection, log / FINISHED, finished[-1])
-        else:
-            left = live_parts(log / PARTS_DIRECTORY, without.keys())
-            if not left and any(damage.log == log for damage in without.values()):
-                continue
-            parts += left
+        elif not left and any(damage.log == log for damage in without.values()):
+            continue
+        parts += left
         rows.append(run_info.run_row(log))
         rescores += [file for file in rescore_files(log) if file not in without]
         watches += [file for file in [watch_file(log)] if file.is_file() and file not in without]

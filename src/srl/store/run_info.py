@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +13,8 @@ from typing import Any
 from srl.errors import UserError
 from srl.files import FORMAT
 from srl.manifests import MANIFEST, read_manifest, write_manifest
+from srl.processes import Process
+from srl.store.lock import in_use
 
 KIND = "log"
 RUNNING = "running"
@@ -41,43 +42,6 @@ class RunInfo:
     parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """A process; `since` (its start) distinguishes it from a later one with the same id."""
-
-    host: str
-    pid: int
-    since: str
-
-    @classmethod
-    def here(cls) -> Writer:
-        """This process."""
-        return cls(socket.gethostname(), os.getpid(), _since(os.getpid()))
-
-    @property
-    def alive(self) -> bool | None:
-        """Whether it is still running; None if it is on another machine."""
-        if self.host != socket.gethostname():
-            return None
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return not self.since or _since(self.pid) == self.since
-
-
-def _since(pid: int) -> str:
-    """When a process started, in kernel ticks; empty without /proc and for one that is not reaped yet."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return ""
-    state, *fields = stat.rpartition(b")")[2].split()
-    return "" if state in (b"Z", b"X") else fields[18].decode()
-
-
 def begin(log: Path, run: RunInfo, written: datetime | None) -> None:
     """Write the manifest of a log that this process starts or resumes.
 
@@ -103,7 +67,7 @@ def _write(log: Path, run: RunInfo, started: str, status: str, times: Mapping[st
     """Write the manifest, with this process as the log's writer."""
     config = json.loads(json.dumps(dict(run.config), default=str))
     described = asdict(run) | {"config": config, "started": started}
-    payload = {"run": described, "status": status, **times, "writer": asdict(Writer.here())}
+    payload = {"run": described, "status": status, **times, "writer": asdict(Process.here())}
     write_manifest(log, KIND, payload)
 
 
@@ -142,7 +106,7 @@ def load(log: Path) -> dict[str, Any]:
 
 def _check(manifest: Mapping[str, Any]) -> None:
     """Raise KeyError, TypeError or ValueError for unexpected fields."""
-    Writer(**manifest["writer"])
+    Process(**manifest["writer"])
     _worked_s(manifest, None)
     if not isinstance(manifest["run"]["run_id"], str) or not isinstance(manifest["status"], str):
         raise TypeError("run_id and status are texts")
@@ -152,11 +116,14 @@ def status(manifest: Mapping[str, Any]) -> str:
     """The status of the run: `interrupted` if it is marked as running, but its writer is gone."""
     if manifest["status"] != RUNNING:
         return str(manifest["status"])
-    return {True: RUNNING, False: "interrupted", None: "unknown"}[Writer(**manifest["writer"]).alive]
+    return {True: RUNNING, False: "interrupted", None: "unknown"}[Process(**manifest["writer"]).alive]
 
 
-def claim(log: Path) -> None:
-    """Raise UserError if another live process writes this log, or a newer srl wrote it."""
+def check_not_written(log: Path) -> None:
+    """Raise UserError if, by the manifest, another live process writes this log, or a newer srl wrote it.
+
+    The lock says so too, but not on a file system that has none.
+    """
     if not has_log(log):
         return
     try:
@@ -165,11 +132,15 @@ def claim(log: Path) -> None:
         if _is_newer(log):
             raise
         return
-    writer = Writer(**manifest["writer"])
+    writer = Process(**manifest["writer"])
     if manifest["status"] == RUNNING and writer.pid != os.getpid() and writer.alive:
-        raise UserError(
-            f"{log} is being written by process {writer.pid}; wait for it to end, or stop it, before resuming"
-        )
+        raise being_written(log, manifest)
+
+
+def being_written(log: Path, manifest: Mapping[str, Any]) -> UserError:
+    """The error for a log that the process in its manifest writes."""
+    since = manifest.get("resumed") or manifest["run"]["started"]
+    return in_use(log, "written", Process(**manifest["writer"]), since)
 
 
 def _is_newer(log: Path) -> bool:

@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -23,6 +24,7 @@ from srl.store.damage import find_damage, may_be_damage, set_aside
 from srl.store.database import attach
 from srl.store.drop_steps import drop_steps, drop_trajectories, reopen
 from srl.store.finished import ASIDE, clear_aside, replacing_database, write_database
+from srl.store.lock import LogLock
 from srl.store.parts import (
     FINISHED,
     PARTS_DIRECTORY,
@@ -54,11 +56,12 @@ class LogWriter:
     """Writes a run's log to `directory`, which readers may open at any time.
 
     One writer is `main`: it records the status of the run and finishes the log. Others (verl's workers) only
-    write, under their own name `worker` of letters and digits. With `adds`, what it writes of a step is added
+    write, under their own name `worker` of letters and digits. `main` holds the log's lock until it ends the
+    log. With `adds`, what it writes of a step is added
     to what earlier writers wrote of it (an evaluation is one step in many parts). As a context manager it
     finishes the log; on an error it keeps the parts and records how the run ended. The first write to a
     finished log turns it into parts again. Damaged files are moved to `damaged/`, with a call of `warn` that
-    names their steps.
+    names their steps. Raises UserError, which names the process, where another one changes the log.
     """
 
     def __init__(
@@ -76,12 +79,24 @@ class LogWriter:
         self._adds = adds
         if not worker.isidentifier():
             raise ValueError(f"a worker's name is letters, digits and underscores, not {worker!r}")
+        self._lock = LogLock(self.directory, "written")
         if worker == _MAIN:
-            run_info.claim(self.directory)
-            self._set_damage_aside()
-            run_info.begin(self.directory, run, self._last_written())
+            self._begin()
         self._earlier = set() if adds else self._find_earlier()
         self._count()
+
+    def _begin(self) -> None:
+        """Lock the log, and say in its manifest that it is being written."""
+        try:
+            self._lock.acquire()
+            run_info.check_not_written(self.directory)
+            self._set_damage_aside()
+            run_info.begin(self.directory, self._run, self._last_written())
+        except BaseException:
+            self._lock.release()
+            with suppress(OSError):
+                self.directory.rmdir()  # if it is new, and so empty
+            raise
 
     def write(self, step: int, phase: Phase, records: Sequence[Record], metrics: Mapping[str, float]) -> None:
         """Add a finished step, atomically.
@@ -126,11 +141,12 @@ class LogWriter:
     def finish(self, status: str = "finished") -> None:
         """End the run: write one `log.duckdb`, atomically, and remove the parts."""
         self._require_main()
-        run_info.end(self.directory, self._run, status)
-        self._open = False
-        if not (self.directory / FINISHED).exists():
-            self._merging(self._write_finished)
-        self._clear_parts()
+        with self._lock:
+            run_info.end(self.directory, self._run, status)
+            self._open = False
+            if not (self.directory / FINISHED).exists():
+                self._merging(self._write_finished)
+            self._clear_parts()
 
     def _write_finished(self) -> None:
         path = self.directory / FINISHED
@@ -145,8 +161,9 @@ class LogWriter:
     def close(self, status: str, error: str = "") -> None:
         """Record how the run ended, and with which error; keep the parts for a resumed run."""
         self._require_main()
-        run_info.end(self.directory, self._run, status, quoted(error, ERROR_WIDTH))
-        self._open = False
+        with self._lock:
+            run_info.end(self.directory, self._run, status, quoted(error, ERROR_WIDTH))
+            self._open = False
 
     def __enter__(self) -> Self:
         return self
@@ -221,7 +238,10 @@ class LogWriter:
     def _reopen(self, until: int = _LAST) -> None:
         """Turn a finished log into parts again; current readers keep the file open."""
         finished = self.directory / FINISHED
-        if self._worker != _MAIN or not finished.exists():
+        if self._worker != _MAIN:
+            return
+        self._lock.acquire()
+        if not finished.exists():
             return
         self._clear_parts()
         reopen(finished, self._parts, self._worker, until)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -15,8 +15,9 @@ from srl.config import Config, save_config
 from srl.errors import UserError
 from srl.files import NotWritten, why_not_written
 from srl.manifests import DamagedError, check_checkpoint, is_checked
+from srl.store.lock import LogLock
 from srl.store.parts import FINISHED
-from srl.store.run_info import claim
+from srl.store.run_info import check_not_written
 from srl.train.learning_rate import rate_notes
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
@@ -132,6 +133,22 @@ def total_steps(config: Config, algo: str) -> int:
     return config.sft.steps if algo == SFT else config.trainer.total_training_steps
 
 
+@contextmanager
+def only_this_process(run: Path, saved: Sequence[int], backend: BackendName) -> Iterator[LogLock]:
+    """Locks the log of `run`, of which this process is about to resume the newest of the checkpoints `saved`.
+
+    Raises UserError where another process is training it, or has trained it since `saved` was read.
+    """
+    with LogLock(run / LOG, "written") as lock:
+        check_not_written(run / LOG)
+        if list(checkpoints(run, backend)) != list(saved):
+            raise UserError(
+                f"another process has trained {run.name} meanwhile; look with `srl inspect runs`, and "
+                f"{resume_with(run)} if it is not finished"
+            )
+        yield lock
+
+
 def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, done: int) -> Config:
     """`config` for `steps` steps in all, if given. Raises UserError where they are done already."""
     if steps is None:
@@ -202,7 +219,6 @@ def extended(
     was, steps = total_steps(before, record.algo), total_steps(config, record.algo)
     if steps == was:
         return record
-    claim(run / LOG)
     note(f"{run.name} has {steps} steps now, not {was}")
     for line in rate_notes(before, config, done, record.algo):
         note(line)

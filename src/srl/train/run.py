@@ -19,13 +19,14 @@ from srl import __version__
 from srl.config import Config, load_saved, located, save_config
 from srl.hub_models import hub_name
 from srl.store import RunInfo
+from srl.store.run_info import check_not_written
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
 from srl.train.fetch_models import with_local_models
 from srl.train.logged_episodes import model_of_log
 from srl.train.make_missing import BASE_MODEL, with_data
 from srl.train.report import Terminal, check_loggers
-from srl.train.run_directory import LOG, SFT, BackendName, Progress, RunRecord, checkpoint_path
+from srl.train.run_directory import LOG, SFT, BackendName, Progress, RunRecord, checkpoint_path, checkpoints
 from srl.train.search import IndexDigests, new_cassette
 from srl.workspace import Workspace
 
@@ -110,9 +111,12 @@ def start(
 def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | None = None) -> Summary:
     """Resume `run` from its newest checkpoint, or from the start where it has none.
 
-    `steps` is the new number of steps in all. A run that has made all of them is left as it is.
+    `steps` is the new number of steps in all. A run that has made all of them is left as it is. Raises
+    UserError where another process trains it.
     """
+    check_not_written(run / LOG)
     record, before = RunRecord.read(run), load_saved(run)
+    saved = list(checkpoints(run, record.backend))
     step = resuming.step_to_resume(run, record.backend)
     done = max(0, step)
     config = resuming.with_steps(run, record, before, steps, done)
@@ -128,8 +132,11 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     resuming.check_reference(run, record, config, trainer.reference)
     resuming.warn_about_other_indexes(run, record, trainer.digests, terminal.note)
     terminal.note(f"resuming {run.name}")
-    record = resuming.extended(run, record, before, config, done, terminal.note)
-    return _train(run, config, record, trainer, resumed_from=step)
+    with resuming.only_this_process(run, saved, record.backend) as lock:
+        record = resuming.extended(run, record, before, config, done, terminal.note)
+        if record.backend == "verl":  # another process writes the log
+            lock.release()
+        return _train(run, config, record, trainer, resumed_from=step)
 
 
 def load_backend(name: BackendName) -> Backend:

@@ -1,0 +1,97 @@
+"""A process that changes a log, for the tests of its lock: it is killed, or waits, at a chosen call.
+
+python tests/log_change.py ACTION RUN [OBJECT.NAME before|after kill|wait]
+
+At the first call of `OBJECT.NAME`, such as `srl.store.prune.sweep`, it kills itself with SIGKILL, or prints a
+line and waits for the end of its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from tests.store_builder import new_log, write_step
+
+from srl.errors import UserError
+from srl.store.lock import LogLock
+from srl.store.merge import merge_logs
+from srl.store.prune import prune
+
+GONE = {(1, "train"), (2, "train")}
+
+
+def finish(run: Path) -> None:
+    """Finish a log that was interrupted."""
+    new_log(run).finish()
+
+
+def resume(run: Path) -> None:
+    """Resume after step 4, train steps 5 and 6, and finish."""
+    log = new_log(run)
+    log.drop_steps_after(4)
+    for step in (5, 6):
+        write_step(log, step, size=3)
+    log.finish()
+
+
+def fork(run: Path) -> None:
+    """Write, with a child that has no lock and does not end before the standard input does."""
+    log = new_log(run)
+    if os.fork() == 0:
+        try:
+            LogLock(run / "log", "written").acquire()
+            print("taken", flush=True)
+        except UserError:
+            print("refused", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    wait()
+    log.finish()
+
+
+ACTIONS = {
+    "prune": lambda run: prune(run / "log", GONE),
+    "merge": lambda run: merge_logs([run], run.parent / "merged"),
+    "finish": finish,
+    "resume": resume,
+    "fork": fork,
+}
+
+
+def kill() -> None:
+    """End this process as the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait() -> None:
+    """Say that the call is reached, and wait."""
+    print("waiting", flush=True)
+    sys.stdin.read()
+
+
+def stop_at(name: str, when: str, stop: Any) -> None:
+    """Call `stop()` before or after each call of `name`."""
+    place, _, attribute = name.rpartition(".")
+    owner = resolve_name(place)
+    whole = getattr(owner, attribute)
+
+    def stopping(*arguments: Any, **options: Any) -> Any:
+        if when == "before":
+            stop()
+        found = whole(*arguments, **options)
+        stop()
+        return found
+
+    setattr(owner, attribute, stopping)
+
+
+if __name__ == "__main__":
+    action, place, *point = sys.argv[1:]
+    if point:
+        stop_at(point[0], point[1], {"kill": kill, "wait": wait}[point[2]])
+    ACTIONS[action](Path(place))
