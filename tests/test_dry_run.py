@@ -621,6 +621,22 @@ def test_a_resumed_run_adds_the_checkpoints_to_come_to_those_there(there, sets, 
     assert disk_space.kept_checkpoints(trainer, 300, there).most == most
 
 
+@pytest.mark.parametrize(
+    ("there", "sets", "most"),
+    [
+        ([], {}, 8),  # 50, 100, 150, 160, and of the validations 30, 60, 90, 120
+        ([], {"save_freq": 0}, 6),  # each validation may be the best so far, and the last step
+        ([], {"save_freq": 30}, 6),
+        ([], {"test_freq": 0}, 4),
+        ([30, 60, 100], {}, 6),  # 120, 150 and 160 are to come
+        ([], {"max_ckpt_to_keep": 2}, 4),
+    ],
+)
+def test_validations_that_save_the_best_so_far_are_counted(there, sets, most):
+    trainer = Trainer(**{"save_freq": 50, "test_freq": 30, **sets})
+    assert disk_space.kept_checkpoints(trainer, 160, there, saves_best=True).most == most
+
+
 def test_the_disk_of_a_resumed_run_has_room_for_the_checkpoints_to_come_alone(monkeypatch, tmp_path):
     for step in (50, 100):
         (tmp_path / f"checkpoints/step-{step:06d}").mkdir(parents=True)

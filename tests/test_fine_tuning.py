@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from bench.resume import differences
@@ -13,7 +14,7 @@ from tests.training import Said, config, questions, train, write_setting
 import srl.store
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import UserError
-from srl.train import fine_tuning
+from srl.train import disk_space, fine_tuning
 from srl.train.episodes import EpisodeRunner
 from srl.train.named_checkpoint import model_directory
 from srl.train.run import resume
@@ -168,6 +169,23 @@ def test_with_patience_the_best_is_saved(setting: Path, workspace: Path) -> None
     run = only_run(workspace)
     assert list(checkpoints(run)) == [1, 3]
     assert model_directory(f"{run.name}@best", Workspace(workspace)).name == "step-000001"
+
+
+@pytest.mark.parametrize(("algo", "patience", "count"), [("sft", None, 1), ("sft", 2, 2), ("grpo", 2, 1)])
+def test_the_warning_about_the_disk_counts_what_patience_saves(
+    setting: Path,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    algo: str,
+    patience: int | None,
+    count: int,
+) -> None:
+    """Each of two steps is validated, and may be the best so far."""
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    often = {"trainer__save_freq": 0, "trainer__test_freq": 1, "trainer__total_training_steps": 2}
+    said = Said()
+    train(chosen(setting, sft__steps=2, sft__patience=patience, **often), workspace, algo, said)
+    assert f"MiB ({count} of " in said.text
 
 
 def test_patience_needs_validations(setting: Path, workspace: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -17,14 +16,17 @@ from srl.train.run_directory import checkpoints
 LOCAL = Layout("local")
 
 
-def lack_of_room(trainer: Trainer, steps: int, run: Path, size: int) -> str | None:
+def lack_of_room(
+    trainer: Trainer, steps: int, run: Path, size: int, *, saves_best: bool = False
+) -> str | None:
     """What to say if the checkpoints of `run`, of `size` bytes each, do not fit its disk.
 
     Those that the run has already are not counted: the disk has them. `steps` are those of the whole run.
+    `saves_best` is as for `kept_checkpoints`.
     """
     existing = next(path for path in (run, *run.absolute().parents) if path.is_dir())
     free, there = shutil.disk_usage(existing).free, checkpoints(run)
-    more = kept_checkpoints(trainer, steps, there).most - len(there)
+    more = kept_checkpoints(trainer, steps, there, saves_best=saves_best).most - len(there)
     if more * size <= free:
         return None
     fewer = "" if trainer.max_ckpt_to_keep == 1 or there else ", or set trainer.max_ckpt_to_keep=1"
@@ -46,11 +48,18 @@ class KeptCheckpoints:
     most: int
 
 
-def kept_checkpoints(trainer: Trainer, steps: int, there: Collection[int] = ()) -> KeptCheckpoints:
-    """What a run of `steps` steps keeps, from the checkpoints of the steps `there` on."""
+def kept_checkpoints(
+    trainer: Trainer, steps: int, there: Collection[int] = (), *, saves_best: bool = False
+) -> KeptCheckpoints:
+    """What a run of `steps` steps keeps, from the checkpoints of the steps `there` on.
+
+    With `saves_best` (that is `sft.patience`) a validation that is the best so far is saved too. Any of them
+    may be, so all are counted.
+    """
     newest, best = trainer.max_ckpt_to_keep, trainer.keep_best_ckpt and trainer.test_freq > 0
-    every, done = trainer.save_freq or max(steps, 1), max(there, default=0)
-    saved = math.ceil(steps / every) - done // every if done < steps else 0
+    due = [trainer.save_freq, trainer.test_freq if saves_best else 0]
+    saves = {steps, *(step for every in due if every for step in range(every, steps, every))}
+    saved = sum(step > max(there, default=0) for step in saves)
     most = len(there) + saved
     if newest and saved:
         most = min(most, max(newest + best, len(there)) + 1)

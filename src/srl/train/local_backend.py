@@ -394,7 +394,8 @@ class LocalRun:
 
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
         """Train to the end of the run. An interruption leaves log and checkpoints to be resumed."""
-        if lack := lack_of_room(self.config.trainer, self.steps, run, self.checkpoint_size):
+        trainer, best = self.config.trainer, info.algo == SFT and self.config.sft.patience is not None
+        if lack := lack_of_room(trainer, self.steps, run, self.checkpoint_size, saves_best=best):
             self.terminal.note(f"warning: {lack}")
         with (
             reporters(self.config, run) as also,
