@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from srl.errors import UserError
 from srl.model import add_lora, new_model
-from srl.rollout import cached_forward, rollout_weights, torch_engine
-from srl.rollout.cached_forward import LENGTHS, CachedForward, arrange
+from srl.rollout import choose_forward, rollout_weights, torch_engine
+from srl.rollout.cached_forward import LENGTHS, CachedForward, PlainForward, arrange
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.rollout_weights import MergedLora, is_onednn_faster, onednn_linears
@@ -319,14 +319,14 @@ def test_deterministic_engine_on_a_gpu_sets_what_it_needs_or_says_that_it_cannot
 def test_flash_attention_that_would_leave_no_cache_is_refused(own, monkeypatch, caplog):
     model = tiny_model()
     model.config._attn_implementation_internal = own
-    monkeypatch.setattr(cached_forward, "_why_not", lambda *rest: "its logits differ")
+    monkeypatch.setattr(choose_forward, "_why_not", lambda *rest: "its logits differ")
     if own == "sdpa":
-        assert isinstance(cached_forward.choose_forward(model, 2, 100), cached_forward.PlainForward)
+        assert isinstance(choose_forward.choose_forward(model, 2, 100), PlainForward)
         return
     with pytest.raises(
         UserError, match="Qwen2ForCausalLM cannot generate with flash_attention_2: its logits"
     ):
-        cached_forward.choose_forward(model, 2, 100)
+        choose_forward.choose_forward(model, 2, 100)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])

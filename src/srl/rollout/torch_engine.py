@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
 from srl.model import evaluating, return_free_memory
-from srl.rollout.cached_forward import choose_forward
+from srl.rollout.choose_forward import choose_forward
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, StopReason, check_turn
 from srl.rollout.rollout_weights import MergedLora, is_onednn_faster, onednn_linears
