@@ -128,6 +128,38 @@ def test_diff_prints_both_sides_and_what_changed(runs, capsys):
     assert row["change"] == "right→wrong"
 
 
+def test_a_set_from_few_documents_has_no_interval_and_the_others_have_one(tmp_path, capsys, monkeypatch):
+    """50 questions of squad from 5 documents, 50 of nq and 50 of triviaqa with one each."""
+    asked = [
+        replace(
+            question(number, document=str(number % 5)) if source == "squad" else question(number),
+            id=f"{source}-{number}", data_source=source,
+        )
+        for source in ("nq", "squad", "triviaqa")
+        for number in range(50)
+    ]  # fmt: skip
+    run = tmp_path / "runs" / A
+    for step in (1, 2):
+        made = [
+            episode(step=step, phase="val", asked=one, answer=RIGHT if step == 2 and number % 2 else WRONG)
+            for number, one in enumerate(asked)
+        ]
+        new_log(run).write(step, "val", [record(one) for one in made], {})
+    found = compared(run, (A, 1), (A, 2))
+    assert found.test.interval is None
+    assert [(one.data_sources, one.questions, one.test.difference) for one in found.sets] == [
+        (("nq",), 50, 0.5), (("squad",), 50, 0.5), (("triviaqa",), 50, 0.5), (("nq", "triviaqa"), 100, 0.5)
+    ]  # fmt: skip
+    assert [one.test.interval is None for one in found.sets] == [False, True, False, False]
+    both = found.sets[-1].test.interval
+    assert found.sets[0].test.interval.low < both.low < 0.5 < both.high < found.sets[0].test.interval.high
+    monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path))
+    assert main(["inspect", "diff", "00aa@1", "00aa@2", "-n", "1"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("squad ")]
+    assert line.split()[:5] == ["squad", "50", "0.000", "0.500", "+0.500"]
+    assert line.endswith("none: too few documents")
+
+
 def write_group(run, scores=(1.0, 0.0, 1.0)):
     made = [episode(0, sample=n, answer=RIGHT if score else WRONG) for n, score in enumerate(scores)]
     records = [record(one, advantage=score - 0.5) for one, score in zip(made, scores, strict=True)]

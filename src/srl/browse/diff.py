@@ -31,12 +31,27 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class SetDiff:
+    """The common questions of some data sets: how many, the mean EM of both sides, and the test of B - A.
+
+    The test has no interval where the questions of a set come from too few documents.
+    """
+
+    data_sources: tuple[str, ...]
+    questions: int
+    em_a: float
+    em_b: float
+    test: PairedTest
+
+
+@dataclass(frozen=True, slots=True)
 class Diff:
     """Side B beside side A on their common questions.
 
     `em_a` and `em_b` are means over questions, `test` is that of B - A. `changes` has a row for each question
     on which the mean EM of its samples or the queries differ, the largest fall first. `worse` and `better`
-    count questions, with the interval of their share (None: too few independent questions).
+    count questions, with the interval of their share (None: too few independent questions). `sets` has each
+    data set, and then those with an interval together, if only some have one.
     """
 
     a: Side
@@ -51,6 +66,7 @@ class Diff:
     better: tuple[int, Interval | None]
     other_queries: int
     changes: list[dict[str, Any]]
+    sets: list[SetDiff]
 
     @property
     def single(self) -> bool:
@@ -128,8 +144,8 @@ def diff(connection: duckdb.DuckDBPyConnection, a: Side, b: Side) -> Diff:
             "different ones, so compare validations: --phase val"
         )
     pairs = [(left[key], right[key]) for key in common]
-    clusters: list[Hashable] = [one.cluster for one, _ in pairs]
-    before, after = ([one.em for one in found] for found in zip(*pairs, strict=True))
+    clusters, before, after = _values(pairs)
+    whole = _set_diff(pairs)
     changes = [_change(*pair) for pair in pairs if pair[0].em != pair[1].em or pair[0].asks != pair[1].asks]
 
     def counted(fits: Callable[[float, float], bool]) -> tuple[int, Interval | None]:
@@ -138,11 +154,41 @@ def diff(connection: duckdb.DuckDBPyConnection, a: Side, b: Side) -> Diff:
 
     return Diff(
         a, b, len(common), len(left) - len(common), len(right) - len(common),
-        sum(before) / len(common), sum(after) / len(common), paired_test(before, after, clusters),
+        whole.em_a, whole.em_b, whole.test,
         counted(lambda one, other: other < one), counted(lambda one, other: other > one),
         sum(one.asks != other.asks for one, other in pairs),
-        sorted(changes, key=lambda row: (row["em_b"] - row["em_a"] or 2, row["question_id"])),
+        sorted(changes, key=lambda row: (row["em_b"] - row["em_a"] or 2, row["question_id"])), _sets(pairs),
     )  # fmt: skip
+
+
+_Pair = tuple["_Question", "_Question"]
+"""A question on both sides."""
+
+
+def _values(pairs: Sequence[_Pair]) -> tuple[list[Hashable], list[float], list[float]]:
+    """Of each question its document, and the EM of A and of B."""
+    return [one.cluster for one, _ in pairs], [one.em for one, _ in pairs], [other.em for _, other in pairs]
+
+
+def _set_diff(pairs: Sequence[_Pair]) -> SetDiff:
+    clusters, before, after = _values(pairs)
+    test = paired_test(before, after, clusters)
+    return SetDiff(
+        tuple(sorted({one.data_source for one, _ in pairs})), len(pairs),
+        sum(before) / len(pairs), sum(after) / len(pairs), test,
+    )  # fmt: skip
+
+
+def _sets(pairs: Sequence[_Pair]) -> list[SetDiff]:
+    """Each data set by itself, and those with an interval together if others have none."""
+    by_source: dict[str, list[_Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_source[pair[0].data_source].append(pair)
+    found = [_set_diff(by_source[name]) for name in sorted(by_source)]
+    sure = [name for one in found if one.test.interval for name in one.data_sources]
+    if 1 < len(sure) < len(found):
+        found.append(_set_diff([pair for name in sure for pair in by_source[name]]))
+    return found
 
 
 def _named(side: Side) -> str:
@@ -164,6 +210,10 @@ class _Question:
     def asks(self) -> set[str]:
         """The queries of all samples, without differences of case and spaces."""
         return {" ".join(query.lower().split()) for row in self.rows for query in row["queries"]}
+
+    @property
+    def data_source(self) -> str:
+        return str(self.rows[0]["data_source"])
 
     @property
     def cluster(self) -> Hashable:

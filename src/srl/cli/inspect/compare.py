@@ -11,7 +11,7 @@ from srl.cli import output
 from srl.cli.inspect.shared import Json, OfPhase, RunOption, Wide, app, paths, print_rows, read, read_holding
 
 if TYPE_CHECKING:
-    from srl.browse.diff import Diff, Side
+    from srl.browse.diff import Diff, SetDiff, Side
     from srl.evaluate.intervals import Interval
 
 Trajectory = Annotated[str, typer.Argument(metavar="ID", help="Trajectory id, or the beginning of it.")]
@@ -35,6 +35,7 @@ def diff(
 
     Without a step, the last one. Without --phase, the first of eval, val, test and train that both have. Of
     several samples of a question the mean EM counts. Intervals and p-value are those of `srl eval compare`.
+    Of several data sets each has its own line, since questions from too few documents have no interval.
 
     \b
     Example:
@@ -51,6 +52,9 @@ def diff(
         return
     for line in _head(found):
         output.line(line)
+    if len(found.sets) > 1:
+        output.line()
+        print_rows([_set_row(one) for one in found.sets], False, _SET_COLUMNS, wide=wide)
     if shown:
         output.line()
         print_rows([_flat(row) for row in shown], False, _DIFF_COLUMNS, wide=wide, least=("source",))
@@ -98,6 +102,20 @@ def _interval(found: Interval | None) -> str:
     return "none: too few documents" if found is None else f"{found.low:+.3f} to {found.high:+.3f}"
 
 
+def _set_row(found: SetDiff) -> dict[str, Any]:
+    return {
+        "data_sources": " + ".join(found.data_sources), "questions": found.questions, "em_a": found.em_a,
+        "em_b": found.em_b, "difference": f"{found.test.difference:+.3f}",
+        "interval": _interval(found.test.interval),
+    }  # fmt: skip
+
+
+_SET_COLUMNS = {
+    "data_sources": "source", "questions": "questions", "em_a": "EM of A", "em_b": "EM of B",
+    "difference": "B - A", "interval": "95% interval",
+}  # fmt: skip
+
+
 def _share(share: float, found: Interval | None) -> str:
     return f"{share:.1%}" + ("" if found is None else f", {found.low:.1%} to {found.high:.1%}")
 
@@ -113,6 +131,13 @@ def _summary(found: Diff) -> dict[str, Any]:
         "difference": found.test.difference, "interval": found.test.interval, "p": found.test.p,
         "better": found.better[0], "better_interval": found.better[1],
         "worse": found.worse[0], "worse_interval": found.worse[1], "other_queries": found.other_queries,
+        "sets": [
+            {
+                "data_sources": one.data_sources, "questions": one.questions, "em_a": one.em_a,
+                "em_b": one.em_b, "difference": one.test.difference, "interval": one.test.interval,
+            }
+            for one in found.sets
+        ],
     }  # fmt: skip
 
 
