@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.training import Said, config, train, write_setting
 
 import srl.store
+from srl.cli import main
 from srl.config import load_saved, save_config
 from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
@@ -302,10 +303,35 @@ def rates(run):
 def test_a_run_gets_no_fewer_steps_than_it_has_made(workspace, whole):
     run = workspace / "runs" / whole("grpo").name
     shutil.copytree(whole("grpo"), run)
-    for steps in (3, 4):
-        with pytest.raises(UserError, match=rf"--steps {steps}: .* has made 4 steps"):
-            longer(run, steps)
+    with pytest.raises(UserError, match=r"--steps 3: .* has made 4 steps.* give 4 or a larger number"):
+        longer(run, 3)
     assert differences(run, whole("grpo")) == []
+
+
+def test_a_finished_run_asked_for_the_steps_that_it_has_is_left_as_it_is_and_reported(
+    workspace, whole, monkeypatch, capsys
+):
+    run = workspace / "runs" / whole("grpo").name
+    shutil.copytree(whole("grpo"), run)
+    monkeypatch.setattr(EpisodeRunner, "score", stop_at(4, "test"))
+    text, summary = longer(run, 4)
+    assert "is finished, all 4 steps" in text
+    assert (text, summary) == longer(run, None)
+    assert main(["train", "--resume", "--steps", "4", "--run", run.name, "--json"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["run_id"], last["steps"]) == (run.name, 4)
+
+
+def test_a_stopped_run_asked_for_the_steps_that_it_has_is_finished_with_them(setting, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(EpisodeRunner, "score", stop_at(3))
+        with pytest.raises(KeyboardInterrupt):
+            train(config(setting, "grpo", **CONSTANT), tmp_path, "grpo")
+    run = only_run(tmp_path)
+    text, summary = longer(run, 2)
+    assert "2 steps now, not 4" in text
+    assert (summary.steps, None in (summary.test_em_start, summary.test_em_end)) == (2, False)
+    assert longer(run, 2)[1] == longer(run, None)[1] == summary
 
 
 def test_a_stopped_run_gets_another_number_of_steps(setting, tmp_path, monkeypatch):

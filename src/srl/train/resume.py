@@ -150,15 +150,15 @@ def only_this_process(run: Path, saved: Sequence[int], backend: BackendName) -> 
 
 
 def with_steps(run: Path, record: RunRecord, config: Config, steps: int | None, done: int) -> Config:
-    """`config` for `steps` steps in all, if given. Raises UserError where they are done already."""
+    """`config` for `steps` steps in all, if given. Raises UserError where more are done already."""
     if steps is None:
         return config
-    if steps <= done:
+    if steps < done:
         raise UserError(
-            f"--steps {steps}: {run.name} has made {done} steps, and --steps is the new total: give a larger "
-            "number, or leave it out"
+            f"--steps {steps}: {run.name} has made {done} steps, and --steps is the new total: give {done} "
+            "or a larger number, or leave it out"
         )
-    if _ended_early(run, record, config, done):
+    if steps > done and _ended_early(run, record, config, done):
         raise UserError(
             f"--steps {steps}: {run.name} ended after {done} steps, by sft.patience or sft.epochs; leave it "
             f"out, or start a new run: srl train --algo sft --model {run.name}@best"

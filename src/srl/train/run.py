@@ -111,8 +111,8 @@ def start(
 def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | None = None) -> Summary:
     """Resume `run` from its newest checkpoint, or from the start where it has none.
 
-    `steps` is the new number of steps in all. A run that has made all of them is left as it is. Raises
-    UserError where another process trains it.
+    `steps` is the new number of steps in all. A finished run that has made all of them, no fewer and no more,
+    is left as it is. Raises UserError where another process trains it.
     """
     check_not_written(run / LOG)
     record, before = RunRecord.read(run), load_saved(run)
@@ -120,8 +120,8 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     step = resuming.step_to_resume(run, record.backend)
     done = max(0, step)
     config = resuming.with_steps(run, record, before, steps, done)
-    if steps is None and (
-        progress := resuming.progress_if_finished(run, record, config, done, terminal.note)
+    if steps in (None, done) and (
+        progress := resuming.progress_if_finished(run, record, before, done, terminal.note)
     ):
         return _summary(run, config, record, progress)
     trains = load_backend(record.backend)
