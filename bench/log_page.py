@@ -199,8 +199,8 @@ def measure(workspace: Path) -> dict[str, dict[str, float]]:
     }  # fmt: skip
     client = TestClient(create_app(Workspace(workspace)), base_url="http://127.0.0.1")
     found = {}
-    for name, path in pages.items():
-        first, *others = [timed(client, path) for _ in range(ROUNDS)]
+    for name, address in pages.items():
+        first, *others = [timed(client, address) for _ in range(ROUNDS)]
         found[name] = {"first": round(first, 3), "again": round(statistics.median(others), 3)}
     return found
 
