@@ -11,7 +11,7 @@ import pytest
 from tests.store_builder import episode, new_log, read, record
 
 import srl.store
-from srl.browse.messages import messages, write_messages
+from srl.browse.messages import write_messages
 from srl.browse.trajectories import Filter
 from srl.browse.verl_dump import dump_files, read_dump
 from srl.cli import main
@@ -109,10 +109,36 @@ def test_messages_keep_what_the_page_says(tmp_path):
     assert not {"parts", "token_ids", "logprobs", "advantages", "hits", "latency_s"} & row.keys()
 
 
+def messages(made):
+    """The messages of an episode: the prompt's, then one a segment."""
+    roles = {"policy": "assistant", "observation": "tool", "feedback": "user"}
+    said = [{"role": roles[one.kind], "content": one.text} for one in made.segments if one.kind != "prompt"]
+    return [*made.question.prompt, *said]
+
+
 def test_feedback_is_the_users(tmp_path):
     made = episode(passages=None)
     made.segments.append(read("feedback", "try again", 1))
-    assert [one["role"] for one in messages(made)] == ["user", "assistant", "user"]
+    new_log(tmp_path / RUN).write(1, "train", [record(made)], {})
+    with srl.store.open(tmp_path / RUN) as log:
+        write_messages(log, Filter(), tmp_path / "out.parquet")
+    (row,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [one["role"] for one in row["messages"]] == ["user", "assistant", "user"]
+
+
+def test_a_long_step_is_exported_in_its_order_a_few_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("srl.browse.messages.SIZE", 2)
+    order = [7, 3, 9, 0, 5]
+    log = new_log(tmp_path / RUN)
+    for step in (1, 2):
+        log.write(step, "train", [record(episode(number, step=step)) for number in order], {})
+    with srl.store.open(tmp_path / RUN) as opened:
+        assert write_messages(opened, Filter(), tmp_path / "out.parquet") == 10
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [(row["step"], row["question_id"]) for row in found] == [
+        (step, f"nq-{number}") for step in (1, 2) for number in order
+    ]
+    assert all(f"painter {row['question_id'][3:]} " in row["messages"][1]["content"] for row in found)
 
 
 def test_export_writes_only_what_is_chosen(workspace, tmp_path, capsys):

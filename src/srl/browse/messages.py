@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.browse.trajectories import Filter
 from srl.errors import UserError
 from srl.files import atomic_file
 from srl.store import Record, read_with_rows
-from srl.trajectory import Trajectory
 
 SIZE = 1000
 """The most trajectories that are in memory at a time."""
@@ -23,27 +22,26 @@ SIZE = 1000
 ROLES: Mapping[str, str] = {"policy": "assistant", "observation": "tool", "feedback": "user"}
 """The role of what follows the prompt, by kind of segment."""
 
-_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
-SCHEMA = pa.schema(
-    [
-        ("messages", pa.list_(_MESSAGE)), ("run_id", pa.string()), ("id", pa.string()), ("step", pa.int32()),
-        ("phase", pa.string()), ("question_id", pa.string()), ("question", pa.string()),
-        ("golden_answers", pa.list_(pa.string())), ("data_source", pa.string()), ("sample", pa.int32()),
-        ("answer", pa.string()), ("em", pa.float64()), ("f1", pa.float64()), ("reward", pa.float64()),
-        ("verdict", pa.string()), ("searches", pa.int32()),
-    ]
+COLUMNS = (
+    "run_id", "id", "step", "phase", "question_id", "question", "golden_answers", "data_source", "sample",
+    "answer", "em", "f1", "reward", "verdict", "searches",
 )  # fmt: skip
-"""`messages` and the columns of `trajectories` beside them."""
+"""The columns of `trajectories` beside `messages`."""
 
-
-def messages(trajectory: Trajectory) -> list[dict[str, str]]:
-    """The prompt's messages, then one for each segment, with its text as it is."""
-    prompt = [dict(message) for message in trajectory.question.prompt]
-    return prompt + [
-        {"role": ROLES[segment.kind], "content": segment.text}
-        for segment in trajectory.segments
-        if segment.kind != "prompt"
-    ]
+_CHOSEN = "run_id = ? AND phase = ? AND step = ? AND {} IN (SELECT unnest(?))"
+_MESSAGES = f"""
+SELECT from_json(prompt, '[{{"role": "VARCHAR", "content": "VARCHAR"}}]') || coalesce(said, []) AS messages,
+    {", ".join(COLUMNS)}
+FROM trajectories LEFT JOIN (
+    SELECT trajectory_id AS id, list({{
+        'role': CASE kind {" ".join(f"WHEN '{kind}' THEN '{role}'" for kind, role in ROLES.items())} END,
+        'content': text
+    }} ORDER BY position) AS said
+    FROM segments WHERE kind <> 'prompt' AND {_CHOSEN.format("trajectory_id")} GROUP BY id
+) USING (id)
+WHERE {_CHOSEN.format("id")} ORDER BY position, id
+"""
+"""The prompt's messages, then one for each segment, with its text as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +63,33 @@ def batches(connection: duckdb.DuckDBPyConnection, chosen: Filter, size: int = S
 
     Raises UserError if nothing is chosen.
     """
+    for place, number, ids in _chunks(connection, chosen, size):
+        pairs = read_with_rows(connection, _CHOSEN.format("id"), [*place, ids], tokens=False)
+        yield Batch(*place, number, pairs)
+
+
+_Place = tuple[str, str, int]
+"""A run, a phase and a step."""
+
+
+def _chunks(
+    connection: duckdb.DuckDBPyConnection, chosen: Filter, size: int
+) -> Iterator[tuple[_Place, int, list[str]]]:
+    """The ids of the trajectories `chosen`, at most `size` at a time: their place, the chunk's number, ids.
+
+    Raises UserError if nothing is chosen.
+    """
     where, parameters = chosen.where()
-    place = "run_id, phase, step"
-    query = f"SELECT DISTINCT {place} FROM trajectories WHERE {where} ORDER BY {place}"
+    query = f"SELECT DISTINCT run_id, phase, step FROM trajectories WHERE {where} ORDER BY ALL"
     found = connection.execute(query, parameters).fetchall()
     if not found:
         raise UserError("no matching trajectory; nothing is written; try fewer filters")
-    for run_id, phase, step in found:
+    for place in found:
         here = f"({where}) AND run_id = ? AND phase = ? AND step = ?"
         query = f"SELECT id FROM trajectories WHERE {here} ORDER BY position, id"
-        ids = [one for (one,) in connection.execute(query, [*parameters, run_id, phase, step]).fetchall()]
+        ids = [one for (one,) in connection.execute(query, [*parameters, *place]).fetchall()]
         for number, start in enumerate(range(0, len(ids), size), start=1):
-            some = ids[start : start + size]
-            yield Batch(run_id, phase, step, number, _pairs(connection, (run_id, phase, step), some))
-
-
-def _pairs(
-    connection: duckdb.DuckDBPyConnection, place: tuple[str, str, int], ids: list[str]
-) -> list[tuple[Record, dict[str, Any]]]:
-    where = "run_id = ? AND phase = ? AND step = ? AND list_contains(?, id)"
-    return read_with_rows(connection, where, [*place, ids], tokens=False)
+            yield place, number, ids[start : start + size]
 
 
 def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: Path) -> int:
@@ -93,9 +98,14 @@ def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: P
     Raises UserError if nothing is chosen.
     """
     count = 0
-    with atomic_file(out, "wb") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-        for batch in batches(connection, chosen):
-            lines = [row | {"messages": messages(record.trajectory)} for record, row in batch.pairs]
-            writer.write_table(pa.Table.from_pylist(lines, SCHEMA))
-            count += len(lines)
+    with atomic_file(out, "wb") as file, ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
+        for place, _, ids in _chunks(connection, chosen, SIZE):
+            found = connection.sql(_MESSAGES, params=[*place, ids, *place, ids])
+            reader = found.fetch_arrow_reader(SIZE)
+            if writer is None:
+                writer = stack.enter_context(pq.ParquetWriter(file, reader.schema, compression="zstd"))
+            for batch in reader:
+                writer.write_batch(batch)
+                count += batch.num_rows
     return count
