@@ -8,7 +8,7 @@ from typing import Any
 
 import duckdb
 
-from srl.browse.transcript import Transcript, find_id, transcripts
+from srl.browse.transcript import Transcript, find, transcripts
 from srl.store import rows
 
 KEYS = ("run_id", "step", "phase", "question_id")
@@ -29,8 +29,7 @@ def group(connection: duckdb.DuckDBPyConnection, prefix: str) -> list[Transcript
 
     Raises UserError for an unknown id.
     """
-    found = rows(connection, "FROM trajectories WHERE id = ? LIMIT 1", [find_id(connection, prefix)])
-    return siblings(connection, found[0])
+    return siblings(connection, find(connection, prefix))
 
 
 def siblings(connection: duckdb.DuckDBPyConnection, row: Mapping[str, Any]) -> list[Transcript]:

@@ -55,24 +55,38 @@ class Transcript:
     steps: tuple[Step, ...]
 
 
-def find_id(connection: duckdb.DuckDBPyConnection, prefix: str) -> str:
-    """The id of the trajectory that begins with `prefix`. Raises UserError for none and for several."""
-    query = "SELECT DISTINCT id FROM trajectories WHERE starts_with(id, ?) ORDER BY id"
-    found = [row["id"] for row in rows(connection, query, [prefix.lower()])]
+class NoTrajectoryError(UserError):
+    """No trajectory of the log has this id."""
+
+
+def find(connection: duckdb.DuckDBPyConnection, prefix: str) -> dict[str, Any]:
+    """Where the trajectory is whose id begins with `prefix`: id, run_id, step, phase and question_id.
+
+    Raises NoTrajectoryError for none and UserError for several.
+    """
+    query = """
+        SELECT id, run_id, step, phase, question_id FROM trajectories WHERE starts_with(id, ?)
+        ORDER BY id, run_id, step
+    """
+    found = rows(connection, query, [prefix.lower()])
     if not found:
-        raise UserError(
+        raise NoTrajectoryError(
             f"no trajectory {prefix!r} in this run; `srl inspect trajectories` lists them, and --run NAME "
             "looks in another run"
         )
-    if len(found) > 1:
-        listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
-        raise UserError(f"{prefix!r} matches {len(found)} trajectories: {listed}; type more of the id")
-    return str(found[0])
+    ids = list(dict.fromkeys(row["id"] for row in found))
+    if len(ids) > 1:
+        listed = ", ".join(ids[:_LISTED]) + (", …" if len(ids) > _LISTED else "")
+        raise UserError(f"{prefix!r} matches {len(ids)} trajectories: {listed}; type more of the id")
+    return found[0]
 
 
 def transcript(connection: duckdb.DuckDBPyConnection, prefix: str) -> Transcript:
     """The trajectory whose id begins with `prefix`."""
-    return transcripts(connection, "id = ?", [find_id(connection, prefix)])[0]
+    names = ("id", "run_id", "step")
+    found = find(connection, prefix)
+    where = " AND ".join(f"{name} = ?" for name in names)
+    return transcripts(connection, where, [found[name] for name in names])[0]
 
 
 def transcripts(

@@ -175,7 +175,7 @@ def group(trajectory: Trajectory, run: RunOption = "last", json: Json = False, w
     from srl.browse.groups import group as members
     from srl.browse.groups import in_words, summary
 
-    samples = read_holding(trajectory, run, lambda log, path: members(log, trajectory))
+    samples = read_holding(run, lambda log, path: members(log, trajectory))
     found = [summary(one) for one in samples]
     if json:
         output.print_rows(found)
@@ -225,7 +225,7 @@ def replay(
     from srl.browse.transcript import transcript
     from srl.cli.index.shared import open_with
 
-    shown = read_holding(trajectory, run, lambda log, path: transcript(log, trajectory))
+    shown = read_holding(run, lambda log, path: transcript(log, trajectory))
     golds = shown.record.trajectory.question.golden_answers
     found = again(shown.record.trajectory, open_with(index, settings), topk)
     rows = as_rows(found, golds)

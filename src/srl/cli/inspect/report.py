@@ -94,7 +94,7 @@ def report(
         [directory] = paths([run])
         count = read([directory], lambda log: write(log, directory))
     else:
-        count = read_holding(group, run, write)
+        count = read_holding(run, write)
     size = out.stat().st_size / 1e6
     output.note(f"{count:,} {'trajectory' if count == 1 else 'trajectories'}, {size:.2f} MB")
     output.line(out)

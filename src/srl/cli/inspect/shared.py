@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -74,30 +75,27 @@ def paths(names: Sequence[str], *, trained: bool = False) -> list[Path]:
     return [workspace.runs if name == "all" else workspace.find_run(name, trained=trained) for name in names]
 
 
-def read_holding(trajectory: str, run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T]) -> T:
-    """What `action` returns of the named run and its directory; `last` is the latest with this trajectory.
+def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T]) -> T:
+    """What `action` returns of the named run and its directory.
 
-    If none has it, `action` is called for the latest, to say so.
+    `last` is the latest in which `action` finds its trajectory, so raises no NoTrajectoryError.
     """
+    from srl.browse.transcript import NoTrajectoryError
     from srl.store import find_logs
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
-    latest = workspace.find_run(run)
-    query = "SELECT count(*) > 0 FROM trajectories WHERE starts_with(id, ?)"
+    runs = [workspace.find_run(run)]
+    if run == "last":
+        runs = [path for path in reversed(workspace.all_runs()) if find_logs(path)] or runs
 
-    def if_there(path: Path) -> list[T]:
-        def read_it(log: duckdb.DuckDBPyConnection) -> list[T]:
-            there = log.execute(query, [trajectory.lower()]).fetchall() == [(True,)]
-            return [action(log, path)] if there else []
+    def in_run(path: Path) -> T:
+        return read([path], lambda log: action(log, path))
 
-        return read([path], read_it)
-
-    if run == "last" and trajectory:
-        logged = (path for path in reversed(workspace.all_runs()) if find_logs(path))
-        if found := next(filter(None, map(if_there, logged)), None):
-            return found[0]
-    return read([latest], lambda log: action(log, latest))
+    for path in runs[:-1]:
+        with suppress(NoTrajectoryError):
+            return in_run(path)
+    return in_run(runs[-1])
 
 
 def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True) -> T:

@@ -57,7 +57,7 @@ def tokens(
     from srl.browse.transcript import transcript
 
     shown, model, directory = read_holding(
-        trajectory, run, lambda log, path: (transcript(log, trajectory), _model(log), path)
+        run, lambda log, path: (transcript(log, trajectory), _model(log), path)
     )
     texts = [_texts(step, directory, model) for step in shown.steps]
     if not json and not table and sys.stdout.isatty():

@@ -135,7 +135,7 @@ def show(
     from srl.browse.render import render
     from srl.browse.transcript import as_json, transcript
 
-    shown = read_holding(trajectory, run, lambda log, path: transcript(log, trajectory))
+    shown = read_holding(run, lambda log, path: transcript(log, trajectory))
     if json:
         output.print_rows([as_json(shown)])
     else:
