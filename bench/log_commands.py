@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from log_page import RUN, jsonl_bytes, ready
+from log_page import RUN, jsonl_bytes, ready, save, saved
 
 from srl.store import reading, rows
 from srl.store.schema import PARTS
@@ -132,16 +132,14 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=Path("log-page"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/log_commands.json"))
     parser.add_argument("--running", action="store_true", help="Leave the log in parts.")
-    parser.add_argument("--only", help="Names of commands, with commas between.")
+    parser.add_argument("--only", help="Names of commands, with commas between; others are kept.")
     given = parser.parse_args()
     run = given.log / "runs" / RUN
     state = ready(run, given.trajectories, given.running)
     chosen = given.only.split(",") if given.only else None
     found = {name: line for name, line in commands(run).items() if not chosen or name in chosen}
-    result: dict[str, Any] = {
-        "state": state,
-        "commands": {},
-    }
+    result: dict[str, Any] = saved(given.out).get(state, {}) if chosen else {}
+    result.setdefault("commands", {})
     for name, line in found.items():
         result["commands"][name] = measured(line, given.log)
         print(name, result["commands"][name], file=sys.stderr)
@@ -154,8 +152,7 @@ def main() -> None:
             "jsonl_gb": round(jsonl_bytes(run) * count / 1e9, 2),
             "sqlite_gb": round(sqlite_bytes(run) * count / 1e9, 2),
         }
-    given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=2))
+    save(given.out, state, result)
 
 
 if __name__ == "__main__":

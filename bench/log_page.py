@@ -19,7 +19,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ RUN = "20260101T000000Z-made-grpo-s0-0001"
 STEP, GROUP, TEMPLATES, ROUNDS = 1000, 5, 10, 4
 WORDS = 20_000
 PHASE: Phase = "train"
+STATES = ("running", "finished")
 
 
 class Maker:
@@ -176,6 +177,19 @@ def ready(run: Path, trajectories: int, running: bool) -> str:
     return "running" if (log / PARTS_DIRECTORY).exists() else "finished"
 
 
+def saved(out: Path) -> dict[str, Any]:
+    """The results in `out` by the state of the log."""
+    return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+
+
+def save(out: Path, state: str, result: Mapping[str, Any]) -> None:
+    """Write the result of a log in this state to `out`, beside that of the other state."""
+    kept = saved(out)
+    found = {name: kept[name] for name in STATES if name in kept} | {state: result}
+    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=2))
+
+
 def jsonl_bytes(run: Path) -> float:
     """The mean size of a trajectory as a line of `srl inspect show --json`, of one step's first hundred."""
     found = reading([run], lambda log: transcripts(log, "step = 1 AND position < 100", []))
@@ -224,15 +238,13 @@ def main() -> None:
     disk = sum(file.stat().st_size for file in (run / "log").rglob("*") if file.is_file())
     count = reading([run], lambda log: log.execute("SELECT count(*) FROM trajectories").fetchall())[0][0]
     result = {
-        "state": state,
         "trajectories": count,
         "jsonl_gb": round(jsonl_bytes(run) * count / 1e9, 2),
         "disk_gb": round(disk / 1e9, 2),
         "seconds": measure(given.log),
         "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
     }
-    given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=2))
+    save(given.out, state, result)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import log_tables
 import real_tables
 import scale_tables
 import speed_tables
@@ -206,7 +207,7 @@ def collapse() -> str:
 
 
 PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md", "docs/results.md",
-         "docs/stability.md")  # fmt: skip
+         "docs/stability.md", "docs/inspect.md")  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "recall": recall,
@@ -217,6 +218,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lexical_memory": lexical_memory,
     "server": server,
     "quality": quality,
+    **log_tables.TABLES,
     **real_tables.TABLES,
     "collapse": collapse,
     **scale_tables.TABLES,
