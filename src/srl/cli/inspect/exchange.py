@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.shared import OfPhase, Phase, Run, Steps, app, paths, read
+from srl.cli.inspect.filters import Filters, filtered
+from srl.cli.inspect.shared import Phase, Run, app, paths, read
 
 
 class Form(StrEnum):
@@ -24,6 +25,7 @@ _OUT = {Form.messages: Path("messages.parquet"), Form.inspect_eval: Path("inspec
 
 
 @app.command()
+@filtered("steps", "phase", "source", "em", "reward")
 def export(
     run: Run = "last",
     out: Annotated[
@@ -41,11 +43,8 @@ def export(
             "--format", help="messages: chat messages in Parquet; inspect-eval: logs of Inspect (.eval)."
         ),
     ] = Form.messages,
-    steps: Steps = None,
-    phase: OfPhase = None,
-    source: Annotated[str | None, typer.Option(help="Only this data source.")] = None,
-    em: Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")] = None,
-    reward: Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")] = None,
+    *,
+    filters: Filters,
 ) -> None:
     """Write trajectories for other programs: as chat messages, or as logs of Inspect.
 
@@ -60,9 +59,8 @@ def export(
     """
     from srl.browse.inspect_eval import write_eval_logs
     from srl.browse.messages import write_messages
-    from srl.browse.trajectories import Filter
 
-    chosen = Filter(steps=steps, phase=phase and phase.value, source=source, em=em, reward=reward)
+    chosen = filters.condition()
     write, to = write_messages if form is Form.messages else write_eval_logs, out or _OUT[form]
     count = read(paths([run]), lambda log: write(log, chosen, to))
     output.note(f"{count:,} trajectories")

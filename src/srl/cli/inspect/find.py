@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.shared import Json, OfPhase, Run, RunOption, Steps, Wide, app, paths, print_rows, read
+from srl.cli.inspect.filters import Filters, filtered
+from srl.cli.inspect.shared import Json, Run, RunOption, Wide, app, paths, print_rows, read
 
 
 class SearchesBy(StrEnum):
@@ -37,12 +38,12 @@ Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Maximum number
 
 
 @app.command()
+@filtered("steps", "phase", "source")
 def searches(
     run: Run = "last",
     by: Annotated[SearchesBy, typer.Option(help="Count by.")] = SearchesBy.step,
-    steps: Steps = None,
-    phase: OfPhase = None,
-    source: Annotated[str | None, typer.Option(help="Only this data source.")] = None,
+    *,
+    filters: Filters,
     failed: Annotated[bool, typer.Option("--failed", help="List the searches that failed, and why.")] = False,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="Maximum number of rows of --failed; 0 for all.")
@@ -62,9 +63,8 @@ def searches(
     """
     from srl.browse.searching import failures
     from srl.browse.searching import searches as counted
-    from srl.browse.trajectories import Filter
 
-    chosen = Filter(steps=steps, phase=phase and phase.value, source=source)
+    chosen = filters.condition()
     if failed:
         most = limit or 2**31 - 1
         found = read(paths([run]), lambda log: failures(log, chosen, most))
@@ -90,6 +90,7 @@ _LEAST = ("p99 s", "retried", "rejected", "episodes")
 
 
 @app.command()
+@filtered("steps", "phase", "source")
 def grep(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to look for.", show_default=False)],
     run: RunOption = "last",
@@ -99,9 +100,8 @@ def grep(
     ] = None,
     regex: Annotated[bool, typer.Option("--regex", "-E", help="TEXT is a regular expression (RE2).")] = False,
     case: Annotated[bool, typer.Option("--case", help="Upper and lower case differ.")] = False,
-    steps: Steps = None,
-    phase: OfPhase = None,
-    source: Annotated[str | None, typer.Option(help="Only this data source.")] = None,
+    *,
+    filters: Filters,
     limit: Limit = 20,
     json: Json = False,
     wide: Wide = False,
@@ -116,9 +116,8 @@ def grep(
     """
     from srl.browse.grep import USUAL
     from srl.browse.grep import grep as matches
-    from srl.browse.trajectories import Filter
 
-    chosen = Filter(steps=steps, phase=phase and phase.value, source=source)
+    chosen = filters.condition()
     where = [place.value for place in places] if places else USUAL
     found = read(
         paths([run]),

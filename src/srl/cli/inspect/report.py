@@ -8,33 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srl.cli import output
-from srl.cli.inspect.shared import (
-    Contains,
-    Em,
-    End,
-    Failed,
-    Hops,
-    MaxSearches,
-    MinSearches,
-    OfPhase,
-    Question,
-    Reward,
-    Run,
-    Sort,
-    Source,
-    Steps,
-    Verdict,
-    app,
-    paths,
-    read,
-    read_holding,
-)
+from srl.cli.inspect.filters import Filters, filtered
+from srl.cli.inspect.shared import Run, Sort, app, paths, read, read_holding
 
 if TYPE_CHECKING:
     import duckdb
 
 
 @app.command()
+@filtered()
 def report(
     run: Run = "last",
     out: Annotated[
@@ -44,19 +26,8 @@ def report(
         str | None,
         typer.Option(metavar="ID", help="All samples beside this trajectory, instead of a filter."),
     ] = None,
-    steps: Steps = None,
-    phase: OfPhase = None,
-    source: Source = None,
-    hops: Hops = None,
-    question: Question = None,
-    em: Em = None,
-    reward: Reward = None,
-    end: End = None,
-    verdict: Verdict = None,
-    min_searches: MinSearches = None,
-    max_searches: MaxSearches = None,
-    contains: Contains = None,
-    failed: Failed = False,
+    *,
+    filters: Filters,
     sort: Sort = "-step",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of trajectories.")
@@ -72,20 +43,14 @@ def report(
     Example:
       srl inspect report last --phase train --verdict reader -o report.html
     """
-    from srl.browse.trajectories import Filter
     from srl.browse.web.report import Choice, write_report
     from srl.errors import UserError
 
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists; give another --out, or --overwrite")
-    conditions = Filter(
-        steps=steps, phase=phase and phase.value, source=source, hops=hops, question=question, em=em,
-        reward=reward, end=end, verdict=verdict, min_searches=min_searches, max_searches=max_searches,
-        contains=contains, failed=failed,
-    )  # fmt: skip
-    if group is not None and conditions != Filter():
+    if group is not None and filters != Filters():
         raise UserError("--group takes all samples of one question in one step; leave the other filters out")
-    choice = Choice(conditions, sort, limit, group)
+    choice = Choice(filters.condition(), sort, limit, group)
 
     def write(log: duckdb.DuckDBPyConnection, path: Path) -> int:
         return write_report(log, path, choice, out)

@@ -42,25 +42,6 @@ Wide = Annotated[
 ]
 Steps = Annotated[str | None, typer.Option(metavar="N|A:B", help="One step, or steps A to B.")]
 OfPhase = Annotated[Phase | None, typer.Option(help="Only this phase.")]
-Source = Annotated[str | None, typer.Option(help="Only this data source.")]
-Hops = Annotated[int | None, typer.Option(help="Only questions with this many hops.")]
-Question = Annotated[str | None, typer.Option(help="Only this question id.")]
-Em = Annotated[str | None, typer.Option(metavar="X", help="Exact match: 0, 1, or '<1'.")]
-Reward = Annotated[str | None, typer.Option(metavar="X", help="Reward: a number, or '>0.5'.")]
-End = Annotated[str | None, typer.Option(help="answered, unanswered, truncated or failed.")]
-Verdict = Annotated[
-    str | None,
-    typer.Option(
-        help="correct, reader, retriever, no search, unanswered, failed search, failed engine or "
-        "failed reward."
-    ),
-]
-MinSearches = Annotated[int | None, typer.Option(help="At least this many searches.")]
-MaxSearches = Annotated[int | None, typer.Option(help="At most this many searches.")]
-Contains = Annotated[
-    str | None, typer.Option(help="Only if the question, the text or a query contains this.")
-]
-Failed = Annotated[bool, typer.Option("--failed", help="Only episodes lost to faults.")]
 Sort = Annotated[str, typer.Option(metavar="COLUMN", help="Sort by a column; -COLUMN: descending.")]
 
 _BY_END = ("run", "run_id")

@@ -10,24 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
+from srl.cli.inspect.filters import Filters, filtered
 from srl.cli.inspect.shared import (
-    Contains,
-    Em,
-    End,
-    Failed,
-    Hops,
     Json,
-    MaxSearches,
-    MinSearches,
-    OfPhase,
-    Question,
-    Reward,
     Run,
     RunOption,
     Sort,
-    Source,
-    Steps,
-    Verdict,
     Wide,
     app,
     paths,
@@ -69,21 +57,11 @@ def runs(json: Json = False, wide: Wide = False) -> None:
 
 
 @app.command()
+@filtered()
 def trajectories(
     run: Run = "last",
-    steps: Steps = None,
-    phase: OfPhase = None,
-    source: Source = None,
-    hops: Hops = None,
-    question: Question = None,
-    em: Em = None,
-    reward: Reward = None,
-    end: End = None,
-    verdict: Verdict = None,
-    min_searches: MinSearches = None,
-    max_searches: MaxSearches = None,
-    contains: Contains = None,
-    failed: Failed = False,
+    *,
+    filters: Filters,
     sort: Sort = "-step",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="Maximum number of rows; 0 for all.")
@@ -98,14 +76,8 @@ def trajectories(
       srl inspect trajectories last --phase val --em 0 --min-searches 2 --sort -searches
     """
     from srl.browse.listing import listing
-    from srl.browse.trajectories import Filter
 
-    conditions = Filter(
-        steps=steps, phase=phase and phase.value, source=source, hops=hops, question=question, em=em,
-        reward=reward, end=end, verdict=verdict, min_searches=min_searches, max_searches=max_searches,
-        contains=contains, failed=failed,
-    )  # fmt: skip
-    found = read(paths([run]), lambda log: listing(log, conditions, sort, limit or None))
+    found = read(paths([run]), lambda log: listing(log, filters.condition(), sort, limit or None))
     if found:
         print_rows(found, json, _TRAJECTORY_COLUMNS, wide=wide, least=_LEAST)
     else:
@@ -143,13 +115,12 @@ def show(
 
 
 @app.command()
+@filtered("steps", "phase", "source", "hops")
 def verdicts(
     run: Run = "last",
     by: Annotated[Group, typer.Option(help="Group by.")] = Group.phase,
-    steps: Steps = None,
-    phase: OfPhase = None,
-    source: Source = None,
-    hops: Hops = None,
+    *,
+    filters: Filters,
     json: Json = False,
     wide: Wide = False,
 ) -> None:
@@ -162,13 +133,11 @@ def verdicts(
     Example:
       srl inspect verdicts last --phase val --by step
     """
-    from srl.browse.trajectories import Filter
     from srl.browse.trajectories import verdicts as count
     from srl.store.verdict import VERDICTS
 
     column = "data_source" if by is Group.source else by.value
-    conditions = Filter(steps=steps, phase=phase and phase.value, source=source, hops=hops)
-    found = read(paths([run]), lambda log: count(log, conditions, column))
+    found = read(paths([run]), lambda log: count(log, filters.condition(), column))
     if found:
         columns = {column: by.value} | {name: name for name in (*VERDICTS, "total")}
         print_rows(found, json, columns, wide=wide, least=["total"])
