@@ -106,7 +106,8 @@ class Stop:
 
 
 MOMENTS = {
-    "before the first checkpoint": (fine_tuning, "fine_tune_step", 2),
+    "the first step": (fine_tuning, "fine_tune_step", 1),
+    "a step before the first checkpoint": (fine_tuning, "fine_tune_step", 2),
     "a step": (fine_tuning, "fine_tune_step", 5),
     "a validation": (EpisodeRunner, "score", 4),
     "the last validation": (EpisodeRunner, "score", 5),
@@ -129,7 +130,9 @@ def test_it_resumes_bit_for_bit(
     if moment == "the last validation":
         assert max(checkpoints(run)) == STEPS, "it is saved before"
     summary = resume(run, workspace=Workspace(workspace), terminal=said)
-    assert ("from step-" in said.text) == (moment != "before the first checkpoint")
+    assert ("from step-" in said.text) == (moment != "the first step")
+    if moment == "a step":
+        assert "from step-000004" in said.text, "it was saved when it was stopped"
     assert summary.steps == STEPS
     assert differences(run, whole[0]) == []
 

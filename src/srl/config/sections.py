@@ -618,7 +618,7 @@ class Trainer(Section):
     total_training_steps: Natural = 30
     """Steps of RL."""
     save_freq: Natural = 10
-    """Steps between checkpoints. 0: only the last step."""
+    """Steps between checkpoints; a run that is stopped saves one too. 0: only the last step."""
     test_freq: Natural = 10
     """Steps between validations. 0: none."""
     val_before_train: bool = True

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from srl.train.resume import checkpoint_notes
 from srl.train.run_directory import LOG, Progress, best_step, checkpoint_path, validations_without_rise
 from srl.train.search import IndexDigests
 from srl.train.sft import batches, demonstrated, fine_tune_step, sft_optimiser, with_epochs
+from srl.train.stopped_run import saved_if_stopped
 from srl.trajectory import Trajectory
 from srl.update.optimiser import Optimiser
 
@@ -101,7 +104,8 @@ class FineTuning:
         with counted("fine-tuning steps", steps) as count:
             while True:
                 step = self.progress.step + 1
-                self._step(step, next(data), left_s)
+                with self._saved_if_stopped():
+                    self._step(step, next(data), left_s)
                 count(step)
                 if step == steps or self._validates(step):
                     return
@@ -132,11 +136,13 @@ class FineTuning:
         """
         step, trainer, sft = self.progress.step, self.config.trainer, self.config.sft
         due, validates = step == sft.steps or _due(step, trainer.save_freq), self._validates(step)
-        if due and validates and not saved:
-            self.progress.awaits_validation = saved = True
-            self._save(None)
         if validates:
-            self.runner.validate(self.progress)
+            self.progress.awaits_validation = True
+            if due and not saved:
+                saved = True
+                self._save(None)
+            with self._saved_if_stopped():
+                self.runner.validate(self.progress)
         self.progress.awaits_validation = False
         is_best = sft.patience is not None and best_step(self.progress.val_em) == step
         if saved:
@@ -150,6 +156,14 @@ class FineTuning:
     def _stops_early(self) -> bool:
         patience = self.config.sft.patience
         return patience is not None and validations_without_rise(self.progress.val_em) >= patience
+
+    def _saved_if_stopped(self) -> AbstractContextManager[None]:
+        """`saved_if_stopped`, unless checkpoints are off."""
+        trainer = self.config.trainer
+        if trainer.save_freq <= 0:
+            return nullcontext()
+        save, note = partial(self._save, trainer.max_ckpt_to_keep), self.runner.terminal.note
+        return saved_if_stopped(self.run_directory, self.progress, [self.optimiser], save, note)
 
     def _save(self, keep: int | None) -> None:
         trainer, tokenizer = self.config.trainer, self.runner.environment.codec.tokenizer

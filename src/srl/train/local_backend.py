@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes, resume_with, too_many_failures, total_steps
 from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints
 from srl.train.search import IndexDigests
+from srl.train.stopped_run import saved_if_stopped
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
 from srl.train.watched_run import drop_checkpoints_after, last_good_checkpoint, lr_scale, roll_back, stopped
 from srl.train.watches import Fired, Watcher, to_act_on
@@ -71,8 +72,12 @@ class Sampled:
     choice: GroupChoice
     trajectories: list[Trajectory] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
+    asked: int = 0
+    """The place in the order of questions after those that were asked."""
     drawn: dict[str, float] = field(default_factory=dict)
     """From which pools by pass rate the questions are, as metrics."""
+    pass_rates: dict[str, list[bool]] = field(default_factory=dict)
+    """What the pools are told of the step once it is made, as `passed`."""
 
     def add(self, trajectories: list[Trajectory], scores: list[Score], metric: str) -> None:
         """One more generation batch. Raises UserError where the reward has no part `metric`."""
@@ -138,7 +143,9 @@ class LocalTrainer:
             self._conclude(self.progress.step, [], saved=True)
         while self.progress.step < trainer.total_training_steps:
             step = self.progress.step + 1
-            self._conclude(step, self._step(step, order))
+            with self._saved_if_stopped():
+                fired = self._step(step, order)
+            self._conclude(step, fired)
         if self.progress.step > 0 or self.progress.test_em_start is None:
             self.progress.test_em_end = self.runner.test(self.progress.step)
         return self.progress
@@ -161,8 +168,7 @@ class LocalTrainer:
                 experience, metrics = make_experience(self.learner, *sampled.kept, self._timed)
                 experience, updated = self._update(step, experience)
                 metrics |= updated
-        self.progress.step = step
-        self.progress.seconds += self._timings["step"]
+        self._note_made(step, sampled)
         metrics |= step_metrics(sampled.trajectories, sampled.scores) | sampled.metrics
         metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
         self.runner.record(step, "train", _all_records(sampled, experience), metrics)
@@ -171,18 +177,29 @@ class LocalTrainer:
             self.runner.terminal.samples(*sampled.kept, self.config.trainer.sample_count)
         return self.watcher.observe(step, "train", metrics)
 
+    def _note_made(self, step: int, sampled: Sampled) -> None:
+        """Count the step, with what it asked. A step that was stopped before asks the same again."""
+        self.progress.step = step
+        self.progress.seconds += self._timings["step"]
+        self.progress.asked = sampled.asked
+        if self._pools is not None:
+            self._pools.note(step, sampled.pass_rates)
+
     def _conclude(self, step: int, fired: list[Fired], saved: bool = False) -> None:
         """Save and validate where due, and do what the watches ask for that fired on the step or now.
 
         A checkpoint is saved before the validation, which may take long, and gets its result afterwards. It
         is `saved` already where the run was stopped between the two.
         """
-        trainer = self.config.trainer
+        trainer, acts = self.config.trainer, to_act_on(fired) is not None
         due, validates = self._is_last_or_due(step, trainer.save_freq), self._validates(step)
-        if due and validates and not saved and not to_act_on(fired):
-            self.progress.awaits_validation = saved = True
-            self._save(None)
-        found = [*fired, *(self._validate() if validates else [])]
+        if validates and not acts:
+            self.progress.awaits_validation = True
+            if due and not saved:
+                saved = True
+                self._save(None)
+        with nullcontext() if acts else self._saved_if_stopped():
+            found = [*fired, *(self._validate() if validates else [])]
         self.progress.awaits_validation = False
         if saved and to_act_on(found):
             drop_checkpoints_after(self.run_directory, step - 1)
@@ -204,12 +221,28 @@ class LocalTrainer:
         metrics = self.runner.validate(self.progress)
         return self.watcher.observe(self.progress.step, "val", metrics)
 
+    def _saved_if_stopped(self) -> AbstractContextManager[None]:
+        """`saved_if_stopped` for the state as it is now, unless checkpoints are off."""
+        if self.config.trainer.save_freq <= 0:
+            return nullcontext()
+        self._note_networks()
+        save, note = self._save_as_noted, self.runner.terminal.note
+        return saved_if_stopped(self.run_directory, self.progress, self.optimisers.values(), save, note)
+
     def _is_last_or_due(self, step: int, every: int) -> bool:
         return step == self.config.trainer.total_training_steps or _due(step, every)
 
     def _save(self, keep: int | None) -> None:
         """Save a checkpoint, and delete all but the newest `keep` (None: delete none)."""
         self._note_state()
+        self._write(keep)
+
+    def _save_as_noted(self) -> None:
+        """Save the state in `progress`; a step that was stopped may have moved the KL controller since."""
+        self.runner.wait_for_log()
+        self._write(self.config.trainer.max_ckpt_to_keep)
+
+    def _write(self, keep: int | None) -> None:
         save_checkpoint(
             self.run_directory, self.progress, self.learner, self.runner.environment.codec.tokenizer,
             self.optimisers, self.card, keep, self.config.trainer.keep_best_ckpt,
@@ -218,6 +251,9 @@ class LocalTrainer:
     def _note_state(self) -> None:
         """Bring the progress up to date for a checkpoint, once the log has its step."""
         self.runner.wait_for_log()
+        self._note_networks()
+
+    def _note_networks(self) -> None:
         self.progress.kl = self.learner.kl_control.state_dict()
         self.progress.watch = self.watcher.state_dict()
 
@@ -268,11 +304,11 @@ class LocalTrainer:
                 if not questions:
                     break
                 sampled.add(*self._roll_out(step, questions), section.metric)
-            self.progress.asked = position
+            sampled.asked = position
             sampled.choice.require_differing(step, resume_with(self.run_directory))
             if isinstance(drawer, PassRateOrder):
                 sampled.drawn = drawer.drawn(item.question for item in sampled.trajectories)
-                drawer.note(step, sampled.passed(drawer.section.metric))
+                sampled.pass_rates = sampled.passed(drawer.section.metric)
         except Exception:
             ended = {item.id: item for item in [*sampled.trajectories, *self.runner.ended]}
             self._log_unfinished(step, [item for item in ended.values() if item.step == step])

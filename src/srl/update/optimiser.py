@@ -68,6 +68,8 @@ class Optimiser:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.masters = [_master(parameter) for parameter in self.parameters]
         self.grad_clip = grad_clip
+        self.begun = 0
+        """How many steps were begun here. Between two counts no weight has changed."""
         self.adamw = torch.optim.AdamW(
             self.masters, lr=lr, betas=betas, weight_decay=weight_decay, eps=eps, fused=True
         )
@@ -88,6 +90,7 @@ class Optimiser:
 
         The update is skipped if the norm is not finite.
         """
+        self.begun += 1
         for parameter, master in self._copies():
             _pass_on(parameter, master)
         norm = nn.utils.clip_grad_norm_(self.masters, self.grad_clip)

@@ -1,0 +1,36 @@
+"""A run that is stopped in the middle of a step loses that step only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from srl.errors import UserError
+from srl.train.make_missing import Note
+from srl.train.run_directory import Progress, checkpoints
+from srl.update.optimiser import Optimiser
+
+
+@contextmanager
+def saved_if_stopped(
+    run: Path, progress: Progress, optimisers: Iterable[Optimiser], save: Callable[[], object], note: Note
+) -> Iterator[None]:
+    """Call `save` where a signal or a UserError ends the body, unless the checkpoint of `progress` is there.
+
+    It is not called once the body has begun to change weights or counted its step, nor at step 0. A
+    checkpoint that cannot be written is reported with `note`, and the error of the body is raised.
+    """
+    followed = list(optimisers)
+    step, begun = progress.step, [each.begun for each in followed]
+    try:
+        yield
+    except (KeyboardInterrupt, UserError):
+        is_whole = progress.step == step and begun == [each.begun for each in followed]
+        if step > 0 and is_whole and step not in checkpoints(run):
+            note(f"stopping: saving the checkpoint of step {step}")
+            try:
+                save()
+            except (UserError, OSError) as error:
+                note(f"warning: the checkpoint of step {step} was not saved: {error}")
+        raise

@@ -1,0 +1,173 @@
+"""A run that is stopped in the middle of a step is saved as it was before the step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from bench.resume import differences
+from tests.training import Said, config, train, write_setting
+
+from srl.config import Config
+from srl.errors import UserError
+from srl.train import local_backend
+from srl.train.episodes import EpisodeRunner
+from srl.train.run import resume
+from srl.train.run_directory import Progress, checkpoints
+from srl.train.stopped_run import saved_if_stopped
+from srl.trajectory import Score, Trajectory
+from srl.workspace import Workspace
+
+STEPS = 4
+SETTINGS = {
+    "rollout.deterministic": True,
+    "trainer.total_training_steps": STEPS,
+    "trainer.save_freq": STEPS,
+    "trainer.test_freq": 2,
+    "algorithm.kl_ctrl.type": "adaptive",
+    "algorithm.kl_ctrl.horizon": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("towns")
+    write_setting(folder)
+    return folder
+
+
+def chosen(setting: Path, algo: str, **changed: object) -> Config:
+    """PPO, or GRPO whose questions are drawn from pools by pass rate."""
+    own = {
+        "ppo": {"actor.ppo_epochs": 2},
+        "grpo": {"data.pass_rate_pools.enable": True},
+    }[algo]
+    return config(setting, algo, **{**SETTINGS, **own, **changed})
+
+
+@pytest.fixture(scope="module")
+def whole(setting: Path) -> Callable[[str], Path]:
+    """Runs that were never stopped, by algorithm."""
+    made: dict[str, Path] = {}
+
+    def run_of(algo: str) -> Path:
+        if algo not in made:
+            train(chosen(setting, algo), setting / f"whole-{algo}", algo)
+            made[algo] = only_run(setting / f"whole-{algo}")
+        return made[algo]
+
+    return run_of
+
+
+def only_run(workspace: Path) -> Path:
+    (run,) = Workspace(workspace).all_runs()
+    return run
+
+
+def breaks_scoring(patch: pytest.MonkeyPatch, phase: str, step: int, error: BaseException) -> None:
+    real = EpisodeRunner.score
+
+    def score(runner: EpisodeRunner, trajectories: list[Trajectory]) -> list[Score]:
+        if (trajectories[0].phase, trajectories[0].step) == (phase, step):
+            raise error
+        return real(runner, trajectories)
+
+    patch.setattr(EpisodeRunner, "score", score)
+
+
+def breaks_call(patch: pytest.MonkeyPatch, name: str, call: int, error: BaseException) -> None:
+    """Break a function of the training loop at its n-th call."""
+    real, calls = getattr(local_backend, name), itertools.count(1)
+
+    def breaking(*arguments: object, **named: object) -> object:
+        if next(calls) == call:
+            raise error
+        return real(*arguments, **named)
+
+    patch.setattr(local_backend, name, breaking)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), UserError("the search server is gone")])
+@pytest.mark.parametrize(
+    ("algo", "breaks"),
+    [
+        pytest.param("ppo", partial(breaks_call, name="update_critic", call=3), id="the KL has moved"),
+        pytest.param("grpo", partial(breaks_scoring, phase="train", step=3), id="in sampling"),
+        pytest.param("grpo", partial(breaks_call, name="update_actor", call=3), id="questions were drawn"),
+        pytest.param("grpo", partial(breaks_scoring, phase="val", step=2), id="in a validation"),
+    ],
+)
+def test_it_goes_on_bit_for_bit_from_the_step_before(
+    setting: Path, workspace: Path, whole: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    algo: str, breaks: Callable[..., None], error: BaseException,
+) -> None:  # fmt: skip
+    """Checkpoints are due at the last step only, so this one is there because the run was stopped."""
+    expected = whole(algo)
+    with monkeypatch.context() as patch:
+        breaks(patch, error=error)
+        with pytest.raises(type(error)):
+            train(chosen(setting, algo), workspace, algo)
+    run, said = only_run(workspace), Said()
+    assert list(checkpoints(run)) == [2]
+    assert resume(run, workspace=Workspace(workspace), terminal=said).steps == STEPS
+    assert "from step-000002" in said.text
+    assert differences(run, expected) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "call"),
+    [
+        pytest.param({}, "update_actor", 3, id="weights have changed in the step"),
+        pytest.param({}, "update_critic", 1, id="no step was made"),
+        pytest.param({"trainer.save_freq": 0}, "update_critic", 3, id="checkpoints are off"),
+    ],
+)
+def test_there_is_nothing_to_save(
+    setting: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], name: str,
+    call: int,
+) -> None:  # fmt: skip
+    breaks_call(monkeypatch, name, call, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        train(chosen(setting, "ppo", **settings), workspace, "ppo")
+    assert list(checkpoints(only_run(workspace))) == []
+
+
+def test_a_checkpoint_that_is_there_is_not_saved_again(
+    setting: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks_call(monkeypatch, "update_critic", 3, KeyboardInterrupt())
+    said = Said()
+    with pytest.raises(KeyboardInterrupt):
+        train(chosen(setting, "ppo", **{"trainer.save_freq": 2}), workspace, "ppo", said)
+    assert list(checkpoints(only_run(workspace))) == [2]
+    assert "saving" not in said.text
+
+
+def test_a_checkpoint_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    def save() -> None:
+        raise OSError("no space left on device")
+
+    with (
+        pytest.raises(UserError, match="the search server is gone"),
+        saved_if_stopped(tmp_path, Progress(step=5), [], save, notes.append),
+    ):
+        raise UserError("the search server is gone")
+    assert notes == [
+        "stopping: saving the checkpoint of step 5",
+        "warning: the checkpoint of step 5 was not saved: no space left on device",
+    ]
+
+
+def test_a_bug_is_not_taken_for_a_signal(tmp_path: Path) -> None:
+    saved: list[int] = []
+    with (
+        pytest.raises(RuntimeError),
+        saved_if_stopped(tmp_path, Progress(step=5), [], partial(saved.append, 5), print),
+    ):
+        raise RuntimeError
+    assert not saved
