@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from srl.errors import UserError
+from srl.errors import UserError, first_line
 from srl.train.make_missing import Note
 from srl.train.run_directory import Progress, checkpoints
 from srl.update.optimiser import Optimiser
@@ -32,5 +32,5 @@ def saved_if_stopped(
             try:
                 save()
             except (UserError, OSError) as error:
-                note(f"warning: the checkpoint of step {step} was not saved: {error}")
+                note(f"warning: the checkpoint of step {step} was not saved: {first_line(error)}")
         raise
