@@ -159,6 +159,15 @@ def test_a_change_that_was_killed_leaves_whole_steps_and_is_completed_by_its_rep
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
+def test_readers_and_kills_of_the_benchmark_find_whole_steps():
+    command = [sys.executable, "bench/log_readers.py", "--smoke"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("3 kills, 0 broke the log\n"), done.stdout + done.stderr
+    assert done.stdout.startswith("0 of ")
+    assert done.returncode == 0
+
+
 def test_a_source_that_is_pruned_while_it_is_merged_is_said_and_nothing_is_written(run, monkeypatch):
     whole = merge.write_watches
 
