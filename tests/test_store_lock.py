@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -163,8 +164,9 @@ def test_a_change_that_was_killed_leaves_whole_steps_and_is_completed_by_its_rep
 def test_readers_and_kills_of_the_benchmark_find_whole_steps():
     command = [sys.executable, "bench/log_readers.py", "--smoke"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout.endswith("3 kills, 0 broke the log\n"), done.stdout + done.stderr
-    assert done.stdout.startswith("0 of ")
+    assert re.search(r"\b0 of \d+ reads failed; 3 kills, 0 broke the log$", done.stdout.strip()), (
+        done.stdout + done.stderr
+    )
     assert done.returncode == 0
 
 
