@@ -15,7 +15,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from tests.store_builder import new_log, write_step
+if __name__ != "__main__":
+    from tests.store_builder import new_log, write_step
+else:  # verl installs a package `tests` too
+    from store_builder import new_log, write_step
 
 from srl.errors import UserError
 from srl.store.lock import LogLock

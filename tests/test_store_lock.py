@@ -62,7 +62,7 @@ def counts(run: Path) -> dict[tuple[int, str], int]:
 @contextmanager
 def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """A process that changes a log; it is killed at the end, and only then reaped."""
-    command = [sys.executable, "-m", "tests.log_change", *map(str, arguments)]
+    command = [sys.executable, "tests/log_change.py", *map(str, arguments)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
