@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from bench.markdown_table import table
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def _load(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] + ["--:"] * (len(headers) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def log_commands() -> str:
@@ -27,7 +24,7 @@ def log_commands() -> str:
         cells = [_cells(states[state]["commands"][name]) for state in ("running", "finished")]
         rows.append([name, *cells[0], *cells[1]])
     headers = ["command", "in parts", "processor", "memory", "finished", "processor", "memory"]
-    return _table(headers, rows)
+    return table(headers, rows)
 
 
 def _cells(figures: dict[str, float]) -> list[str]:
@@ -41,7 +38,7 @@ def log_page() -> str:
     for name in states["finished"]["seconds"]:
         found = [states[state]["seconds"][name] for state in ("running", "finished")]
         rows.append([name, *(f"{one[view]:.2f} s" for one in found for view in ("first", "again"))])
-    return _table(["page", "in parts", "again", "finished", "again"], rows)
+    return table(["page", "in parts", "again", "finished", "again"], rows)
 
 
 def log_sizes() -> str:
@@ -53,7 +50,7 @@ def log_sizes() -> str:
     }  # fmt: skip
     largest = sizes["JSON lines"]
     rows = [[name, f"{size:.1f} GB", f"{size / largest:.0%}"] for name, size in sizes.items()]
-    return _table([f"{states['finished']['trajectories']:,} trajectories", "disk", "of JSON lines"], rows)
+    return table([f"{states['finished']['trajectories']:,} trajectories", "disk", "of JSON lines"], rows)
 
 
 def log_writing() -> str:
@@ -69,7 +66,7 @@ def log_writing() -> str:
     speeds = next(iter(by_size.values()))["shares"]
     headers = ["episodes", "tokens", "handing over", "longest", "pause", "processor", "longest write",
                *(f"of a step at {speed}" for speed in speeds)]  # fmt: skip
-    return _table(headers, rows)
+    return table(headers, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -16,24 +16,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import log_tables
-import real_tables
-import scale_tables
-import speed_tables
-import verl_tables
-
 ROOT = Path(__file__).parent.parent
+sys.path[0] = str(ROOT)
+
+from bench import log_tables, real_tables, scale_tables, speed_tables, verl_tables  # noqa: E402
+from bench.markdown_table import table  # noqa: E402
+
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def load(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] + ["--:"] * (len(headers) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def learning() -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from bench.markdown_table import table
 
 RESULT = Path(__file__).parent / "results" / "real_learning.json"
 ORDER = (
@@ -18,11 +20,6 @@ MEAN = "mean over sets"
 
 def load() -> dict[str, Any]:
     return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {"rows": {}}
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] + ["--:"] * (len(headers) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def measured() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import markdown_table
+
 RESULT = Path(__file__).parent / "results" / "speed.json"
 NOT_MEASURED = "Not measured yet.\n"
 SHAPES = {"real": "134.5 M parameters", "tiny": "0.7 M parameters"}
@@ -22,10 +24,8 @@ def results(point: str) -> dict[str, Any]:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return NOT_MEASURED
-    lines = [headers, ["---"] + ["--:"] * (len(headers) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    """`markdown_table.table`, or a sentence where nothing was measured."""
+    return markdown_table.table(headers, rows) if rows else NOT_MEASURED
 
 
 def seconds(value: float) -> str:

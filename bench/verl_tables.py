@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from bench.markdown_table import table
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -13,11 +14,6 @@ RESULTS = Path(__file__).parent / "results"
 def load(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return found
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] + ["--:"] * (len(headers) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def learning() -> str:

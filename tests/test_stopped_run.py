@@ -12,6 +12,7 @@ from bench.resume import differences
 from tests.training import Said, config, train, write_setting
 
 from srl.config import Config
+from srl.config.sections import Trainer
 from srl.errors import UserError
 from srl.train import local_backend
 from srl.train.episodes import EpisodeRunner
@@ -154,7 +155,7 @@ def test_a_checkpoint_that_cannot_be_written_hides_no_error(tmp_path: Path) -> N
 
     with (
         pytest.raises(UserError, match="the search server is gone"),
-        saved_if_stopped(tmp_path, Progress(step=5), [], save, notes.append),
+        saved_if_stopped(tmp_path, Trainer(), Progress(step=5), [], save, notes.append),
     ):
         raise UserError("the search server is gone")
     assert notes == [
@@ -167,7 +168,7 @@ def test_a_bug_is_not_taken_for_a_signal(tmp_path: Path) -> None:
     saved: list[int] = []
     with (
         pytest.raises(RuntimeError),
-        saved_if_stopped(tmp_path, Progress(step=5), [], partial(saved.append, 5), print),
+        saved_if_stopped(tmp_path, Trainer(), Progress(step=5), [], partial(saved.append, 5), print),
     ):
         raise RuntimeError
     assert not saved

@@ -55,13 +55,13 @@ _LAST = 2**31 - 1
 class LogWriter:
     """Writes a run's log to `directory`, which readers may open at any time.
 
-    One writer is `main`: it records the status of the run and finishes the log. Others (verl's workers) only
-    write, under their own name `worker` of letters and digits. `main` holds the log's lock until it ends the
-    log. With `adds`, what it writes of a step is added
-    to what earlier writers wrote of it (an evaluation is one step in many parts). As a context manager it
-    finishes the log; on an error it keeps the parts and records how the run ended. The first write to a
-    finished log turns it into parts again. Damaged files are moved to `damaged/`, with a call of `warn` that
-    names their steps. Raises UserError, which names the process, where another one changes the log.
+    One writer is `main`: it records the status of the run, finishes the log, and holds the log's lock until
+    it ends the log. Others (verl's workers) only write, under their own name `worker` of letters and digits.
+    With `adds`, what it writes of a step is added to what earlier writers wrote of it (an evaluation is one
+    step in many parts). As a context manager it finishes the log; on an error it keeps the parts and records
+    how the run ended. The first write to a finished log turns it into parts again. Damaged files are moved to
+    `damaged/`, with a call of `warn` that names their steps. Raises UserError, which names the process, where
+    another one changes the log.
     """
 
     def __init__(

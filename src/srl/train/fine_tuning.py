@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -158,12 +158,9 @@ class FineTuning:
         return patience is not None and validations_without_rise(self.progress.val_em) >= patience
 
     def _saved_if_stopped(self) -> AbstractContextManager[None]:
-        """`saved_if_stopped`, unless checkpoints are off."""
         trainer = self.config.trainer
-        if trainer.save_freq <= 0:
-            return nullcontext()
         save, note = partial(self._save, trainer.max_ckpt_to_keep), self.runner.terminal.note
-        return saved_if_stopped(self.run_directory, self.progress, [self.optimiser], save, note)
+        return saved_if_stopped(self.run_directory, trainer, self.progress, [self.optimiser], save, note)
 
     def _save(self, keep: int | None) -> None:
         trainer, tokenizer = self.config.trainer, self.runner.environment.codec.tokenizer

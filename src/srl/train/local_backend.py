@@ -222,12 +222,12 @@ class LocalTrainer:
         return self.watcher.observe(self.progress.step, "val", metrics)
 
     def _saved_if_stopped(self) -> AbstractContextManager[None]:
-        """`saved_if_stopped` for the state as it is now, unless checkpoints are off."""
-        if self.config.trainer.save_freq <= 0:
-            return nullcontext()
+        """`saved_if_stopped` for the state as it is now."""
         self._note_networks()
-        save, note = self._save_as_noted, self.runner.terminal.note
-        return saved_if_stopped(self.run_directory, self.progress, self.optimisers.values(), save, note)
+        return saved_if_stopped(
+            self.run_directory, self.config.trainer, self.progress, self.optimisers.values(),
+            self._save_as_noted, self.runner.terminal.note,
+        )  # fmt: skip
 
     def _is_last_or_due(self, step: int, every: int) -> bool:
         return step == self.config.trainer.total_training_steps or _due(step, every)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from srl.config.sections import Trainer
 from srl.errors import UserError, first_line
 from srl.train.make_missing import Note
 from srl.train.run_directory import Progress, checkpoints
@@ -14,12 +15,14 @@ from srl.update.optimiser import Optimiser
 
 @contextmanager
 def saved_if_stopped(
-    run: Path, progress: Progress, optimisers: Iterable[Optimiser], save: Callable[[], object], note: Note
-) -> Iterator[None]:
+    run: Path, trainer: Trainer, progress: Progress, optimisers: Iterable[Optimiser],
+    save: Callable[[], object], note: Note,
+) -> Iterator[None]:  # fmt: skip
     """Call `save` where a signal or a UserError ends the body, unless the checkpoint of `progress` is there.
 
-    It is not called once the body has begun to change weights or counted its step, nor at step 0. A
-    checkpoint that cannot be written is reported with `note`, and the error of the body is raised.
+    It is not called once the body has begun to change weights or counted its step, at step 0, and where
+    `trainer.save_freq` is 0. A checkpoint that cannot be written is reported with `note`, and the error of
+    the body is raised.
     """
     followed = list(optimisers)
     step, begun = progress.step, [each.begun for each in followed]
@@ -27,7 +30,7 @@ def saved_if_stopped(
         yield
     except (KeyboardInterrupt, UserError):
         is_whole = progress.step == step and begun == [each.begun for each in followed]
-        if step > 0 and is_whole and step not in checkpoints(run):
+        if trainer.save_freq and step > 0 and is_whole and step not in checkpoints(run):
             note(f"stopping: saving the checkpoint of step {step}")
             try:
                 save()
