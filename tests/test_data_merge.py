@@ -187,11 +187,11 @@ def test_a_merged_row_leaves_row_numbers_cheap(tmp_path):
     from srl.data.corpus import PassageIds, write_corpus
 
     passages = [Passage(str(row), f"text {row - (row == 3)}") for row in range(9)]
-    keep = dict.fromkeys(map(str, range(9)), True) | {"3": False}
+    written = {passage.id: (passage,) for passage in passages} | {"3": ()}
     kept: list[PassageIds] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("srl.data.corpus.PassageIds", lambda: kept.append(PassageIds()) or kept[-1])
-        assert write_corpus(tmp_path / "c.jsonl", passages, lambda passage: keep[passage.id]) == 8
+        assert write_corpus(tmp_path / "c.jsonl", passages, lambda passage: written[passage.id]) == 8
     assert kept[0]._others == {}
 
 

@@ -28,12 +28,14 @@ SOURCES = (
 )
 VALIDATION = {"squad": 60, "hotpotqa": 50, "2wikimultihopqa": 50}
 """Questions held out of each source; in proportion nine in ten would be of one hop."""
-SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.22, "musique": 0.03}
+SHARES = {"squad": 0.5, "hotpotqa": 0.25, "2wikimultihopqa": 0.25}
 """Half of the demonstrations that a batch draws are of one hop."""
 ASKED = {"squad": 0.35, "hotpotqa": 0.3, "2wikimultihopqa": 0.3, "musique": 0.05}
 """The shares of questions of reinforcement learning: most are of several hops, though nine in ten of all are
 of one."""
-DEMONSTRATED = {"squad": 48, "hotpotqa": 36, "2wikimultihopqa": 30, "musique": 6}
+PASSAGE_WORDS = 60
+"""Longer passages are split: SQuAD's and NQ's paragraphs, and HotpotQA's introductions, have up to 300."""
+DEMONSTRATED = {"squad": 48, "hotpotqa": 48, "2wikimultihopqa": 48}
 """Training questions of each source that demonstrations are made for: as few as one could write in a day.
 Reinforcement learning has all questions."""
 TAUGHT = ("sft.steps=30", "sft.optim.lr=1e-4", "trainer.test_freq=10", "trainer.save_freq=10")
@@ -53,7 +55,7 @@ def data(bench: Bench) -> None:
         amounts = ["8"] if bench.smoke else [f"{name}={count}" for name, count in VALIDATION.items()]
         held_out, out = [part for amount in amounts for part in ("--val", amount)], bench.prepared
         bench.srl(bench.cache, "data", "prepare", *located(bench.data), *held_out, *limit,
-                  "--out", out, "--overwrite")  # fmt: skip
+                  "--passage-words", PASSAGE_WORDS, "--out", out, "--overwrite")  # fmt: skip
         bench.srl(bench.cache, "index", "build", "--corpus", out / "corpus.jsonl", "--out", bench.index)
 
     bench.once("data", make)

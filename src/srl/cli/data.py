@@ -72,6 +72,10 @@ def prepare(
         bool,
         typer.Option(help="Merge passages with the same title and text (24 to 48 bytes of memory each)."),
     ] = True,
+    passage_words: Annotated[
+        int | None,
+        typer.Option(min=10, help="Split passages of more words than this, at the ends of sentences."),
+    ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -80,6 +84,7 @@ def prepare(
     A SOURCE is a name from `srl data list`. Without files it is downloaded from the Hugging Face hub.
     Several sources are merged: `nq:train=a.jsonl hotpotqa:validation=b.json corpus=c.jsonl`.
     Passages with the same title and text become one, and questions name their gold passages by its id.
+    With --passage-words they name the part with the answer.
 
     \b
     Example:
@@ -106,6 +111,7 @@ def prepare(
             validation=parse_amounts(val or []),
             contexts=contexts,
             merge=merge,
+            passage_words=passage_words,
             overwrite=overwrite,
             progress=update,
         )
@@ -130,7 +136,8 @@ def _print_prepared(made: Any) -> None:
         output.line(f"{made.directory / split}.parquet  {count:,} questions")
     if made.passages:
         merged = f", {made.merged:,} more were the same" if made.merged else ""
-        output.line(f"{made.directory / 'corpus.jsonl'}  {made.passages:,} passages{merged}")
+        split = f", some of them parts of {made.split:,} long ones" if made.split else ""
+        output.line(f"{made.directory / 'corpus.jsonl'}  {made.passages:,} passages{split}{merged}")
     if made.gold.keys() - {"unnamed"}:
         output.line(f"gold passages  {_gold_line(made.gold)}")
 

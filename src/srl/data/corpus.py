@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from html import unescape
@@ -114,27 +114,30 @@ def _has_id(record: Record) -> bool:
 
 
 def write_corpus(
-    path: Path | str, passages: Iterable[Passage], keep: Callable[[Passage], bool] = lambda passage: True
+    path: Path | str,
+    passages: Iterable[Passage],
+    written: Callable[[Passage], Sequence[Passage]] = lambda passage: (passage,),
 ) -> int:
     """Write `{"id", "contents"}` lines atomically, and return their number.
 
-    Passages that `keep` does not want are left out. A repeated passage (same id and contents) is written
-    once. Raises UserError for two passages with the same id, and for no passages.
+    `written` gives what is written of a passage: itself, its parts, or nothing. A repeated passage (same id
+    and contents) is written once. Raises UserError for two passages with the same id, and for no passages.
     """
     ids, count = PassageIds(), 0
     with atomic_file(path) as file:
         for passage in passages:
-            state, kept = ids.add(passage), keep(passage)
-            if not kept:
+            state, parts = ids.add(passage), written(passage)
+            if not parts:
                 continue
             if state == "clash":
                 raise UserError(
                     f"{path} was not written: two passages have the id {passage.id!r}; ids must be unique"
                 )
             if state == "new":
-                row = {"id": passage.id, "contents": passage.contents}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                count += 1
+                for part in parts:
+                    row = {"id": part.id, "contents": part.contents}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                count += len(parts)
         if not count:
             raise UserError(f"{path} was not written: there are no passages")
     return count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -114,14 +114,15 @@ class GoldPassages:
         """The ids of gold passages whose text is not known."""
         return self.names - self._gold.keys()
 
-    def see(self, passage: Passage, key: bytes) -> None:
-        """Remember a passage of the corpus, if it may be gold."""
-        if passage.id in self.names:
+    def see(self, passage: Passage, key: bytes) -> bool:
+        """Remember a passage of the corpus if it may be gold, and return whether it may."""
+        if named := passage.id in self.names:
             self._ids.add(passage.id)
-        if key in self._wanted:
+        if wanted := key in self._wanted:
             self._by_key.setdefault(key, passage.id)
-        if (title := title_key(passage.title)) in self._titles:
+        if titled := (title := title_key(passage.title)) in self._titles:
             self._by_title.setdefault(title, []).append(passage.id)
+        return named or wanted or titled
 
     def resolve(self, question: Question) -> Question:
         """The question with the ids that its gold passages have in the corpus, and count how they were found.
@@ -134,7 +135,7 @@ class GoldPassages:
                 "missing" if None in found.values() else "title" if self._by_titles(found) else "text"
             )
             self.counts[by] += 1
-            return _renamed(question, {name: new for name, new in found.items() if new is not None})
+            return renamed(question, {name: new for name, new in found.items() if new is not None})
         titles = _titles(question)
         ids = [self._titled(title_key(title), question.data_source) for title in titles]
         self.counts["unnamed" if not titles else "missing" if None in ids else "title"] += 1
@@ -165,25 +166,26 @@ class GoldPassages:
 
 
 def _ids(question: Question) -> list[str]:
-    return _texts(question.metadata.get("supporting_ids"))
+    return texts(question.metadata.get("supporting_ids"))
 
 
 def _titles(question: Question) -> list[str]:
     """The titles that a question names, or else the subjects of its evidence."""
-    titles = _texts(question.metadata.get("supporting_titles"))
+    titles = texts(question.metadata.get("supporting_titles"))
     evidences = question.metadata.get("evidences")
     if titles or not isinstance(evidences, list):
         return titles
     return list(
-        dict.fromkeys(_texts([triple[0] for triple in evidences if isinstance(triple, list) and triple]))
+        dict.fromkeys(texts([triple[0] for triple in evidences if isinstance(triple, list) and triple]))
     )
 
 
-def _texts(value: object) -> list[str]:
+def texts(value: object) -> list[str]:
+    """The items of a list as texts; none of anything else."""
     return [str(item) for item in value] if isinstance(value, list) else []
 
 
-def _renamed(question: Question, names: Mapping[str, str]) -> Question:
+def renamed(question: Question, names: Mapping[str, str]) -> Question:
     """The question with `names` in place of ids, also in its facts and the steps of its decomposition."""
     if all(old == new for old, new in names.items()):
         return question
@@ -200,17 +202,36 @@ def _with_id(row: Any, names: Mapping[str, str]) -> Any:
 
 
 class Merging:
-    """Which passages of several files become the corpus: each once, and the gold ones are remembered."""
+    """Which passages of several files become the corpus: each once, and the gold ones are remembered.
 
-    def __init__(self, gold: GoldPassages, merge: bool = True) -> None:
-        self.gold, self.merged = gold, 0
+    `split` gives the parts that are written in place of a passage (`srl.data.split_passages`).
+    """
+
+    def __init__(
+        self,
+        gold: GoldPassages,
+        merge: bool = True,
+        split: Callable[[Passage], Sequence[Passage]] | None = None,
+    ) -> None:
+        self.gold, self.merged, self.split = gold, 0, 0
+        self.gold_parts: dict[str, Sequence[Passage]] = {}
+        """The parts of passages that may be gold and were split, by the id of the passage."""
         self._keys = KeyTable() if merge else None
+        self._split = split
 
-    def keep(self, passage: Passage) -> bool:
-        """Whether no earlier passage is the same; `merged` counts those that are not kept."""
+    def written(self, passage: Passage) -> Sequence[Passage]:
+        """What is written of a passage: itself, or its parts; nothing if an earlier one is the same.
+
+        `merged` counts those of which nothing is written, and `split` those that are written in parts.
+        """
         key = passage_key(passage)
         if self._keys is not None and not self._keys.add(key):
             self.merged += 1
-            return False
-        self.gold.see(passage, key)
-        return True
+            return ()
+        may_be_gold = self.gold.see(passage, key)
+        parts = (passage,) if self._split is None else self._split(passage)
+        if len(parts) > 1:
+            self.split += 1
+            if may_be_gold:
+                self.gold_parts[passage.id] = parts
+        return parts

@@ -15,6 +15,7 @@ from srl.data.hub import download
 from srl.data.merge import GoldPassages, Merging
 from srl.data.parquet import write_questions
 from srl.data.sources import Source, source_of
+from srl.data.split_passages import Splitter, name_parts
 from srl.data.splits import (
     SPLITS,
     canonical_split,
@@ -49,8 +50,9 @@ class Input:
 class Prepared:
     """What was written to `directory`; `notes` are messages for the user.
 
-    `merged` passages are not in the corpus, since it has the same title and text already. `gold` counts the
-    questions by how their gold passages were found (`srl.data.merge.GoldBy`); empty without a corpus.
+    `merged` passages are not in the corpus, since it has the same title and text already; `split` ones are
+    there in parts. `gold` counts the questions by how their gold passages were found
+    (`srl.data.merge.GoldBy`); empty without a corpus.
     """
 
     directory: Path
@@ -58,6 +60,7 @@ class Prepared:
     passages: int
     notes: tuple[str, ...] = ()
     merged: int = 0
+    split: int = 0
     gold: dict[str, int] = field(default_factory=dict)
 
 
@@ -90,6 +93,7 @@ def prepare(
     validation: float | Mapping[str, float] = 0.0,
     contexts: bool = True,
     merge: bool = True,
+    passage_words: int | None = None,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Prepared:
@@ -98,9 +102,10 @@ def prepare(
     `limit` is the maximum number of questions from each file, `validation` the share or number of training
     questions to hold out, of all or of each data source by name, `contexts` whether paragraphs that come with
     questions join the corpus, `merge` whether passages with the same title and text become one
-    (`srl.data.merge`). Questions name their gold passages by their ids in this corpus. A question of two
-    files of a split is there once. One that another split has, in the same words or with the same id of its
-    file, is dropped: from training first, then from validation.
+    (`srl.data.merge`), `passage_words` the most words of a passage, beyond which it is split
+    (`srl.data.split_passages`). Questions name their gold passages by their ids in this corpus. A question of
+    two files of a split is there once. One that another split has, in the same words or with the same id of
+    its file, is dropped: from training first, then from validation.
     `overwrite` replaces a directory that an earlier call wrote and that holds nothing else. `progress` is
     called with the number of passages written. Raises UserError, and then leaves nothing behind.
     """
@@ -115,10 +120,11 @@ def prepare(
     with atomic_directory(out, replace=replace) as folder, ExitStack() as copies:
         files = [(each, copies.enter_context(on_disk(path))) for each, path in named]
         made = _read(files, limit)
-        merging = Merging(_gold(made, files), merge)
+        split = None if passage_words is None else Splitter(passage_words).split
+        merging = Merging(_gold(made, files), merge, split)
         passages = _write_passages(folder, _passages(files, contexts, progress), merging)
         if passages:
-            _resolve(made, merging.gold)
+            _resolve(made, merging)
         _set_aside(made, validation)
         counts = _write_splits(folder, made, rendering)
         if not counts and not passages:
@@ -126,16 +132,10 @@ def prepare(
         settings = {"template": template, "limit": limit, "validation": validation, "contexts": contexts}
         merged, gold = merging.merged, {str(by): count for by, count in merging.gold.counts.items()}
         done = {"sources": made.sources, "questions": counts, "passages": passages, "notes": made.notes}
-        manifest = {
-            **settings,
-            "merge": merge,
-            **done,
-            "merged": merged,
-            "gold": gold,
-            "files": files_in(folder),
-        }
-        write_manifest(folder, KIND, manifest)
-    return Prepared(out, counts, passages, tuple(made.notes), merged, gold)
+        settings |= {"merge": merge, "passage_words": passage_words}
+        found = {"merged": merged, "split": merging.split, "gold": gold, "files": files_in(folder)}
+        write_manifest(folder, KIND, {**settings, **done, **found})
+    return Prepared(out, counts, passages, tuple(made.notes), merged, merging.split, gold)
 
 
 def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassages:
@@ -149,9 +149,10 @@ def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassag
     return gold
 
 
-def _resolve(made: _Composition, gold: GoldPassages) -> None:
+def _resolve(made: _Composition, merging: Merging) -> None:
     for split, questions in made.splits.items():
-        made.splits[split] = [gold.resolve(question) for question in questions]
+        resolved = map(merging.gold.resolve, questions)
+        made.splits[split] = [name_parts(question, merging.gold_parts) for question in resolved]
 
 
 def _files(each: Input) -> tuple[Path, ...]:
@@ -245,7 +246,7 @@ def _write_passages(folder: Path, passages: Iterator[Passage], merging: Merging)
     first = next(passages, None)
     if first is None:
         return 0
-    return write_corpus(folder / CORPUS, _chain(first, passages), merging.keep)
+    return write_corpus(folder / CORPUS, _chain(first, passages), merging.written)
 
 
 def _chain(first: Passage, rest: Iterator[Passage]) -> Iterator[Passage]:

@@ -83,16 +83,16 @@ def facts_of(question: Question) -> Facts:
     """
     metadata = question.metadata
     passages = _Passages(metadata)
-    if steps := _steps(metadata.get("question_decomposition")):
+    if steps := steps_of(metadata.get("question_decomposition")):
         return Facts(tuple(_step(step, passages) for step in steps), by_value=True)
-    if passages.titles and (triples := _triples(metadata.get("evidences"))):
+    if passages.titles and (triples := triples_of(metadata.get("evidences"))):
         return _by_triples(triples, passages)
     if not passages.titles and not passages.all_ids:
         raise NoDemonstration("no supporting facts")
     return Facts(tuple(passages.lookup(title) for title in passages.titles or [""]))
 
 
-def _steps(given: object) -> list[Mapping[str, Any]]:
+def steps_of(given: object) -> list[Mapping[str, Any]]:
     """The steps of a decomposition, if all have a question and an answer."""
     steps = given if isinstance(given, list) else []
     whole = (
@@ -101,7 +101,7 @@ def _steps(given: object) -> list[Mapping[str, Any]]:
     return steps if all(whole) else []
 
 
-def _triples(given: object) -> list[Triple]:
+def triples_of(given: object) -> list[Triple]:
     """The triples in a list, or in the columns `fact`, `relation` and `entity`."""
     if isinstance(given, dict):
         columns = [given.get(name) for name in ("fact", "relation", "entity")]
