@@ -205,3 +205,12 @@ def test_validations_without_a_rise_count_from_the_first_best() -> None:
     assert validations_without_rise({0: 0.1}) == 0
     assert validations_without_rise({0: 0.1, 10: 0.3, 20: 0.3, 30: 0.2}) == 2
     assert validations_without_rise({0: 0.1, 10: 0.3, 20: 0.2, 30: 0.4}) == 0
+
+
+def test_a_mix_that_does_not_fit_is_refused_before_the_first_validation(
+    setting: Path, workspace: Path
+) -> None:
+    said = Said()
+    with pytest.raises(UserError, match=r"sft\.mix has no share"):
+        train(chosen(setting, sft__mix={"unheard": 1.0}), workspace, "sft", said)
+    assert "val at step" not in said.text

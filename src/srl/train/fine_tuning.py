@@ -66,17 +66,17 @@ class FineTuning:
         return self.tuned.config
 
     def run(self) -> Progress:
-        """Train to the end and return the progress."""
+        """Train to the end and return the progress. Raises UserError where `sft.mix` does not fit."""
+        data = batches(self.episodes, self.config.sft, self.config.trainer.seed)
         if self.progress.step == 0 and self.config.trainer.val_before_train:
             self.runner.validate(self.progress)
             self.progress.test_em_start = self.runner.test(0)
-        self._train()
+        self._train(data)
         self.progress.test_em_end = self.runner.test(self.progress.step)
         return self.progress
 
-    def _train(self) -> None:
+    def _train(self, data: Iterator[list[Trajectory]]) -> None:
         sft, first = self.config.sft, self.progress.step
-        data = batches(self.episodes, sft, self.config.trainer.seed)
         if self.progress.awaits_validation:
             self._validate_and_save(saved=True)
         left, began = itertools.islice(data, first, None), time.perf_counter()
