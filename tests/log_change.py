@@ -16,11 +16,13 @@ from pkgutil import resolve_name
 from typing import Any
 
 if __name__ != "__main__":
-    from tests.store_builder import new_log, write_step
+    from tests.store_builder import new_log, run_info, write_step
 else:  # verl installs a package `tests` too
-    from store_builder import new_log, write_step
+    from store_builder import new_log, run_info, write_step
 
 from srl.errors import UserError
+from srl.processes import Process
+from srl.store import LogWriter
 from srl.store.lock import LogLock
 from srl.store.merge import merge_logs
 from srl.store.prune import prune
@@ -57,12 +59,24 @@ def fork(run: Path) -> None:
     log.finish()
 
 
+def launch(run: Path) -> None:
+    """Launch a child that writes, as a run on verl does; it ends with the standard input."""
+    launcher = Process.here()
+    if os.fork() == 0:
+        with LogWriter(run / "log", run_info(run.name), launcher=launcher):
+            print(os.getpid(), flush=True)
+            sys.stdin.read()
+            os._exit(0)
+    os.wait()
+
+
 ACTIONS = {
     "prune": lambda run: prune(run / "log", GONE),
     "merge": lambda run: merge_logs([run], run.parent / "merged"),
     "finish": finish,
     "resume": resume,
     "fork": fork,
+    "launch": launch,
 }
 
 

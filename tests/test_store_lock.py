@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.log_change import ACTIONS, GONE
@@ -23,6 +24,9 @@ from srl.store import lock, merge, parts, reader
 from srl.store.lock import LogLock
 from srl.store.merge import merge_logs
 from srl.store.prune import prune
+from srl.train import resume as resuming
+from srl.train.run import resume
+from srl.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 TRAINED = {(step, "train"): 2 for step in range(1, 7)}
@@ -126,6 +130,34 @@ def test_a_child_that_outlives_the_killed_writer_does_not_hold_its_lock(run):
         assert {child.stdout.readline(), child.stdout.readline()} == {"waiting\n", "refused\n"}
         kill(child)
         new_log(run).finish()
+    assert counts(run) == TRAINED
+
+
+def test_a_resumed_run_waits_for_the_process_that_a_killed_launcher_left_behind(run, monkeypatch):
+    said = []
+
+    def resumed(note):
+        resume(run, workspace=Workspace(run.parent), terminal=SimpleNamespace(note=note))
+
+    def end(text):
+        said.append(text)
+        launcher.stdin.close()
+
+    with started("launch", run) as launcher:
+        pid = int(launcher.stdout.readline())
+        refused = rf"is being written by process {pid} since"
+        with pytest.raises(UserError, match=refused):
+            resumed(said.append)
+        assert said == [], "a run that is alive is not waited for"
+        kill(launcher)
+        with monkeypatch.context() as patched:
+            patched.setattr(resuming, "LEFT_BEHIND_S", 0.0)
+            with pytest.raises(UserError, match=refused):
+                resumed(said.append)
+        with pytest.raises(UserError, match=r"it has no run\.json"):  # which is read next
+            resumed(end)
+        new_log(run).finish()
+    assert said == [f"waiting for process {pid} of the stopped run to end"] * 2
     assert counts(run) == TRAINED
 
 

@@ -69,8 +69,10 @@ def test_ppo_is_killed_resumed_and_exported(towns, tmp_path):
     workspace = tmp_path / "ws"
     process = srl("train", "--backend", "verl", "--algo", "ppo", "--config", str(file), workspace=workspace)
     wait_for(lambda: checkpointed(workspace, 1), process, workspace)
-    kill(process)
     run = only_run(workspace)
+    locked = json.loads((run / "log" / "lock").read_bytes())
+    assert locked["launcher"]["pid"] == process.pid != locked["process"]["pid"]
+    kill(process)
     assert identity(run)["backend"] == "verl"
     finished("train", "--resume", workspace=workspace)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _ENDED = (b"Z", b"X")
 """States of a process that has ended, and that its parent has not waited for."""
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,12 @@ class Process:
         if self.host != socket.gethostname():
             return None
         return is_alive(self.pid) and self.since in ("", started(self.pid))
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until it has ended, for at most `limit_s` seconds; not at all if it is on another machine."""
+        until = time.monotonic() + limit_s
+        while self.alive and time.monotonic() < until:
+            time.sleep(_POLL_S)
 
     def __str__(self) -> str:
         """`process 4711`, and the machine if it is another one."""

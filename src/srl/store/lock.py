@@ -1,6 +1,7 @@
 """The lock of a log, which every process that changes the log holds: one at a time.
 
-    log/lock    exists while the log is locked, and says in JSON by which process, since when and what for
+    log/lock    exists while the log is locked, and says in JSON by which process, since when and what for,
+                and which process launched that one, if it changes the log for another
 
 It is a lock of the operating system on that file, so the kernel releases it when the process ends, however it
 ends; a file that a killed process left behind locks nothing. Readers take no lock. On a file system that has
@@ -29,18 +30,19 @@ LOCK = "lock"
 class LogLock:
     """A lock on the log in directory `log`, taken by `acquire` or `with`; `doing` says what for: "pruned".
 
+    `launcher` is the process that this one changes the log for, if it is another (see `left_behind`).
     Locks of one process on one log are one lock, which the last `release` releases, and so does the end of
     the last object that holds it. A forked child does not hold it.
     """
 
-    def __init__(self, log: Path, doing: str) -> None:
-        self._path, self._doing = log.absolute() / LOCK, doing
+    def __init__(self, log: Path, doing: str, launcher: Process | None = None) -> None:
+        self._path, self._doing, self._launcher = log.absolute() / LOCK, doing, launcher
         self._file: _LockedFile | None = None
 
     def acquire(self) -> None:
         """Take the lock, once; raises UserError that names the process which holds it."""
         if self._file is None or self._file.closed:
-            self._file = _lock(self._path, self._doing)
+            self._file = _lock(self._path, self._doing, self._launcher)
 
     def release(self) -> None:
         """Give the lock back, if it is held."""
@@ -63,6 +65,16 @@ def in_use(log: Path, doing: str, process: Process | None, since: str | None) ->
     return UserError(
         f"{log} is being {doing} by {who}{when}; wait for it to end, or stop it, and repeat the command"
     )
+
+
+def left_behind(log: Path) -> Process | None:
+    """The process that still changes `log` although its launcher has ended; None if there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((log / LOCK).read_bytes())
+        process, launcher = Process(**found["process"]), found["launcher"]
+        if process.alive and launcher and Process(**launcher).alive is False:
+            return process
+    return None
 
 
 class _LockedFile:
@@ -98,7 +110,7 @@ _held: WeakValueDictionary[tuple[int, int], _LockedFile] = WeakValueDictionary()
 """The locks of this process, by the device and inode of their files."""
 
 
-def _lock(path: Path, doing: str) -> _LockedFile:
+def _lock(path: Path, doing: str, launcher: Process | None) -> _LockedFile:
     while True:
         found = _LockedFile(path, _opened(path))
         stat = os.fstat(found.descriptor)
@@ -115,7 +127,7 @@ def _lock(path: Path, doing: str) -> _LockedFile:
             pass
         if found.is_at_its_path():
             _held[key] = found
-            _describe(found.descriptor, doing)
+            _describe(found.descriptor, doing, launcher)
             return found
         found.close(remove=False)
 
@@ -134,10 +146,11 @@ def _opened(path: Path) -> int:
         raise UserError(f"{path.parent} cannot be written: {error.strerror}") from error
 
 
-def _describe(descriptor: int, doing: str) -> None:
-    """Say in the file who holds it; only people need to know."""
+def _describe(descriptor: int, doing: str, launcher: Process | None) -> None:
+    """Say in the file who holds it; nobody is kept out by what it says."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    text = json.dumps({"doing": doing, "at": now, "process": asdict(Process.here())})
+    processes = {"process": asdict(Process.here()), "launcher": asdict(launcher) if launcher else None}
+    text = json.dumps({"doing": doing, "at": now, **processes})
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from srl.errors import UserError
 from srl.files import NotWritten, why_not_written
+from srl.processes import Process
 from srl.safe_text import quoted
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
@@ -58,10 +59,10 @@ class LogWriter:
     One writer is `main`: it records the status of the run, finishes the log, and holds the log's lock until
     it ends the log. Others (verl's workers) only write, under their own name `worker` of letters and digits.
     With `adds`, what it writes of a step is added to what earlier writers wrote of it (an evaluation is one
-    step in many parts). As a context manager it finishes the log; on an error it keeps the parts and records
-    how the run ended. The first write to a finished log turns it into parts again. Damaged files are moved to
-    `damaged/`, with a call of `warn` that names their steps. Raises UserError, which names the process, where
-    another one changes the log.
+    step in many parts). `launcher` is the process that this one writes for, if it is another. As a context
+    manager it finishes the log; on an error it keeps the parts and records how the run ended. The first write
+    to a finished log turns it into parts again. Damaged files are moved to `damaged/`, with a call of `warn`
+    that names their steps. Raises UserError, which names the process, where another one changes the log.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class LogWriter:
         *,
         worker: str = _MAIN,
         adds: bool = False,
+        launcher: Process | None = None,
         warn: Callable[[str], None] = _logger.warning,
     ) -> None:
         self.directory = Path(directory)
@@ -79,7 +81,7 @@ class LogWriter:
         self._adds = adds
         if not worker.isidentifier():
             raise ValueError(f"a worker's name is letters, digits and underscores, not {worker!r}")
-        self._lock = LogLock(self.directory, "written")
+        self._lock = LogLock(self.directory, "written", launcher)
         if worker == _MAIN:
             self._begin()
         self._earlier = set() if adds else self._find_earlier()

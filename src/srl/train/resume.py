@@ -15,7 +15,7 @@ from srl.config import Config, save_config
 from srl.errors import UserError
 from srl.files import NotWritten, why_not_written
 from srl.manifests import DamagedError, check_checkpoint, is_checked
-from srl.store.lock import LogLock
+from srl.store.lock import LogLock, left_behind
 from srl.store.parts import FINISHED
 from srl.store.run_info import check_not_written
 from srl.train.learning_rate import rate_notes
@@ -39,6 +39,8 @@ from srl.train.search import IndexDigests
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
+LEFT_BEHIND_S = 60.0
+"""Longest wait, in seconds, for a process that a stopped run left behind; Ray's end by themselves."""
 _PROGRESS = """
 SELECT max(em) FILTER (phase = 'test' AND step = 0), arg_max(em, step) FILTER (phase = 'test' AND step > 0),
     max(em) FILTER (phase = 'val'),
@@ -131,6 +133,17 @@ def names_a_way_around(checkpoint: Path) -> Iterator[None]:
 def total_steps(config: Config, algo: str) -> int:
     """The number of steps of a run."""
     return config.sft.steps if algo == SFT else config.trainer.total_training_steps
+
+
+def check_not_trained(run: Path, note: Note) -> None:
+    """Raises UserError where another process trains `run`.
+
+    The process that wrote its log for a run on verl ends soon after a killed launcher: it is waited for.
+    """
+    if process := left_behind(run / LOG):
+        note(f"waiting for {process} of the stopped run to end")
+        process.wait(LEFT_BEHIND_S)
+    check_not_written(run / LOG)
 
 
 @contextmanager

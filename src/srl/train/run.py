@@ -19,7 +19,6 @@ from srl import __version__
 from srl.config import Config, load_saved, located, save_config
 from srl.hub_models import hub_name
 from srl.store import RunInfo
-from srl.store.run_info import check_not_written
 from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
 from srl.train.fetch_models import with_local_models
@@ -114,7 +113,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     `steps` is the new number of steps in all. A finished run that has made all of them, no fewer and no more,
     is left as it is. Raises UserError where another process trains it.
     """
-    check_not_written(run / LOG)
+    resuming.check_not_trained(run, terminal.note)
     record, before = RunRecord.read(run), load_saved(run)
     saved = list(checkpoints(run, record.backend))
     step = resuming.step_to_resume(run, record.backend)

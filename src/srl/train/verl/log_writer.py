@@ -17,6 +17,7 @@ from typing import Any
 
 from srl.errors import UserError
 from srl.evaluate import step_metrics, summarise
+from srl.processes import Process
 from srl.store import LogWriter, Record, RunInfo, reading
 from srl.train.background_writes import BackgroundWrites
 from srl.train.run_directory import Progress
@@ -63,6 +64,7 @@ class LogActor:
     sample_freq: int = 0
     sample_count: int = 0
     watcher: Watcher | None = None
+    launcher: Process | None = None
     progress: Progress = field(default_factory=Progress)
     _log: LogWriter = field(init=False)
     _open: dict[tuple[int, Phase], dict[str, Record]] = field(default_factory=lambda: defaultdict(dict))
@@ -79,7 +81,7 @@ class LogActor:
     _last: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._log = LogWriter(self.directory, self.info, warn=self._notes.append)
+        self._log = LogWriter(self.directory, self.info, launcher=self.launcher, warn=self._notes.append)
 
     def ready(self) -> bool:
         """True once the log is open. The call raises what failed in the actor's start."""
@@ -251,13 +253,13 @@ def start_log_actor(
     run: Path, log: Path, info: RunInfo, sample_freq: int = 0, sample_count: int = 0,
     watcher: Watcher | None = None,
 ) -> Any:  # fmt: skip
-    """Start the actor that writes `log`, on this machine; other processes of the run find it by name."""
+    """Start the actor that writes `log` for this process, on its machine; the others find it by name."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     actor = ray.remote(num_cpus=0)(LogActor).options(name=_name(run), scheduling_strategy=here)
-    return actor.remote(log, info, sample_freq, sample_count, watcher)
+    return actor.remote(log, info, sample_freq, sample_count, watcher, Process.here())
 
 
 def log_actor_of(run: Path) -> Any:
