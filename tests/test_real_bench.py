@@ -17,9 +17,11 @@ from bench.real import measure, parts
 from bench.real.commands import Bench, output_of
 from tests.shared_data import shared_data
 
+from srl.data.corpus import passage_of, write_corpus
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import write_questions
 from srl.evaluate.episode_results import EpisodeResult
+from srl.index import build_index, open_index
 from srl.trajectory import Question
 
 
@@ -235,6 +237,40 @@ def test_rag_learns_the_questions_of_the_demonstrations_and_of_the_run(bench, tm
     assert [json.loads(line)["turns"] for line in path.read_text().splitlines()] == [
         ["<answer> A </answer>"], ["<answer> C </answer>"],
     ]  # fmt: skip
+
+
+def test_reading_is_learned_from_questions_that_retrieve_their_answer(bench, monkeypatch):
+    bench.prepared.mkdir()
+    pages = {
+        "osk": "Osk is a town in Vale.",
+        "rye": "Rye is the grain of Osk.",
+        "ana": "Ana was born in 1901.",
+    }
+    write_corpus(bench.prepared / "corpus.jsonl", [passage_of(*page) for page in pages.items()])
+    build_index(bench.prepared / "corpus.jsonl", bench.index, "bm25", {})
+    asked = {
+        "first": ("In which vale is the town of Osk?", "Vale"),
+        "second": ("What grain has the town Osk?", "Rye"),
+        "nowhere": ("Where is the town of Osk?", "Ham"), "yes": ("Is Osk a town?", "yes"),
+        "other": ("Which town in Vale?", "Osk"),
+    }  # fmt: skip
+    sources = {"other": "nq"}
+    write_questions(bench.prepared / "train.parquet", [
+        Question(name, text, (gold,), sources.get(name, "squad")) for name, (text, gold) in asked.items()
+    ])  # fmt: skip
+    file = bench.prepared / "reading.jsonl"
+    assert parts.write_reading(bench, file) == {"squad": 2, "hotpotqa": 0, "2wikimultihopqa": 0}
+    found = {item.id: item.metadata["turns"] for item in read_demonstrations(file)}
+    ranks = {name: turns[0].split()[2] for name, turns in found.items()}
+    assert found == {
+        name: [f"<think> Doc {ranks[name]} says it. </think> <answer> {asked[name][1]} </answer>"]
+        for name in ("first", "second")
+    }
+    texts = {name: open_index(bench.index).search([asked[name][0]], 2)[0] for name in found}
+    for name, hits in texts.items():
+        assert asked[name][1] in hits[int(ranks[name]) - 1].passage.text
+    monkeypatch.setitem(parts.READ, "squad", 1)
+    assert parts.write_reading(bench, file)["squad"] == 1
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from math import ceil
 from pathlib import Path
@@ -11,8 +11,11 @@ from typing import Any
 
 from bench.real.commands import Bench, Trained, options
 
+from srl.answers import findable, normalise_answer
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
+from srl.index import open_index
+from srl.trajectory import Passage, Question
 
 SOURCES = (
     "squad:train=squad/train-43-articles.v1.1.json",
@@ -40,9 +43,18 @@ DEMONSTRATED = {"squad": 48, "hotpotqa": 48, "2wikimultihopqa": 48}
 Reinforcement learning has all questions."""
 TAUGHT = ("sft.steps=30", "sft.optim.lr=1e-4", "trainer.test_freq=10", "trainer.save_freq=10")
 """Fine-tuning on so few: five passes, at half the learning rate of the preset."""
+READ = {"squad": 1280, "hotpotqa": 160, "2wikimultihopqa": 160}
+"""Training questions of each source that the model learns to read passages on, before it searches."""
+READING_FILE = "reading.jsonl"
+READING = ("sft.steps=100", "sft.optim.lr=2e-4", "trainer.test_freq=50", "trainer.save_freq=50")
+"""One pass over them."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in ASKED.items())
 ROUNDS, ROUND, SAMPLES = 2, 160, 8
 """Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 40 × 8 × 8."""
+RETRIEVED = ("data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=512")
+"""Settings of retrieve-once RAG: the passages that the question retrieves are in the prompt."""
+SHOWN = 2
+"""Passages in a prompt, the preset's `search.topk`."""
 FIRST_STEPS = 5
 """Steps after which it is known how many tokens a step of fine-tuning has."""
 
@@ -84,12 +96,56 @@ def common(bench: Bench) -> list[str]:
 
 def sft_mix(bench: Bench) -> list[str]:
     """The shares of fine-tuning; none in a smoke run, whose demonstrations may be of one source."""
-    return [] if bench.smoke else [f"sft.mix.{name}={share}" for name, share in SHARES.items()]
+    return [] if bench.smoke else mix_of(SHARES)
+
+
+def mix_of(shares: Mapping[str, float]) -> list[str]:
+    return [f"sft.mix.{name}={share}" for name, share in shares.items()]
+
+
+def reading(bench: Bench) -> None:
+    """Fine-tuning to answer from passages that have the answer, which the model cannot do as it comes.
+
+    The passages are those that the question itself retrieves, in the prompt: nothing is searched for.
+    """
+    data(bench)
+    file = bench.prepared / READING_FILE
+    bench.once("reading-questions", lambda: write_reading(bench, file))
+    bench.train_once(
+        "reading", "--algo", "sft", "--model", bench.model, *common(bench), *options(RETRIEVED),
+        *options([f"sft.train_files={file}", *([] if bench.smoke else mix_of(READ)), *READING]),
+    )  # fmt: skip
+
+
+def write_reading(bench: Bench, file: Path) -> dict[str, int]:
+    """Write the questions of `READ`, in the order of their digests, and return how many of each source.
+
+    An accepted answer is in one of the passages shown; the demonstration names the first that has it.
+    """
+    found: dict[str, list[dict[str, Any]]] = {source: [] for source in READ}
+    questions = sorted(read_questions(bench.prepared / "train.parquet"), key=lambda item: digest(item.id))
+    asked = [item for item in questions if item.data_source in READ]
+    retrieved = open_index(bench.index).search([item.text for item in asked], SHOWN)
+    for item, hits in zip(asked, retrieved, strict=True):
+        rows = found[item.data_source]
+        place = next((rank for rank, hit in enumerate(hits, 1) if states(hit.passage, item)), None)
+        if place is None or len(rows) == (8 if bench.smoke else READ[item.data_source]):
+            continue
+        answer = f"<think> Doc {place} says it. </think> <answer> {item.golden_answers[0]} </answer>"
+        rows.append(demonstration(item, answer))
+    write_rows(file, [row for rows in found.values() for row in rows])
+    return {source: len(rows) for source, rows in found.items()}
+
+
+def states(passage: Passage, question: Question) -> bool:
+    """Whether a passage has the first accepted answer, which is not yes or no."""
+    text = f" {normalise_answer(passage.text)} "
+    return any(f" {answer} " in text for answer in findable(question.golden_answers[:1]))
 
 
 def cold_start(bench: Bench) -> None:
     """Demonstrations from supporting facts, and fine-tuning on them; the best by validation counts."""
-    data(bench)
+    reading(bench)
     facts = bench.prepared / "facts.jsonl"
 
     def make() -> dict[str, Any]:
@@ -103,7 +159,9 @@ def cold_start(bench: Bench) -> None:
         return {key: value for key, value in json.loads(out).items() if key != "file"}
 
     bench.once("demonstrations", make)
-    bench.train_once("cold-start", "--algo", "sft", "--model", bench.model, *common(bench),
+    readable = bench.trained("reading")
+    assert readable is not None, "it was just made"
+    bench.train_once("cold-start", "--algo", "sft", "--model", readable.run, *common(bench),
                      *options([f"sft.train_files={facts}", *sft_mix(bench), *TAUGHT]))  # fmt: skip
 
 
@@ -145,20 +203,21 @@ def rft(bench: Bench) -> None:
 def rag(bench: Bench) -> None:
     """Retrieve-once RAG, fine-tuned on the searcher's questions with as many tokens.
 
-    These are the questions and the tokens of the cold start and of GRPO, known when both have ended. The
+    These are the questions and the tokens of reading, the cold start and GRPO, known when all have ended. The
     best checkpoint by validation counts, as for the cold start.
     """
     grpo(bench)
-    shown = write_answers(bench, "rag.jsonl", "<answer> {answer} </answer>", asked=asked(bench, "grpo"))
+    read = {item.id for item in read_demonstrations(bench.prepared / READING_FILE)}
+    answer = "<answer> {answer} </answer>"
+    shown = write_answers(bench, "rag.jsonl", answer, asked=read | asked(bench, "grpo"))
     arguments = [
         "--algo", "sft", "--model", bench.model, *common(bench),
-        *options(["data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=1024",
-                  f"sft.train_files={shown}", *sft_mix(bench)]),
+        *options([*RETRIEVED, f"sft.train_files={shown}", *sft_mix(bench)]),
     ]  # fmt: skip
 
     def steps() -> int:
         first = bench.train("rag", *arguments, steps=1 if bench.smoke else FIRST_STEPS)
-        found = [bench.trained("cold-start"), bench.trained("grpo")]
+        found = [bench.trained(name) for name in ("reading", "cold-start", "grpo")]
         wanted = sum(tokens(bench, one) for one in found if one is not None)
         return 2 if bench.smoke else ceil(wanted / (tokens(bench, first) / first.summary["steps"]))
 
@@ -192,14 +251,24 @@ def write_answers(bench: Bench, name: str, text: str, asked: Collection[str] = (
     those `asked`."""
     path = bench.prepared / name
     chosen = {item.id for item in read_demonstrations(bench.prepared / "facts.jsonl")}.union(asked)
-    rows = [
-        {"id": item.id, "question": item.text, "golden_answers": list(item.golden_answers),
-         "data_source": item.data_source, "turns": [text.format(answer=item.golden_answers[0])]}
-        for item in read_questions(bench.prepared / "train.parquet")
-        if item.id in chosen
-    ]  # fmt: skip
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    questions = read_questions(bench.prepared / "train.parquet")
+    write_rows(path, [
+        demonstration(item, text.format(answer=item.golden_answers[0]))
+        for item in questions if item.id in chosen
+    ])  # fmt: skip
     return path
+
+
+def demonstration(question: Question, turn: str) -> dict[str, Any]:
+    """A demonstration of one turn."""
+    return {
+        "id": question.id, "question": question.text, "golden_answers": list(question.golden_answers),
+        "data_source": question.data_source, "turns": [turn],
+    }  # fmt: skip
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
 def tokens(bench: Bench, trained: Trained) -> int:
@@ -215,6 +284,7 @@ def tokens(bench: Bench, trained: Trained) -> int:
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     "data": data,
+    "reading": reading,
     "cold-start": cold_start,
     "grpo": grpo,
     "ppo": ppo,
