@@ -112,8 +112,8 @@ def reading(bench: Bench) -> None:
     file = bench.prepared / READING_FILE
     bench.once("reading-questions", lambda: write_reading(bench, file))
     bench.train_once(
-        "reading", "--algo", "sft", "--model", bench.model, *common(bench), *options(RETRIEVED),
-        *options([f"sft.train_files={file}", *([] if bench.smoke else mix_of(READ)), *READING]),
+        "reading", "--algo", "sft", "--model", bench.model, *common(bench),
+        *options([*RETRIEVED, f"sft.train_files={file}", *([] if bench.smoke else mix_of(READ)), *READING]),
     )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def cold_start(bench: Bench) -> None:
     bench.once("demonstrations", make)
     readable = bench.trained("reading")
     assert readable is not None, "it was just made"
-    bench.train_once("cold-start", "--algo", "sft", "--model", readable.run, *common(bench),
+    bench.train_once("cold-start", "--algo", "sft", "--model", f"{readable.run}@best", *common(bench),
                      *options([f"sft.train_files={facts}", *sft_mix(bench), *TAUGHT]))  # fmt: skip
 
 
