@@ -30,7 +30,7 @@ from srl.rollout.episode import run_episode
 from srl.serve.in_process import LocalSearch
 from srl.train.fact_chains import THOUGHT_WORDS, Chain, ChainOptions, fact_chain
 from srl.train.load_components import episode_options
-from srl.train.write_fact_demonstrations import FactsWritten, write_fact_demonstrations
+from srl.train.made_demonstrations import DemonstrationsMade, write_fact_demonstrations
 from srl.trajectory import Passage, Question, Trajectory
 from srl.workspace import Workspace
 
@@ -456,7 +456,7 @@ def beginning_of(source: str, name: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, FactsWritten, dict[str, Question]]:
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, DemonstrationsMade, dict[str, Question]]:
     folder = tmp_path_factory.mktemp("real")
     inputs = [
         parse_input(f"{source}:train={beginning_of(source, name, folder)}") for source, name in REAL.items()

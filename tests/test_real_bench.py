@@ -17,11 +17,9 @@ from bench.real import measure, parts
 from bench.real.commands import Bench, output_of
 from tests.shared_data import shared_data
 
-from srl.data.corpus import passage_of, write_corpus
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import write_questions
 from srl.evaluate.episode_results import EpisodeResult
-from srl.index import build_index, open_index
 from srl.trajectory import Question
 
 
@@ -230,7 +228,7 @@ def test_rag_learns_the_questions_of_the_demonstrations_and_of_the_run(bench, tm
     questions = [Question(name, f"{name}?", (name.upper(), "or"), "made") for name in "abcd"]
     write_questions(bench.prepared / "train.parquet", questions)
     shown = {"id": "c", "question": "c?", "golden_answers": ["C"], "turns": ["<answer> C </answer>"]}
-    (bench.prepared / "facts.jsonl").write_text(f"{json.dumps(shown)}\n")
+    (bench.prepared / parts.SHOWN).write_text(f"{json.dumps(shown)}\n")
     path = parts.write_answers(bench, "rag.jsonl", "<answer> {answer} </answer>", asked={"a", "c"})
     found = read_demonstrations(path)
     assert [item.id for item in found] == ["a", "c"]
@@ -239,38 +237,32 @@ def test_rag_learns_the_questions_of_the_demonstrations_and_of_the_run(bench, tm
     ]  # fmt: skip
 
 
-def test_reading_is_learned_from_questions_that_retrieve_their_answer(bench, monkeypatch):
+def test_cold_start_learns_to_read_from_one_kind_of_demonstrations_and_chains_from_the_other(
+    bench, monkeypatch
+):
     bench.prepared.mkdir()
-    pages = {
-        "osk": "Osk is a town in Vale.",
-        "rye": "Rye is the grain of Osk.",
-        "ana": "Ana was born in 1901.",
-    }
-    write_corpus(bench.prepared / "corpus.jsonl", [passage_of(*page) for page in pages.items()])
-    build_index(bench.prepared / "corpus.jsonl", bench.index, "bm25", {})
-    asked = {
-        "first": ("In which vale is the town of Osk?", "Vale"),
-        "second": ("What grain has the town Osk?", "Rye"),
-        "nowhere": ("Where is the town of Osk?", "Ham"), "yes": ("Is Osk a town?", "yes"),
-        "other": ("Which town in Vale?", "Osk"),
-    }  # fmt: skip
-    sources = {"other": "nq"}
-    write_questions(bench.prepared / "train.parquet", [
-        Question(name, text, (gold,), sources.get(name, "squad")) for name, (text, gold) in asked.items()
-    ])  # fmt: skip
-    file = bench.prepared / "reading.jsonl"
-    assert parts.write_reading(bench, file) == {"squad": 2, "hotpotqa": 0, "2wikimultihopqa": 0}
-    found = {item.id: item.metadata["turns"] for item in read_demonstrations(file)}
-    ranks = {name: turns[0].split()[2] for name, turns in found.items()}
-    assert found == {
-        name: [f"<think> Doc {ranks[name]} says it. </think> <answer> {asked[name][1]} </answer>"]
-        for name in ("first", "second")
-    }
-    texts = {name: open_index(bench.index).search([asked[name][0]], 2)[0] for name in found}
-    for name, hits in texts.items():
-        assert asked[name][1] in hits[int(ranks[name]) - 1].passage.text
-    monkeypatch.setitem(parts.READ, "squad", 1)
-    assert parts.write_reading(bench, file)["squad"] == 1
+    typed: dict[str, list[str]] = {}
+    trained: list[object] = []
+
+    def srl(self: Bench, workspace: Path, *arguments: object) -> str:
+        options = [str(one) for one in arguments]
+        kind = options[options.index("--from") + 1]
+        typed[kind] = options
+        Path(options[options.index("--out") + 1]).write_text(f"{kind}\n")
+        return json.dumps({"file": "made.jsonl", "demonstrations": 1})
+
+    monkeypatch.setattr(parts, "data", lambda bench: None)
+    monkeypatch.setattr(Bench, "srl", srl)
+    monkeypatch.setattr(
+        Bench, "train_once", lambda self, name, *arguments: trained.extend([name, *arguments])
+    )
+    parts.cold_start(bench)
+    limits = {kind: [one for one in options if "=" in one] for kind, options in typed.items()}
+    assert limits == {"passages": ["squad=1800"], "facts": ["hotpotqa=96", "2wikimultihopqa=96"]}
+    assert (bench.prepared / parts.SHOWN).read_text() == "passages\nfacts\n"
+    assert f"sft.train_files={bench.prepared / parts.SHOWN}" in trained
+    state = json.loads((bench.cache / "state" / "demonstrations.json").read_text())
+    assert state["value"] == {kind: {"demonstrations": 1} for kind in typed}
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ SMALL = (
 )  # fmt: skip
 """Settings of the smoke run."""
 SMOKE_STEPS = 2
-SHARED = ("reading", "cold-start", "r1-start")
+SHARED = ("cold-start", "r1-start")
 """Runs that all seeds share; their own seed is 0."""
 
 

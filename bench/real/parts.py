@@ -11,11 +11,9 @@ from typing import Any
 
 from bench.real.commands import Bench, Trained, options
 
-from srl.answers import findable, normalise_answer
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
-from srl.index import open_index
-from srl.trajectory import Passage, Question
+from srl.trajectory import Question
 
 SOURCES = (
     "squad:train=squad/train-43-articles.v1.1.json",
@@ -38,23 +36,20 @@ ASKED = {"squad": 0.35, "hotpotqa": 0.3, "2wikimultihopqa": 0.3, "musique": 0.05
 of one."""
 PASSAGE_WORDS = 60
 """Longer passages are split: SQuAD's and NQ's paragraphs, and HotpotQA's introductions, have up to 300."""
-DEMONSTRATED = {"squad": 48, "hotpotqa": 48, "2wikimultihopqa": 48}
-"""Training questions of each source that demonstrations are made for: as few as one could write in a day.
+READ = {"squad": 1800}
+"""Training questions that the model learns to read passages on: demonstrations from what they retrieve."""
+CHAINED = {"hotpotqa": 96, "2wikimultihopqa": 96}
+"""Training questions of several hops that demonstrations are made for from their supporting facts: few.
 Reinforcement learning has all questions."""
-TAUGHT = ("sft.steps=30", "sft.optim.lr=1e-4", "trainer.test_freq=10", "trainer.save_freq=10")
-"""Fine-tuning on so few: five passes, at half the learning rate of the preset."""
-READ = {"squad": 1280, "hotpotqa": 160, "2wikimultihopqa": 160}
-"""Training questions of each source that the model learns to read passages on, before it searches."""
-READING_FILE = "reading.jsonl"
-READING = ("sft.steps=100", "sft.optim.lr=2e-4", "trainer.test_freq=50", "trainer.save_freq=50")
-"""One pass over them."""
+TAUGHT = ("sft.steps=80", "trainer.test_freq=40", "trainer.save_freq=40")
+"""Fine-tuning on both."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in ASKED.items())
 ROUNDS, ROUND, SAMPLES = 2, 160, 8
 """Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 40 × 8 × 8."""
 RETRIEVED = ("data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=512")
 """Settings of retrieve-once RAG: the passages that the question retrieves are in the prompt."""
-SHOWN = 2
-"""Passages in a prompt, the preset's `search.topk`."""
+SHOWN = "demonstrations.jsonl"
+"""The demonstrations of the cold start."""
 FIRST_STEPS = 5
 """Steps after which it is known how many tokens a step of fine-tuning has."""
 
@@ -103,66 +98,44 @@ def mix_of(shares: Mapping[str, float]) -> list[str]:
     return [f"sft.mix.{name}={share}" for name, share in shares.items()]
 
 
-def reading(bench: Bench) -> None:
-    """Fine-tuning to answer from passages that have the answer, which the model cannot do as it comes.
+def cold_start(bench: Bench) -> None:
+    """Demonstrations, and fine-tuning on them; the best by validation counts.
 
-    The passages are those that the question itself retrieves, in the prompt: nothing is searched for.
+    Those of one hop are from the passages that a question itself retrieves, those of several hops from
+    supporting facts.
     """
     data(bench)
-    file = bench.prepared / READING_FILE
-    bench.once("reading-questions", lambda: write_reading(bench, file))
-    bench.train_once(
-        "reading", "--algo", "sft", "--model", bench.model, *common(bench),
-        *options([*RETRIEVED, f"sft.train_files={file}", *([] if bench.smoke else mix_of(READ)), *READING]),
-    )  # fmt: skip
-
-
-def write_reading(bench: Bench, file: Path) -> dict[str, int]:
-    """Write the questions of `READ`, in the order of their digests, and return how many of each source.
-
-    An accepted answer is in one of the passages shown; the demonstration names the first that has it.
-    """
-    found: dict[str, list[dict[str, Any]]] = {source: [] for source in READ}
-    questions = sorted(read_questions(bench.prepared / "train.parquet"), key=lambda item: digest(item.id))
-    asked = [item for item in questions if item.data_source in READ]
-    retrieved = open_index(bench.index).search([item.text for item in asked], SHOWN)
-    for item, hits in zip(asked, retrieved, strict=True):
-        rows = found[item.data_source]
-        place = next((rank for rank, hit in enumerate(hits, 1) if states(hit.passage, item)), None)
-        if place is None or len(rows) == (8 if bench.smoke else READ[item.data_source]):
-            continue
-        answer = f"<think> Doc {place} says it. </think> <answer> {item.golden_answers[0]} </answer>"
-        rows.append(demonstration(item, answer))
-    write_rows(file, [row for rows in found.values() for row in rows])
-    return {source: len(rows) for source, rows in found.items()}
-
-
-def states(passage: Passage, question: Question) -> bool:
-    """Whether a passage has the first accepted answer, which is not yes or no."""
-    text = f" {normalise_answer(passage.text)} "
-    return any(f" {answer} " in text for answer in findable(question.golden_answers[:1]))
-
-
-def cold_start(bench: Bench) -> None:
-    """Demonstrations from supporting facts, and fine-tuning on them; the best by validation counts."""
-    reading(bench)
-    facts = bench.prepared / "facts.jsonl"
+    files = {"passages": READ, "facts": CHAINED}
+    shown = bench.prepared / SHOWN
 
     def make() -> dict[str, Any]:
-        amounts = ["40"] if bench.smoke else [f"{name}={count}" for name, count in DEMONSTRATED.items()]
-        limit = [part for amount in amounts for part in ("--limit", amount)]
-        out = bench.srl(
-            bench.cache, "data", "demonstrations", bench.model, "--from", "facts", "--thoughts", "brief",
-            "--data", bench.prepared / "train.parquet", "--index", bench.index, "--out", facts, "--preset",
-            bench.preset, *limit, *options(list(bench.sets)), "--overwrite", "--json",
-        )  # fmt: skip
-        return {key: value for key, value in json.loads(out).items() if key != "file"}
+        reports = {kind: demonstrated(bench, kind, amounts) for kind, amounts in files.items()}
+        shown.write_text(
+            "".join(made(bench, kind).read_text(encoding="utf-8") for kind in files), encoding="utf-8"
+        )
+        return reports
 
     bench.once("demonstrations", make)
-    readable = bench.trained("reading")
-    assert readable is not None, "it was just made"
-    bench.train_once("cold-start", "--algo", "sft", "--model", f"{readable.run}@best", *common(bench),
-                     *options([f"sft.train_files={facts}", *sft_mix(bench), *TAUGHT]))  # fmt: skip
+    bench.train_once("cold-start", "--algo", "sft", "--model", bench.model, *common(bench),
+                     *options([f"sft.train_files={shown}", *sft_mix(bench), *TAUGHT]))  # fmt: skip
+
+
+def made(bench: Bench, kind: str) -> Path:
+    """The file of the demonstrations of a kind."""
+    return bench.prepared / f"{kind}.jsonl"
+
+
+def demonstrated(bench: Bench, kind: str, amounts: Mapping[str, int]) -> dict[str, Any]:
+    """Make the demonstrations of a kind, for so many questions of each source; the report of the command."""
+    limits = [f"{name}={min(count, 40) if bench.smoke else count}" for name, count in amounts.items()]
+    brief = ["--thoughts", "brief"] if kind == "facts" else []
+    out = bench.srl(
+        bench.cache, "data", "demonstrations", bench.model, "--from", kind, *brief, "--data",
+        bench.prepared / "train.parquet", "--index", bench.index, "--out", made(bench, kind), "--preset",
+        bench.preset, *(part for limit in limits for part in ("--limit", limit)), *options(list(bench.sets)),
+        "--overwrite", "--json",
+    )  # fmt: skip
+    return {key: value for key, value in json.loads(out).items() if key != "file"}
 
 
 def start(bench: Bench) -> str:
@@ -203,13 +176,12 @@ def rft(bench: Bench) -> None:
 def rag(bench: Bench) -> None:
     """Retrieve-once RAG, fine-tuned on the searcher's questions with as many tokens.
 
-    These are the questions and the tokens of reading, the cold start and GRPO, known when all have ended. The
-    best checkpoint by validation counts, as for the cold start.
+    These are the questions and the tokens of the cold start and GRPO, known when both have ended. The best
+    checkpoint by validation counts, as for the cold start.
     """
     grpo(bench)
-    read = {item.id for item in read_demonstrations(bench.prepared / READING_FILE)}
     answer = "<answer> {answer} </answer>"
-    shown = write_answers(bench, "rag.jsonl", answer, asked=read | asked(bench, "grpo"))
+    shown = write_answers(bench, "rag.jsonl", answer, asked=asked(bench, "grpo"))
     arguments = [
         "--algo", "sft", "--model", bench.model, *common(bench),
         *options([*RETRIEVED, f"sft.train_files={shown}", *sft_mix(bench)]),
@@ -217,7 +189,7 @@ def rag(bench: Bench) -> None:
 
     def steps() -> int:
         first = bench.train("rag", *arguments, steps=1 if bench.smoke else FIRST_STEPS)
-        found = [bench.trained(name) for name in ("reading", "cold-start", "grpo")]
+        found = [bench.trained(name) for name in ("cold-start", "grpo")]
         wanted = sum(tokens(bench, one) for one in found if one is not None)
         return 2 if bench.smoke else ceil(wanted / (tokens(bench, first) / first.summary["steps"]))
 
@@ -250,7 +222,7 @@ def write_answers(bench: Bench, name: str, text: str, asked: Collection[str] = (
     """Demonstrations that answer at once, with the first accepted answer: the cold start's questions, and
     those `asked`."""
     path = bench.prepared / name
-    chosen = {item.id for item in read_demonstrations(bench.prepared / "facts.jsonl")}.union(asked)
+    chosen = {item.id for item in read_demonstrations(bench.prepared / SHOWN)}.union(asked)
     questions = read_questions(bench.prepared / "train.parquet")
     write_rows(path, [
         demonstration(item, text.format(answer=item.golden_answers[0]))
@@ -284,7 +256,6 @@ def tokens(bench: Bench, trained: Trained) -> int:
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     "data": data,
-    "reading": reading,
     "cold-start": cold_start,
     "grpo": grpo,
     "ppo": ppo,

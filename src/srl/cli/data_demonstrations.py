@@ -1,7 +1,8 @@
-"""`srl data demonstrations`: right episodes to fine-tune on, from supporting facts or from a teacher."""
+"""`srl data demonstrations`: right episodes to fine-tune on, a teacher's, or made from the data."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from srl.cli.options import (
 
 if TYPE_CHECKING:
     from srl.config import Config
+    from srl.train.made_demonstrations import DemonstrationsMade
     from srl.train.write_demonstrations import Acceptance
     from srl.workspace import Workspace
 
@@ -31,12 +33,17 @@ def demonstrations(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="The teacher; with --from facts the model to fine-tune. A model directory, or a run.",
+            help="The teacher; with --from facts or passages the model to fine-tune. A model directory, or "
+            "a run.",
         ),
     ] = None,
     source: Annotated[
-        Literal["teacher", "facts"],
-        typer.Option("--from", help="A teacher's right answers, or the questions' supporting facts."),
+        Literal["teacher", "facts", "passages"],
+        typer.Option(
+            "--from",
+            help="A teacher's right answers, the questions' supporting facts, or passages that the question "
+            "itself retrieves.",
+        ),
     ] = "teacher",
     index: IndexToSearch = None,
     url: ServerUrl = None,
@@ -87,7 +94,7 @@ def demonstrations(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write right episodes with search, for fine-tuning: a teacher's, or made from supporting facts.
+    """Write right episodes for fine-tuning: a teacher's, or made from supporting facts or passages.
 
     The teacher is MODEL, or with --set rollout.engine=openai the model of a server. If the command is
     interrupted, type it again: what was answered is kept beside the output.
@@ -95,10 +102,15 @@ def demonstrations(
     With --from facts no model runs. Evidence triples, decompositions and gold titles become searches, which
     are made in the index; one that does not bring its passage is reworded, or the question is left out.
 
+    With --from passages no model runs either. The question is the search, and the answer names the passage
+    that has it; other questions are left out. A small model learns to read from these. With --template rag
+    the passages are in the prompt, and nothing is searched for.
+
     \b
     Example:
       srl data demonstrations --data q.parquet --index my-index --out shown.jsonl --set rollout.engine=openai
       srl data demonstrations my-model --from facts --data train.parquet --index my-index --out facts.jsonl
+      srl data demonstrations my-model --from passages --data train.parquet --index my-index --out read.jsonl
     """
     from srl.cli.eval.shared import check_inputs, check_search, read_model
     from srl.data.splits import parse_limit
@@ -129,8 +141,12 @@ def demonstrations(
     check_search(settings)
     files = [str(path) for path in data]
     if source == "facts":
-        brief = thoughts == "brief"
-        _write_from_facts(settings, files, out, workspace, recovery, brief, most, json)
+        _write_from_facts(settings, files, out, workspace, recovery, thoughts == "brief", most, json)
+    elif source == "passages":
+        from srl.train.made_demonstrations import write_passage_demonstrations
+
+        made = write_passage_demonstrations(settings, files, out, workspace, limit=most, note=output.note)
+        _print_made(made, json)
     else:
         from srl.train.write_demonstrations import Acceptance
 
@@ -185,29 +201,38 @@ def _write_from_facts(
     limit: int | dict[str, int] | None, json: bool,
 ) -> None:  # fmt: skip
     from srl.train.fact_chains import RECOVERY
-    from srl.train.write_fact_demonstrations import write_fact_demonstrations
+    from srl.train.made_demonstrations import write_fact_demonstrations
 
-    written = write_fact_demonstrations(
+    made = write_fact_demonstrations(
         settings, files, out, workspace, recovery=RECOVERY if recovery is None else recovery, brief=brief,
         limit=limit, note=output.note,
     )  # fmt: skip
+    _print_made(made, json, ("reworded", "recovered", "mean_searches"))
+
+
+def _print_made(made: DemonstrationsMade, json: bool, counted: Sequence[str] = ()) -> None:
+    """What was written, the counts of each data source, and why questions were left out."""
     if json:
-        output.print_json(written)
+        output.print_json(made)
         return
-    output.line(f"{out}  {written.demonstrations:,} demonstrations of {written.questions:,} questions")
+    output.line(f"{made.file}  {made.demonstrations:,} demonstrations of {made.questions:,} questions")
     output.table(
-        ("source", "questions", "written", "reworded", "recovered", "searches"),
+        ("source", "questions", "written", *(name.removeprefix("mean_") for name in counted)),
         [
-            (each.source, f"{each.questions:,}", f"{each.demonstrations:,}", f"{each.reworded:,}",
-             f"{each.recovered:,}", f"{each.mean_searches:.2f}")
-            for each in written.sources
+            (each.source, f"{each.questions:,}", f"{each.demonstrations:,}",
+             *(_number(getattr(each, name)) for name in counted))
+            for each in made.sources
         ],
     )  # fmt: skip
     reasons = [
         (each.source, f"{count:,}", reason)
-        for each in written.sources
+        for each in made.sources
         for reason, count in each.dropped.most_common()
     ]
     if reasons:
         output.line()
         output.table(("source", "left out", "reason"), reasons)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"

@@ -1,0 +1,128 @@
+"""Demonstrations from passages: answers that stand in what the question itself retrieves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli_mistakes import Shell, shell  # noqa: F401 - a fixture
+
+from srl.config import Config, load_config
+from srl.data.corpus import write_corpus
+from srl.data.demonstration_file import read_demonstrations
+from srl.data.parquet import write_questions
+from srl.errors import CheckFailed, UserError
+from srl.index import build_index, open_index
+from srl.index.retriever import Fault
+from srl.serve import in_process
+from srl.train.made_demonstrations import write_passage_demonstrations
+from srl.trajectory import Passage, Question
+from srl.workspace import Workspace
+
+pytest.importorskip("srl_bm25")
+
+PAGES = {
+    "Osk": "Osk is a town in Vale.",
+    "Rye": "Rye is the grain of the town Osk.",
+    "Ana": "Ana was born in 1901.",
+}
+ASKED = {
+    "first": ("In which land is the town of Osk?", ("Vale",)),
+    "second": ("What is Osk, the town, in Vale?", ("Grain",)),
+    "nowhere": ("Where is the town of Osk?", ("Ham",)),
+    "yes": ("Is Osk a town?", ("yes",)),
+    "later": ("Which land has the town of Osk?", ("Ham", "Vale")),
+}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("passages")
+    passages = [Passage(title, f'"{title}"\n{text}') for title, text in PAGES.items()]
+    write_corpus(folder / "corpus.jsonl", passages)
+    build_index(folder / "corpus.jsonl", folder / "index", "bm25", {})
+    return folder / "index"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.parquet"
+    write_questions(path, [Question(name, text, golds, "made") for name, (text, golds) in ASKED.items()])
+    return path
+
+
+def settings(index: Path, *sets: str) -> Config:
+    return load_config(preset=None, sets=[f"search.index={index}", "search.topk=2", *sets]).config
+
+
+def turns_of(path: Path) -> dict[str, list[str]]:
+    return {item.id: item.metadata["turns"] for item in read_demonstrations(path)}
+
+
+@pytest.mark.parametrize("template", ["short", "rag"])
+def test_demonstration_names_the_passage_that_has_the_first_accepted_answer(asked, index, tmp_path, template):
+    out = tmp_path / "out.jsonl"
+    config = settings(index, f"data.template={template}")
+    made = write_passage_demonstrations(config, [str(asked)], out, Workspace(tmp_path))
+    assert [hit.passage.id for hit in open_index(index).search([ASKED["second"][0]], 2)[0]] == ["Osk", "Rye"]
+    searches = {name: [f"<search> {ASKED[name][0]} </search>"] for name in ("first", "second")}
+    if template == "rag":
+        searches = {name: [] for name in searches}
+    assert turns_of(out) == {
+        "first": [*searches["first"], "<think> Doc 1 says it. </think> <answer> Vale </answer>"],
+        "second": [*searches["second"], "<think> Doc 2 says it. </think> <answer> Grain </answer>"],
+    }
+    [counts] = made.sources
+    assert (made.questions, made.demonstrations) == (5, 2)
+    assert counts.searches == 2 * (template == "short")
+    assert counts.dropped == {
+        "no passage shown has the answer": 2, "the answer is yes or no, or missing": 1
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("template", ["short", "rag"])
+def test_passage_that_is_not_shown_does_not_count(asked, index, tmp_path, template):
+    out = tmp_path / "out.jsonl"
+    short = settings(index, f"data.template={template}", "rollout.max_obs_length=40")
+    write_passage_demonstrations(short, [str(asked)], out, Workspace(tmp_path))
+    assert set(turns_of(out)) == {"first"}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "rollout.max_turn_tokens=16", "data.template=rag data.max_prompt_length=100",
+        "rollout.max_turn_tokens=50 data.max_response_length=60",
+    ],
+)  # fmt: skip
+def test_question_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path, setting):
+    out = tmp_path / "out.jsonl"
+    overlong = settings(index, *setting.split(), "data.filter_overlong_prompts=true")
+    with pytest.raises(CheckFailed, match="no question got a demonstration"):
+        write_passage_demonstrations(overlong, [str(asked)], out, Workspace(tmp_path))
+    assert not out.exists()
+
+
+def test_failed_search_is_one_line_and_nothing_is_written(asked, index, tmp_path, monkeypatch):
+    def fail(retriever: object, queries: list[str], topk: int) -> list[Fault]:
+        return [Fault("failed", "the disk is gone") for _ in queries]
+
+    monkeypatch.setattr(in_process, "outcomes_of", fail)
+    with pytest.raises(
+        UserError, match=r"search failed \(.*the disk is gone.*\); repair the search and start"
+    ):
+        write_passage_demonstrations(
+            settings(index), [str(asked)], tmp_path / "out.jsonl", Workspace(tmp_path)
+        )
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_command_says_what_became_of_the_questions(shell: Shell, asked, index):  # noqa: F811
+    made = "data", "demonstrations", "--from", "passages", "--data", asked, "--index", index
+    typed = *made, "--out", "d.jsonl"
+    code, out, err = shell.typed(*typed, "--set", "search.topk=2")
+    assert code == 0, err
+    assert out.splitlines()[0] == "d.jsonl  2 demonstrations of 5 questions"
+    assert "made    2         no passage shown has the answer" in out
+    assert set(turns_of(Path("d.jsonl"))) == {"first", "second"}
+    assert "--recovery goes with --from facts" in shell.refused(*typed, "--overwrite", "--recovery", 0.1)
