@@ -210,8 +210,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def of_run(path: Path) -> str:
     """A hint for the error message if `path` is a run or inside one, else empty."""
-    run = next((str(folder) for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
-    return f"; `srl train export {run} --out DIR` writes the model of that run" if run else ""
+    run = next((folder for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
+    if run is None:
+        return ""
+    checkpoints = f"; {run}@best is the best checkpoint of that run" if run == path else ""
+    return f"{checkpoints}; `srl train export {run} --out DIR` writes its model"
 
 
 def loading_fault(error: Exception, sizes: str = "config.json") -> str:
