@@ -18,6 +18,7 @@ from srl.errors import UserError
 from srl.store import finished as finished_log
 from srl.store import parts, writer
 from srl.store import prune as pruning
+from srl.store import sizes as log_sizes
 from srl.store.merge import merge_logs
 from srl.store.prune import Rule, plan, prune
 from srl.store.rescores import rescore_file, writing_rescores
@@ -103,6 +104,26 @@ def test_sizes_are_those_of_the_directory(run):
     }  # fmt: skip
     assert found["rescores"].rows == 16
     assert all(found[name].bytes > 0 for name in ("trajectories", "segments", "rescores", "other"))
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_sizes_are_counted_again_if_the_writer_replaced_a_part_meanwhile(made, monkeypatch, times):
+    log = made["parts"] / "log"
+    right, replaced = sizes(log), [log / "gone.parquet"] * times
+    listed = log_sizes.live_parts
+
+    def moved(*arguments: object, **options: object) -> list[parts.Part]:
+        if replaced:
+            replaced.pop().stat()
+        return listed(*arguments, **options)
+
+    monkeypatch.setattr(log_sizes, "live_parts", moved)
+    if times < 3:
+        assert sizes(log) == right
+    else:
+        with pytest.raises(FileNotFoundError):
+            sizes(log)
+    assert not replaced
 
 
 def test_sizes_are_shown_by_table_and_as_json(run, capsys):

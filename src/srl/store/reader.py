@@ -46,7 +46,8 @@ Damages = Mapping[Path, Damage]
 _logger = logging.getLogger(__name__)
 
 _MOVED = (duckdb.IOException, FileNotFoundError)
-_TRIES = 3
+TRIES = 3
+"""How often a log is read whose files the writer moves."""
 
 
 def find_logs(path: Path | str) -> list[Path]:
@@ -110,7 +111,7 @@ def reading(
 def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn: Warn) -> T:
     """Return `action(without)`; retried if the writer moved files meanwhile, then without damaged files."""
     without: dict[Path, Damage] = {}
-    tries = _TRIES
+    tries = TRIES
     while True:
         try:
             done = action(without)

@@ -13,6 +13,7 @@ from srl.errors import UserError
 from srl.store import run_info
 from srl.store.database import attach, in_one_line
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, live_parts
+from srl.store.reader import TRIES
 from srl.store.rescores import DIRECTORY as RESCORES
 from srl.store.rescores import rescore_files
 from srl.store.schema import PARTS
@@ -35,8 +36,18 @@ def sizes(log: Path) -> list[Size]:
     """The tables of a log on disk, and `other` for the rest; the sum is what the directory takes.
 
     The rows of a damaged file are not counted. In a finished log a block that two tables share counts for
-    the first of them. Raises UserError for a database that cannot be read, and for a log of a newer srl.
+    the first of them. Counted once more if the writer replaced a part meanwhile. Raises UserError for a
+    database that cannot be read, and for a log of a newer srl.
     """
+    for _ in range(TRIES - 1):
+        try:
+            return _sizes(log)
+        except FileNotFoundError:
+            continue
+    return _sizes(log)
+
+
+def _sizes(log: Path) -> list[Size]:
     run_info.load(log)
     tables = _of_database(log / FINISHED) if (log / FINISHED).exists() else _of_parts(log)
     beside = {RESCORES: rescore_files(log), "watches": [file for file in [watch_file(log)] if file.is_file()]}
