@@ -72,6 +72,15 @@ def test_a_part_of_a_work_is_told_every_half_minute_and_not_at_its_end(capsys, m
     assert capsys.readouterr().err == "val episodes: 100 of 300, 62 s left\n"
 
 
+def test_what_was_done_before_does_not_count_as_speed(capsys, monkeypatch):
+    times = iter([0.0, 20.0, 40.0])
+    monkeypatch.setattr(output, "monotonic", lambda: next(times))
+    with output.progress("fine-tuning steps", 80, 40, passing=True) as count:
+        for done in (41, 42):
+            count(done)
+    assert capsys.readouterr().err == "fine-tuning steps: 42 of 80, 13 min left\n"
+
+
 NOTES_UNDER_A_BAR = """
 import logging, sys
 from srl.cli import output
@@ -167,7 +176,7 @@ def works(monkeypatch) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
 
     @contextmanager
-    def show(what, total):
+    def show(what, total, start):
         counts = found.setdefault(f"{what} of {total}", [])
         yield lambda done, so_far="": counts.append(done)
 

@@ -13,11 +13,11 @@ class Count(Protocol):
     def __call__(self, done: int, so_far: str = "", /) -> None: ...
 
 
-Show = Callable[[str, int | None], AbstractContextManager[Count]]
-"""Shows a task while it runs, given its name and total (None if unknown)."""
+Show = Callable[[str, int | None, int], AbstractContextManager[Count]]
+"""Shows a task while it runs, given its name, its total (None if unknown), and the number done before."""
 
 
-def _unseen(what: str, total: int | None) -> AbstractContextManager[Count]:
+def _unseen(what: str, total: int | None, start: int) -> AbstractContextManager[Count]:
     return nullcontext(lambda done, so_far="": None)
 
 
@@ -30,9 +30,12 @@ def show_with(show: Show | None) -> None:
     _show = show or _unseen
 
 
-def counted(what: str, total: int | None = None) -> AbstractContextManager[Count]:
-    """Shows the task inside the block; yields a function to call with the number done so far."""
-    return _show(what, total)
+def counted(what: str, total: int | None = None, start: int = 0) -> AbstractContextManager[Count]:
+    """Shows the task inside the block; yields a function to call with the number done so far.
+
+    `start` of them were done before the block; they do not count as its speed.
+    """
+    return _show(what, total, start)
 
 
 @contextmanager

@@ -41,10 +41,10 @@ class Fall:
 def fall(steps: Sequence[int], values: Sequence[float]) -> Fall | None:
     """The fall from the highest level of `values` to the last one; None if there is none, or too few steps.
 
-    A level is the mean of a tenth of the steps, of 3 at least. The step is where two levels fit best what
+    A level is the mean of `level_window` steps. The step is where two levels fit best what
     follows the highest one.
     """
-    window = max(3, len(values) // 10)
+    window = level_window(values)
     if len(values) < FEWEST:
         return None
     levels = [fmean(values[at : at + window]) for at in range(len(values) - window + 1)]
@@ -57,6 +57,11 @@ def fall(steps: Sequence[int], values: Sequence[float]) -> Fall | None:
     at = start + change_point(values[start:])
     before, after = steps[max(0, at - LONGEST) : at], steps[at:][-LONGEST:]
     return Fall(steps[at], high, low, tuple(before), tuple(after))
+
+
+def level_window(values: Sequence[float]) -> int:
+    """How many values a level is the mean of: a tenth of them, 3 at least."""
+    return max(3, len(values) // 10)
 
 
 def change_point(values: Sequence[float]) -> int:
@@ -82,12 +87,12 @@ def noise(values: Sequence[float]) -> float:
 
 
 def rise(steps: Sequence[int], values: Sequence[float]) -> bool:
-    """Whether the last level is above the first by more than noise."""
+    """Whether the last third lies above the first by more than two standard errors of their difference."""
     if len(values) < FEWEST:
         return False
-    window = max(3, len(values) // 10)
-    grown = fmean(values[-window:]) - fmean(values[:window])
-    return grown > max(0.02, NOISES * noise(values) / sqrt(window) / 2)
+    third = max(3, len(values) // 3)
+    grown = fmean(values[-third:]) - fmean(values[:third])
+    return grown > max(0.02, 2 * noise(values) * sqrt(2 / third))
 
 
 def level(series: dict[int, float], steps: Sequence[int]) -> float | None:

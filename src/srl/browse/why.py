@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from statistics import fmean
 from typing import Any
 
 import duckdb
 
-from srl.browse.falls import FEWEST, Fall, fall, level, rise
+from srl.browse.falls import FEWEST, Fall, fall, level, level_window, rise
 from srl.errors import UserError
 from srl.store import rows
 
@@ -236,7 +237,10 @@ def _outcome(log: _Log) -> tuple[Fall | None, str]:
             return replace(found, before=before, after=after), sentence
     grown = rise(steps, values) or rise(list(log.validation), list(log.validation.values()))
     moved = "rose" if grown else "neither rose nor fell"
-    return None, f"EM {moved}: {values[0]:.3f} at step {steps[0]}, {values[-1]:.3f} at step {steps[-1]}"
+    window = level_window(values)
+    levels = [f"{fmean(values[part]):.3f} in steps {steps[part][0]} to {steps[part][-1]}"
+              for part in (slice(window), slice(-window, None))]  # fmt: skip
+    return None, f"EM {moved}: {', '.join(levels)}"
 
 
 def _always(log: _Log) -> list[Finding]:
@@ -417,17 +421,28 @@ def _unshown(before: Counts, after: Counts, title: str, sentence: str) -> tuple[
     return title, sentence, evidence
 
 
+_EQUAL = 0.6
+"""A run has too few groups with a gradient if this share of them has none."""
+_EQUAL_SHARES = ("env/equal_groups_share/right", "env/equal_groups_share/wrong")
+
+
 def _of_standstill(log: _Log) -> list[Finding]:
     """Why a run that did not fall did not rise either; nothing for one that rose."""
     steps, values = list(log.counts), [counts.em for counts in log.counts.values()]
     if rise(steps, values) or rise(list(log.validation), list(log.validation.values())):
         return []
-    late = log.over(steps[len(steps) // 2 :])
+    later = steps[len(steps) // 2 :]
+    late = log.over(later)
     found = []
-    agree = level(log.metric("actor/no_gradient_share"), steps)
-    if agree is not None and agree >= 0.9:
-        found.append(Finding("no gradient", "The samples of nearly every group score the same.",
-                             (f"actor/no_gradient_share {agree:.2f} (median)",)))  # fmt: skip
+    agree = level(log.metric("actor/no_gradient_share"), later)
+    if agree is not None and agree >= _EQUAL:
+        which = "nearly every group" if agree >= 0.9 else "most groups"
+        shares = {name: level(log.metric(name), later) for name in _EQUAL_SHARES}
+        known = [f"{name} {share:.2f}" for name, share in shares.items() if share is not None]
+        found.append(Finding(
+            "no gradient", f"The samples of {which} score the same: few questions teach anything.",
+            (f"{', '.join([f'actor/no_gradient_share {agree:.2f}', *known])} (medians of the later half)",),
+        ))  # fmt: skip
     errors = 1 - late.valid_actions / max(late.turns, 1)
     if errors >= 0.5:
         found.append(Finding("format errors", "Most turns have no valid action.",
@@ -455,6 +470,7 @@ def _series(log: _Log) -> dict[str, dict[int, float]]:
         "searches an episode": rate("searches", "episodes"), "searched": rate("searched", "answered"),
         "evidence shown": rate("shown", "searched"), "EM with evidence": rate("right_shown", "shown"),
         "valid actions": rate("valid_actions", "turns"), "tokens an episode": rate("tokens", "episodes"),
+        "equal groups": log.metric("env/equal_groups_share"),
         "failed": {step: _failed(counts) for step, counts in log.counts.items()},
         "entropy": log.metric("actor/entropy"), "KL": log.metric("actor/ref_kl", "critic/kl"),
         "gradient norm": log.metric("actor/grad_norm"),

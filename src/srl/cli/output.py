@@ -191,11 +191,14 @@ _barred = False
 
 
 @contextmanager
-def progress(description: str, total: int | None = None, *, passing: bool = False) -> Iterator[Count]:
+def progress(
+    description: str, total: int | None = None, start: int = 0, *, passing: bool = False
+) -> Iterator[Count]:
     """Show a progress bar on stderr; yields a function to call with the number done so far, and a few words.
 
     Without a terminal it prints a line every 30 s and one at the end; with `-q` nothing. A `passing` bar
-    disappears at the end, and prints no last line. Inside another bar nothing is shown.
+    disappears at the end, and prints no last line. Inside another bar nothing is shown. `start` of them were
+    done before.
     """
     global _barred
     if sys.stderr.isatty() and not _quiet:
@@ -204,7 +207,7 @@ def progress(description: str, total: int | None = None, *, passing: bool = Fals
             return
         _barred = True
         try:
-            with _bar(description, total, passing) as update:
+            with _bar(description, total, start, passing) as update:
                 yield update
         finally:
             _barred = False
@@ -218,7 +221,7 @@ def progress(description: str, total: int | None = None, *, passing: bool = Fals
             note(f"{description}: {line}" + (f", {so_far}" if so_far else ""))
 
     if passing:
-        count(0)
+        count(start)
     yield count
     if not passing:
         note(f"{description}: {last:,}" + (f" of {total:,}" if total else ""))
@@ -267,7 +270,7 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def _bar(description: str, total: int | None, passing: bool) -> Iterator[Count]:
+def _bar(description: str, total: int | None, start: int, passing: bool) -> Iterator[Count]:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -286,7 +289,7 @@ def _bar(description: str, total: int | None, passing: bool) -> Iterator[Count]:
     with Progress(
         *columns, console=stderr(), speed_estimate_period=300, transient=passing, redirect_stdout=False
     ) as bar:
-        task = bar.add_task(shown, total=total)
+        task = bar.add_task(shown, total=total, completed=start)
 
         def count(done: int, so_far: str = "") -> None:
             named = shown if total or not done else f"{shown} {done:,}"

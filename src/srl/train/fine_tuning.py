@@ -101,7 +101,7 @@ class FineTuning:
     def _steps_to_validation(self, data: Iterator[list[Trajectory]], left_s: Callable[[], float]) -> None:
         """Steps up to the next validation, or to the last step; checkpoints between them where due."""
         steps, trainer = self.config.sft.steps, self.config.trainer
-        with counted("fine-tuning steps", steps) as count:
+        with counted("fine-tuning steps", steps, self.progress.step) as count:
             while True:
                 step = self.progress.step + 1
                 with self._saved_if_stopped():
