@@ -30,6 +30,11 @@ from srl.store.prune import prune
 GONE = {(1, "train"), (2, "train")}
 
 
+def say(text: object) -> None:
+    """Print a line at once: a parent and its child write into one pipe."""
+    os.write(1, f"{text}\n".encode())
+
+
 def finish(run: Path) -> None:
     """Finish a log that was interrupted."""
     new_log(run).finish()
@@ -50,9 +55,9 @@ def fork(run: Path) -> None:
     if os.fork() == 0:
         try:
             LogLock(run / "log", "written").acquire()
-            print("taken", flush=True)
+            say("taken")
         except UserError:
-            print("refused", flush=True)
+            say("refused")
         sys.stdin.read()
         os._exit(0)
     wait()
@@ -64,7 +69,7 @@ def launch(run: Path) -> None:
     launcher = Process.here()
     if os.fork() == 0:
         with LogWriter(run / "log", run_info(run.name), launcher=launcher):
-            print(os.getpid(), flush=True)
+            say(os.getpid())
             sys.stdin.read()
             os._exit(0)
     os.wait()
@@ -87,7 +92,7 @@ def kill() -> None:
 
 def wait() -> None:
     """Say that the call is reached, and wait."""
-    print("waiting", flush=True)
+    say("waiting")
     sys.stdin.read()
 
 

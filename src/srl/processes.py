@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ENDED = (b"Z", b"X")
-"""States of a process that has ended, and that its parent has not waited for."""
+"""States of a main thread that has ended, and whose parent has not waited for it."""
 _POLL_S = 0.1
 
 
@@ -45,20 +45,28 @@ class Process:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this machine is running; one that was killed and not reaped is not."""
+    """Whether a process of this machine is running; one that was killed and not reaped is not.
+
+    It runs until its last thread has ended: only then are its files closed, and the locks on them free.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return not (stat := _stat(pid)) or stat[0] not in _ENDED
+    return not (stat := _stat(pid)) or not _has_ended(stat)
 
 
 def started(pid: int) -> str:
     """When a process started, in kernel ticks; empty without /proc, and for one that has ended."""
     stat = _stat(pid)
-    return stat[19].decode() if stat and stat[0] not in _ENDED else ""
+    return stat[19].decode() if stat and not _has_ended(stat) else ""
+
+
+def _has_ended(stat: list[bytes]) -> bool:
+    """Whether the main thread has ended (its state) and no other one is left (the number of threads)."""
+    return stat[0] in _ENDED and int(stat[17]) <= 1
 
 
 def _stat(pid: int) -> list[bytes]:
