@@ -41,8 +41,8 @@ class Fall:
 def fall(steps: Sequence[int], values: Sequence[float]) -> Fall | None:
     """The fall from the highest level of `values` to the last one; None if there is none, or too few steps.
 
-    A level is the mean of `level_window` steps. The step is where two levels fit best what
-    follows the highest one.
+    A level is the mean of `level_window` steps. The step is where two levels fit best what follows the
+    highest one.
     """
     window = level_window(values)
     if len(values) < FEWEST:

@@ -27,6 +27,11 @@ RECOVERY = 0.2
 _YES_NO = ("yes", "no")
 
 
+def search_failed(fault: str) -> UserError:
+    """The error for a search that failed while demonstrations were made."""
+    return UserError(f"search failed ({fault}); repair the search and start again")
+
+
 @dataclass(frozen=True, slots=True)
 class Doc:
     """A passage that was shown: as which number, and what of it, with its title and without."""
@@ -115,9 +120,7 @@ class Chain:
     async def _ask(self, query: str) -> Search:
         found = await self.search.search(query)
         if found.is_fault:
-            raise UserError(
-                f"search failed ({found.status}: {found.error}); repair the search and start again"
-            )
+            raise search_failed(f"{found.status}: {found.error}")
         return found
 
     def _docs(self, found: Search, lookup: Lookup | None = None) -> list[Doc]:

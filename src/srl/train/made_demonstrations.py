@@ -19,7 +19,7 @@ from srl.answers import contains_answer, findable
 from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
 from srl.data.supporting_facts import NoDemonstration
-from srl.errors import CheckFailed, UserError
+from srl.errors import CheckFailed
 from srl.evaluate.episode_results import EpisodeResult
 from srl.progress import Count, counted
 from srl.protocol import Template
@@ -28,7 +28,7 @@ from srl.rollout.engine import Script, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, OnProgress, PromptTooLongError, run_episode
 from srl.rollout.observation import fit_information
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.fact_chains import RECOVERY, ChainOptions, fact_chain
+from srl.train.fact_chains import RECOVERY, ChainOptions, fact_chain, search_failed
 from srl.train.load_components import episode_options, load_codec
 from srl.train.make_missing import Note
 from srl.train.questions import load_questions, load_template
@@ -153,7 +153,7 @@ class _Episodes:
             template=self.template, options=self.options, phase="sft", on_progress=on_progress,
         )  # fmt: skip
         if not episode.valid:
-            raise UserError(f"search failed ({episode.fault}); repair the search and start again")
+            raise search_failed(episode.fault)
         if not EpisodeResult.of(episode).em:
             raise NoDemonstration(NO_ROOM)
 
