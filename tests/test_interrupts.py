@@ -19,6 +19,7 @@ from tests.store_builder import run_info
 
 from srl import interrupts
 from srl.browse import sql
+from srl.cli.app import LazyGroup
 from srl.errors import UserError
 from srl.evaluate import summarise
 from srl.store import LogWriter, reading
@@ -265,6 +266,15 @@ def test_the_first_moments_of_a_command_are_no_exception(shell: Shell, after: fl
             process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     assert (process.returncode, err) in ((130, b"srl: interrupted\n"), (0, b""))
+
+
+@pytest.mark.parametrize(
+    ("number", "ended"), [(signal.SIGINT, (130, "interrupted")), (signal.SIGTERM, (143, "terminated"))]
+)
+def test_a_signal_before_the_command_begins_is_named(shell: Shell, monkeypatch, number, ended) -> None:
+    """typer makes its own silent exit of one that comes while it reads the options."""
+    monkeypatch.setattr(LazyGroup, "make_context", lambda *_, **__: signal.raise_signal(number))
+    assert shell.typed("plugins", "check", "bm25") == (ended[0], "", f"srl: {ended[1]}\n")
 
 
 WRITERS = {

@@ -82,6 +82,7 @@ SMALL = (
 STAND_INS = {
     "DIRECTORY": "my-model",
     "train_files=facts.jsonl": "train_files=shown.jsonl",
+    "train_files=read.jsonl": "train_files=shown.jsonl",
     "model=DIR ": "model=cross-encoder/ms-marco-MiniLM-L12-v2 ",
     "model=my-classifier": "model=cross-encoder/ms-marco-MiniLM-L12-v2",
     "facebook/contriever": "intfloat/e5-base-v2",

@@ -68,6 +68,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _code(stop: SystemExit) -> int:
+    if stop.code == EXIT_SIGNAL + SIGINT and interrupts.received():  # typer's for a signal outside a command
+        return _report(stop)
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0
     _say(stop.code)
