@@ -75,6 +75,7 @@ def test_prepare_without_out_goes_to_the_workspace(srl, tmp_path):
     ("arguments", "message"),
     [
         (("squat",), "no source 'squat': there are nq"),
+        ((__file__,), f"{__file__} is a file: name its source, such as questions={__file__} or corpus="),
         (("squad", "--file", "no.json"), "no.json: no such file"),
         (("squad", "nq", "--file", "a.json"), "--file needs exactly one SOURCE without files"),
         (("questions",), "questions is not on the hub; give the file instead"),

@@ -12,7 +12,7 @@ from tests.store_builder import new_log, write_step
 
 import srl.store
 from srl.browse.falls import change_point, fall, noise, rise
-from srl.browse.why import Chain, Counts, Diagnosis, Finding, diagnose
+from srl.browse.why import FEW, Chain, Counts, Diagnosis, Finding, diagnose
 from srl.browse.why_report import report
 from srl.cli import main
 from srl.errors import UserError
@@ -51,8 +51,8 @@ def test_no_fall_is_found_where_there_is_none(values):
 def test_change_point_and_noise_by_hand():
     assert change_point([1, 1, 1, 5, 5]) == 3
     assert noise([0, 1, 0, 1, 0]) == pytest.approx(1 / 0.6745 / 2**0.5)
-    assert rise(range(10), [n / 10 for n in range(10)])
-    assert not rise(range(10), [0.5] * 10)
+    assert rise([n / 10 for n in range(10)])
+    assert not rise([0.5] * 10)
 
 
 def test_the_chain_gives_the_exact_match_of_its_counts():
@@ -73,6 +73,23 @@ def test_failed_searches_are_named_though_the_episodes_that_are_left_get_better(
     found = diagnosed(tmp_path / RUN)
     assert (found.cause.name, found.since) == ("failed searches", None)
     assert {row["verdict"] for row in found.examples} == {"failed search"}
+
+
+@pytest.mark.parametrize(
+    ("share", "which"), [(0.55, None), (0.6, "most groups"), (0.9, "nearly every group")]
+)
+def test_a_run_whose_groups_score_the_same_stands_still_for_want_of_a_gradient(tmp_path, share, which):
+    log = new_log(tmp_path / RUN)
+    for step in range(1, 9):
+        write_step(log, step, size=FEW, **{"actor/no_gradient_share": share if step > 4 else 0.0})
+    found = diagnosed(tmp_path / RUN)
+    assert found.outcome.startswith("EM neither rose nor fell: ")
+    if which is None:
+        assert found.cause is None
+    else:
+        assert found.cause.name == "no gradient"
+        assert which in found.cause.sentence
+        assert f"no_gradient_share {share:.2f}" in found.cause.evidence[0]
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def noise(values: Sequence[float]) -> float:
     return median(changes) / 0.6745 / sqrt(2) if changes else 0.0
 
 
-def rise(steps: Sequence[int], values: Sequence[float]) -> bool:
+def rise(values: Sequence[float]) -> bool:
     """Whether the last third lies above the first by more than two standard errors of their difference."""
     if len(values) < FEWEST:
         return False

@@ -235,12 +235,16 @@ def _outcome(log: _Log) -> tuple[Fall | None, str]:
                 f"validation EM fell from {found.high:.3f} to {found.low:.3f}, since step {found.since}"
             )
             return replace(found, before=before, after=after), sentence
-    grown = rise(steps, values) or rise(list(log.validation), list(log.validation.values()))
-    moved = "rose" if grown else "neither rose nor fell"
+    moved = "rose" if _rose(log) else "neither rose nor fell"
     window = level_window(values)
     levels = [f"{fmean(values[part]):.3f} in steps {steps[part][0]} to {steps[part][-1]}"
               for part in (slice(window), slice(-window, None))]  # fmt: skip
     return None, f"EM {moved}: {', '.join(levels)}"
+
+
+def _rose(log: _Log) -> bool:
+    """Whether the exact match rose, in training or in validation."""
+    return rise([counts.em for counts in log.counts.values()]) or rise(list(log.validation.values()))
 
 
 def _always(log: _Log) -> list[Finding]:
@@ -428,9 +432,9 @@ _EQUAL_SHARES = ("env/equal_groups_share/right", "env/equal_groups_share/wrong")
 
 def _of_standstill(log: _Log) -> list[Finding]:
     """Why a run that did not fall did not rise either; nothing for one that rose."""
-    steps, values = list(log.counts), [counts.em for counts in log.counts.values()]
-    if rise(steps, values) or rise(list(log.validation), list(log.validation.values())):
+    if _rose(log):
         return []
+    steps = list(log.counts)
     later = steps[len(steps) // 2 :]
     late = log.over(later)
     found = []
