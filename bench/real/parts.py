@@ -44,8 +44,8 @@ Reinforcement learning has all questions."""
 TAUGHT = ("sft.steps=80", "trainer.test_freq=40", "trainer.save_freq=40")
 """Fine-tuning on both."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in ASKED.items())
-ROUNDS, ROUND, SAMPLES = 2, 160, 8
-"""Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 40 × 8 × 8."""
+ROUNDS, ROUND, SAMPLES = 3, 160, 8
+"""Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 30 × 16 × 8."""
 RETRIEVED = ("data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=512")
 """Settings of retrieve-once RAG: the passages that the question retrieves are in the prompt."""
 SHOWN = "demonstrations.jsonl"
