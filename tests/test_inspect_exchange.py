@@ -64,7 +64,7 @@ def facts(made, score) -> dict[str, object]:
 
 def promised(column: int) -> dict[str, str]:
     """A column of the table on the page, by the first one."""
-    text = PAGE.read_text(encoding="utf-8").partition("### What an exchange keeps\n")[2].partition("\n## ")[0]
+    text = PAGE.read_text(encoding="utf-8").partition("### Export and import\n")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")
     ]
