@@ -402,9 +402,12 @@ def test_step_takes_as_long_as_its_operations():
         tied=True,
     )  # fmt: skip
     config = configured("x", data__train_batch_size=1, trainer__total_training_steps=3)
-    found = step_times(shape, config, DeviceSpeed(1.0, 1e9, 0.5), EpisodeTokens(prompt=2, written=1, read=1))
+    speed, tokens = DeviceSpeed(1.0, 1e9, 0.5), EpisodeTokens(prompt=2, written=1, read=1)
+    found = step_times(shape, config, speed, tokens)
     forward, head = 4 * (2 * 10 + 4 * 2 * 4), 2 * 2 * 8
-    assert found.logprobs_s == forward + head
+    assert found.logprobs_s == 0  # with one optimiser step those of the update serve
+    several = configured("x", data__train_batch_size=1, actor__ppo_epochs=2)
+    assert step_times(shape, several, speed, tokens).logprobs_s == forward + head
     assert found.update_s == 2 * forward + 2 * 10 * 4 + 3 * head + head
     decoding = 2 * (0.5 + 0.5 * (forward / 4 + head))  # two tokens at most, half an episode in flight
     assert found.rollout_s == pytest.approx(2 * 10 * 3 + decoding)

@@ -16,6 +16,7 @@ import torch
 
 from srl.config import Config
 from srl.model import add_lora, new_model
+from srl.train.compute_advantages import needs_old_logprobs, rollout_correction
 from srl.train.dry_run.model_size import Shape
 
 PRODUCT = 500_000_000
@@ -116,8 +117,10 @@ def step_times(shape: Shape, config: Config, speed: DeviceSpeed, tokens: Episode
     attention = 4 * shape.layers * shape.heads * shape.head_dim * tokens.episode
     forward = tokens.episode * (2 * (shape.body + shape.adapter) + attention)
     head = 2 * shape.width * shape.vocabulary * tokens.written
-    # Log-probs: the policy, the reference where there is a KL, and the critic's values.
-    passes = 1 + config.needs_reference
+    # Log-probs: the policy where the update's own do not serve, the reference where there is a KL, and the
+    # critic's values.
+    correction = rollout_correction(config, same_weights=True)
+    passes = needs_old_logprobs(config, correction) + config.needs_reference
     logprobs = passes * (forward + head) + (forward if shape.critic else 0)
     # Update: gradient checkpointing repeats the forward pass; a trained head has a gradient too.
     forwards = 2 if config.model.gradient_checkpointing else 1
