@@ -62,6 +62,13 @@ def _spoken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _plugin_directories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that loads a plugin of the current directory leaves it to no other one."""
+    monkeypatch.setattr("srl.plugins.import_path._directories", [])
+    monkeypatch.setattr("srl.plugins.import_path._used", [])
+
+
+@pytest.fixture(autouse=True)
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace of this test's own, as `$SRL_WORKSPACE`; nothing is in it."""
     folder = tmp_path / "workspace"
