@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import srl.store
+from srl import interrupts
 from srl.cli import main
 from srl.data.parquet import write_questions
 from srl.errors import UserError
@@ -294,10 +296,10 @@ def test_rounds_resume_where_they_stopped(
     def breaking(*arguments, **named):
         left[0] -= 1
         if not left[0]:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return real(*arguments, **named)
 
-    with monkeypatch.context() as patch:
+    with interrupts.handled(), monkeypatch.context() as patch:
         patch.setattr(place, name, breaking)
         with pytest.raises(KeyboardInterrupt):
             train(config(setting, "ppo", **ROUNDS), workspace, "rft")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -182,7 +183,8 @@ class EpisodeRunner:
 
     def close(self) -> None:
         """Wait for the log, and close the engine and the connections to a search server."""
-        self._writes.close()
-        self.engine.close()
-        interrupts.run(aclose(self.environment.search), self.event_loop)
-        self.event_loop.close()
+        with ExitStack() as last:
+            last.callback(self.event_loop.close)
+            last.callback(lambda: interrupts.run(aclose(self.environment.search), self.event_loop))
+            last.callback(self.engine.close)
+            last.callback(self._writes.close)
