@@ -12,6 +12,7 @@ from tests.tiny_models import tiny_model
 from tests.training import config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import eager as nop
+from torch._functorch.aot_autograd import make_boxed_func
 
 from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.update import logits
@@ -123,6 +124,27 @@ def test_lack_of_memory_is_no_failure_of_the_compiler(monkeypatch):
     batch, model = batch_of(), compiled(tiny_model())
     with pytest.raises(torch.OutOfMemoryError):
         token_stats(model, batch, batch.response_mask)
+
+
+def test_attention_stays_out_of_the_graph_when_another_model_is_packed_later(monkeypatch):
+    """Else the compiler unrolls the loop over the rows, which takes it many minutes for a batch of 60."""
+    graphs, real = [], torch.compile
+
+    def noted(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    backend = aot_autograd(fw_compiler=noted, bw_compiler=nop)
+    monkeypatch.setattr(
+        torch, "compile", lambda function, dynamic: real(function, dynamic=dynamic, backend=backend)
+    )
+    torch._dynamo.reset()
+    model = compiled(tiny_model())
+    assert logits.packs(tiny_model(seed=1)), "such as the reference of a run"
+    learn(model, batch_of())
+    before = len(graphs)
+    learn(model, batch_of(("paaaoa" * 4, "paa", "ppa", "paoa", "pppa", "paaa")))
+    assert before == len(graphs) > 0, "one graph for every number of rows"
 
 
 def test_a_copied_model_is_not_compiled(compiler):

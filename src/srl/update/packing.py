@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -243,7 +244,9 @@ def _can_pack(trunk: PreTrainedModel) -> bool:
     return same
 
 
+@cache
 def _register() -> None:
+    """Once, since `srl.update.compiling` registers our attention anew, out of the compiler's sight."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
