@@ -12,7 +12,7 @@ demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
 
 test: .venv/.ready-dev
-	timeout 2400 $(BIN)/python -m pytest -q -m "not slow" --durations=20
+	timeout 2400 $(BIN)/python -m pytest -q -m "not slow" --durations=20 -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: .venv/.ready-oracles
 	timeout 3600 $(BIN)/python -m pytest -q -m slow --durations=20
