@@ -42,8 +42,6 @@ BEGINS = 5
 """The first step that a fault touches."""
 LASTS = {"poison": 6, "drift": 8, "outage": 6}
 """Training steps, counted as they are made, that a fault touches."""
-FELL = 0.1
-"""Validation has fallen when its exact match is this much below its best."""
 SETTINGS = ("data.train_batch_size=8", "actor.ppo_mini_batch_size=4", "trainer.test_freq=2",
             "trainer.save_freq=2", "trainer.sample_freq=0", "eval.test_questions=1")  # fmt: skip
 KINDS: dict[str, tuple[str, ...]] = {
@@ -126,21 +124,18 @@ def train(kind: str, algo: str, seed: int, action: str, steps: int, questions: i
     return run_srl(["-q", "train", "--algo", algo, "--seed", str(seed), "--steps", str(steps), *options])
 
 
-def measured(run: Path) -> dict[str, Any]:
-    """The validations of a run, when they fell, and which watches fired when."""
+def measured(run: Path, kind: str) -> dict[str, Any]:
+    """The first step with the fault, the validations of a run, and which watches fired when."""
     with srl.store.open(run) as log:
         query = "SELECT step, em FROM steps WHERE phase = 'val' ORDER BY step"
         val = dict(log.execute(query).fetchall())
         fired = watches(log)
         status = log.execute("SELECT status FROM runs").fetchall()[0][0]
-    bests = {step: max(em for at, em in val.items() if at <= step) for step in val}
-    fell = next((step for step, em in val.items() if em < bests[step] - FELL), None)
     names = ("step", "watch", "value", "bound", "since", "action", "to_step")
     return {
         "status": status,
+        "begins": BEGINS if kind in LASTS else 1,
         "val": {str(step): round(em, 4) for step, em in val.items()},
-        "fell": fell,
-        "best": max(val.values()),
         "last": val[max(val)],
         "fired": [{name: row[name] for name in names} for row in fired],
     }
@@ -153,8 +148,11 @@ def made(workspace: Workspace, key: str, steps: int, questions: int) -> dict[str
     done = subprocess.run(
         [sys.executable, *arguments], env=os.environ | {"SRL_WORKSPACE": str(workspace.root)}
     )
-    (run,) = set(workspace.all_runs()) - before
-    return {"exit": done.returncode, "steps": steps, "questions": questions, **measured(run)}
+    runs = set(workspace.all_runs()) - before
+    if len(runs) != 1:
+        sys.exit(f"{key}: {len(runs)} runs were made, with exit code {done.returncode}")
+    about = {"exit": done.returncode, "steps": steps, "questions": questions}
+    return about | measured(runs.pop(), key.partition("/")[0])
 
 
 def wanted(kinds: Sequence[str], seeds: Sequence[int], actions: Sequence[str]) -> list[str]:
@@ -194,7 +192,7 @@ def main() -> None:
             saved["runs"][key] = found = made(workspace, key, given.steps, given.questions)
             RESULTS.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
             fired = [(one["step"], one["watch"]) for one in found["fired"]]
-            print(key, "fell", found["fell"], "last", found["last"], fired, file=sys.stderr, flush=True)
+            print(key, "EM at the end", found["last"], fired, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[0] = str(ROOT)
 
-from bench import log_tables, real_tables, scale_tables, speed_tables, verl_tables  # noqa: E402
+from bench import log_tables, real_tables, scale_tables, speed_tables, stability_tables, verl_tables  # noqa: E402
 from bench.markdown_table import table  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -185,21 +185,6 @@ def _with_range(row: dict[str, Any], name: str) -> str:
     return f"{_share(row[name])} ({_share(low)} to {_share(high)})"
 
 
-def collapse() -> str:
-    """Each collapse: which watches fired, and what became of the run."""
-    lines = []
-    for key, run in load("collapse")["runs"].items():
-        kind, algo, seed, action = key.split("/")
-        fired = ", ".join(f"{one['watch']} {one['step']}" for one in run["fired"])
-        fell = "not in the log" if run["fell"] is None else str(run["fell"])
-        to = ", ".join(str(one["to_step"]) for one in run["fired"] if one["to_step"] is not None)
-        lines.append([f"{kind}, {algo}, seed {seed}", action, fired or "none", fell, to or "none",
-                      _share(run["best"]), _share(run["last"]), str(max(map(int, run["val"])))])  # fmt: skip
-    headers = ["collapse", "action", "watches and the step of each", "validation fell at", "rolled back to",
-               "best EM", "last EM", "at step"]  # fmt: skip
-    return table(headers, lines)
-
-
 PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md", "docs/results.md",
          "docs/stability.md", "docs/inspect.md")  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {
@@ -214,7 +199,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "quality": quality,
     **log_tables.TABLES,
     **real_tables.TABLES,
-    "collapse": collapse,
+    **stability_tables.TABLES,
     **scale_tables.TABLES,
     **speed_tables.TABLES,
     **verl_tables.TABLES,
