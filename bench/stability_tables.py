@@ -35,7 +35,7 @@ def collapse() -> str:
         ])  # fmt: skip
     return table([
         "collapse", "seed", "fault from step", "first watch, its step", "validation fell at", "EM before",
-        "at the end", "roll-backs to step", "EM at the end, rolled back",
+        "EM at the end", "roll-backs to step", "EM at the end with them",
     ], lines)  # fmt: skip
 
 
