@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.rows import experience, gradients, trajectory
 from tests.tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface
 
 from srl.model import add_lora, save_model
 from srl.update import logits, packing
@@ -84,6 +85,7 @@ def same(found, expected):
 
 
 def with_adapter():
+    torch.manual_seed(0)
     model = tiny_model("llama")
     add_lora(model, 4)
     with torch.no_grad():
@@ -147,7 +149,8 @@ def test_a_model_that_lets_rows_see_each_other_stays_padded(monkeypatch):
         )
         return out.transpose(1, 2), None
 
-    monkeypatch.setattr(packing, "packed_attention", leaking)
+    packing._register()
+    monkeypatch.setitem(AttentionInterface._global_mapping, packing.ATTENTION, leaking)
     model = tiny_model()
     assert not logits.packs(model)
     assert model.config._attn_implementation == "sdpa"
