@@ -56,6 +56,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """A test draws the same numbers whatever ran before it in its process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _spoken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that types -q leaves no other one quiet."""
     monkeypatch.setattr("srl.cli.output._quiet", False)
