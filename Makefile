@@ -6,7 +6,7 @@ LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt$(if $(TORCH), -f https://download.pytorch.org/whl/$(TORCH)/torch/)
 PIP := $(BIN)/pip $(INSTALL)
 
-.PHONY: demo test test-slow test-browser test-vllm lint docs bench bench-real bench-speed bench-verl bench-retrieval setup clean
+.PHONY: demo test test-slow test-browser test-vllm lint docs bench bench-real bench-speed bench-verl bench-retrieval bench-stable setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -41,7 +41,6 @@ bench: .venv/.ready-dev
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/rollout.py
 	$(BIN)/python bench/retrieval_quality.py
-	$(BIN)/python bench/resume.py
 	$(BIN)/python bench/evaluation.py
 	$(BIN)/python bench/learning.py
 
@@ -69,6 +68,14 @@ bench-retrieval: .venv/.ready-oracles
 	$(BIN)/python bench/overload.py
 	$(BIN)/python bench/dense.py
 	$(BIN)/python bench/retrieval_table.py --questions 100 --steps 120
+	$(BIN)/python bench/readme.py
+
+# Runs of collapse that the results have already are not made again.
+bench-stable: .venv/.ready-dev
+	$(BIN)/python bench/turn_credit.py
+	$(BIN)/python bench/collapse.py
+	$(BIN)/python bench/resume.py --kills 100
+	$(BIN)/python bench/resume.py --kills 100 --rollback
 	$(BIN)/python bench/readme.py
 
 setup: .venv/.ready
