@@ -15,11 +15,7 @@ def run(val, begins=5, fired=()):
 @pytest.mark.parametrize(
     ("val", "begins", "expected"),
     [
-        (
-            (0.4, 0.2, 0.5, 0.41, 0.3),
-            5,
-            "8",
-        ),  # .41 is less than .1 below, and what was before the fault is not its
+        ((0.4, 0.2, 0.5, 0.41, 0.3), 5, "8"),  # .41 is less than .1 below, .2 came before
         ((0.4, 0.2, 0.5, 0.41, 0.3), 1, "2"),
         ((0.4, 0.5, 0.5, 0.6, 0.49), 5, "8"),  # the best one may come after the fault began
         ((0.4, 0.5, 0.5, 0.6, 0.7), 5, "never"),
