@@ -21,13 +21,12 @@ def last_good_checkpoint(run: Path, val_em: Mapping[int, float], since: int, mar
     """The step of the newest good checkpoint from before step `since`; None if there is none.
 
     It is good if the last validation up to its step is. `val_em` is the exact match of the validations by
-    step; one is good unless it is more than `margin` below the best.
+    step; one is good unless it is more than `margin` below the best up to it.
     """
-    best = max(val_em.values(), default=0.0)
 
     def is_good(step: int) -> bool:
-        last = max((at for at in val_em if at <= step), default=None)
-        return last is None or val_em[last] >= best - margin
+        so_far = [val_em[at] for at in sorted(val_em) if at <= step]
+        return not so_far or so_far[-1] >= max(so_far) - margin
 
     return max((step for step in checkpoints(run) if step < since and is_good(step)), default=None)
 
