@@ -31,7 +31,7 @@ def collapse() -> str:
             continue
         lines.append([
             kind, seed, str(noted["begins"]), first_watches(noted), fell(noted), _share(best_before(noted)),
-            _share(noted["last"]), rolled_back(back), _share(back["last"]),
+            at_the_end(noted), rolled_back(back), at_the_end(back),
         ])  # fmt: skip
     return table([
         "collapse", "seed", "fault from step", "first watch, its step", "validation fell at", "EM before",
@@ -46,7 +46,7 @@ def healthy() -> str:
         kind, algo, seed, _ = key.split("/")
         if kind == "healthy":
             fired = ", ".join(f"{one['watch']} {one['step']}" for one in run["fired"])
-            lines.append([algo, seed, _share(run["val"]["0"]), _share(run["last"]), fired or "none"])
+            lines.append([algo, seed, _share(run["val"]["0"]), at_the_end(run), fired or "none"])
     return table(["healthy run", "seed", "EM before", "EM at the end", "watches"], lines)
 
 
@@ -76,6 +76,12 @@ def rolled_back(run: Run) -> str:
     """The steps that a run went back to, in order."""
     steps = [str(one["to_step"]) for one in run["fired"] if one["to_step"] is not None]
     return ", ".join(steps) or "none"
+
+
+def at_the_end(run: Run) -> str:
+    """The last validation, and that the run stopped after it where it did."""
+    stopped = "" if run["exit"] == 0 else f", stopped at {max(map(int, run['val']))}"
+    return _share(run["last"]) + stopped
 
 
 def _share(value: float) -> str:

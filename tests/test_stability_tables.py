@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench.stability_tables import best_before, fell, first_watches, rolled_back
+from bench.stability_tables import at_the_end, best_before, fell, first_watches, rolled_back
 
 
 def run(val, begins=5, fired=()):
@@ -35,3 +35,8 @@ def test_the_first_watches_are_all_those_of_the_first_step():
     assert first_watches(run((0.4,) * 5, fired=fired)) == "val_em, kl: 4"
     assert rolled_back(run((0.4,) * 5, fired=fired)) == "2, 0, 2"
     assert (first_watches(run((0.4,) * 5)), rolled_back(run((0.4,) * 5))) == ("none", "none")
+
+
+def test_a_run_that_a_watch_stopped_says_after_which_validation():
+    assert at_the_end({"exit": 0, "last": 0.25, "val": {"0": 0.5, "10": 0.25}}) == ".250"
+    assert at_the_end({"exit": 2, "last": 0.25, "val": {"8": 0.5, "10": 0.25}}) == ".250, stopped at 10"

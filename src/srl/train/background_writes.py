@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 class BackgroundWrites:
     """Runs calls in order in a thread of its own.
 
-    After a call that fails no other is run, and every later method raises its error.
+    After a call that fails no other is run, and every later method but `close` raises its error.
     """
 
     def __init__(self) -> None:
