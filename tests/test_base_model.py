@@ -11,18 +11,24 @@ from srl.data.demonstrations import CLEAN, demonstrations
 from srl.data.world import make_world, questions
 from srl.model import count_parameters, load_model, load_tokenizer
 from srl.rollout.codec import Codec
-from srl.train.make_missing import BASE_MODEL
+from srl.train.make_missing import BASE_MODELS
 
 
-def test_the_packaged_tokenizer_is_the_one_that_the_command_makes():
-    packaged, _ = load_tokenizer(BASE_MODEL)
+@pytest.fixture(params=BASE_MODELS)
+def base(request):
+    """Each base model that comes with the package."""
+    return BASE_MODELS[request.param]
+
+
+def test_the_packaged_tokenizer_is_the_one_that_the_command_makes(base):
+    packaged, _ = load_tokenizer(base)
     assert packaged.get_vocab() == world_tokenizer().get_vocab()
 
 
-def test_the_packaged_model_has_the_shape_that_the_command_makes():
-    card = json.loads((BASE_MODEL / "card.json").read_text())
+def test_the_packaged_model_has_the_shape_that_the_command_makes(base):
+    card = json.loads((base / "card.json").read_text())
     made = new_base(card["vocabulary"], seed=0)
-    packaged = load_model(BASE_MODEL, device="cpu")
+    packaged = load_model(base, device="cpu")
     assert {name: tensor.shape for name, tensor in packaged.state_dict().items()} == {
         name: tensor.shape for name, tensor in made.state_dict().items()
     }
@@ -43,10 +49,17 @@ def test_every_word_of_the_world_is_one_token():
 
 
 def test_clean_episodes_are_answered_right_against_a_real_index():
-    (batch,) = clean_episodes(Codec(world_tokenizer()), steps=1, seed=5, two_hop=0.5)
+    (batch,) = clean_episodes(Codec(world_tokenizer()), steps=1, seed=5)
     assert len(batch) == 32
     assert all(item.end == "answered" and item.answer == item.question.golden_answers[0] for item in batch)
     assert all(item.searches[0].hits[0].passage.title == item.searches[0].query for item in batch)
+
+
+def test_the_hard_base_saw_no_second_hop_and_answers_right_after_useless_searches():
+    (batch,) = clean_episodes(Codec(world_tokenizer()), steps=1, seed=5, kind="tiny-hard")
+    assert all(item.question.metadata["hops"] == 1 for item in batch)
+    assert all(item.end == "answered" and item.answer == item.question.golden_answers[0] for item in batch)
+    assert {len(item.searches) for item in batch} == {1, 2}
 
 
 @pytest.mark.parametrize("text", ["<search> Badran Badril </search>", "</answer>"])

@@ -57,6 +57,7 @@ OF_THE_MODEL: dict[str, object] = {
     "rollout.min_answer_tokens": 5,
     "rollout.search": False,
     "actor.ppo_max_token_len": 300,
+    "data.world": "tiny-hard",
     "sft.train_files": Path("others.jsonl"),
     "sft.steps": 3,
     "sft.mix": {"hotpotqa": 1},

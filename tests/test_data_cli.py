@@ -128,11 +128,15 @@ def test_show_prints_the_prompts_of_a_training_set(srl):
 def test_world_calls_the_generator_with_seed_and_place(srl, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "srl.data.write_world.write_world", lambda directory, seed: calls.append((directory, seed))
+        "srl.data.write_world.write_world",
+        lambda *given: calls.append(given),
     )
     assert srl("data", "world", "--seed", 3)[:2] == (0, f"{tmp_path / 'work' / 'worlds' / 'world-s3'}\n")
     srl("data", "world", "--out", "here")
-    assert calls == [(tmp_path / "work" / "worlds" / "world-s3", 3), (Path("here"), 0)]
+    hard = tmp_path / "work" / "worlds" / "tiny-hard-s0"
+    assert srl("data", "world", "--kind", "tiny-hard")[:2] == (0, f"{hard}\n")
+    made = [(tmp_path / "work" / "worlds" / "world-s3", 3, "tiny"), (Path("here"), 0, "tiny")]
+    assert calls == [*made, (hard, 0, "tiny-hard")]
 
 
 def test_tokenizer_is_trained_and_saved(srl, tmp_path):

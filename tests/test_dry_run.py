@@ -22,7 +22,7 @@ from srl.model import load_model, save_model
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
-from srl.train import disk_space
+from srl.train import disk_space, make_missing
 from srl.train.checkpoint import save_checkpoint
 from srl.train.dry_run.facts import disk_of_checkpoints
 from srl.train.dry_run.memory import Layout, cache_bytes, checkpoint_bytes, footprint, gib
@@ -485,7 +485,7 @@ def test_dry_run_speaks_json(saved):
 
 @pytest.mark.usefixtures("quick")
 def test_plan_of_the_tiny_world_is_that_of_its_base(saved, monkeypatch):
-    monkeypatch.setattr("srl.train.dry_run.plan.BASE_MODEL", saved["qwen2"])
+    monkeypatch.setitem(make_missing.BASE_MODELS, "tiny", saved["qwen2"])
     found = plan_local(load_config("tiny", algo="ppo", flags={"model.device": "cpu"}).config)
     assert found.shape.critic > 0
     assert "80 steps of fine-tuning" in found.facts["trained"]

@@ -12,7 +12,7 @@ from srl.data.demonstration_file import read_demonstrations, write_demonstration
 from srl.data.demonstrations import CLEAN, Noise, demonstrate, demonstrations
 from srl.data.parquet import read_questions
 from srl.data.world import RELATIONS, ROLES, make_world, name_words, questions, way_of
-from srl.data.write_world import write_world
+from srl.data.write_world import KINDS, write_world
 from srl.errors import UserError
 from srl.protocol import parse_action
 
@@ -85,6 +85,28 @@ def test_each_relation_is_asked_for_and_answered():
     world = make_world("train", 0)
     asked = {hop.relation for item in questions(world, "train", 0, 600) for hop in way_of(item)}
     assert asked == set(RELATIONS)
+
+
+def test_with_fewer_words_more_names_share_one():
+    many, few = ([word for name in make_world("test", 0, words=words).facts for word in name.split()]
+                 for words in (None, 200))  # fmt: skip
+    assert len(many) == len(few)
+    assert (len(set(many)), len(set(few))) == (398, 200)
+
+
+def test_the_hard_cold_start_shows_a_right_second_search_by_chance_only():
+    kind = KINDS["tiny-hard"]
+    world = make_world("cold-start", 0, words=kind.words)
+    shown = demonstrations(questions(world, "cold-start", 0, 2560), world, kind.cold_start, 0)
+    second = [item for item in shown if len(item.metadata["turns"]) > 2]
+    right = [item for item in second if way_of(item)[1:] and searches(item)[1] == way_of(item)[1].entity]
+    assert 0 < len(right) / len(shown) <= 0.05
+    assert len(right) < 0.25 * len(second)
+    assert all(searches(item)[1] in world.facts[way_of(item)[0].entity].values() for item in second)
+
+
+def searches(item):
+    return [parse_action(turn).content for turn in item.metadata["turns"][:-1]]
 
 
 def test_a_clean_demonstration_follows_the_way():

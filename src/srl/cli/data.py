@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -156,6 +156,10 @@ def _gold_line(gold: dict[str, int]) -> str:
 @app.command()
 def world(
     seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
+    kind: Annotated[
+        Literal["tiny", "tiny-hard"],
+        typer.Option(help="tiny-hard: names are alike, a second search is not taught."),
+    ] = "tiny",
     out: Annotated[Path | None, typer.Option(help="Output directory; default: in the workspace.")] = None,
 ) -> None:
     """Generate a fictional encyclopedia, which no model has seen, and questions about it.
@@ -164,11 +168,11 @@ def world(
     Example:
       srl data world --seed 1
     """
-    from srl.data.write_world import write_world
+    from srl.data.write_world import world_name, write_world
     from srl.workspace import Workspace
 
-    directory = out or Workspace.resolve().worlds / f"world-s{seed}"
-    write_world(directory, seed)
+    directory = out or Workspace.resolve().worlds / world_name(kind, seed)
+    write_world(directory, seed, kind)
     output.line(directory)
 
 

@@ -101,7 +101,7 @@ class Model(Section):
     path: File | None = None
     """The model that training starts from: a Hugging Face directory, ORG/NAME or ORG/NAME@REVISION of the
     Hugging Face hub (fetched once, into the hub's cache), or a GGUF file (converted once, into the
-    workspace). null: the small base model of the tiny world."""
+    workspace). null: the small base model of data.world."""
     tokenizer: File | None = None
     """Directory of the tokenizer, or its name on the hub. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -152,8 +152,11 @@ class PassRatePools(Section):
 class Data(Section):
     """Questions, passages, and limits of length."""
 
+    world: Literal["tiny", "tiny-hard"] = "tiny"
+    """The made-up world of a run without train_files, and the small base model that goes with it. In
+    tiny-hard names are alike, and neither base nor cold start was taught a second search."""
     train_files: Files | None = None
-    """Training questions: one or several files, Parquet in verl's schema or JSON lines. null: the tiny
+    """Training questions: one or several files, Parquet in verl's schema or JSON lines. null: those of
     world."""
     val_files: Files | None = None
     """Questions for validation during training. Must not be the test questions."""
@@ -571,7 +574,7 @@ class Sft(Section):
 
     train_files: File | None = None
     """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`, with `data_source` and
-    `hops` for mix. null: the tiny world's."""
+    `hops` for mix. null: those of data.world."""
     log: File | None = None
     """A run, or its log, whose training episodes are fine-tuned on instead of train_files: those that filter
     keeps, with the tokens that were sampled. `--from-log FILTER --run RUN` sets both."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from srl.data.world import Hop, World, way_of
 from srl.trajectory import Question
@@ -15,14 +16,19 @@ class Noise:
     """The probabilities of a demonstrator's decisions; it carries them out without errors.
 
     The first action is right with `right`, a search for a wrong span of the question with `wrong_span`, else
-    a guess without a search. A second hop is taken with `second_hop`; the right field of a page is read with
-    `right_field`.
+    a guess without a search. Before the first right search comes one for a single word of the name with
+    `retry`. Then with `stray` the value of any field is looked up, for nothing: the answer is read from the
+    first page after all with `back`, else it is any field of what was found. Else a second hop is taken with
+    `second_hop`. The right field of the last page is read with `right_field`.
     """
 
     right: float = 0.4
     wrong_span: float = 0.25
     second_hop: float = 0.2
     right_field: float = 0.5
+    retry: float = 0.0
+    stray: float = 0.0
+    back: float = 0.5
 
 
 CLEAN = Noise(right=1.0, wrong_span=0.0, second_hop=1.0, right_field=1.0)
@@ -67,15 +73,27 @@ def demonstrate(question: Question, world: World, noise: Noise, rng: random.Rand
 def _search(way: Sequence[Hop], world: World, noise: Noise, rng: random.Random) -> list[str]:
     """Look up the first page, follow the hops or stop, and read a field of the last page, right or wrong."""
     turns = [look_up(way[0].entity)]
-    for hop in way[:-1]:
+    if noise.retry and rng.random() < noise.retry:
+        turns.insert(0, look_up(rng.choice(way[0].entity.split())))
+    elif noise.stray and rng.random() < noise.stray:
+        first = _any_field(way[0].entity, world, rng)
+        turns.append(follow(first))
+        back = rng.random() < noise.back
+        return [*turns, conclude(way[0] if back else _any_field(first.value, world, rng))]
+    last = way[0]
+    for hop, further in pairwise(way):
         if rng.random() >= noise.second_hop:
             break
         turns.append(follow(hop))
-    last = way[len(turns) - 1]
+        last = further
     facts = world.facts[last.entity]
     others = [Hop(last.entity, name, facts[name]) for name in facts if name != last.relation]
     read = last if rng.random() < noise.right_field else rng.choice(others)
     return [*turns, conclude(read)]
+
+
+def _any_field(entity: str, world: World, rng: random.Random) -> Hop:
+    return Hop(entity, *rng.choice(list(world.facts[entity].items())))
 
 
 def _wrong_span(question: Question, entity: str, rng: random.Random) -> str:

@@ -94,6 +94,13 @@ def _names(role: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _some_names(role: str, words: int | None, rng: random.Random) -> Sequence[str]:
+    if words is None:
+        return _names(role)
+    chosen = set(rng.sample(name_words(), words))
+    return [name for name in _names(role) if chosen.issuperset(name.split())]
+
+
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One look-up on the way to an answer: the entity's page, the relation to read, its value."""
@@ -129,10 +136,14 @@ class World:
         return tuple(hops)
 
 
-def make_world(role: str, seed: int, sizes: dict[str, int] = SIZES) -> World:
-    """A world whose names all belong to `role`; each entity has every relation of its kind."""
+def make_world(role: str, seed: int, sizes: dict[str, int] = SIZES, words: int | None = None) -> World:
+    """A world whose names all belong to `role`; each entity has every relation of its kind.
+
+    `words` is how many of `name_words` its names are made of. The fewer, the more pages share a word of
+    their names, and the more pages a search finds beside the right one.
+    """
     rng = random.Random(f"world {role} {seed}")
-    names = iter(rng.sample(_names(role), sum(sizes.values())))
+    names = iter(rng.sample(_some_names(role, words, rng), sum(sizes.values())))
     world = World({kind: [next(names) for _ in range(size)] for kind, size in sizes.items()})
     for kind, entities in world.entities.items():
         relations = [(name, relation) for name, relation in RELATIONS.items() if relation.subject == kind]
@@ -158,8 +169,13 @@ def _relation_of(kind: str, rng: random.Random) -> str:
     return rng.choice([name for name, relation in RELATIONS.items() if relation.subject == kind])
 
 
-def questions(world: World, role: str, seed: int, count: int, two_hop: float = 0.5) -> list[Question]:
+def questions(
+    world: World, role: str, seed: int, count: int, two_hop: float = 0.5, phrased: float = 0.0
+) -> list[Question]:
     """`count` different questions about `world`, the share `two_hop` of them with two hops.
+
+    The share `phrased` of those of one hop ask by a phrase, "What is the leader of X ?", as those of two hops
+    name their first one.
 
     `metadata` has the number of hops, the way to the answer and the supporting passages.
     """
@@ -168,6 +184,8 @@ def questions(world: World, role: str, seed: int, count: int, two_hop: float = 0
     while len(found) < count:
         hops = 2 if len(found) < count * two_hop else 1
         text, way = ask(world, hops, rng)
+        if phrased and hops == 1 and rng.random() < phrased:
+            text = f"What is {RELATIONS[way[0].relation].phrase.format(x=way[0].entity)} ?"
         if text in found or way[-1].value in text:
             continue
         metadata = {

@@ -18,7 +18,7 @@ from srl.model import pick_device, pick_dtype, save_model
 from srl.protocol import Template
 from srl.rollout.episode import EpisodeOptions
 from srl.train.load_components import episode_options, load_policy
-from srl.train.make_missing import BASE_MODEL, Note, make_if_missing, world_directory
+from srl.train.make_missing import Note, make_if_missing, start_of, world_directory
 from srl.train.model_card import model_card, write_card
 from srl.train.questions import load_template
 from srl.train.search import RetrieverSettings, load_search, retriever_settings, without_cassette
@@ -61,7 +61,7 @@ class Recipe:
     @classmethod
     def of(cls, config: Config, file: Path, search: SearchTool | None) -> Recipe:
         """The recipe of `config`. Options without effect on it, such as temperature, have their default."""
-        start = Path(config.model.path or BASE_MODEL)
+        start = Path(start_of(config))
         device = pick_device(config.model.device)
         usual = EpisodeOptions()
         return cls(
@@ -110,7 +110,7 @@ def demonstration_file(config: Config, workspace: Workspace, note: Note) -> Path
         file = Path(config.sft.train_files)
         check_input(file, regular=True)
         return file
-    return world_directory(workspace, note) / (
+    return world_directory(config, workspace, note) / (
         "cold-start.jsonl" if config.rollout.search else "no-search.jsonl"
     )
 

@@ -41,7 +41,7 @@ from srl.train.load_components import (
     reference_digest,
     samples_as_trained,
 )
-from srl.train.make_missing import BASE_MODEL, Note
+from srl.train.make_missing import BASE_MODELS, Note
 from srl.train.model_card import model_card
 from srl.train.pass_rates import PassRateOrder
 from srl.train.question_order import QuestionOrder, order_of
@@ -489,7 +489,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
 def _note_of_tokenizer(config: Config, workspace: Workspace, terminal: Terminal) -> Note:
     """Reports the flaws of a tokenizer, except for the small model that comes with `srl`."""
     path = Path(str(config.model.path))
-    ours = path == BASE_MODEL or is_cold_started(path, workspace)
+    ours = path in BASE_MODELS.values() or is_cold_started(path, workspace)
     return (lambda text: None) if ours else terminal.note
 
 

@@ -22,18 +22,29 @@ NOTHING_TO_SEARCH = (
     "nothing to search: set search.index (a directory made by `srl index build`), search.url (a server), or "
     "data.corpus (a JSONL file); or rollout.search=false"
 )
-BASE_MODEL = Path(__file__).parent.parent / "presets" / "base"
+_PRESETS = Path(__file__).parent.parent / "presets"
+BASE_MODEL = _PRESETS / "base"
+"""The small base model of the world `tiny`."""
+BASE_MODELS = {"tiny": BASE_MODEL, "tiny-hard": _PRESETS / "base-hard"}
+"""By `data.world`."""
 
 
-def world_directory(workspace: Workspace, note: Note) -> Path:
+def start_of(config: Config) -> str | Path:
+    """The model that `config` starts from: `model.path`, or the small base model of its made-up world."""
+    return config.model.path or BASE_MODELS[config.data.world]
+
+
+def world_directory(config: Config, workspace: Workspace, note: Note) -> Path:
     """The directory of the made-up world's questions and pages; written first if missing."""
-    from srl.data.write_world import write_world
+    from srl.data.write_world import world_name, write_world
+
+    kind = config.data.world
 
     def write(path: Path) -> None:
         note(f"writing the world to {path}")
-        write_world(path, WORLD_SEED)
+        write_world(path, WORLD_SEED, kind)
 
-    return make_if_missing(workspace.worlds / f"world-s{WORLD_SEED}", write)
+    return make_if_missing(workspace.worlds / world_name(kind, WORLD_SEED), write)
 
 
 def make_if_missing(path: Path, make: Callable[[Path], object]) -> Path:
@@ -61,7 +72,7 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
         return config
     if config.search.index is not None or config.search.url is not None:
         note("data.train_files is not set: using the questions and pages of the made-up world")
-    folder = world_directory(workspace, note)
+    folder = world_directory(config, workspace, note)
     files = {"train_files": "train", "val_files": "validation", "test_files": "test"}
     data: dict[str, Any] = {key: (str(folder / f"{name}.parquet"),) for key, name in files.items()}
     if config.search.index is None and config.search.url is None:

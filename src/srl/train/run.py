@@ -23,7 +23,7 @@ from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
 from srl.train.fetch_models import with_local_models
 from srl.train.logged_episodes import model_of_log
-from srl.train.make_missing import BASE_MODEL, with_data
+from srl.train.make_missing import start_of, with_data
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import LOG, SFT, BackendName, Progress, RunRecord, checkpoint_path, checkpoints
 from srl.train.search import IndexDigests, new_cassette
@@ -168,7 +168,7 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
     config = with_local_models(config, workspace, terminal.note)
     if config.model.path is not None:
         return config
-    path = BASE_MODEL if algo == SFT else cold_started(config, workspace, terminal.note)
+    path = start_of(config) if algo == SFT else cold_started(config, workspace, terminal.note)
     return located(config.with_settings({"model.path": str(path)}))
 
 

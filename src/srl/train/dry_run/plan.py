@@ -50,7 +50,7 @@ from srl.train.dry_run.step_time import (
     step_times,
 )
 from srl.train.fetch_models import with_cached_models
-from srl.train.make_missing import BASE_MODEL, check_data
+from srl.train.make_missing import check_data, start_of
 from srl.train.threads import choose_threads_for
 from srl.train.verl.config_check import compose, notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
@@ -143,7 +143,7 @@ def _plan_elsewhere(config: Config) -> RunPlan:
     """The plan of a run on a GPU, made where there is none: no times, and which of the usual GPUs fit."""
     dtype = str(pick_dtype(config.model.dtype, torch.device("cuda"))).removeprefix("torch.")
     counted = config.with_settings({"model.device": "cpu", "model.dtype": dtype})
-    shape, layout, path = _shape(counted), Layout("local"), config.model.path or BASE_MODEL
+    shape, layout, path = _shape(counted), Layout("local"), start_of(config)
     size = sizes(counted, shape, path, layout)
     fits = (
         LocalFit(name, settings_that_fit(counted, shape, size, memory * 2**30))
@@ -156,7 +156,7 @@ def plan_verl(config: Config, job: Job) -> RunPlan:
     """The plan of a run on verl. Raises UserError if it cannot be translated, or verl is not installed."""
     check_data(config)
     config = with_cached_models(config)
-    named = config.with_settings({"model.path": str(config.model.path or BASE_MODEL)})
+    named = config.with_settings({"model.path": str(start_of(config))})
     composed = compose(named, job)
     layout = layout_of(composed, named, job)
     # The shape in the precision of verl's passes; the GPUs may be on another machine.
@@ -179,7 +179,7 @@ def _plan(
     phases: Sequence[Phase] = LOCAL, warnings: Iterable[str] = (),
 ) -> RunPlan:  # fmt: skip
     """What both backends plan. `counted` is `config` in the precision of the passes."""
-    path, memory = config.model.path or BASE_MODEL, footprint(shape, counted, layout)
+    path, memory = start_of(config), footprint(shape, counted, layout)
     size = checkpoint_bytes(shape, layout)
     lack = lack_of_room(config.trainer, config.trainer.total_training_steps, Workspace.resolve().runs, size)
     said = [
@@ -195,7 +195,7 @@ def _plan(
 
 def _shape(config: Config) -> Shape:
     critic = algorithm_plugin(config.algorithm.name).needs_critic
-    return shape_of(config, config.model.path or BASE_MODEL, needs_critic=critic)
+    return shape_of(config, start_of(config), needs_critic=critic)
 
 
 def _measured(config: Config, shape: Shape, device: torch.device) -> DeviceSpeed:

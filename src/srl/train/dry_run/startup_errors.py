@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from srl.config import Config
-from srl.config.sections import Model, NamedRetriever, Search
+from srl.config.sections import NamedRetriever, Search
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
 from srl.errors import CheckFailed, UserError
@@ -21,7 +21,7 @@ from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
 from srl.train.load_components import load_algorithm, load_codec
-from srl.train.make_missing import BASE_MODEL, check_corpus, unusable_files
+from srl.train.make_missing import check_corpus, start_of, unusable_files
 from srl.train.questions import SPLITS, choose_template, load_split, load_template
 from srl.train.report import check_loggers
 
@@ -67,7 +67,7 @@ def _check_engine(config: Config) -> None:
 
 def _question_checks(config: Config) -> Iterator[Callable[[], object]]:
     """The questions and the length of their prompts; the files alone if no tokenizer can be loaded."""
-    codec = _load_codec(config.model)
+    codec = _load_codec(config)
     if codec is not None:
         yield partial(codec.encode_prompt, choose_template(config).messages("Who?"))
     for phase in SPLITS:
@@ -78,9 +78,9 @@ def _question_checks(config: Config) -> Iterator[Callable[[], object]]:
             yield from (partial(read_questions, file) for file in files if Path(file).is_file())
 
 
-def _load_codec(model: Model) -> Codec | None:
+def _load_codec(config: Config) -> Codec | None:
     """The model's codec; None if its tokenizer is missing or damaged, which another check reports."""
-    section = model if model.path is not None else model.model_copy(update={"path": str(BASE_MODEL)})
+    section = config.model.model_copy(update={"path": str(start_of(config))})
     with suppress(UserError):
         return load_codec(section, None, lambda note: None)
     return None
