@@ -62,6 +62,7 @@ READ_BY_US: dict[str, str] = {
     "data.train_files": "our data set reads the questions",
     "data.val_files": "our data set reads the questions",
     "data.test_files": "our data set reads the questions",
+    "data.world": "the made-up world, as in local training",
     "data.corpus": "the corpus to search, as in local training",
     "data.template": "our data set makes the prompts, the episode its feedback",
     "data.examples": "our data set makes the prompts",
