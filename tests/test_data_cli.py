@@ -127,10 +127,7 @@ def test_show_prints_the_prompts_of_a_training_set(srl):
 
 def test_world_calls_the_generator_with_seed_and_place(srl, tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        "srl.data.write_world.write_world",
-        lambda *given: calls.append(given),
-    )
+    monkeypatch.setattr("srl.data.write_world.write_world", lambda *given: calls.append(given))
     assert srl("data", "world", "--seed", 3)[:2] == (0, f"{tmp_path / 'work' / 'worlds' / 'world-s3'}\n")
     srl("data", "world", "--out", "here")
     hard = tmp_path / "work" / "worlds" / "tiny-hard-s0"
