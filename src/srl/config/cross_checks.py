@@ -199,6 +199,7 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             f"{say('data.pass_rate_pools.enable')} counts how many episodes of a question are right, and "
             f"{say('rollout.n')}: set rollout.n=5, or data.pass_rate_pools.enable=false"
         )
+    _check_curriculum(config)
     buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
     if buffer.enable and buffer.len > longest:
         raise UserError(
@@ -213,6 +214,17 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
         _check_named(name, named)
     _check_splits(config)
     return list(_warnings(config, algorithm))
+
+
+def _check_curriculum(config: Config) -> None:
+    """A curriculum has both ends, for the same names, and a length."""
+    data = config.data
+    if (data.mix_steps is not None) != bool(data.mix_end):
+        given, missing = ("mix_end", "mix_steps") if data.mix_end else ("mix_steps", "mix_end")
+        raise UserError(f"data.{given} needs data.{missing} too: mix goes to mix_end in mix_steps steps")
+    if data.mix_end and set(data.mix_end) != set(data.mix):
+        names = f"name the same: {', '.join(data.mix)}" if data.mix else "be given both"
+        raise UserError(f"data.mix and data.mix_end have to {names}; 0 leaves questions out")
 
 
 def _check_rejection(config: Config) -> None:

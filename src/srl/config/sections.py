@@ -186,6 +186,11 @@ class Data(Section):
     """Shares of a training batch by data source, such as {nq: 1, hotpotqa: 2}, or by hops if all names are
     numbers; 0 leaves questions out. Each place goes to what is furthest below its share so far. Empty: all
     questions alike."""
+    mix_end: dict[str, NonNegative] = {}
+    """A curriculum: the shares that mix has after mix_steps steps, for the same names. They change in a
+    straight line from the first step on. Empty: mix stays as it is."""
+    mix_steps: Count | None = None
+    """Steps in which the shares go from mix to mix_end. Needed with mix_end."""
     pass_rate_pools: PassRatePools = PassRatePools()
 
     @property

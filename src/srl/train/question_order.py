@@ -1,9 +1,12 @@
-"""Which questions a training step asks: shuffled by seed and epoch, all alike or in shares (`data.mix`)."""
+"""Which questions a training step asks: shuffled by seed and epoch, all alike or in shares (`data.mix`).
+
+The shares may change from step to step (`data.mix_end`).
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import floor
 from typing import NamedTuple
 
@@ -83,7 +86,8 @@ def order_of(
     size = batch_size or data.train_batch_size
     if not data.mix:
         return QuestionOrder(questions, size, seed, data.shuffle)
-    return MixedOrder(questions, size, seed, data.shuffle, data.mix)
+    change = MixChange(data.mix_end, data.mix_steps) if data.mix_end and data.mix_steps else None
+    return MixedOrder(questions, size, seed, data.shuffle, data.mix, change)
 
 
 class _Start(NamedTuple):
@@ -92,6 +96,22 @@ class _Start(NamedTuple):
     asked: int = 0
     epoch: int = 1
     place: int = 0
+
+
+class MixChange(NamedTuple):
+    """The shares that a mix has from step `steps` + 1 on; it goes there in a straight line."""
+
+    end: Mapping[str, float]
+    steps: int
+
+    def done(self, step: int) -> float:
+        """How far the change is at a step, counted from 1, from 0 to 1."""
+        return min(step - 1, self.steps) / self.steps
+
+    def done_before(self, step: int) -> float:
+        """The sum of `done` over the steps before."""
+        rising = min(step - 2, self.steps)
+        return rising * (rising + 1) / 2 / self.steps + max(0, step - 2 - self.steps)
 
 
 class MixedOrder(QuestionOrder):
@@ -110,14 +130,16 @@ class MixedOrder(QuestionOrder):
         seed: int,
         shuffle: bool,
         mix: Mapping[str, float],
+        change: MixChange | None = None,
         key: str = "data.mix",
     ) -> None:
-        pools = _pools(questions, mix, key)
+        self._change = change
+        pools = _pools(questions, mix, change.end if change else {}, key)
         super().__init__([item for pool in pools.values() for item in pool], batch_size, seed, shuffle)
-        total = sum(mix.values())
-        self._shares = [mix[name] / total for name in pools]
-        for (name, pool), share in zip(pools.items(), self._shares, strict=True):
-            wanted = floor(share * batch_size + _deviation(len(pools)))
+        self._shares = _shares(mix, pools)
+        self._ends = _shares(change.end, pools) if change else self._shares
+        for (name, pool), *shares in zip(pools.items(), self._shares, self._ends, strict=True):
+            wanted = floor(max(shares) * batch_size + _deviation(len(pools)))
             if len(pool) < wanted:
                 raise UserError(
                     f"{key} needs at least {wanted} questions of {name!r} for batches of {batch_size}, and "
@@ -143,8 +165,8 @@ class MixedOrder(QuestionOrder):
 
     def _mixed(self, step: int) -> list[Question]:
         while len(self._starts) <= step:
-            self._starts.append(self._after(self._starts[-1]))
-        slots = self._slots(self._starts[step - 1])
+            self._starts.append(self._after(len(self._starts)))
+        slots = self._slots(step)
         ends = self._starts[step]
         chosen = [
             iter(pool.batch(end.epoch)[end.place - slots.count(number) : end.place])
@@ -152,19 +174,28 @@ class MixedOrder(QuestionOrder):
         ]
         return [next(chosen[number]) for number in slots]
 
-    def _slots(self, starts: Sequence[_Start]) -> list[int]:
-        """The pool of each place of the batch."""
-        asked, slots = [start.asked for start in starts], list[int]()
-        for total in range(sum(asked) + 1, sum(asked) + self.batch_size + 1):
-            missing = [share * total - count for share, count in zip(self._shares, asked, strict=True)]
+    def _slots(self, step: int) -> list[int]:
+        """The pool of each place of a step's batch."""
+        asked, slots = [start.asked for start in self._starts[step - 1]], list[int]()
+        for place in range(1, self.batch_size + 1):
+            due = self._due(step, place)
+            missing = [one - count for one, count in zip(due, asked, strict=True)]
             slots.append(missing.index(max(missing)))
             asked[slots[-1]] += 1
         return slots
 
-    def _after(self, starts: Sequence[_Start]) -> list[_Start]:
-        """Where the next step starts; what a pool had left for too small a batch is passed over."""
-        slots, ends = self._slots(starts), list[_Start]()
-        for number, (start, pool) in enumerate(zip(starts, self._pools, strict=True)):
+    def _due(self, step: int, place: int) -> list[float]:
+        """The shares of each pool in all places up to this one, counted from 1, summed."""
+        total, changed = (step - 1) * self.batch_size + place, 0.0
+        if self._change:
+            changed = self._change.done_before(step) * self.batch_size + self._change.done(step) * place
+        ends = zip(self._shares, self._ends, strict=True)
+        return [share * total + (end - share) * changed for share, end in ends]
+
+    def _after(self, step: int) -> list[_Start]:
+        """Where the step after this one starts; what a pool had left for too small a batch is passed over."""
+        slots, ends = self._slots(step), list[_Start]()
+        for number, (start, pool) in enumerate(zip(self._starts[step - 1], self._pools, strict=True)):
             count = slots.count(number)
             fits = start.place + count <= len(pool.questions)
             epoch, place = (start.epoch, start.place) if fits else (start.epoch + 1, 0)
@@ -184,8 +215,15 @@ def _part(question: Question, mix: Mapping[str, float]) -> str:
     return str(question.metadata.get("hops", "unknown")) if _by_hops(mix) else question.data_source
 
 
-def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) -> dict[str, list[Question]]:
-    """The questions of each name in `mix` that has a share, in its order. Raises UserError."""
+def _shares(mix: Mapping[str, float], names: Iterable[str]) -> list[float]:
+    total = sum(mix.values())
+    return [mix[name] / total for name in names]
+
+
+def _pools(
+    questions: Sequence[Question], mix: Mapping[str, float], end: Mapping[str, float], key: str
+) -> dict[str, list[Question]]:
+    """The questions of each name in `mix` that ever has a share, in its order. Raises UserError."""
     kind = "number of hops" if _by_hops(mix) else "data source"
     pools: dict[str, list[Question]] = {name: [] for name in mix}
     for question in questions:
@@ -196,11 +234,13 @@ def _pools(questions: Sequence[Question], mix: Mapping[str, float], key: str) ->
                 f"leave such questions out{nearest(name, list(mix))}"
             )
         pools[name].append(question)
-    if not sum(mix.values()):
-        raise UserError(f"{key} has only shares of 0; give a share to what is to be trained on")
-    if empty := [name for name, pool in pools.items() if mix[name] and not pool]:
+    for shares, of in ((mix, key), (end, f"{key}_end")):
+        if shares and not sum(shares.values()):
+            raise UserError(f"{of} has only shares of 0; give a share to what is to be trained on")
+    used = [name for name in mix if mix[name] or end.get(name)]
+    if empty := [name for name in used if not pools[name]]:
         raise UserError(f"{key} names the {kind} {empty[0]!r}, which no training question has; remove it")
-    return {name: pool for name, pool in pools.items() if mix[name]}
+    return {name: pools[name] for name in used}
 
 
 def _deviation(pools: int) -> float:
