@@ -70,9 +70,11 @@ bench-retrieval: .venv/.ready-oracles
 	$(BIN)/python bench/retrieval_table.py --questions 100 --steps 120
 	$(BIN)/python bench/readme.py
 
-# Runs of collapse that the results have already are not made again.
+# Runs of algorithms, second_hop and collapse that the results have already are not made again.
 bench-stable: .venv/.ready-dev
 	$(BIN)/python bench/turn_credit.py
+	$(BIN)/python bench/algorithms.py
+	$(BIN)/python bench/second_hop.py
 	$(BIN)/python bench/collapse.py
 	$(BIN)/python bench/resume.py --kills 100
 	$(BIN)/python bench/resume.py --kills 100 --rollback

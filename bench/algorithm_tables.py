@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -45,7 +46,7 @@ def algorithms() -> str:
 
 def em_at(val: Sequence[Mapping[str, float]], tokens: float) -> float:
     """The exact match at so many tokens, on the straight line between two validations."""
-    for before, after in zip(val, val[1:], strict=False):
+    for before, after in pairwise(val):
         if tokens <= after["tokens"]:
             part = (tokens - before["tokens"]) / (after["tokens"] - before["tokens"])
             return before["em"] + part * (after["em"] - before["em"])

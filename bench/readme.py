@@ -19,7 +19,15 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[0] = str(ROOT)
 
-from bench import log_tables, real_tables, scale_tables, speed_tables, stability_tables, verl_tables  # noqa: E402
+from bench import (  # noqa: E402
+    algorithm_tables,
+    log_tables,
+    real_tables,
+    scale_tables,
+    speed_tables,
+    stability_tables,
+    verl_tables,
+)
 from bench.markdown_table import table  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -186,7 +194,7 @@ def _with_range(row: dict[str, Any], name: str) -> str:
 
 
 PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md", "docs/results.md",
-         "docs/stability.md", "docs/inspect.md")  # fmt: skip
+         "docs/stability.md", "docs/inspect.md", "docs/algorithms.md")  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "recall": recall,
@@ -197,6 +205,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lexical_memory": lexical_memory,
     "server": server,
     "quality": quality,
+    **algorithm_tables.TABLES,
     **log_tables.TABLES,
     **real_tables.TABLES,
     **stability_tables.TABLES,
