@@ -22,11 +22,12 @@ Run = Mapping[str, Any]
 
 
 def by_row(name: str) -> dict[str, list[Run]]:
-    """The runs of a result, by what stands before the seed in their keys."""
-    runs: dict[str, list[Run]] = {}
-    for key, run in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["runs"].items():
-        runs.setdefault(key.partition("/")[0], []).append(run)
-    return runs
+    """The runs of a result by row, in the order of their seeds. A key is `row/seed`."""
+    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["runs"]
+    rows: dict[str, list[Run]] = {}
+    for key in sorted(found, key=lambda key: int(key.partition("/")[2])):
+        rows.setdefault(key.partition("/")[0], []).append(found[key])
+    return rows
 
 
 def algorithms() -> str:

@@ -40,7 +40,7 @@ STARTS = ("base", "cold start", "fine-tuned on clean episodes")
 
 def command(*arguments: str) -> dict[str, Any]:
     """Run `srl` and read the JSON that it ends with."""
-    print("srl", *arguments, file=sys.stderr, flush=True)
+    sys.stderr.write(f"srl {' '.join(arguments)}\n")  # one write: runs may be side by side
     done = subprocess.run([SRL, "-q", *arguments], stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout[done.stdout.index("{") :])
 
