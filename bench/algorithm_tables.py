@@ -80,7 +80,7 @@ ROWS = {
     "recipe": "the preset",
     "credit": "one advantage for an episode (`rloo`)",
     "evidence": "no reward for evidence",
-    "mix": "no curriculum: questions as they come",
+    "mix": "no shares: questions as they come",
     "kl": "no KL",
 }
 

@@ -69,9 +69,20 @@ def log_writing() -> str:
     return table(headers, rows)
 
 
+def log_kills() -> str:
+    """What the killed processes were doing, and the logs that broke."""
+    killed = _load("log_readers")["kills"]
+    names = {"write": "writing steps", "finish": "finishing", "resume": "resuming a finished log",
+             "prune": "pruning", "merge": "merging"}  # fmt: skip
+    rows = [[words, str(killed["during"][name])] for name, words in names.items()]
+    rows.append(["all", f"{killed['kills']}; {len(killed['failures'])} broke the log"])
+    return table(["killed while", "kills"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "log_commands": log_commands,
     "log_page": log_page,
     "log_sizes": log_sizes,
     "log_writing": log_writing,
+    "log_kills": log_kills,
 }

@@ -2,8 +2,8 @@
 
     python bench/second_hop.py [--only recipe credit …] [--jobs 2] [--workspace DIR]
 
-Each run is `srl train --preset tiny-hard` on one thread, `--jobs` of them at a time. All have the same world,
-base and cold start. The rows:
+Each run is `srl train --preset tiny-hard` on one thread, `--jobs` of them at a time. All have the same world
+and base; each seed has its own cold start. The rows:
 
     recipe    the preset, five seeds
     credit    one advantage for a whole episode (rloo), in place of one for each turn
@@ -35,7 +35,7 @@ from srl.workspace import Workspace
 RESULTS = Path(__file__).parent / "results" / "second_hop.json"
 LEVERS: dict[str, tuple[str, ...]] = {
     "recipe": (),
-    "credit": ("algorithm.name=rloo",),
+    "credit": ("algorithm.name=rloo", "algorithm.use_kl_in_reward=false", "actor.use_kl_loss=true"),
     "evidence": ("reward.weights.evidence=0",),
     "mix": ("data.mix={}",),
     "kl": ("actor.kl_loss_coef=0",),

@@ -285,7 +285,7 @@ def test_an_evaluation_whose_creation_was_killed_is_removed_and_a_newer_one_is_l
 def test_a_workspace_that_cannot_be_written_is_one_line(place: Place, workspace: Path) -> None:
     workspace.mkdir()
     (workspace / "runs").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match=r"runs cannot be created: .*choose another --workspace"):
+    with pytest.raises(UserError, match=r"runs cannot be created: .*name another workspace"):
         place.evaluate()
 
 

@@ -211,7 +211,7 @@ def test_a_replay_has_both_results_side_by_side():
 
 
 def test_what_cannot_be_replayed_is_an_error():
-    with pytest.raises(UserError, match="did not search"):
+    with pytest.raises(UserError, match="has no search to replay"):
         replay(episode(passages=None), Other())
     trajectory = episode()
     trajectory.searches = [replace(trajectory.searches[0], query="bad")]

@@ -108,9 +108,7 @@ def test_failed_search_is_one_line_and_nothing_is_written(asked, index, tmp_path
         return [Fault("failed", "the disk is gone") for _ in queries]
 
     monkeypatch.setattr(in_process, "outcomes_of", fail)
-    with pytest.raises(
-        UserError, match=r"search failed \(.*the disk is gone.*\); repair the search and start"
-    ):
+    with pytest.raises(UserError, match=r"search failed \(.*the disk is gone.*\); test it with"):
         write_passage_demonstrations(
             settings(index), [str(asked)], tmp_path / "out.jsonl", Workspace(tmp_path)
         )

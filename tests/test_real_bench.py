@@ -217,6 +217,17 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
     assert "┊ Doc 1\n┊ Doc 2\n```\n\n3 of 70 two-hop" in real_tables.transcript()
 
 
+def test_results_of_another_cache_stay_until_its_cold_start_is_replaced():
+    rows = {"cold start": {"0": 1}, "+ GRPO": {"0": 2}, "closed-book": {"0": 3}}
+    known = {"rows": rows, "curves": {"a": 4}}
+    nothing = {"rows": {}, "curves": {}}
+    assert measure.with_known(nothing, known) == known
+    base = measure.with_known({**nothing, "rows": {"closed-book": {"0": 5}}}, known)
+    assert base == {**known, "rows": {**rows, "closed-book": {"0": 5}}}
+    other = measure.with_known({"rows": {"cold start": {"0": 6}}, "curves": {"b": 7}}, known)
+    assert other == {"rows": {"closed-book": {"0": 3}, "cold start": {"0": 6}}, "curves": {"b": 7}}
+
+
 def test_without_results_a_table_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(real_tables, "RESULT", tmp_path / "absent.json")
     for name, made in real_tables.TABLES.items():

@@ -212,7 +212,7 @@ def test_a_dry_run_counts_the_episodes(
     for given, why in (
         (["--from-log", "em = 1"], "--from-log is for fine-tuning; add --algo sft"),
         (["--run", run], "--run goes with --resume or --from-log"),
-        (["--algo", "rft", "--dry-run"], "--dry-run plans reinforcement learning"),
+        (["--algo", "rft", "--dry-run"], "leave --dry-run out"),
     ):
         assert main(["train", *given]) == 2
         assert why in capsys.readouterr().err

@@ -60,7 +60,7 @@ def test_a_run_whose_reward_fails_too_often_ends_in_one_line(tmp_path, workspace
     message = str(caught.value)
     assert message.startswith(
         "the reward failed in 4 of 8 episodes, more than search.max_failed=0.05 "
-        f"({ERROR}); repair it and resume with"
+        f"({ERROR}); once it works again, resume with"
     )
     assert "\n" not in message
     with srl.store.open(run_of(workspace)) as log:

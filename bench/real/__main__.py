@@ -80,10 +80,12 @@ def base_model(cache: Path, given: str, smoke: bool) -> tuple[Path, str]:
 
 
 def save(bench: Bench, out: Path, origin: str) -> None:
-    """Write all that has been measured so far, of all seeds."""
+    """Write all that has been measured so far, of all seeds; of earlier results what is not replaced."""
     about = {"model_origin": origin, "data_origin": "see docs/results.md"}
-    found = {"provenance": provenance(["python bench/real"], about), "preset": bench.preset}
-    out.write_text(json.dumps({**found, **measure.collected(bench)}, indent=2) + "\n", encoding="utf-8")
+    known = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    found = measure.with_known(measure.collected(bench), known)
+    found |= {"provenance": provenance(["python bench/real"], about), "preset": bench.preset}
+    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(f"in {out}", file=sys.stderr)
 
 

@@ -324,6 +324,19 @@ def collected(bench: Bench) -> dict[str, Any]:
     return found
 
 
+def with_known(found: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """`found`, what this cache has measured, and of the results `known` before what it has not.
+
+    The base's rows depend on nothing that was trained, so they are kept one by one. All others come from one
+    cold start, and are kept only where this cache has none of them.
+    """
+    rows = known.get("rows", {})
+    kept = {name: rows[name] for name in BASE.values() if name in rows}
+    if found["rows"].keys() <= set(BASE.values()):
+        return {**found, **known, "rows": rows | found["rows"]}
+    return {**found, "rows": kept | found["rows"]}
+
+
 _OWN = {"questions_file", "place"}
 """What a row has of this machine."""
 _MEASURED = re.compile(r"(row|compared|curves|transcript)-(.+?)(?:-s(\d+))?")

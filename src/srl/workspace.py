@@ -17,6 +17,8 @@ _LISTED = 5
 EVALUATION = "eval"
 """What the name of an evaluation's run has in the place of the algorithm."""
 _DEFAULT = Path("srl-workspace")
+ELSEWHERE = "name another workspace: srl --workspace DIR …"
+"""The end of an error about a workspace that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Workspace:
         root = Path(option or os.environ.get("SRL_WORKSPACE") or _DEFAULT).expanduser()
         if root.exists() and not root.is_dir():
             raise UserError(
-                f"the workspace {root} is a file; give a directory with --workspace or $SRL_WORKSPACE"
+                f"the workspace {root} is a file; name a directory: srl --workspace DIR …, or $SRL_WORKSPACE"
             )
         return cls(root)
 
@@ -79,12 +81,10 @@ class Workspace:
                 run.mkdir(parents=True)
             except FileExistsError:
                 if not self.runs.is_dir():
-                    raise UserError(f"{self.runs} is not a directory; choose another --workspace") from None
+                    raise UserError(f"{self.runs} is not a directory; {ELSEWHERE}") from None
                 continue
             except OSError as error:
-                raise UserError(
-                    f"{run} cannot be created: {error.strerror}; choose another --workspace"
-                ) from error
+                raise UserError(f"{run} cannot be created: {error.strerror}; {ELSEWHERE}") from error
             return run
 
     def _next_tail(self, stamp: str) -> int:
@@ -112,9 +112,7 @@ class Workspace:
             return _checked(Path(name), trained)
         if not runs:
             what = "training runs" if trained else "runs"
-            raise UserError(
-                f"no {what} in {self.runs}; start one with `srl train`, or choose another --workspace"
-            )
+            raise UserError(f"no {what} in {self.runs}; start one with `srl train`, or {ELSEWHERE}")
         if name == "last":
             return runs[-1]
         return (

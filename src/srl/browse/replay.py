@@ -39,7 +39,7 @@ def replay(trajectory: Trajectory, index: Index, k: int | None = None) -> list[R
     """
     searches = [search for search in trajectory.searches if search.query.strip()]
     if not searches:
-        raise UserError(f"trajectory {trajectory.id} did not search")
+        raise UserError(f"trajectory {trajectory.id} has no search to replay")
     wanted = k or max(len(search.hits) for search in searches) or 3
     outcomes = index.outcomes([search.query for search in searches], wanted)
     golds = trajectory.question.golden_answers

@@ -26,7 +26,9 @@ def train(
     context: typer.Context,
     algo: Annotated[
         str | None,
-        typer.Option(help="ppo, grpo, reinforce, rloo, reinforce_plus_plus, sft, rft, or a plugin."),
+        typer.Option(
+            help="ppo, grpo, rloo, turn_rloo, gspo, cispo, reinforce, reinforce_plus_plus, sft, rft, a plugin's."
+        ),
     ] = None,
     backend: Annotated[
         Literal["local", "verl"],
@@ -83,9 +85,7 @@ def train(
         return
     logged = _logged(algo, run, from_log, context)
     if dry_run and algo in (SFT, RFT) and not logged:
-        raise UserError(
-            "--dry-run plans reinforcement learning, and counts the episodes of --from-log; leave it out"
-        )
+        raise UserError(f"--algo {algo} has a --dry-run with --from-log only; leave --dry-run out")
     resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged)
     if dry_run and logged:
         _count_episodes(resolved.config, json)

@@ -295,5 +295,5 @@ def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
         }
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         what = first_line(error)
-        raise UserError(f"{path} is damaged ({what}); delete it, and it is made again") from error
+        raise UserError(f"{path} is damaged ({what}); delete it, and type the same command again") from error
     return WrittenCoverage(found, notes, own)

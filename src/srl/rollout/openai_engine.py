@@ -198,7 +198,10 @@ class OpenAiServer:
         self.failed_turns += 1
         said = f"{self.options.url}: {why}"
         if self.failed_turns >= FAILED_IN_A_ROW:
-            return UserError(f"{self.failed_turns} turns in a row failed, last {said}; repair the server")
+            return UserError(
+                f"{self.failed_turns} turns in a row failed, last {said}; look at what the server says, then "
+                "type the same command again"
+            )
         return EngineFault(said)
 
     def _error(self, last: _Outcome) -> EngineFault | UserError:

@@ -29,7 +29,10 @@ _YES_NO = ("yes", "no")
 
 def search_failed(fault: str) -> UserError:
     """The error for a search that failed while demonstrations were made."""
-    return UserError(f"search failed ({fault}); repair the search and start again")
+    return UserError(
+        f"search failed ({fault}); test it with `srl index search` or `srl serve check`, then type the same "
+        "command again"
+    )
 
 
 @dataclass(frozen=True, slots=True)

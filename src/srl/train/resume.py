@@ -86,7 +86,7 @@ def too_many_failures(run: Path, found: FailedEpisodes, limit: float) -> UserErr
         return None
     return UserError(
         f"{found.what} failed in {found.failed} of {found.episodes} episodes, more than "
-        f"search.max_failed={limit:g} ({found.fault}); repair it and {resume_with(run)}"
+        f"search.max_failed={limit:g} ({found.fault}); once it works again, {resume_with(run)}"
     )
 
 

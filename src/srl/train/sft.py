@@ -118,7 +118,8 @@ def demonstrate(
         fault = failed[0].searches[-1]
         raise UserError(
             f"search failed in {len(failed)} of {len(trajectories)} demonstrations "
-            f"({fault.status}: {fault.error}); repair the search and start again"
+            f"({fault.status}: {fault.error}); test it with `srl index search` or `srl serve check`, then "
+            "type the same command again"
         )
     return trajectories
 

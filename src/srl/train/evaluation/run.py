@@ -20,7 +20,7 @@ from srl.train.make_missing import Note
 from srl.train.run_directory import LOG, RunRecord
 from srl.train.search import IndexDigests
 from srl.trajectory import Question
-from srl.workspace import EVALUATION, Workspace, is_evaluation
+from srl.workspace import ELSEWHERE, EVALUATION, Workspace, is_evaluation
 
 _LOGGED = f"""
 SELECT question_id, sample, id, valid, coalesce(em, 0), {QUESTION_DIGEST}
@@ -120,7 +120,7 @@ def evaluation_run(
         workspace.runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = f"cannot be created: {error.strerror}"
-        raise UserError(f"{workspace.runs} {why}; choose another --workspace") from error
+        raise UserError(f"{workspace.runs} {why}; {ELSEWHERE}") from error
     with ExitStack() as held:
         with locked(workspace.runs):
             found = None if fresh else _find(subject, questions, workspace, note, held)
