@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -119,12 +120,13 @@ def config_page() -> str:
 
 
 def _presets() -> str:
-    """The presets with the comment on their first line."""
+    """The presets with the first paragraph of the comment that they begin with."""
     from srl.config import preset_names
     from srl.config.load import PRESETS
 
     texts = {name: (PRESETS / f"{name}.yaml").read_text(encoding="utf-8") for name in preset_names()}
-    rows = [(_code(name), text.partition("\n")[0].lstrip("# ")) for name, text in texts.items()]
+    first = {name: re.split(r"\n(?!# )", text, maxsplit=1)[0] for name, text in texts.items()}
+    rows = [(_code(name), said.replace("\n# ", " ").lstrip("# ")) for name, said in first.items()]
     return _table(("Preset", "What it is"), rows)
 
 

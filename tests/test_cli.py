@@ -12,7 +12,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -267,6 +267,27 @@ def test_telemetry_of_the_libraries_is_off_unless_the_user_says_otherwise(monkey
     main(["--version"])
     names = ("HF_HUB_DISABLE_TELEMETRY", "TOKENIZERS_PARALLELISM", "DO_NOT_TRACK")
     assert [os.environ[name] for name in names] == ["1", "false", "0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (["--preset", "small"], True),
+        (["--preset", "small", "--set", "model.path=ORG/NAME"], False),
+        (["--preset", "small", "--algo", "sft"], True),
+        (["--preset", "tiny-hard"], False),
+        (["--preset", "no-search"], False),
+        (["--preset", "one-gpu"], False),
+    ],
+)
+def test_the_demos_model_under_settings_that_are_not_its_own_is_warned_of(
+    monkeypatch, capsys, arguments, warned
+):
+    monkeypatch.setattr("srl.cli.train._runs", lambda: SimpleNamespace(start=lambda *given, **named: None))
+    monkeypatch.setattr("srl.cli.train._tell", lambda *given: None)
+    assert main(["train", *arguments]) == 0
+    said = "warning: small without a model trains the demo's model; give --model" in capsys.readouterr().err
+    assert said == warned
 
 
 @pytest.mark.parametrize("old", [["--engine", "verl"], ["--engine=verl"]])

@@ -287,8 +287,13 @@ def test_unknown_preset_names_the_nearest():
     ("sets", "message"),
     [
         (["data.train_batch_size=100"], "actor.ppo_mini_batch_size = 64 (preset tiny (ppo)) must divide"),
+        (
+            ["data.train_batch_size=128", "actor.ppo_mini_batch_size=48"],
+            "must divide data.train_batch_size = 128 (--set); set actor.ppo_mini_batch_size=32",
+        ),
         (["critic.ppo_mini_batch_size=3"], "critic.ppo_mini_batch_size = 3 (--set) must divide"),
         (["rollout.max_turn_tokens=5000"], "must not exceed data.max_response_length = 640"),
+        (["rollout.max_turn_tokens=5000"], "; lower the first or raise the second"),
         (["rollout.min_answer_tokens=100"], "must not exceed rollout.max_turn_tokens = 48"),
         (["search.url=http://h/", "search.index=i"], "give one of search.url"),
         (["search.url=https://me:secret@h/"], "search.url for h has a password"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.training import Said, config, questions, train, write_setting
@@ -12,9 +13,10 @@ from tests.training import Said, config, questions, train, write_setting
 import srl.store
 from srl.config.sections import Data, FilterGroups
 from srl.errors import UserError
+from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.store import read_records
-from srl.train.dynamic_sampling import GroupChoice, metric_value
+from srl.train.dynamic_sampling import GroupChoice, compared, differ, metric_value
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
@@ -22,7 +24,9 @@ from srl.trajectory import Score
 from srl.workspace import Workspace
 
 ON = FilterGroups(enable=True, max_num_gen_batches=3)
-EQUAL, DIFFERENT = (1.0, 1.0), (0.0, 1.0)
+EQUAL, DIFFERENT = ((1.0,), (1.0,)), ((0.0,), (1.0,))
+GROUPED = ("grpo", "rloo", "turn_rloo", "gspo", "cispo")
+"""The algorithms whose baseline is the group."""
 
 
 def choice(*batches, wanted=4, section=ON):
@@ -66,13 +70,13 @@ def test_without_it_there_is_one_generation_batch_and_all_of_it_is_trained_on():
 
 def test_a_group_with_one_valid_episode_has_nothing_to_compare():
     made = GroupChoice(ON, 1)
-    made.add({"alone": (1.0,), "lost": (), "two": DIFFERENT})
+    made.add({"alone": ((1.0,),), "lost": (), "two": DIFFERENT})
     assert made.differing == ["two"]
 
 
 def test_where_no_group_differs_the_error_says_what_the_scores_were():
     made = choice("....", "....")
-    made.add({"wrong": (0.0, 0.0)})
+    made.add({"wrong": ((0.0,), (0.0,))})
     with pytest.raises(
         UserError, match=r"step 7: .* 9 questions .* same reward \(8 at 1, 1 at 0\).*then this"
     ):
@@ -85,6 +89,64 @@ def test_the_metric_may_be_a_part_of_the_reward():
     assert (metric_value(score, "reward"), metric_value(score, "em")) == (0.7, 0.5)
     with pytest.raises(UserError, match=r"metric = acc: .*one of reward, em, format"):
         metric_value(score, "acc")
+
+
+def advantages(name, turns):
+    """The advantages of a group with these rewards by turn; a turn is one token, and one is read after it."""
+    longest = 2 * max(map(len, turns))
+    rewards, mask = torch.zeros(len(turns), longest), torch.zeros(len(turns), longest)
+    for row, each in enumerate(turns):
+        rewards[row, : 2 * len(each) : 2] = torch.tensor(each)
+        mask[row, : 2 * len(each) : 2] = 1
+    valid, group = torch.ones(len(turns), dtype=torch.bool), torch.zeros(len(turns), dtype=torch.long)
+    return manager.load("algorithm", name).estimator(
+        token_level_rewards=rewards, response_mask=mask.long(), group_ids=group, valid=valid,
+        values=None, group_size=len(turns), gamma=1.0, lam=1.0,
+    ).advantages  # fmt: skip
+
+
+def differs(name, turns):
+    turn_level = manager.load("algorithm", name).turn_level
+    return differ([compared(Score(sum(each), {}, each), "reward", turn_level) for each in turns])
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_equal_totals_of_other_turns_differ_where_the_algorithm_credits_turns(name):
+    turns = [(0.5, 0.5), (0.0, 1.0)]
+    assert differs(name, turns) == bool(advantages(name, turns).any()) == (name == "turn_rloo")
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ([(0.5, 0.5, 0.0), (0.5, 0.0, 0.5)], True),
+        ([(0.0,), (0.0, 0.0)], False),
+        ([(0.5,), (0.0, 0.5)], False),  # the second turn has nothing to be compared with
+        ([(0.0, 0.5), (0.0, 0.0, 0.5)], False),  # the reward is at the end
+    ],
+)
+def test_turns_are_compared_among_the_episodes_that_take_them(turns, expected):
+    assert differs("turn_rloo", turns) == bool(advantages("turn_rloo", turns).any()) == expected
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_a_group_differs_exactly_where_it_has_an_advantage(name, data):
+    """Rewards are halves, so that no sum is rounded. Episodes may have more turns than others."""
+    turn = st.lists(st.sampled_from([0.0, 0.5]), min_size=1, max_size=3).map(tuple)
+    turns = data.draw(st.lists(turn, min_size=2, max_size=4))
+    assert differs(name, turns) == bool((advantages(name, turns).abs() > 1e-5).any())
+
+
+def test_rewards_of_a_turn_that_differ_by_rounding_are_equal():
+    assert not differs("turn_rloo", [(0.1 + 0.2, 0.2), (0.3, 0.2)])
+
+
+def test_turns_count_only_where_the_metric_is_the_reward():
+    score = Score(1.0, {"em": 1.0}, (0.5, 0.5))
+    assert compared(score, "reward", True) == (1.0, 0.5)
+    assert compared(score, "em", True) == compared(score, "reward", False) == (1.0,)
 
 
 @settings(deadline=None, max_examples=40)
@@ -140,10 +202,15 @@ SETS = {
 
 
 def made_rewards(monkeypatch, value):
-    """Rewards by `value` of a trajectory."""
+    """Rewards by `value` of a trajectory: a number, or one for each turn."""
 
     async def score(self, trajectories):
-        return [Score(value(item), {"em": value(item)}) for item in trajectories]
+        return [scored(value(item)) for item in trajectories]
+
+    def scored(found):
+        per_turn = found if isinstance(found, tuple) else None
+        total = sum(per_turn) if per_turn else found
+        return Score(total, {"em": total}, per_turn)
 
     monkeypatch.setattr(RewardMix, "score", score)
 
@@ -153,8 +220,8 @@ def odd(item):
     return float(item.sample == 0 and int(item.question.id.rpartition("/")[2]) % 2)
 
 
-def run_of(setting, workspace, **sets):
-    train(config(setting, "grpo", **SETS | sets), workspace, "grpo")
+def run_of(setting, workspace, algo="grpo", **sets):
+    train(config(setting, algo, **SETS | sets), workspace, algo)
     (run,) = Workspace(workspace).all_runs()
     return run
 
@@ -216,6 +283,19 @@ def test_a_run_without_a_group_that_differs_stops_and_trains_nothing(setting, wo
     assert not checkpoints(run)
     with srl.store.open(run) as log:
         assert log.execute("SELECT count(*) FROM trajectories WHERE phase = 'train'").fetchone() == (12,)
+
+
+def test_a_run_with_credit_by_turn_learns_from_equal_totals(setting, workspace, monkeypatch):
+    """Every reward is 1: in the first turn of some episodes, and in the last one of the others."""
+
+    def value(item):
+        place = 0 if item.sample % 2 else item.turns - 1
+        return tuple(float(turn == place) for turn in range(item.turns))
+
+    made_rewards(monkeypatch, value)
+    run = run_of(setting, workspace, "turn_rloo", rollout__n=4)
+    for records, _ in trained(run).values():
+        assert any(any(record.advantages) for record in records if not record.left_out)
 
 
 def test_a_pool_that_runs_dry_fills_up_with_groups_that_agree(setting, workspace, monkeypatch):

@@ -16,6 +16,7 @@ from srl.cli import main
 from srl.errors import UserError
 from srl.evaluate.paired_tests import paired_test
 from srl.index.retriever import Fault
+from srl.store.prune import prune
 from srl.trajectory import Hit
 
 A, B = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
@@ -66,6 +67,15 @@ def test_without_a_step_it_is_the_last_one_of_a_phase_that_both_have(runs):
     found = compared(runs, (A, None), (B, None))
     assert [(side.phase, side.step) for side in (found.a, found.b)] == [("val", 2), ("val", 7)]
     assert (found.questions, found.only_a, found.em_b, found.other_queries) == (3, 3, 0.0, 0)
+
+
+def test_without_a_step_it_is_the_last_one_that_is_not_pruned(runs):
+    new_log(runs / A).close("interrupted")
+    prune(runs / A / "log", {(2, "val")})
+    found = compared(runs, (A, None), (B, None))
+    assert [(side.phase, side.step) for side in (found.a, found.b)] == [("val", 1), ("val", 7)]
+    with pytest.raises(UserError, match=r"no common phase at step 2; it has val steps 1$"):
+        compared(runs, (A, 1), (A, 2))
 
 
 def test_failed_episodes_count_as_wrong_and_samples_as_their_mean(tmp_path):
@@ -160,9 +170,9 @@ def test_a_set_from_few_documents_has_no_interval_and_the_others_have_one(tmp_pa
     assert line.endswith("none: too few documents")
 
 
-def write_group(run, scores=(1.0, 0.0, 1.0)):
+def write_group(run, scores=(1.0, 0.0, 1.0), advantages=(0.5, -0.5, 0.5)):
     made = [episode(0, sample=n, answer=RIGHT if score else WRONG) for n, score in enumerate(scores)]
-    records = [record(one, advantage=score - 0.5) for one, score in zip(made, scores, strict=True)]
+    records = [record(one, advantage=value) for one, value in zip(made, advantages, strict=True)]
     records.append(record(episode(1), advantage=9.0))
     new_log(run).write(1, "train", records, {})
     return [one.id for one in made]
@@ -178,7 +188,30 @@ def test_a_group_is_the_samples_of_one_question_with_their_advantages(tmp_path):
     ]  # fmt: skip
     assert found[0]["queries"] == ["painter 0"]
     assert in_words(found) == "reward 0.792, standard deviation 0.471, 3 samples"
-    assert "no gradient" in in_words([found[0], found[2]])
+
+
+ZERO = "; all advantages are 0, so it has no policy gradient"
+
+
+@pytest.mark.parametrize(
+    ("scores", "advantages", "said"),
+    [
+        ((1.0, 1.0), (0.0, 0.0), ZERO),
+        ((1.0, 1.0), (0.5, -0.25), "; all rewards are equal"),
+        ((1.0, 1.0), (None, None), "; all rewards are equal"),
+        ((1.0, 0.0), (0.0, 0.0), ZERO),
+        ((1.0, 0.0), (0.5, -0.5), ""),
+        ((1.0,), (None,), ""),
+    ],
+)
+def test_a_group_has_no_gradient_where_its_advantages_are_0_not_where_its_rewards_agree(
+    tmp_path, scores, advantages, said
+):
+    """With rewards for turns, or a baseline that is not the group's, equal rewards have advantages."""
+    ids = write_group(tmp_path, scores, advantages)
+    with srl.store.open(tmp_path) as log:
+        found = [summary(one) for one in group(log, ids[0])]
+    assert in_words(found).partition(f", {len(scores)} samples")[2] == said
 
 
 def test_group_is_printed_and_an_evaluation_has_no_advantage(workspace, capsys):

@@ -154,3 +154,15 @@ def test_grep_prints_rows_and_a_note_where_there_are_more(run, capsys):
     assert "first 2 rows" in err
     assert main(["inspect", "grep", "no such text"]) == 0
     assert "no match" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "bounded"), [(20, True), (1000, True), (1001, False), (0, False)])
+def test_a_grep_for_few_rows_does_not_keep_the_log_in_memory(run, monkeypatch, limit, bounded):
+    def memory(log, *_, **__):
+        seen.append(log.execute("SELECT current_setting('memory_limit')").fetchone())
+        return []
+
+    seen: list[tuple[str]] = []
+    monkeypatch.setattr("srl.browse.grep.grep", memory)
+    assert main(["inspect", "grep", "klee", "-n", str(limit)]) == 0
+    assert (seen == [("732.4 MiB",)]) == bounded

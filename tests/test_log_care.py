@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import md5
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ import srl.store
 from srl.cli import main
 from srl.errors import UserError
 from srl.store import finished as finished_log
-from srl.store import parts, writer
+from srl.store import parts, run_info, writer
 from srl.store import prune as pruning
 from srl.store import sizes as log_sizes
 from srl.store.merge import merge_logs
@@ -24,7 +26,7 @@ from srl.store.prune import Rule, plan, prune
 from srl.store.rescores import rescore_file, writing_rescores
 from srl.store.schema import RESCORE_SCHEMA
 from srl.store.sizes import sizes
-from srl.store.watches import write_watches
+from srl.store.watches import watch_file, write_watches
 
 RUN, OTHER = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
 TABLES = ("trajectories", "segments", "searches", "hits", "rewards", "steps", "metrics", "rescores")
@@ -90,6 +92,33 @@ def rescored(run: Path) -> None:
         write(found.cast(RESCORE_SCHEMA))
 
 
+def fired(step: int, **changes: object) -> dict[str, object]:
+    """The row of a watch."""
+    row = {"step": step, "phase": "train", "watch": "w", "metric": "m", "value": 1.0, "since": 1}
+    return row | changes
+
+
+def cut(file: Path) -> Path:
+    """Lose the end of a file, as in a copy that was broken off."""
+    file.write_bytes(file.read_bytes()[:-20])
+    return file
+
+
+def garble(file: Path) -> Path:
+    """Lose what is in a file; its end, which describes it, stays."""
+    data = file.read_bytes()
+    file.write_bytes(data[:4] + bytes(200) + data[204:])
+    return file
+
+
+@pytest.fixture
+def times(monkeypatch) -> None:
+    """Each look at the clock is a second after the one before."""
+    seconds = count()
+    clock = lambda: datetime.fromtimestamp(next(seconds), UTC).isoformat(timespec="seconds")  # noqa: E731
+    monkeypatch.setattr(run_info, "now", clock)
+
+
 TRAINED = {(step, "train"): 2 for step in range(1, 7)}
 ALL = TRAINED | {(3, "val"): 2, (6, "val"): 2}
 
@@ -104,6 +133,18 @@ def test_sizes_are_those_of_the_directory(run):
     }  # fmt: skip
     assert found["rescores"].rows == 16
     assert all(found[name].bytes > 0 for name in ("trajectories", "segments", "rescores", "other"))
+
+
+def test_damaged_files_have_bytes_and_no_rows_in_sizes(made, workspace, capsys):
+    run = shutil.copytree(made["parts"], workspace / "runs" / RUN)
+    rescored(run)
+    cut(rescore_file(run / "log", "f1=1"))
+    for file in (run / "log" / "parts").glob("*/segments.parquet"):
+        file.write_bytes(b"")
+    assert main(["inspect", "sizes", "last", "--json"]) == 0
+    found = {row["table"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert (found["rescores"]["rows"], found["segments"]["rows"], found["trajectories"]["rows"]) == (0, 0, 16)
+    assert found["rescores"]["bytes"] > 0
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -193,6 +234,58 @@ def test_age_is_counted_in_days(run, capsys):
     assert counts(run) == {}
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_rescores_go_last_and_a_repeated_prune_removes_those_that_a_kill_left(
+    run, monkeypatch, capsys, fails
+):
+    rescored(run)
+    rule = Rule(steps=(1, 2))
+    typed = ["inspect", "prune", "last", "--steps", "1:2", "--yes"]
+
+    def die(*arguments):
+        raise OSError(errno.ENOSPC, "no space") if fails else Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning, "drop_rescores", die)
+        if fails:
+            assert main(typed) == 2
+            said = "was pruned, but not all rescores: the disk is full; free some space; repeat the command"
+            assert said in capsys.readouterr().err
+        else:
+            with pytest.raises(Killed):
+                prune(run / "log", {(1, "train"), (2, "train")})
+    left = dict.fromkeys(ALL.keys() - {(1, "train"), (2, "train")}, 2)
+    assert (counts(run), counts(run, "rescores")) == (left, ALL)
+    assert [(one.step, one.phase, one.trajectories) for one in plan(run / "log", rule)] == [
+        (1, "train", 0), (2, "train", 0)
+    ]  # fmt: skip
+    assert main(typed) == 0
+    assert (counts(run), counts(run, "rescores")) == (left, left)
+    assert plan(run / "log", rule) == []
+
+
+def test_a_prune_that_fails_leaves_log_and_rescores_as_they_were(run, monkeypatch):
+    rescored(run)
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "no space")
+
+    for place, name in ((pruning, "write_database"), (pruning, "merge_parts")):
+        monkeypatch.setattr(place, name, full)
+    with pytest.raises(UserError, match=r"was not pruned: the disk is full; .*; it is as it was"):
+        prune(run / "log", {(1, "train")})
+    assert (counts(run), counts(run, "rescores")) == (ALL, ALL)
+
+
+def test_the_last_step_that_stays_is_one_with_trajectories_not_with_rescores_alone(run, monkeypatch):
+    rescored(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning, "drop_rescores", lambda *arguments: None)
+        prune(run / "log", {(6, "train")})
+    gone = plan(run / "log", Rule(keep_every=7, phase="train"))
+    assert [one.step for one in gone] == [1, 2, 3, 4, 6]
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_kill_leaves_the_log_as_it_was_or_pruned(run, monkeypatch, place):
     rescored(run)
@@ -265,6 +358,16 @@ def test_a_damaged_log_is_not_pruned(workspace):
     assert digest(run) == before
 
 
+@pytest.mark.parametrize("harm", [cut, garble])
+def test_a_log_with_damaged_rescores_is_not_pruned(run, capsys, harm):
+    rescored(run)
+    file = harm(rescore_file(run / "log", "f1=1"))
+    before = digest(run)
+    assert main(["inspect", "prune", "last", "--steps", "1", "--yes"]) == 2
+    assert f"srl: run {RUN}: {file}: " in capsys.readouterr().err.splitlines()[-1]
+    assert digest(run) == before
+
+
 def test_runs_of_two_machines_are_merged_and_say_the_same(tmp_path, capsys):
     one = written(tmp_path / "a" / "runs" / RUN, range(1, 5), finish=True)
     rescored(one)
@@ -282,19 +385,44 @@ def test_runs_of_two_machines_are_merged_and_say_the_same(tmp_path, capsys):
     assert [(row["run_id"], row["status"]) for row in rows] == [(RUN, "finished"), (OTHER, "interrupted")]
 
 
-def test_a_run_that_went_on_elsewhere_becomes_one(tmp_path):
+def test_a_run_that_went_on_elsewhere_becomes_one(tmp_path, times):
     one = written(tmp_path / "a" / RUN, range(1, 4))
     two = written(tmp_path / "b" / RUN, range(4, 7), finish=True)
     for number, path in enumerate((one, two), start=1):
         rescored(path)
-        fired = {"step": number, "phase": "train", "watch": "w", "metric": "m", "value": 1.0, "since": 1}
-        write_watches(path / "log", RUN, [fired])
+        write_watches(path / "log", RUN, [fired(number)])
     [merged] = merge_logs([two, one, one], tmp_path / "all")
     assert (merged.logs, merged.steps, merged.trajectories) == (2, 8, 16)
     assert content(tmp_path / "all") == content(one, two)
     with srl.store.open(tmp_path / "all") as log:
         assert log.execute("SELECT number, step FROM watches ORDER BY ALL").fetchall() == [(1, 1), (2, 2)]
         assert log.execute("SELECT run_id, status FROM runs").fetchall() == [(RUN, "finished")]
+
+
+def test_watches_of_a_merged_log_have_the_order_in_which_they_fired(tmp_path, times):
+    """A run that was rolled back from step 8 to 5, and went on elsewhere from the checkpoint of step 7."""
+    one = written(tmp_path / "a" / RUN, range(1, 8))
+    two = written(tmp_path / "b" / RUN, range(8, 10))
+    write_watches(one / "log", RUN, [fired(8, to_step=5), fired(6), fired(7), fired(9)])
+    write_watches(two / "log", RUN, [fired(8, to_step=5), fired(6), fired(7), fired(8)])
+    merge_logs([two, one], tmp_path / "all")
+    with srl.store.open(tmp_path / "all") as log:
+        found = log.execute("SELECT number, step FROM watches ORDER BY number").fetchall()
+    assert found == [(1, 8), (2, 6), (3, 7), (4, 9), (5, 8)]
+
+
+@pytest.mark.parametrize("harm", [cut, garble])
+@pytest.mark.parametrize("table", ["watches", "rescores"])
+def test_a_damaged_file_beside_a_log_is_one_line_in_a_merge(tmp_path, capsys, harm, table):
+    run = written(tmp_path / RUN, [1], finish=True)
+    rescored(run)
+    write_watches(run / "log", RUN, [fired(1)])
+    file = harm(watch_file(run / "log") if table == "watches" else rescore_file(run / "log", "f1=1"))
+    assert main(["inspect", "merge", str(run), "-o", str(tmp_path / "all")]) == 2
+    err = capsys.readouterr().err
+    assert f"{file} is damaged: " in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "all").exists()
 
 
 def test_shards_of_an_evaluation_become_one_and_the_same_question_twice_is_refused(tmp_path):

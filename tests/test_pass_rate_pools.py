@@ -141,6 +141,19 @@ def test_with_a_mix_each_place_keeps_its_part():
     assert Counter(places) == {"1": 9, "2": 3}
 
 
+def test_of_a_mix_only_the_parts_that_run_dry_are_named():
+    made = questions("train", 24)  # every other one has two hops, and is always right
+    order = MixedOrder(made, 4, 0, True, {"1": 3.0, "2": 1.0})
+    asked = {item.id: [1, 2, 2] for item in made[1::2]}
+    drawer = PassRateOrder(order, pools(always=0.0), asked)
+    found, _ = drawer.further(0, 4)
+    assert len(found) == 3
+    said = drawer.dry(len(found), 7)
+    assert "step 7 asks 3 of 4 questions; of '2' in data.mix there are 0 unasked (share 1), 0 never" in said
+    assert "12 always (share 0): give" in said
+    assert "'1'" not in said
+
+
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
     folder = tmp_path_factory.mktemp("towns")

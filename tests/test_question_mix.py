@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.training import config, train
+from tests.training import questions as training_questions
 
 import srl.store
 from srl.config.load import load_config
@@ -17,6 +19,7 @@ from srl.config.sections import Data, Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
 from srl.train.question_order import MixChange, MixedOrder, QuestionOrder, order_of
+from srl.train.questions import check_mix
 from srl.train.sft import batches
 from srl.trajectory import Question, Trajectory
 
@@ -118,6 +121,22 @@ def test_a_question_whose_hops_are_not_known_has_no_share_by_hops():
         MixedOrder([Question("a", "?", ())], 1, 0, True, {"1": 1})
 
 
+def test_questions_whose_hops_are_not_known_are_left_out_or_mixed_by_the_name_unknown():
+    asked = [*questions(nq=20), *(Question(f"a{n}", "?", (), "nq") for n in range(20))]
+    without = MixedOrder(asked, 8, 0, True, {"1": 1, "2": 1, "unknown": 0})
+    assert Counter(question.metadata.get("hops") for question in without.batch(1)) == {1: 4, 2: 4}
+    with_them = MixedOrder(asked, 8, 0, True, {"1": 1, "2": 0, "unknown": 1})
+    assert Counter(question.metadata.get("hops") for question in with_them.batch(1)) == {1: 4, None: 4}
+
+
+def test_unknown_without_numbers_is_the_data_source_of_questions_that_name_none():
+    asked = [*questions(nq=9), *(Question(f"a{n}", "?", ()) for n in range(9))]
+    batch = MixedOrder(asked, 4, 0, True, {"nq": 1, "unknown": 3}).batch(1)
+    assert Counter(question.data_source for question in batch) == {"nq": 1, "unknown": 3}
+    shown = [Question(f"a{n}", "?", (), metadata={"hops": 1}) for n in range(9)]
+    assert len(MixedOrder(shown, 4, 0, True, {"unknown": 1}).batch(1)) == 4
+
+
 def test_a_run_trains_on_the_mix_and_refuses_one_that_does_not_fit(tmp_path):
     with pytest.raises(UserError, match="no share for the number of hops '2'"):
         train(config(tmp_path, sets=["data.mix.1=1"]), tmp_path / "work")
@@ -127,6 +146,24 @@ def test_a_run_trains_on_the_mix_and_refuses_one_that_does_not_fit(tmp_path):
         query = "SELECT DISTINCT step, question_id, hops FROM trajectories WHERE phase = 'train'"
         rows = srl.store.rows(log, query)
     assert Counter((row["step"], row["hops"]) for row in rows) == {(1, 1): 1, (1, 2): 3, (2, 1): 1, (2, 2): 3}
+
+
+def test_a_mix_is_checked_with_the_questions_that_a_step_asks(tmp_path):
+    """Eight questions, four of each number of hops, fill batches of four by halves, and none of eight."""
+    halves, asked = {"data.mix": {"1": 1.0, "2": 1.0}}, training_questions("train", 8)
+    config_of = partial(config, tmp_path, "reinforce", data__train_batch_size=8, **halves)
+    with pytest.raises(UserError, match=r"batches of 8, .*lower its share or data\.train_batch_size"):
+        check_mix(asked, config_of(), "reinforce")
+    check_mix(asked, config_of(rft__questions=4), "rft")
+    check_mix(asked, config_of(), "sft")
+
+
+@pytest.mark.parametrize("asked", [None, 8])
+def test_rounds_refuse_a_mix_that_does_not_fit_before_a_run_begins(tmp_path, asked):
+    chosen = config(tmp_path, sets=["data.mix.1=1", "data.mix.2=1"], rft__questions=asked)
+    with pytest.raises(UserError, match=r"batches of 8, .*share or set a smaller rft\.questions"):
+        train(chosen, tmp_path / "work", "rft")
+    assert not (tmp_path / "work" / "runs").exists()
 
 
 def shown(path, **counts):

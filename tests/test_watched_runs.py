@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from srl.browse.watches import watches
 from srl.cli import main
 from srl.errors import UserError
 from srl.train import local_backend
+from srl.train.report import reporters
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
-from srl.train.watches import RULES, Rule
+from srl.train.watched_run import stopped
+from srl.train.watches import RULES, Fired, Rule
 from srl.update import optimiser
 from srl.workspace import Workspace
 
@@ -200,13 +203,69 @@ def test_a_run_is_stopped_when_it_has_been_rolled_back_often_enough(setting, wor
         "watch.length_high.threshold=0", "watch.length_high.patience=1", "watch.length_high.action=rollback",
         "watch.max_rollbacks=2", "trainer.val_before_train=false", "trainer.test_freq=0",
     ]  # fmt: skip
-    with pytest.raises(UserError, match=r"since step 1, after 2 roll-backs \(watch.max_rollbacks\); start"):
+    said = r"since step 1, after 2 roll-backs \(watch.max_rollbacks\); start"
+    with pytest.raises(UserError, match=said) as stop:
         train(config(setting, "grpo", sets), workspace)
     run = only_run(workspace)
     assert [(row["action"], row["to_step"]) for row in fired_in(run)] == [
         ("rollback", 0), ("rollback", 0), ("stop", None)
     ]  # fmt: skip
     assert rates(run) == pytest.approx([LR / 4])
+    assert str(stop.value).endswith(f"actor.optim.lr={LR / 8:g}"), "below what it ended with"
+
+
+def test_another_watch_that_stops_a_rolled_back_run_proposes_a_rate_below_its_own(
+    setting, workspace, monkeypatch
+):
+    monkeypatch.setitem(RULES, "kl", RATE)
+    other = ["watch.length_high.threshold=0", "watch.length_high.patience=4", "watch.length_high.action=stop"]
+    with pytest.raises(
+        UserError, match=r"length_high at step 4: .* since step 1, after 1 roll-back; "
+    ) as stop:
+        train(config(setting, "grpo", [*ROLLS_BACK, *other]), workspace)
+    assert str(stop.value).endswith(f"step-000000 --set actor.optim.lr={LR / 4:g}")
+
+
+def test_a_run_that_has_no_good_checkpoint_left_is_not_said_to_be_rolled_back_too_often(setting, tmp_path):
+    fired = Fired(5, "train", "kl", "actor/ref_kl", 3.0, 1.0, 1, "rollback")
+    said = stopped(tmp_path, config(setting, "grpo", ["watch.max_rollbacks=3"]), fired, None, 1)
+    assert "since step 1, after 1 roll-back; there is no good checkpoint" in said
+    assert said.endswith(f"actor.optim.lr={LR / 4:g}")
+
+
+class FakeWandB:
+    """W&B drops a row of an earlier step than the last one; a metric may have an axis of its own."""
+
+    Error = RuntimeError
+
+    def __init__(self):
+        self.rows, self.axis, self.last = [], None, -1
+
+    def init(self, **given):
+        return self
+
+    def define_metric(self, name, step_metric=None):
+        self.axis = step_metric if name == "*" else self.axis
+
+    def log(self, values, step=None):
+        if step is None or step >= self.last:
+            self.last = self.last + 1 if step is None else step
+            self.rows.append({"_step": self.last, **values})
+
+    def finish(self):
+        self.axis = self.axis or "_step"
+
+    def curve(self, name):
+        return [(row[self.axis], row[name]) for row in self.rows if name in row]
+
+
+def test_curves_of_wandb_have_the_steps_that_are_made_again_after_a_roll_back(setting, tmp_path, monkeypatch):
+    wandb = FakeWandB()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with reporters(config(setting, trainer__logger=["wandb"]), tmp_path) as (logger,):
+        for number, step in enumerate((1, 2, 3, 2, 3)):
+            logger.metrics(step, {"train/em": float(number)})
+    assert wandb.curve("train/em") == [(1, 0.0), (2, 1.0), (3, 2.0), (2, 3.0), (3, 4.0)]
 
 
 def test_a_damaged_table_of_watches_does_not_hide_the_log(rolled_back, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html import unescape
 
+import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 from tests.store_builder import KLEE, episode, new_log, question, record, search, write_step
@@ -12,10 +13,14 @@ from tests.store_builder import KLEE, episode, new_log, question, record, search
 from srl.browse.web.app import create_app
 from srl.browse.web.rendering import HERE
 from srl.cli import main
+from srl.store.prune import prune
+from srl.store.rescores import rescore_file, writing_rescores
+from srl.store.schema import RESCORE_SCHEMA
 from srl.trajectory import Passage, Question, Segment
 from srl.workspace import Workspace
 
 GRPO, PPO = "20250102T030405Z-tiny-grpo-s1-00aa", "20250103T030405Z-tiny-ppo-s1-01ab"
+LATER = "20250104T030405Z-tiny-grpo-s1-02ac"
 HOSTILE = {
     "script": "<script>alert(1)</script>",
     "end of style": "</style></pre><img src=x onerror=alert(1)>",
@@ -230,6 +235,39 @@ def test_page_is_sent_again_only_when_the_log_changed(get, workspace, logged):
     assert "0.300 at step 3" in later.text
 
 
+@pytest.mark.parametrize("page", ["", "/trajectories"])
+def test_page_of_the_latest_run_is_sent_again_after_a_step_and_a_new_run(get, workspace, logged, page):
+    def again(tag):
+        return get(f"/run/last{page}", headers={"if-none-match": tag})
+
+    tag = get(f"/run/last{page}").headers["etag"]
+    assert again(tag).status_code == 304
+    write_step(new_log(workspace / "runs" / PPO), 3)
+    after_step = again(tag)
+    assert after_step.status_code == 200
+    write_step(new_log(workspace / "runs" / LATER), 1)
+    after_run = again(after_step.headers["etag"])
+    assert after_run.status_code == 200
+    assert LATER in after_run.text
+
+
+def test_page_of_a_query_is_sent_again_when_a_known_reward_scored_more(get, workspace, logged):
+    """The directory of the rescores is there before, so nothing else in the log changes."""
+    file = rescore_file(workspace / "runs" / PPO / "log", "f1=1")
+    row = {"run_id": PPO, "trajectory_id": logged[0], "step": 2, "phase": "train", "rewards": "f1=1"}
+    row |= {"measure": "f1", "value": 0.25, "written": None}
+    address = {"run": PPO, "q": "SELECT sum(value) AS total FROM rescores"}
+    found = []
+    for count in (1, 2):
+        with writing_rescores(file) as write:
+            write(pa.Table.from_pylist([row] * count, RESCORE_SCHEMA))
+        tag = {"if-none-match": found[-1].headers["etag"]} if found else {}
+        found.append(get("/sql", params=address, headers=tag))
+    assert [answer.status_code for answer in found] == [200, 200]
+    assert "0.5" in found[1].text
+    assert get("/sql", params=address, headers={"if-none-match": found[1].headers["etag"]}).status_code == 304
+
+
 def test_damaged_run_is_named_and_the_others_are_shown(get, workspace, logged):
     (workspace / "runs" / GRPO / "log" / "manifest.json").write_text("{")
     page = get("/").text
@@ -298,6 +336,18 @@ def test_comparison_names_flipped_questions_and_changed_queries(get, workspace):
     assert "where was painter 1 born?" not in page
     other = get("/compare", params=path | {"show": "queries"}).text
     assert '<span class="search changed">another query</span>' in other
+
+
+def test_comparison_begins_and_ends_with_steps_that_are_not_pruned(get, workspace):
+    run = workspace / "runs" / GRPO
+    with new_log(run) as log:
+        for step, answer in enumerate(("Bern", "Bern", "Münchenbuchsee", "Bern"), start=1):
+            log.write(step, "val", [record(episode(0, step=step, phase="val", answer=answer))], {})
+    prune(run / "log", {(1, "val"), (4, "val")})
+    page = get("/compare").text
+    assert "1 questions are in both. Exact match 0.000 → 1.000." in page
+    for side, step in (("a", 2), ("b", 3)):
+        assert f'name="step_{side}" size="6" inputmode="numeric" value="{step}"' in page
 
 
 @pytest.mark.parametrize(

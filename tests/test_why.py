@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.made_runs import BROKEN, SOUND, write_broken, write_sound
-from tests.store_builder import new_log, write_step
+from tests.made_runs import BROKEN, RIGHT, SOUND, write_broken, write_sound
+from tests.store_builder import episode, new_log, record, write_step
 
 import srl.store
 from srl.browse.falls import change_point, fall, noise, rise
@@ -73,6 +73,30 @@ def test_failed_searches_are_named_though_the_episodes_that_are_left_get_better(
     found = diagnosed(tmp_path / RUN)
     assert (found.cause.name, found.since) == ("failed searches", None)
     assert {row["verdict"] for row in found.examples} == {"failed search"}
+
+
+@pytest.mark.parametrize(
+    ("error", "other", "name", "said"),
+    [
+        ("reward 'x' gave no score: 1", "", "failed reward", "of these 1 failed search, 5 failed reward"),
+        ("the server answers 500", "reward 'x' gave no score: 1", "failed engine",
+         "of these 5 failed engine, 1 failed reward"),
+        ("", "the server answers 500", "failed searches", "of these 5 failed search, 1 failed engine"),
+    ],
+)  # fmt: skip
+def test_the_fault_that_most_failed_episodes_have_is_named(tmp_path, error, other, name, said):
+    """Some have a right answer, whose verdict is `correct`."""
+    log = new_log(tmp_path / RUN)
+    for step in range(1, 9):
+        made = [episode(number, step=step, answer=RIGHT if number % 2 else "Bern") for number in range(10)]
+        if step > 5:
+            for number, one in enumerate(made[:2]):
+                one.end, one.error = "failed", other if (step, number) == (8, 0) else error
+        log.write(step, "train", [record(one) for one in made], {})
+    found = diagnosed(tmp_path / RUN)
+    assert found.cause.name == name
+    assert found.cause.evidence == ("20.0% of the last episodes failed; since step 6", said)
+    assert {row["step"] for row in found.examples} == {7, 8}
 
 
 @pytest.mark.parametrize(

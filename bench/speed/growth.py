@@ -1,7 +1,7 @@
 """How time and peak memory grow with episodes, turns, tokens and vocabulary, in rollout and update.
 
-Small widths, one process for each size. The exponent is the slope of a line through the logarithms: 1 is
-linear. Memory is the peak above what the process had when it was loaded.
+Small widths, one thread, one process for each size. The exponent is the slope of a line through the
+logarithms: 1 is linear. Memory is the peak above what the process had when it was loaded.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def run(options: Options) -> dict[str, Any]:
         axes = {"episodes": (4, 8)} if options.smoke else AXES
         for axis, chosen in axes.items():
             entries = [
-                Entry(str(size), stage, 2, {**{name: getattr(Size(), name) for name in AXES}, axis: size})
+                Entry(str(size), stage, 1, {**{name: getattr(Size(), name) for name in AXES}, axis: size})
                 for size in chosen
             ]
             results = one_by_one("growth", entries, options)

@@ -277,12 +277,12 @@ def run(options: Options) -> dict[str, Any]:
     On one thread ours and `generate` run at the precision that was the faster one on two.
     """
     found: dict[str, Any] = {}
-    for shape in ("real", "tiny"):
+    for shape, more in (("real", 0), ("tiny", 2)):
         both = ["float32", "bfloat16"] if shape == "real" else ["float32"]
         precisions = {OURS: both, LOCKSTEP: both}
         for threads in (2, 1):
             entries = entries_of(shape, threads, precisions, options)
-            runs, ready = interleaved("rollout", entries, options, options.rounds)
+            runs, ready = interleaved("rollout", entries, options, options.rounds + more)
             found[f"{shape}, {threads} threads"] = summary(runs, ready)
             precisions = {kind: [fastest(kind, runs, known)] for kind, known in precisions.items()}
     found["equal greedy episodes"] = equal_share(options)

@@ -101,11 +101,11 @@ def sides(
     asked: Sequence[tuple[str, int | None]],
     phase: str | None = None,
 ) -> tuple[Side, Side]:
-    """What two pairs of run_id and step stand for; without a step, the last one of the phase.
+    """What two pairs of run_id and step stand for; without a step, the last one of the phase, not pruned.
 
     Raises UserError if the two have no phase in common, and if they are the same.
     """
-    query = "SELECT DISTINCT phase, step FROM raw.steps WHERE run_id = ? AND trajectories > 0"
+    query = "SELECT DISTINCT phase, step FROM raw.trajectories WHERE run_id = ?"
     had = [connection.execute(query, [run_id]).fetchall() for run_id, _ in asked]
     for wanted in PHASES if phase is None else (phase,):
         found = []

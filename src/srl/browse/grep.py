@@ -25,6 +25,9 @@ PLACES = tuple(_SOURCES)
 """Where text can be searched for."""
 USUAL = ("policy", "observation", "query")
 
+MEMORY, FEW = "768MB", 1000
+"""What DuckDB may take for at most so many rows; it would keep most of a large log's text, to no use."""
+
 _AROUND = 60
 """Characters of an excerpt before and after the match."""
 

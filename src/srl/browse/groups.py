@@ -63,16 +63,22 @@ def _advantages(shown: Transcript) -> list[float]:
 
 
 def in_words(found: Sequence[Mapping[str, Any]]) -> str:
-    """How the rewards of a group, of which these are the rows, lie, in one line."""
+    """How the rewards and advantages of a group, of which these are the summaries, lie, in one line."""
     rewards = [row["reward"] for row in found if row["reward"] is not None and row["valid"]]
     if not rewards:
         return "no reward"
-    spread = pstdev(rewards)
-    agree = "; all agree, so the group has no gradient" if len(rewards) > 1 and spread == 0 else ""
     failed = len(found) - len(rewards)
     lost = f"; {failed} without a valid reward" if failed else ""
-    about = f"reward {fmean(rewards):.3f}, standard deviation {spread:.3f}"
-    return f"{about}, {len(rewards)} samples{agree}{lost}"
+    about = f"reward {fmean(rewards):.3f}, standard deviation {pstdev(rewards):.3f}"
+    return f"{about}, {len(rewards)} samples{_agreement(found, rewards)}{lost}"
+
+
+def _agreement(found: Sequence[Mapping[str, Any]], rewards: Sequence[float]) -> str:
+    """Whether a group teaches nothing, by its advantages: equal rewards do not say so of every algorithm."""
+    known = [row for row in found if row["advantage"] is not None]
+    if known and all(row["lowest_advantage"] == row["highest_advantage"] == 0 for row in known):
+        return "; all advantages are 0, so it has no policy gradient"
+    return "; all rewards are equal" if len(rewards) > 1 and min(rewards) == max(rewards) else ""
 
 
 def history(connection: duckdb.DuckDBPyConnection, question_id: str) -> list[dict[str, Any]]:

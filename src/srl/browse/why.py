@@ -24,6 +24,7 @@ import duckdb
 from srl.browse.falls import FEWEST, Fall, fall, level, level_window, rise
 from srl.errors import UserError
 from srl.store import rows
+from srl.store.verdict import FAULT_SQL
 
 FEW = 10
 """Episodes below which a rate is not known, and its earlier value stands for it."""
@@ -35,6 +36,9 @@ class Counts:
 
     episodes: int = 0
     failed: int = 0
+    failed_engine: int = 0
+    failed_reward: int = 0
+    """Of the failed episodes those of which the engine or a reward failed; of the others a search did."""
     right: int = 0
     answered: int = 0
     searched: int = 0
@@ -144,13 +148,15 @@ class _Log:
         return next((self.metrics[name] for name in names if name in self.metrics), {})
 
 
-_COUNTS = """
+_COUNTS = f"""
 WITH judged AS (
     SELECT *, valid AND answer IS NOT NULL AS said, em >= 1 AS good,
-        coalesce(gold_in_passages, false) AS shows
+        coalesce(gold_in_passages, false) AS shows, {FAULT_SQL} AS fault
     FROM trajectories WHERE run_id = $run AND phase = 'train' AND em IS NOT NULL
 )
 SELECT step, count(*) FILTER (valid) AS episodes, count(*) FILTER (NOT valid) AS failed,
+    count(*) FILTER (NOT valid AND fault = 'failed engine') AS failed_engine,
+    count(*) FILTER (NOT valid AND fault = 'failed reward') AS failed_reward,
     count(*) FILTER (said AND good) AS right, count(*) FILTER (said) AS answered,
     count(*) FILTER (said AND searches > 0) AS searched,
     count(*) FILTER (said AND searches > 0 AND shows) AS shown,
@@ -248,17 +254,14 @@ def _rose(log: _Log) -> bool:
 
 
 def _always(log: _Log) -> list[Finding]:
-    """Faults that count whatever the outcome: searches that fail, and numbers that are not finite."""
+    """Faults that count whatever the outcome: episodes that fail, and numbers that are not finite."""
     found = []
     steps = list(log.counts)
     last = log.over(steps[-max(3, len(steps) // 10) :])
     share = last.failed / max(last.failed + last.episodes, 1)
     if share >= 0.1:
         first = next(step for step in steps if _failed(log.counts[step]) >= share / 2)
-        found.append(Finding(
-            "failed searches", "Searches fail, so episodes are lost to the infrastructure.",
-            (f"{share:.1%} of the last episodes failed; since step {first}",), "NOT valid",
-        ))  # fmt: skip
+        found.append(_fault(last, f"{share:.1%} of the last episodes failed; since step {first}"))
     for name in ("actor/grad_norm", "actor/pg_loss", "actor/entropy", "critic/grad_norm"):
         broken = [step for step, value in log.metric(name).items() if not isfinite(value)]
         if broken:
@@ -268,6 +271,23 @@ def _always(log: _Log) -> list[Finding]:
             ))  # fmt: skip
             break
     return found
+
+
+_FAULTS = {
+    "failed search": ("failed searches", "Searches fail, so episodes are lost to the infrastructure."),
+    "failed engine": ("failed engine", "The engine fails, so episodes are left out of the loss."),
+    "failed reward": ("failed reward", "A reward gives no score, so episodes are left out of the loss."),
+}
+"""The name and the sentence of the cause for each fault of an episode."""
+
+
+def _fault(last: Counts, lost: str) -> Finding:
+    """The fault of most of the episodes that were `lost`, and how many have each."""
+    counts = {"failed engine": last.failed_engine, "failed reward": last.failed_reward}
+    counts = {"failed search": last.failed - sum(counts.values())} | counts
+    most = max(counts, key=counts.__getitem__)
+    listed = ", ".join(f"{count} {fault}" for fault, count in counts.items() if count)
+    return Finding(*_FAULTS[most], (lost, f"of these {listed}"), f"NOT valid AND {FAULT_SQL} = '{most}'")
 
 
 def _failed(counts: Counts) -> float:

@@ -27,7 +27,8 @@ def train(
     algo: Annotated[
         str | None,
         typer.Option(
-            help="ppo, grpo, rloo, turn_rloo, gspo, cispo, reinforce, reinforce_plus_plus, sft, rft, a plugin's."
+            help="ppo, grpo, rloo, turn_rloo, gspo, cispo, reinforce, reinforce_plus_plus, sft, rft, "
+            "or a plugin."
         ),
     ] = None,
     backend: Annotated[
@@ -305,6 +306,7 @@ def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:
     from srl.workspace import Workspace
 
     name = algo if algo in (SFT, RFT) else resolved.config.algorithm.name
+    _warn_of_demo_model(resolved)
     if backend == "verl" and algo in (SFT, RFT):
         raise UserError(f"--algo {algo} trains in this process; leave out --backend verl")
     workspace = Workspace.resolve()
@@ -317,6 +319,14 @@ def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:
         terminal=_terminal(),
     )
     _tell(summary, json, workspace)
+
+
+def _warn_of_demo_model(resolved: Any) -> None:
+    """Say so where settings that are not the demo's train its model, since no other is given."""
+    config = resolved.config
+    if config.model.path or config.sft.log or str(config.data.template).startswith("tiny"):
+        return
+    output.note(f"warning: {resolved.preset} without a model trains the demo's model; give --model")
 
 
 def _resume(run: str, steps: int | None, json: bool) -> None:

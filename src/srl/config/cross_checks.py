@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, Protocol, cast
@@ -164,6 +164,7 @@ _AT_MOST = (
     ("rollout.min_answer_tokens", "rollout.max_turn_tokens"),
 )
 """Pairs of keys; the first must not exceed the second."""
+_LOWER_ONE = "lower the first or raise the second"
 
 
 def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm) -> list[str]:
@@ -177,13 +178,10 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
             wanted = " or ".join(f"{key}={plain(value)}" for value in values)
             raise UserError(f"algorithm.name = {algorithm.name} needs {wanted}, not {say(key)}")
     for who in ("actor", "critic") if algorithm.needs_critic else ("actor",):
-        mini = f"{who}.ppo_mini_batch_size"
-        size = _value(config, mini)
-        if size < config.data.train_batch_size and config.data.train_batch_size % size:
-            raise UserError(f"{say(mini)} must divide {say('data.train_batch_size')}")
+        _check_mini_batch(config, f"{who}.ppo_mini_batch_size", say)
     for small, large in _AT_MOST:
         if _value(config, small) > _value(config, large):
-            raise UserError(f"{say(small)} must not exceed {say(large)}")
+            raise UserError(f"{say(small)} must not exceed {say(large)}; {_LOWER_ONE}")
     if config.rollout.deterministic and config.rollout.engine not in ("auto", "torch"):
         raise UserError(
             f"{say('rollout.deterministic')} needs the torch engine, not {say('rollout.engine')}: "
@@ -203,7 +201,8 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     buffer, longest = config.reward.overlong_buffer, config.data.max_response_length
     if buffer.enable and buffer.len > longest:
         raise UserError(
-            f"{say('reward.overlong_buffer.len')} must not exceed {say('data.max_response_length')}"
+            f"{say('reward.overlong_buffer.len')} must not exceed {say('data.max_response_length')}; "
+            f"{_LOWER_ONE}"
         )
     _check_rejection(config)
     _check_openai(config)
@@ -216,12 +215,20 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     return list(_warnings(config, algorithm))
 
 
+def _check_mini_batch(config: Config, key: str, say: Callable[[str], str]) -> None:
+    """A mini-batch below the batch divides it. `say` names a key with its value and origin."""
+    size, batch = _value(config, key), config.data.train_batch_size
+    if size < batch and batch % size:
+        fits = max(part for part in range(1, size) if batch % part == 0)
+        raise UserError(f"{say(key)} must divide {say('data.train_batch_size')}; set {key}={fits}")
+
+
 def _check_curriculum(config: Config) -> None:
     """A curriculum has both ends, for the same names, and a length."""
     data = config.data
     if (data.mix_steps is not None) != bool(data.mix_end):
         given, missing = ("mix_end", "mix_steps") if data.mix_end else ("mix_steps", "mix_end")
-        raise UserError(f"data.{given} needs data.{missing} too: mix goes to mix_end in mix_steps steps")
+        raise UserError(f"data.{given} needs data.{missing} too: mix goes to mix_end in mix_steps batches")
     if data.mix_end and set(data.mix_end) != set(data.mix):
         names = f"name the same: {', '.join(data.mix)}" if data.mix else "be given both"
         raise UserError(f"data.mix and data.mix_end have to {names}; 0 leaves questions out")

@@ -184,13 +184,15 @@ class Data(Section):
     """Shuffle the questions of each epoch. The order depends on trainer.seed only."""
     mix: dict[str, NonNegative] = {}
     """Shares of a training batch by data source, such as {nq: 1, hotpotqa: 2}, or by hops if all names are
-    numbers; 0 leaves questions out. Each place goes to what is furthest below its share so far. Empty: all
-    questions alike."""
+    numbers (unknown: those without hops); 0 leaves questions out. Each place goes to what is furthest below
+    its share so far. Empty: all questions alike."""
     mix_end: dict[str, NonNegative] = {}
-    """A curriculum: the shares that mix has after mix_steps steps, for the same names. They change in a
-    straight line from the first step on. Empty: mix stays as it is."""
+    """A curriculum: the shares that mix has after mix_steps batches, for the same names. They change in a
+    straight line from the first batch on. Empty: mix stays as it is."""
     mix_steps: Count | None = None
-    """Steps in which the shares go from mix to mix_end. Needed with mix_end."""
+    """Batches of train_batch_size questions asked (with `--algo rft` rounds) in which the shares go from mix
+    to mix_end. As many training steps, or fewer with algorithm.filter_groups, whose steps may ask more than a
+    batch. Needed with mix_end."""
     pass_rate_pools: PassRatePools = PassRatePools()
 
     @property
@@ -388,14 +390,14 @@ class RolloutCorrection(Section):
         default=None, pattern=rf"^{_REJECTION}( *, *{_REJECTION})*$"
     )
     """Rejection: leave tokens (token) or episodes (seq_sum, seq_mean, seq_max) out of the loss whose
-    divergence is out of bounds. k1: the log-ratio, k2: half its square, k3: ratio − 1 − log-ratio. seq_sum_k1
-    bounds an episode's ratio, seq_mean_k1 its geometric mean. Of several, separated by commas, all must
-    hold."""
+    divergence is out of bounds. With the ratio π_trainer / π_sampler, k1: −log-ratio, k2: half its square,
+    k3: ratio − 1 − log-ratio. seq_sum_k1 bounds 1 / ratio of an episode, seq_mean_k1 its geometric mean. Of
+    several, separated by commas, all must hold."""
     rollout_rs_threshold: Annotated[
         float | str | None, Takes("null, a number > 0, or one for each, separated by commas")
     ] = None
-    """Bounds of rollout_rs. k1: of the ratio, LOWER_UPPER such as 0.9_1.1, or its upper bound alone (lower:
-    1 / upper). k2, k3: the upper bound."""
+    """Bounds of rollout_rs. k1: of 1 / ratio, π_sampler / π_trainer, LOWER_UPPER such as 0.9_1.1, or its
+    upper bound alone (lower: 1 / upper). k2, k3: the upper bound."""
 
     @property
     def bounds(self) -> tuple[float | None, float]:
@@ -404,7 +406,7 @@ class RolloutCorrection(Section):
 
     @property
     def rejections(self) -> list[tuple[str, float | None, float]]:
-        """`(option, lower, upper)` of each rejection, the bounds of k1 those of the ratio.
+        """`(option, lower, upper)` of each rejection, the bounds of k1 those of π_sampler / π_trainer.
 
         Raises ValueError with the reason where rollout_rs and rollout_rs_threshold do not fit together.
         """
@@ -430,10 +432,12 @@ class FilterGroups(Section):
     """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose scores agree are replaced. Names as in verl."""
 
     enable: bool = False
-    """Replace groups whose scores agree, which have no advantage, by those of further questions, until
-    data.train_batch_size groups differ. All episodes are in the log. Needs rollout.n of 2 or more."""
+    """Replace groups whose scores agree, which teach nothing where the group is the baseline, by those of
+    further questions, until data.train_batch_size groups differ. All episodes are in the log. Needs rollout.n
+    of 2 or more."""
     metric: str = "reward"
-    """What must differ: reward, or the name of one of its parts, such as em."""
+    """What must differ: reward (with turn_rloo from any turn on), or the name of one of its parts, such as
+    em."""
     max_num_gen_batches: Count = 10
     """Most generation batches in a step; each asks data.train_batch_size questions at most. What is missing
     then is filled with the first groups that agree. If no group differs, the run stops."""
@@ -626,7 +630,8 @@ class Trainer(Section):
     total_training_steps: Natural = 30
     """Steps of RL."""
     save_freq: Natural = 10
-    """Steps between checkpoints; a run that is stopped saves one too. 0: only the last step."""
+    """Steps between checkpoints. A run that is stopped saves one too, unless the step under way has begun to
+    change weights. 0: only the last step."""
     test_freq: Natural = 10
     """Steps between validations. 0: none."""
     val_before_train: bool = True

@@ -76,7 +76,7 @@ def find_damage(log: Path, *, thorough: bool = True) -> list[Damage]:
         found += _database_damage(log, thorough)
     else:
         found += _part_damage(log, thorough)
-    found += _damage_beside(log, thorough)
+    found += damage_beside(log, thorough=thorough)
     return [damage for damage in found if damage.place.exists()]  # compaction removes parts
 
 
@@ -154,7 +154,7 @@ def _part_damage(log: Path, thorough: bool) -> Iterator[Damage]:
             yield Damage(log, part.path, why, part.steps_in_words())
 
 
-def _damage_beside(log: Path, thorough: bool) -> Iterator[Damage]:
+def damage_beside(log: Path, *, thorough: bool) -> Iterator[Damage]:
     """The damage in tables that have files of their own."""
     beside = {watch_file(log): "which watches fired"} if watch_file(log).is_file() else {}
     for file, holds in (dict.fromkeys(rescore_files(log), "what was rescored") | beside).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -128,21 +129,43 @@ def _keys(connection: duckdb.DuckDBPyConnection) -> list[tuple[object, ...]]:
 def _write_run(log: Path, logs: Sequence[Path]) -> None:
     """Write one finished log of all `logs`, with the manifest of the one that was written last."""
     log.mkdir(parents=True)
-    manifests = [run_info.load(one) for one in logs]
-    latest = max(manifests, key=lambda manifest: manifest.get("resumed") or manifest["run"]["started"])
+    latest = run_info.load(max(logs, key=_began))
     payload: dict[str, Any] = {name: latest[name] for name in latest if name not in ("format", "kind")}
     write_manifest(log, run_info.KIND, payload)
     try:
         write_database(log / FINISHED, run_info.run_row(log), logs)
     except (duckdb.Error, pa.ArrowException) as error:
         raise UserError(f"{', '.join(map(str, logs))}: {in_one_line(error)}") from error
-    run_id = latest["run"]["run_id"]
-    fired = pa.concat_tables([read_watches(one) for one in logs]).drop_columns(["run_id", "number"])
-    write_watches(log, run_id, fired.sort_by("step").to_pylist())
+    write_watches(log, latest["run"]["run_id"], _fired(sorted(logs, key=_began)))
     for name in sorted({file.name for one in logs for file in rescore_files(one)}):
         with writing_rescores(log / RESCORES / name) as write:
             for one in logs:
                 write(read_rescores(one / RESCORES / name))
+
+
+def _began(log: Path) -> str:
+    """When the last session that wrote a log began."""
+    manifest = run_info.load(log)
+    return str(manifest.get("resumed") or manifest["run"]["started"])
+
+
+def _fired(logs: Sequence[Path]) -> list[dict[str, Any]]:
+    """The watches of all logs, in the order in which they fired.
+
+    A run that went on elsewhere knows what had fired until then, so its log begins with the same rows.
+    """
+    fired: list[dict[str, Any]] = []
+    earlier: list[list[dict[str, Any]]] = []
+    for log in logs:
+        found = read_watches(log).drop_columns(["run_id", "number"]).to_pylist()
+        fired += found[max((_shared(found, other) for other in earlier), default=0) :]
+        earlier.append(found)
+    return fired
+
+
+def _shared(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many of their first rows two lists have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _merged(run_id: str, logs: Sequence[Path], out: Path) -> Merged:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
 import duckdb
@@ -16,7 +18,7 @@ from srl.files import NotWritten, why_not_written
 from srl.manifests import MANIFEST
 from srl.processes import Process
 from srl.store import run_info
-from srl.store.damage import find_damage, left_out
+from srl.store.damage import damage_beside, find_damage, left_out
 from srl.store.database import in_one_line, quoted
 from srl.store.finished import clear_aside, replacing_database, write_database
 from srl.store.lock import LogLock
@@ -32,13 +34,16 @@ Places = Collection[tuple[int, str]]
 _PRUNED = ("trajectories", "segments", "searches")
 _WRITER = "main"
 _QUERY = """
-SELECT step, phase, written, found.trajectories, tokens / sum(tokens) OVER () AS share
-FROM steps JOIN (
+SELECT step, phase, written, coalesce(found.trajectories, 0),
+    coalesce(tokens / sum(tokens) OVER (), 0.0) AS share
+FROM steps LEFT JOIN (
     SELECT step, phase, count(*) AS trajectories, greatest(sum(total_tokens), 1) AS tokens
     FROM raw.trajectories GROUP BY step, phase
 ) AS found USING (step, phase)
+WHERE found.trajectories > 0 OR (step, phase) IN (SELECT step, phase FROM raw.rescores)
 ORDER BY phase, step
 """
+"""The steps with trajectories, and those that a killed prune left with rescores alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A step whose trajectories go: how many, and their share of the log's bytes, by their tokens."""
+    """A step whose trajectories go: how many, and their share of the log's bytes, by their tokens.
+
+    It has none where an earlier prune was killed before the rescores had gone too.
+    """
 
     step: int
     phase: str
@@ -82,32 +90,41 @@ def plan(log: Path, rule: Rule) -> list[Pruned]:
             "the scores of an evaluation are computed from its trajectories, so none are pruned; a run that "
             "is not needed is removed with its directory"
         )
-    last = {phase: step for step, phase, *_ in found}
+    last = {phase: step for step, phase, _, trajectories, _ in found if trajectories}
     takes = sum(size.bytes for size in sizes(log) if size.table in _PRUNED)
     return [
         Pruned(step, phase, trajectories, round(share * takes))
         for step, phase, written, trajectories, share in found
-        if phase != EVALUATION and rule.prunes(step, phase, written, last[phase])
+        if phase != EVALUATION and rule.prunes(step, phase, written, last.get(phase, -1))
     ]
 
 
 def prune(log: Path, gone: Places) -> None:
     """Remove the trajectories of the steps `gone` from `log`; a kill leaves it as it was, or pruned.
 
-    Raises UserError for a log that is being written or pruned, or is damaged.
+    Rescores go last: a kill may leave those of trajectories that have gone, and the repeated prune removes
+    them. Raises UserError for a log that is being written or pruned, or is damaged.
     """
     with LogLock(log, "pruned"):
         _check_not_written(log)
-        if damage := next(iter(find_damage(log, thorough=False)), None):
+        if damage := next(chain(find_damage(log, thorough=False), damage_beside(log, thorough=True)), None):
             raise UserError(left_out(damage))
         clear_aside(log)
-        drop_rescores(log, lambda step, phase, _: (step, phase) in gone)
-        try:
+        with _saying(log, "was not pruned", "it is as it was"):
             _rewrite(log, gone)
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
-            if why := why_not_written(error, log):
-                raise NotWritten(f"{log} was not pruned: {why}; it is as it was") from error
-            raise UserError(f"{log} was not pruned: {in_one_line(error)}") from error
+        with _saying(log, "was pruned, but not all rescores", "repeat the command"):
+            drop_rescores(log, lambda step, phase, _: (step, phase) in gone)
+
+
+@contextmanager
+def _saying(log: Path, what: str, then: str) -> Iterator[None]:
+    """Inside, an error in writing is one line that says `what` happened to the log, and `then`."""
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException, OSError, NotWritten) as error:
+        if why := why_not_written(error, log):
+            raise NotWritten(f"{log} {what}: {why}; {then}") from error
+        raise UserError(f"{log} {what}: {in_one_line(error)}; {then}") from error
 
 
 def _check_not_written(log: Path) -> None:

@@ -28,6 +28,7 @@ from srl.store.database import (
     create_views,
     create_watches,
     in_one_line,
+    quoted,
     scan,
     seal,
 )
@@ -88,17 +89,19 @@ def reading(
     *,
     warn: Warn = _logger.warning,
     sealed: bool = True,
+    memory: str | None = None,
 ) -> T:
     """Return `read(connection)`; retried with a new connection if the writer compacted the log meanwhile.
 
     Damaged parts and runs are left out, with a call of `warn`. A `sealed` connection can open only files of
-    the logs. Raises UserError if nothing can be read.
+    the logs. DuckDB takes at most `memory`, such as "768MB", and spills what exceeds it; by default it keeps
+    what it read of finished logs. Raises UserError if nothing can be read.
     """
 
     def once(without: Damages) -> T:
         with (
             TemporaryDirectory(prefix="srl-", ignore_cleanup_errors=True) as spill,
-            _connect(paths, without, Path(spill) if sealed else None) as connection,
+            _connect(paths, without, Path(spill) if sealed else None, memory) as connection,
         ):
             return _interruptible(connection, read)
 
@@ -157,12 +160,14 @@ def _interruptible(
 
 
 def _connect(
-    paths: Sequence[Path | str], without: Damages, spill: Path | None = None
+    paths: Sequence[Path | str], without: Damages, spill: Path | None = None, memory: str | None = None
 ) -> duckdb.DuckDBPyConnection:
     """A connection over the logs at `paths`; sealed if there is a directory to `spill` to."""
     logs = list(dict.fromkeys(log for path in paths for log in existing_logs(path)))
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:
+        if memory:
+            connection.execute(f"SET memory_limit = {quoted(memory)}")
         _create_tables(connection, logs, without)
         if spill:
             seal(connection, [log / name for log in logs for name in (PARTS_DIRECTORY, RESCORES)], spill)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.files import atomic_file, digest_text
+from srl.store.beside import read_beside
 from srl.store.schema import RESCORE_SCHEMA
 
 DIRECTORY = "rescores"
@@ -29,8 +30,8 @@ def rescore_file(log: Path, rewards: str) -> Path:
 
 
 def read_rescores(file: Path) -> pa.Table:
-    """The rows of `file`, which may not exist."""
-    return pq.read_table(file, schema=RESCORE_SCHEMA) if file.is_file() else RESCORE_SCHEMA.empty_table()
+    """The rows of `file`, which may not exist. Raises DamagedError."""
+    return read_beside(file, RESCORE_SCHEMA)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.errors import UserError
@@ -63,7 +64,17 @@ def _of_parts(log: Path) -> list[Size]:
 
 
 def _rows(files: list[Path]) -> int:
-    return sum(pq.read_metadata(file).num_rows for file in files)
+    return sum(map(_rows_of, files))
+
+
+def _rows_of(file: Path) -> int:
+    """The rows of a Parquet file, by its metadata; none of a damaged one."""
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # such as a file that has gone
+            raise
+        return 0
 
 
 def _bytes(files: Iterable[Path]) -> int:

@@ -16,12 +16,15 @@ VERDICTS = {
 }
 """Each verdict, and how it is shown beside a trajectory."""
 
+FAULT_SQL = f"""CASE WHEN starts_with(error, '{REWARD_FAULT}') THEN 'failed reward'
+        WHEN error <> '' THEN 'failed engine' ELSE 'failed search' END"""
+"""What made an episode fail that did, as its verdict says unless its answer was right."""
+
 VERDICT_SQL = f"""
 SELECT * REPLACE (coalesce(error, '') AS error), CASE
     WHEN em IS NULL THEN NULL
     WHEN em >= 1 THEN 'correct'
-    WHEN "end" = 'failed' THEN CASE WHEN starts_with(error, '{REWARD_FAULT}') THEN 'failed reward'
-        WHEN error <> '' THEN 'failed engine' ELSE 'failed search' END
+    WHEN "end" = 'failed' THEN {FAULT_SQL}
     WHEN answer IS NULL THEN 'unanswered'
     WHEN searches = 0 THEN 'no search'
     WHEN gold_in_passages THEN 'reader'

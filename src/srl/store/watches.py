@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.files import atomic_file
+from srl.store.beside import read_beside
 from srl.store.schema import WATCH_SCHEMA
 
 
@@ -23,9 +24,8 @@ def watch_file(log: Path) -> Path:
 
 
 def read_watches(log: Path) -> pa.Table:
-    """The rows of a log. Raises pyarrow's errors for a damaged file."""
-    file = watch_file(log)
-    return pq.read_table(file, schema=WATCH_SCHEMA) if file.is_file() else WATCH_SCHEMA.empty_table()
+    """The rows of a log, in the order in which they fired. Raises DamagedError."""
+    return read_beside(watch_file(log), WATCH_SCHEMA)
 
 
 def write_watches(log: Path, run_id: str, fired: Sequence[Mapping[str, Any]]) -> None:

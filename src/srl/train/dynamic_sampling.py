@@ -2,7 +2,7 @@
 
 Yu et al. 2025, "DAPO", section 3.2 and eq. 11 (arXiv 2503.14476): a group whose scores agree has no
 advantage, so that a batch with many of them is a small one with a noisy gradient. Such groups are replaced by
-those of further questions. Both backends choose by `GroupChoice`.
+those of further questions.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, zip_longest
 
 from srl.config.sections import FilterGroups
 from srl.errors import UserError
@@ -18,6 +19,9 @@ from srl.trajectory import Score
 
 REWARD = "reward"
 """The metric that is the whole reward."""
+Returns = tuple[float, ...]
+"""What is compared of an episode: its metric; then, for turn-level credit, its return from each later turn
+on."""
 
 
 @dataclass(slots=True)
@@ -31,10 +35,10 @@ class GroupChoice:
     wanted: int
     batches: int = 0
     """Generation batches so far."""
-    groups: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """The metric's values of the group's valid episodes."""
+    groups: dict[str, tuple[Returns, ...]] = field(default_factory=dict)
+    """What is compared of the group's valid episodes."""
 
-    def add(self, groups: Mapping[str, Sequence[float]]) -> None:
+    def add(self, groups: Mapping[str, Sequence[Returns]]) -> None:
         """The groups of one more generation batch."""
         self.batches += 1
         self.groups |= {question: tuple(values) for question, values in groups.items()}
@@ -42,7 +46,7 @@ class GroupChoice:
     @property
     def differing(self) -> list[str]:
         """The questions whose scores differ. A group with less than two valid episodes has none that do."""
-        return [question for question, values in self.groups.items() if len(set(values)) > 1]
+        return [question for question, episodes in self.groups.items() if differ(episodes)]
 
     def next_batch(self) -> int:
         """How many questions to ask next; 0 once enough groups differ, or after the last generation batch.
@@ -67,7 +71,7 @@ class GroupChoice:
         """Raises UserError where dynamic sampling has found no group that differs; `then`: how to go on."""
         if not self.section.enable or self.differing:
             return
-        values = Counter(values[0] for values in self.groups.values() if values)
+        values = Counter(episodes[0][0] for episodes in self.groups.values() if episodes)
         known = ", ".join(f"{count:,} at {value:g}" for value, count in values.most_common(3))
         raise UserError(
             f"nothing to learn in step {step}: the episodes of each of {len(self.groups):,} questions have "
@@ -78,6 +82,22 @@ class GroupChoice:
     def metrics(self) -> dict[str, float]:
         """How many generation batches there were, under verl's name; empty without dynamic sampling."""
         return {"train/num_gen_batches": float(self.batches)} if self.section.enable else {}
+
+
+def differ(episodes: Sequence[Returns]) -> bool:
+    """Whether a group teaches something: the returns from one turn on differ among those that take it."""
+    columns = zip_longest(*episodes)
+    return any(len(set(column) - {None}) > 1 for column in columns)
+
+
+def compared(score: Score, metric: str, turn_level: bool) -> Returns:
+    """What dynamic sampling compares of an episode. With `turn_level` credit (`Algorithm.turn_level`) two
+    episodes of equal reward differ where one had got more of it before a turn that both take.
+    """
+    value = metric_value(score, metric)
+    if metric != REWARD or not turn_level or not score.per_turn:
+        return (value,)
+    return value, *(round(value - before, 9) for before in accumulate(score.per_turn[:-1]))
 
 
 def metric_value(score: Score, metric: str, key: str = "algorithm.filter_groups.metric") -> float:

@@ -22,7 +22,7 @@ from srl.train.logged_episodes import check_tokens, episodes_of_log
 from srl.train.make_missing import Note
 from srl.train.model_card import model_card
 from srl.train.resume import checkpoint_notes
-from srl.train.run_directory import LOG, Progress, best_step, checkpoint_path, validations_without_rise
+from srl.train.run_directory import LOG, Progress, best_step, checkpoint_path, due, validations_without_rise
 from srl.train.search import IndexDigests
 from srl.train.sft import batches, demonstrated, fine_tune_step, sft_optimiser, with_epochs
 from srl.train.stopped_run import saved_if_stopped
@@ -109,7 +109,7 @@ class FineTuning:
                 count(step)
                 if step == steps or self._validates(step):
                     return
-                if _due(step, trainer.save_freq):
+                if due(step, trainer.save_freq):
                     self._save(trainer.max_ckpt_to_keep)
 
     def _step(self, step: int, trajectories: list[Trajectory], left_s: Callable[[], float]) -> None:
@@ -135,10 +135,10 @@ class FineTuning:
         It is `saved` already where the run was stopped in the validation.
         """
         step, trainer, sft = self.progress.step, self.config.trainer, self.config.sft
-        due, validates = step == sft.steps or _due(step, trainer.save_freq), self._validates(step)
+        saves, validates = step == sft.steps or due(step, trainer.save_freq), self._validates(step)
         if validates:
             self.progress.awaits_validation = True
-            if due and not saved:
+            if saves and not saved:
                 saved = True
                 self._save(None)
             with self._saved_if_stopped():
@@ -150,7 +150,7 @@ class FineTuning:
             save_validated(
                 self.run_directory, self.progress, trainer.max_ckpt_to_keep, trainer.keep_best_ckpt
             )
-        elif due or is_best or self._stops_early():
+        elif saves or is_best or self._stops_early():
             self._save(trainer.max_ckpt_to_keep)
 
     def _stops_early(self) -> bool:
@@ -237,7 +237,3 @@ def _note_episodes(run: Path, runner: EpisodeRunner, counts: dict[str, float]) -
             f"the episodes that {run.name} is fine-tuned on have changed ({'; '.join(changed)}): put them "
             "back, or start a new run"
         )
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

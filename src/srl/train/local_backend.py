@@ -27,7 +27,7 @@ from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.train.disk_space import checkpoint_bytes, lack_of_room
-from srl.train.dynamic_sampling import GroupChoice, metric_value
+from srl.train.dynamic_sampling import GroupChoice, Returns, compared, metric_value
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.fine_tuning import Loop, sft_loop
@@ -49,7 +49,7 @@ from srl.train.questions import load_splits
 from srl.train.rejection_sampling import rft_loop
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes, resume_with, too_many_failures, total_steps
-from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints
+from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints, due
 from srl.train.search import IndexDigests
 from srl.train.stopped_run import saved_if_stopped
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
@@ -79,12 +79,12 @@ class Sampled:
     pass_rates: dict[str, list[bool]] = field(default_factory=dict)
     """What the pools are told of the step once it is made, as `passed`."""
 
-    def add(self, trajectories: list[Trajectory], scores: list[Score], metric: str) -> None:
+    def add(self, trajectories: list[Trajectory], scores: list[Score], metric: str, turn_level: bool) -> None:
         """One more generation batch. Raises UserError where the reward has no part `metric`."""
-        groups: dict[str, list[float]] = {item.question.id: [] for item in trajectories}
+        groups: dict[str, list[Returns]] = {item.question.id: [] for item in trajectories}
         for trajectory, score in zip(trajectories, scores, strict=True):
             if trajectory.valid:
-                groups[trajectory.question.id].append(metric_value(score, metric))
+                groups[trajectory.question.id].append(compared(score, metric, turn_level))
         self.choice.add(groups)
         self.trajectories += trajectories
         self.scores += scores
@@ -173,7 +173,7 @@ class LocalTrainer:
         metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
         self.runner.record(step, "train", _all_records(sampled, experience), metrics)
         self.runner.terminal.step(step, self.config.trainer.total_training_steps, metrics)
-        if _due(step, self.config.trainer.sample_freq):
+        if due(step, self.config.trainer.sample_freq):
             self.runner.terminal.samples(*sampled.kept, self.config.trainer.sample_count)
         return self.watcher.observe(step, "train", metrics)
 
@@ -192,10 +192,10 @@ class LocalTrainer:
         is `saved` already where the run was stopped between the two.
         """
         trainer, acts = self.config.trainer, to_act_on(fired) is not None
-        due, validates = self._is_last_or_due(step, trainer.save_freq), self._validates(step)
+        saves, validates = self._is_last_or_due(step, trainer.save_freq), self._validates(step)
         if validates and not acts:
             self.progress.awaits_validation = True
-            if due and not saved:
+            if saves and not saved:
                 saved = True
                 self._save(None)
         with nullcontext() if acts else self._saved_if_stopped():
@@ -210,7 +210,7 @@ class LocalTrainer:
             save_validated(
                 self.run_directory, self.progress, trainer.max_ckpt_to_keep, trainer.keep_best_ckpt
             )
-        elif due:
+        elif saves:
             self._save(trainer.max_ckpt_to_keep)
 
     def _validates(self, step: int) -> bool:
@@ -230,7 +230,7 @@ class LocalTrainer:
         )  # fmt: skip
 
     def _is_last_or_due(self, step: int, every: int) -> bool:
-        return step == self.config.trainer.total_training_steps or _due(step, every)
+        return step == self.config.trainer.total_training_steps or due(step, every)
 
     def _save(self, keep: int | None) -> None:
         """Save a checkpoint, and delete all but the newest `keep` (None: delete none)."""
@@ -269,7 +269,9 @@ class LocalTrainer:
             if acting:
                 margin = self.config.watch.val_em.threshold
                 good = last_good_checkpoint(self.run_directory, self.progress.val_em, acting.since, margin)
-                raise UserError(stopped(self.run_directory, self.config, acting, good))
+                raise UserError(
+                    stopped(self.run_directory, self.config, acting, good, self.watcher.rollbacks)
+                )
             return False
         finally:
             if found:
@@ -293,6 +295,7 @@ class LocalTrainer:
         An error puts those that have ended in the log, which a resumed run samples again.
         """
         section, position = self.config.algorithm.filter_groups, self.progress.asked
+        turn_level = self.learner.algorithm.turn_level
         if position is None:
             position = (step - 1) * order.batch_size
         sampled, drawer = Sampled(GroupChoice(section, order.batch_size)), self._drawer(order)
@@ -303,7 +306,7 @@ class LocalTrainer:
                     self._check_drawn(step, drawer, len(questions))
                 if not questions:
                     break
-                sampled.add(*self._roll_out(step, questions), section.metric)
+                sampled.add(*self._roll_out(step, questions), section.metric, turn_level)
             sampled.asked = position
             sampled.choice.require_differing(step, resume_with(self.run_directory))
             if isinstance(drawer, PassRateOrder):
@@ -457,7 +460,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     torch.manual_seed(config.trainer.seed)
     policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
     where = in_words(choose_threads(policy.model, config, TRAINING_PASSES, terminal.note))
-    splits = load_splits(config, policy.codec, terminal.note)
+    splits = load_splits(config, policy.codec, terminal.note, algo)
     environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
     for error in truncation_errors(config, engine_name(config)):
         raise UserError(error)
@@ -562,7 +565,3 @@ def _records(
 def _of_row(columns: Mapping[str, Tensor | None], row: int, length: int) -> dict[str, Any]:
     """The first `length` numbers of a row of each column that there is."""
     return {name: values[row, :length].tolist() for name, values in columns.items() if values is not None}
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

@@ -60,6 +60,8 @@ class PassRateOrder:
         self.order, self.section, self.asked = order, section, asked
         self._first = order.first_epoch()
         self._places = {question.id: place for place, question in enumerate(self._first)}
+        self.missing = Counter[str]()
+        """Of each part of `data.mix`, for how many places `further` last found no question."""
         self._heaps: dict[str, dict[str, _Heap]] = defaultdict(lambda: {name: [] for name in POOLS})
         for question in self._first:
             self._put(question)
@@ -78,14 +80,18 @@ class PassRateOrder:
         """The next `count` questions from place `position` on, fewer where the pools run dry, and the place
         after them. None of them has an id in `asked`."""
         drawn, passed_over = list[Question](), list[Question]()
+        self.missing.clear()
         for place in range(position, position + count):
-            heaps = self._heaps[self.order.part_of(self.order.at(place))]
+            part = self.order.part_of(self.order.at(place))
+            heaps = self._heaps[part]
             shares = {name: self._share(name) for name in POOLS if self._share(name)}
             left = [name for name in shares if self._settle(heaps[name], name, asked, passed_over)]
             if left:
                 rng = random.Random(f"pass rates {self.order.seed} {place}")
                 (name,) = rng.choices(left, [shares[name] for name in left])
                 drawn.append(self._first[heappop(heaps[name])[1]])
+            else:
+                self.missing[part] += 1
         for question in drawn + passed_over:
             self._put(question)
         return drawn, position + count
@@ -119,10 +125,16 @@ class PassRateOrder:
         return {f"train/drawn/{name}": counts[name] / counts.total() for name in POOLS if counts}
 
     def dry(self, found: int, step: int) -> str:
-        """Why `step` asks `found` questions only, and what to change."""
-        counts = Counter(pool_of(self.asked, question.id) for question in self.order.questions)
-        held = ", ".join(f"{counts[name]:,} {name} (share {self._share(name):g})" for name in POOLS)
+        """Why `step` asks `found` questions only, with what the parts that lack some have; what to change."""
+        held = "; ".join(map(self._held, sorted(self.missing)))
         return (
             f"the pools of data.pass_rate_pools run dry: step {step} asks {found} of {self.batch_size} "
-            f"questions; there are {held}: give a pool that has questions a larger share, or add questions"
+            f"questions; {held}: give a pool that has questions a larger share, or add questions"
         )
+
+    def _held(self, part: str) -> str:
+        """How many questions each pool of a part has."""
+        those = [question for question in self.order.questions if self.order.part_of(question) == part]
+        counts = Counter(pool_of(self.asked, question.id) for question in those)
+        held = ", ".join(f"{counts[name]:,} {name} (share {self._share(name):g})" for name in POOLS)
+        return f"of {part!r} in data.mix there are {held}" if part else f"there are {held}"

@@ -1,6 +1,6 @@
 """Which questions a training step asks: shuffled by seed and epoch, all alike or in shares (`data.mix`).
 
-The shares may change from step to step (`data.mix_end`).
+The shares may change from batch to batch (`data.mix_end`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from math import floor
 from typing import NamedTuple
 
-from srl.config.sections import Data
+from srl.config.sections import Data, Rft
 from srl.errors import UserError, nearest
 from srl.trajectory import Question
 
 
 class QuestionOrder:
     """The batch of each step, counted from 1. It keeps no state that a resumed run would need.
+
+    With dynamic sampling a training step may ask for more than a batch (`further`), and the next one goes on
+    after that: a step of this order is then not a step of training.
 
     Questions at the end of an epoch that do not fill a batch are left out. A data set smaller than a batch
     makes smaller batches.
@@ -77,17 +80,19 @@ class QuestionOrder:
 
 
 def order_of(
-    questions: Sequence[Question], data: Data, seed: int, batch_size: int | None = None
+    questions: Sequence[Question], data: Data, seed: int, rounds: Rft | None = None
 ) -> QuestionOrder:
-    """The order in which a run asks its training questions, `data.train_batch_size` a step unless told.
+    """The order in which a run asks its training questions, `data.train_batch_size` a step, or in `rounds` of
+    fine-tuning.
 
     Raises UserError where `data.mix` does not fit them.
     """
-    size = batch_size or data.train_batch_size
+    size = (rounds.questions or len(questions)) if rounds else data.train_batch_size
     if not data.mix:
         return QuestionOrder(questions, size, seed, data.shuffle)
     change = MixChange(data.mix_end, data.mix_steps) if data.mix_end and data.mix_steps else None
-    return MixedOrder(questions, size, seed, data.shuffle, data.mix, change)
+    smaller = "set a smaller rft.questions" if rounds else "data.train_batch_size"
+    return MixedOrder(questions, size, seed, data.shuffle, data.mix, change, smaller=smaller)
 
 
 class _Start(NamedTuple):
@@ -99,7 +104,7 @@ class _Start(NamedTuple):
 
 
 class MixChange(NamedTuple):
-    """The shares that a mix has from step `steps` + 1 on; it goes there in a straight line."""
+    """The shares that a mix has from step `steps` + 1 of the order on; it goes there in a straight line."""
 
     end: Mapping[str, float]
     steps: int
@@ -132,6 +137,7 @@ class MixedOrder(QuestionOrder):
         mix: Mapping[str, float],
         change: MixChange | None = None,
         key: str = "data.mix",
+        smaller: str = "data.train_batch_size",
     ) -> None:
         self._change = change
         pools = _pools(questions, mix, change.end if change else {}, key)
@@ -143,7 +149,7 @@ class MixedOrder(QuestionOrder):
             if len(pool) < wanted:
                 raise UserError(
                     f"{key} needs at least {wanted} questions of {name!r} for batches of {batch_size}, and "
-                    f"there are {len(pool)}: lower its share or {_BATCH_SIZES[key]}"
+                    f"there are {len(pool)}: lower its share or {smaller}"
                 )
         self._mix = mix
         self._pools = [QuestionOrder(pool, len(pool), seed, shuffle) for pool in pools.values()]
@@ -203,16 +209,18 @@ class MixedOrder(QuestionOrder):
         return ends
 
 
-_BATCH_SIZES = {"data.mix": "data.train_batch_size", "sft.mix": "sft.batch_size"}
+_NO_HOPS = "unknown"
+"""The name, in a mix by hops, of questions whose hops are not known."""
 
 
 def _by_hops(mix: Mapping[str, float]) -> bool:
-    return all(name.isdecimal() for name in mix)
+    """Whether the names are numbers of hops; `unknown` may be among them, and alone is a data source."""
+    return any(name.isdecimal() for name in mix) and all(name.isdecimal() or name == _NO_HOPS for name in mix)
 
 
 def _part(question: Question, mix: Mapping[str, float]) -> str:
     """The name that a question has in a mix: its number of hops, or its data source."""
-    return str(question.metadata.get("hops", "unknown")) if _by_hops(mix) else question.data_source
+    return str(question.metadata.get("hops", _NO_HOPS)) if _by_hops(mix) else question.data_source
 
 
 def _shares(mix: Mapping[str, float], names: Iterable[str]) -> list[float]:

@@ -18,20 +18,27 @@ from srl.rollout.codec import Codec
 from srl.train.episodes import Splits
 from srl.train.make_missing import Note
 from srl.train.question_order import order_of
+from srl.train.run_directory import RFT, SFT
 from srl.trajectory import Phase, Question
 
 SPLITS: tuple[Phase, ...] = ("train", "val", "test")
 """The phases that have questions of their own, in the order of `Splits`."""
 
 
-def load_splits(config: Config, codec: Codec, note: Note) -> Splits:
-    """The questions of a run. Raises UserError if there is none to train on."""
+def load_splits(config: Config, codec: Codec, note: Note, algo: str) -> Splits:
+    """The questions of a run. Raises UserError if there is none to train on, or `data.mix` does not fit."""
     splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
     if not splits.train:
         raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
-    order_of(splits.train, config.data, config.trainer.seed)
+    check_mix(splits.train, config, algo)
     warn_about_unlisted_retrievers(splits.train, config, note)
     return splits
+
+
+def check_mix(questions: Sequence[Question], config: Config, algo: str) -> None:
+    """Raises UserError where `data.mix` does not fit the training questions; `--algo sft` asks none."""
+    if algo != SFT:
+        order_of(questions, config.data, config.trainer.seed, config.rft if algo == RFT else None)
 
 
 def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Question]:

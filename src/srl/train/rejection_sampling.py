@@ -59,8 +59,8 @@ class RejectionSampling:
     def run(self) -> Progress:
         """Run all rounds and return the progress."""
         config, questions = self.config, self.runner.environment.splits.train
-        rounds, size = config.trainer.total_training_steps, config.rft.questions or len(questions)
-        order = order_of(questions, config.data, config.trainer.seed, size)
+        rounds = config.trainer.total_training_steps
+        order = order_of(questions, config.data, config.trainer.seed, config.rft)
         if self.progress.step == 0 and config.trainer.val_before_train:
             self.runner.validate(self.progress)
             self.progress.test_em_start = self.runner.test(0)
@@ -107,7 +107,6 @@ class RejectionSampling:
             ]
             if not all(name in known for name in ids):
                 records = self._roll_out(number, batch)
-                known |= {item.trajectory.id: item for item in records}
             else:
                 records = [known[name] for name in ids]
             self.runner.record(number, "train", records, {})

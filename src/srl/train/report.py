@@ -68,7 +68,12 @@ class _TensorBoard:
         self.writer.close()
 
 
+_STEP = "training/global_step"
+
+
 class _WandB:
+    """W&B's own step only rises, and a run that was rolled back counts again: the curves have `_STEP`."""
+
     def __init__(self, project: str, experiment: str, config: Any) -> None:
         import wandb
 
@@ -79,9 +84,11 @@ class _WandB:
             raise UserError(
                 f"trainer.logger: wandb does not start: {why}; or set trainer.logger=console"
             ) from error
+        self.run.define_metric(_STEP)
+        self.run.define_metric("*", step_metric=_STEP)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self.run.log(dict(values), step=step)
+        self.run.log({**values, _STEP: step})
 
     def close(self) -> None:
         self.run.finish()

@@ -108,6 +108,11 @@ class RunRecord:
         return read_json(path, lambda **found: cls(**current_fields("run", found)))
 
 
+def due(step: int, every: int) -> bool:
+    """Whether `step` is one of every so many; none is where `every` is 0."""
+    return every > 0 and step % every == 0
+
+
 def steps_key(algo: str) -> str:
     """The key of a run's number of steps."""
     return "sft.steps" if algo == SFT else "trainer.total_training_steps"

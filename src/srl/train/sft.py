@@ -131,7 +131,9 @@ def batches(trajectories: Sequence[Trajectory], sft: Sft, seed: int) -> Iterator
     """
     if sft.mix:
         named = [replace(item.question, id=str(place)) for place, item in enumerate(trajectories)]
-        order = MixedOrder(named, sft.batch_size, seed, True, sft.mix, key="sft.mix")
+        order = MixedOrder(
+            named, sft.batch_size, seed, True, sft.mix, key="sft.mix", smaller="sft.batch_size"
+        )
         chosen = map(order.batch, range(1, sft.steps + 1))
         return ([trajectories[int(item.id)] for item in batch] for batch in chosen)
     return _shuffled(trajectories, sft, random.Random(seed))

@@ -1,4 +1,7 @@
-"""A run that is stopped in the middle of a step loses that step only."""
+"""A run that is stopped loses only the step under way, unless the step has begun to change weights.
+
+The state before the step is then gone, and a resumed run repeats all steps since the last checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -31,15 +31,20 @@ def last_good_checkpoint(run: Path, val_em: Mapping[int, float], since: int, mar
     return max((step for step in checkpoints(run) if step < since and is_good(step)), default=None)
 
 
-def stopped(run: Path, config: Config, fired: Fired, good: int | None, rollbacks: int = 0) -> str:
-    """The line that a run is stopped with: what fired, after how many roll-backs, what to start from."""
-    lower = f"actor.optim.lr={config.actor.optim.lr * config.watch.rollback_lr_factor:.3g}"
+def stopped(run: Path, config: Config, fired: Fired, good: int | None, rollbacks: int) -> str:
+    """The line that a run is stopped with: what fired, after how many roll-backs, what to start from.
+
+    The learning rate that it proposes is lower than that of the steps since the last roll-back.
+    """
+    lower = f"actor.optim.lr={config.actor.optim.lr * config.watch.rollback_lr_factor ** (rollbacks + 1):.3g}"
     if good is None:
         again = f"there is no good checkpoint: start again with a lower learning rate, --set {lower}"
     else:
         options = shlex.join(["--model", str(checkpoint_path(run, good)), "--set", lower])
         again = f"start from the last good checkpoint with a lower learning rate: srl train {options}"
-    times = f", after {rollbacks} roll-backs (watch.max_rollbacks)" if rollbacks else ""
+    is_last = fired.action == "rollback" and rollbacks >= config.watch.max_rollbacks
+    number = f"{rollbacks} roll-back{'s' if rollbacks > 1 else ''}"
+    times = f", after {number}{' (watch.max_rollbacks)' if is_last else ''}" if rollbacks else ""
     return f"stopped by {fired}{times}; {again}"
 
 
@@ -56,7 +61,7 @@ def roll_back(
     good = last_good_checkpoint(run, progress.val_em, fired.since, config.watch.val_em.threshold)
     if good is None or watcher.rollbacks >= config.watch.max_rollbacks:
         watcher.replace(fired, replace(fired, action="stop"))
-        raise UserError(stopped(run, config, fired, good, rollbacks=watcher.rollbacks))
+        raise UserError(stopped(run, config, fired, good, watcher.rollbacks))
     before = load_checkpoint(checkpoint_path(run, good), learner, dict(optimisers))
     done = watcher.roll_back(fired, good, before.watch)
     for name, optimiser in optimisers.items():

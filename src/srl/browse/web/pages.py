@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from srl.browse.curve import curves, metric_names
 from srl.browse.diff import PHASES, diff, sides
-from srl.browse.groups import advantage, history, in_words, siblings
+from srl.browse.groups import advantage, history, in_words, siblings, summary
 from srl.browse.listing import FACETS, SORTS, facets, neighbours, page
 from srl.browse.runs import runs as run_rows
 from srl.browse.sql import sql
@@ -77,8 +77,10 @@ class Pages:
         return template.render(path=request.url.path, live=shown.live, **{"warnings": []} | shown.values)
 
     def state(self, run: str | None) -> str:
-        """Changes with every step that is written to `run` (None: to any run), and when its process ends."""
-        paths = self._runs() if run is None else {run: self._workspace.runs / run}
+        """Changes with every step and rescore that is written to `run` (None: to any run), and when its
+        process ends; of `last` also when another run is the latest."""
+        name = run and self._latest(run)
+        paths = self._runs() if name is None else {name: self._workspace.runs / name}
         return json.dumps([(name, _state(path)) for name, path in paths.items()])
 
     def problem(self, why: str) -> Page:
@@ -201,7 +203,7 @@ class Pages:
                 "run": run,
                 "row": group[0].row,
                 "columns": columns,
-                "spread": in_words([one.row for one in group]),
+                "spread": in_words([summary(one) for one in group]),
                 "warnings": warnings,
             },
         )
@@ -280,10 +282,12 @@ class Pages:
 
     def _chosen(self, request: Request) -> tuple[str, Path]:
         """The run that the address names; `last` is the latest. Raises MissingError."""
-        name = request.path_params["run"]
-        known = self._runs()
-        name = next(reversed(known), name) if name == "last" else name
+        name = self._latest(request.path_params["run"])
         return name, self._named(name)
+
+    def _latest(self, name: str) -> str:
+        """The name of the latest run for `last`, else `name`."""
+        return next(reversed(self._runs()), name) if name == "last" else name
 
     def _read(
         self,
@@ -297,15 +301,16 @@ class Pages:
 def _state(run: Path) -> list[Any]:
     log = run / "log"
     try:
-        times = [path.stat().st_mtime_ns for path in (log, log / "parts") if path.exists()]
+        places = (log, log / "parts", log / "rescores")
+        times = [path.stat().st_mtime_ns for path in places if path.exists()]
         return [*times, run_info.status(run_info.load(log))]
     except (UserError, OSError) as error:
         return [str(error)]
 
 
 def _earliest(log: duckdb.DuckDBPyConnection, phase: str | None) -> int | None:
-    """The first step of the phase that one run is compared in with itself; None if it has none."""
-    query = "SELECT phase, min(step) AS step FROM steps GROUP BY phase"
+    """The first step, not pruned, of the phase that one run is compared in with itself; None if none."""
+    query = "SELECT phase, min(step) AS step FROM raw.trajectories GROUP BY phase"
     first = {row["phase"]: row["step"] for row in rows(log, query)}
     return next((first[name] for name in ([phase] if phase else PHASES) if name in first), None)
 

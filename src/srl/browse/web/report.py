@@ -119,9 +119,10 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _group(samples: Sequence[Transcript], ids: set[str]) -> dict[str, Any]:
     """One question of the report: a row for each sample, and the transcripts of the chosen ones."""
     shown = [one for one in samples if one.row["id"] in ids]
+    summaries = [summary(one) for one in samples]
     return {
-        "samples": [summary(one) for one in samples],
-        "spread": in_words([one.row for one in samples]),
+        "samples": summaries,
+        "spread": in_words(summaries),
         "ids": {one.row["id"] for one in shown},
         "columns": [{"row": one.row, "advantage": advantage(one), **turns(one)} for one in shown],
     }

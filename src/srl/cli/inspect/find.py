@@ -114,7 +114,7 @@ def grep(
     Example:
       srl inspect grep "i don't know" --in policy --phase val
     """
-    from srl.browse.grep import USUAL
+    from srl.browse.grep import FEW, MEMORY, USUAL
     from srl.browse.grep import grep as matches
 
     chosen = filters.condition()
@@ -122,6 +122,7 @@ def grep(
     found = read(
         paths([run]),
         lambda log: matches(log, text, chosen, places=where, regex=regex, case=case, limit=limit or None),
+        memory=MEMORY if 0 < limit <= FEW else None,
     )
     if not found:
         output.note("no match")

@@ -79,11 +79,14 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
     return in_run(runs[-1])
 
 
-def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True) -> T:
+def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True, memory: str | None = None) -> T:
     """What `action` returns of a connection to these logs; warnings go to stderr."""
     from srl.store import reading
 
-    return reading(logs, action, warn=lambda text: output.warn(f"warning: {text}"), sealed=sealed)
+    def warn(text: str) -> None:
+        output.warn(f"warning: {text}")
+
+    return reading(logs, action, warn=warn, sealed=sealed, memory=memory)
 
 
 def print_rows(

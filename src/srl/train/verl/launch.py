@@ -124,7 +124,7 @@ def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal)
     """Check all that can be checked before a process is started: questions, search, rewards, plugins."""
     load_algorithm(config)
     codec = load_codec(config.model, None, terminal.note)
-    splits = load_splits(config, codec, terminal.note)
+    splits = load_splits(config, codec, terminal.note, algo)
     if len(splits.train) < config.data.train_batch_size:
         raise UserError(
             f"data.train_batch_size={config.data.train_batch_size} is more than the {len(splits.train)} "

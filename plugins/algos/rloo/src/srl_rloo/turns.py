@@ -80,4 +80,5 @@ def algorithm() -> Algorithm:
             "actor.kl_loss_coef": 0.001,
         },
         requires={"actor.mask_observations": (True,)},
+        turn_level=True,
     )
