@@ -57,6 +57,15 @@ def rollout() -> str:
     return table(headers, rows)
 
 
+def decode() -> str:
+    """A decoding step, eager and compiled."""
+    rows = [
+        [name.replace("1 threads", "1 thread"), f"{1000 * row['seconds']:.1f} ms", times(row["times_eager"])]
+        for name, row in results("decode").items()
+    ]
+    return table(["decoding", "a step", "× eager"], rows)
+
+
 def _rate(side: dict[str, float]) -> str:
     return f"{side['tokens_per_s']:,.0f}" if "tokens_per_s" in side else ""
 
@@ -80,10 +89,12 @@ def step() -> str:
 
 
 def trl_settings() -> str:
+    parts = ("seconds", "generation", "update")
     rows = [
-        [name, *(seconds(row[part]) for part in ("seconds", "generation", "update")), memory(row["peak_mib"])]
+        [name, *(seconds(row[part]) for part in parts), memory(row["peak_mib"])] if row
+        else [name, "no step in 15 minutes", "", "", ""]
         for name, row in results("trl_settings").items()
-    ]
+    ]  # fmt: skip
     return table(["trl's settings", "a step", "generation", "update", "peak memory"], rows)
 
 
@@ -199,6 +210,7 @@ def machine() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed_targets": targets,
     "speed_rollout": rollout,
+    "speed_decode": decode,
     "speed_step": step,
     "speed_trl": trl_settings,
     "speed_update": update,

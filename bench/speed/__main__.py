@@ -27,7 +27,7 @@ sys.path[0] = str(ROOT)
 
 from bench.speed.harness import Options, environment, merged, provenance, round_off, said  # noqa: E402
 
-POINTS = ("rollout", "step", "update", "logprobs", "slow_search", "growth")
+POINTS = ("rollout", "decode", "step", "update", "logprobs", "slow_search", "growth")
 RESULT = ROOT / "bench" / "results" / "speed.json"
 
 
