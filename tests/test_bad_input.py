@@ -264,7 +264,7 @@ def test_without_a_run_one_line_says_how_to_start_one(shell: Shell, command) -> 
 
 def test_a_workspace_that_cannot_be_one_is_one_line(shell: Shell, place: Path, monkeypatch) -> None:
     file = lines(shell.folder / "file", ["x"])
-    for where, message in ((file, "is a file; give a directory"), (file / "in", "cannot be")):
+    for where, message in ((file, "is a file; name a directory"), (file / "in", "cannot be")):
         for command in (train(place)[1:], ("data", "world"), ("inspect", "runs"), ("train", "--resume")):
             if where == file or (command[0] in ("data", "train") and command != ("train", "--resume")):
                 monkeypatch.setenv("SRL_WORKSPACE", "")

@@ -375,5 +375,5 @@ def test_run_ends_only_above_the_allowed_share_of_failed_episodes(tmp_path):
     assert too_many_failures(run, FailedEpisodes(1, 20, "refused: gone"), 0.05) is None
     assert too_many_failures(run, FailedEpisodes(0, 0, ""), 0.05) is None
     assert str(too_many_failures(run, FailedEpisodes(2, 20, "refused: gone"), 0.05)).startswith(
-        "search failed in 2 of 20 episodes, more than search.max_failed=0.05 (refused: gone); repair"
+        "search failed in 2 of 20 episodes, more than search.max_failed=0.05 (refused: gone); once it"
     )
