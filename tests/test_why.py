@@ -12,7 +12,7 @@ from tests.store_builder import episode, new_log, record, write_step
 
 import srl.store
 from srl.browse.falls import change_point, fall, noise, rise
-from srl.browse.why import FEW, Chain, Counts, Diagnosis, Finding, diagnose
+from srl.browse.why import FEW, Chain, Counts, Diagnosis, Finding, causes_in_episodes, diagnose
 from srl.browse.why_report import report
 from srl.cli import main
 from srl.errors import UserError
@@ -66,6 +66,19 @@ def test_the_chain_gives_the_exact_match_of_its_counts():
     few = Chain.of(replace(counts, shown=3))
     assert few.read is None
     assert few.filled(chain).read == 0.7
+
+
+def test_links_that_break_together_are_all_named():
+    """Neither wins back much of the fall from .36 to .03 while the other is broken."""
+    before = Counts(episodes=100, right=36, answered=100, searched=100, shown=60, right_shown=36,
+                    right_searched=36, turns=200, valid_actions=200)  # fmt: skip
+    after = Counts(episodes=100, right=3, answered=30, searched=30, shown=18, right_shown=3,
+                   right_searched=3, turns=200, valid_actions=120)  # fmt: skip
+    found = causes_in_episodes(before, after)
+    assert {one.name for one in found} == {"reader", "format errors"}
+    shares = [int(re.search(r"(\d+)% of the fall", one.evidence[0])[1]) for one in found]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(100, abs=1)
 
 
 def test_failed_searches_are_named_though_the_episodes_that_are_left_get_better(tmp_path):

@@ -6,16 +6,18 @@ and the answer is read from it. So the exact match of some steps is
     EM = a · (s · (e · r₁ + (1 - e) · r₀) + (1 - s) · r)
 
 with a the share answered, s of these the share that searched, e of these the share that was shown a golden
-answer, and r₁, r₀, r the exact match with it, without it and without a search. The link at fault is the one
-that wins most back if it alone has its earlier value. Causes in training come before those in the episodes:
-a policy that blew up breaks every link.
+answer, and r₁, r₀, r the exact match with it, without it and without a search. The share of a link in a fall
+is its Shapley value: what it wins back at its earlier value, averaged over the orders in which the links get
+theirs back. So the shares of several links that break together add up to the fall. Causes in training come
+before those in the episodes: a policy that blew up breaks every link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from itertools import combinations
+from math import comb, isfinite
 from statistics import fmean
 from typing import Any
 
@@ -300,7 +302,7 @@ def _of_fall(log: _Log, fell: Fall) -> list[Finding]:
     return [
         *_hacking(before, after),
         *_update(log, fell),
-        *_episodes(before, after),
+        *causes_in_episodes(before, after),
     ]
 
 
@@ -366,8 +368,8 @@ _LINKS = {
     "recalled": ("answers from memory", "Answers without a search are right less often.",
                  "searches = 0 AND em = 0"),
 }  # fmt: skip
-_WON = 0.3
-"""A link counts if it alone wins back this share of the fall."""
+_SHARE = 0.3
+"""A link counts from this share of the fall."""
 _WORDS = {
     "answered": "answered", "searched": "searched (of those answered)",
     "shown": "shown a golden answer (of those that searched)", "read": "right where it was shown",
@@ -375,25 +377,35 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _episodes(before: Counts, after: Counts) -> list[Finding]:
-    """The links of the chain that explain the fall, the one that wins most back first."""
+def causes_in_episodes(before: Counts, after: Counts) -> list[Finding]:
+    """The links of the chain that explain the fall, the one with the largest share first."""
     was, now = Chain.of(before), Chain.of(after)
     was, now = was.filled(now), now.filled(was)
     lost = was.em() - now.em()
     if lost <= 0:
         return []
-    won = {name: replace(now, **{name: getattr(was, name)}).em() - now.em() for name in _LINKS}
-    ranked = sorted(won, key=won.__getitem__, reverse=True)
-    return [
-        _link(name, was, now, won[name] / lost, before, after) for name in ranked if won[name] >= _WON * lost
-    ]
+    shares = {name: _won_back(name, was, now) / lost for name in _LINKS}
+    ranked = sorted(shares, key=shares.__getitem__, reverse=True)
+    return [_link(name, was, now, shares[name], before, after) for name in ranked if shares[name] >= _SHARE]
+
+
+def _won_back(name: str, was: Chain, now: Chain) -> float:
+    """The Shapley value of a link: the EM that it wins back at its earlier value, over all orders."""
+    others = [one for one in _LINKS if one != name]
+    value = 0.0
+    for size in range(len(others) + 1):
+        for known in combinations(others, size):
+            at = replace(now, **{one: getattr(was, one) for one in known})
+            gain = replace(at, **{name: getattr(was, name)}).em() - at.em()
+            value += gain / (len(_LINKS) * comb(len(others), size))
+    return value
 
 
 def _link(name: str, was: Chain, now: Chain, share: float, before: Counts, after: Counts) -> Finding:
     title, sentence, where = _LINKS[name]
     evidence = [
-        f"{_WORDS[name]}: {getattr(was, name) or 0:.1%} before, {getattr(now, name) or 0:.1%} since; at its "
-        f"earlier value it would win back {min(share, 1):.0%} of the fall"
+        f"{_WORDS[name]}: {getattr(was, name) or 0:.1%} before, {getattr(now, name) or 0:.1%} since: "
+        f"{min(share, 1):.0%} of the fall"
     ]
     if name == "answered":
         title, sentence, more = _unanswered(before, after)
