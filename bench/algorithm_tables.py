@@ -41,7 +41,7 @@ def algorithms() -> str:
             f"`{name}`", str(len(runs)), _with_seeds([em_at(run["val"], budget) for run in runs]),
             _tokens([tokens_to(curve) for curve in curves]), _share(max(map(worst_dip, curves))),
         ])  # fmt: skip
-    at = f"EM after {budget / 1e6:.2f} million tokens (each seed)"
+    at = f"EM after {_thousands(budget)} tokens (each seed)"
     return table(["algorithm", "seeds", at, f"tokens to {_share(REACHED)}", "worst dip"], lines)
 
 
@@ -73,7 +73,11 @@ def _tokens(found: Sequence[float | None]) -> str:
     if not reached:
         return "not reached"
     count = "" if len(reached) == len(found) else f" ({len(reached)} of {len(found)} seeds)"
-    return f"{mean(reached) / 1e6:.2f} million{count}"
+    return f"{_thousands(mean(reached))}{count}"
+
+
+def _thousands(tokens: float) -> str:
+    return f"{round(tokens, -3):,.0f}"
 
 
 ROWS = {
