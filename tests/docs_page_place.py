@@ -92,7 +92,7 @@ def write_questions_and_corpora(folder: Path) -> None:
     own = [{"question": asked, "golden_answers": [gold]} for asked, gold in ASKED.values()]
     for name, rows in {"shown.jsonl": shown, "my-questions.jsonl": own}.items():
         (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    for name in ("train", "dev", "test", "data/test/test"):
+    for name in ("train", "validation", "test", "data/test/test"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "prepared" / "train.parquet", folder / f"{name}.parquet")
 
