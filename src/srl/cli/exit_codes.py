@@ -103,7 +103,9 @@ def _environment_error(error: BaseException) -> str | None:
         return f"{why.replace(';', f' at {where};') if where else why} and try again"
     if isinstance(error, OSError) and error.errno in {EACCES, EPERM, EROFS, EMFILE, ENFILE}:
         what = f"{error.strerror}: {where}" if where else str(error.strerror)
-        return f"{what}; check the permissions and limits, or name another workspace: srl --workspace DIR …"
+        from srl.workspace import ELSEWHERE
+
+        return f"{what}; check the permissions and limits, or {ELSEWHERE}"
     return None
 
 
