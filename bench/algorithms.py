@@ -27,17 +27,14 @@ import srl.store
 from srl.workspace import Workspace
 
 RESULTS = Path(__file__).parent / "results" / "algorithms.json"
-GROUPS = ("grpo", "rloo", "turn_rloo", "gspo", "cispo")
-"""Algorithms that compare the episodes of a group."""
-ALGORITHMS = ("ppo", *GROUPS, "reinforce", "reinforce_plus_plus")
+ALGORITHMS = ("ppo", "grpo", "rloo", "turn_rloo", "gspo", "cispo", "reinforce", "reinforce_plus_plus")
 SETTINGS = ("trainer.threads=1", "trainer.test_freq=2", "trainer.save_freq=0", "trainer.sample_freq=0",
             "eval.test_questions=1")  # fmt: skip
 
 
 def made(workspace: Path, algo: str, seed: int, steps: int) -> dict[str, Any]:
     """One run: its validations, and the tokens that were generated before each of them."""
-    sets = [*SETTINGS, *(["rollout.n=8"] if algo in GROUPS else [])]
-    options = [part for text in sets for part in ("--set", text)]
+    options = [part for text in SETTINGS for part in ("--set", text)]
     summary = command("train", "--algo", algo, "--seed", str(seed), "--steps", str(steps), *options, "--json")
     with srl.store.open(workspace / "runs" / summary["run_id"]) as log:
         val = log.execute("SELECT step, em FROM steps WHERE phase = 'val' ORDER BY step").fetchall()

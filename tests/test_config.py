@@ -69,6 +69,16 @@ def test_preset_lies_between_algorithm_and_file(tmp_path):
     assert load_config(algo="grpo", file=file).config.rollout.n == 4
 
 
+ALGORITHMS = ("ppo", "grpo", "rloo", "turn_rloo", "gspo", "cispo", "reinforce", "reinforce_plus_plus")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_preset_gives_every_algorithm_the_same_number_of_episodes(preset, algo):
+    config = load_config(preset, algo=algo).config
+    assert config.data.train_batch_size * config.rollout.n == 128
+
+
 def test_algorithm_named_in_a_preset_brings_its_defaults():
     assert load_config("one-gpu").config.actor.use_kl_loss
     assert not load_config("one-gpu", algo="ppo").config.actor.use_kl_loss
