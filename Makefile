@@ -71,13 +71,14 @@ bench-retrieval: .venv/.ready-oracles
 	$(BIN)/python bench/readme.py
 
 # Runs of algorithms, second_hop and collapse that the results have already are not made again.
+bench-stable: FEW = --set eval.val_questions=64 --set eval.test_questions=64
 bench-stable: .venv/.ready-dev
 	$(BIN)/python bench/turn_credit.py
 	$(BIN)/python bench/algorithms.py
 	$(BIN)/python bench/second_hop.py
 	$(BIN)/python bench/collapse.py
-	$(BIN)/python bench/resume.py --kills 100
-	$(BIN)/python bench/resume.py --kills 100 --rollback
+	$(BIN)/python bench/resume.py --kills 100 -- $(FEW)
+	$(BIN)/python bench/resume.py --kills 100 --rollback -- $(FEW)
 	$(BIN)/python bench/readme.py
 
 setup: .venv/.ready

@@ -20,6 +20,7 @@ from srl.config import (
     save_config,
     to_yaml,
 )
+from srl.config.cross_checks import check_fine_tuning
 from srl.config.keys import keys, place
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
@@ -315,6 +316,18 @@ def test_unknown_preset_names_the_nearest():
         (["search.url=127.0.0.1:18703/retrieve?api_key=secret"], "search.url has a query"),
         (["search.url=http://[::1"], "search.url is not a URL (Invalid IPv6 URL)"),
         (["data.val_files=a", "data.test_files=[a, b]"], "data.val_files and data.test_files share a"),
+        (
+            ["algorithm.filter_groups.enable=true", "rollout.n=2", "algorithm.filter_groups.metric=emm"],
+            "algorithm.filter_groups.metric = emm (--set) is no part of the reward; use one of reward, em",
+        ),
+        (
+            ["data.pass_rate_pools.enable=true", "rollout.n=2", "reward.weights={f1: 1}"],
+            "data.pass_rate_pools.metric = em (default) is no part of the reward; use one of reward, f1",
+        ),
+        (
+            ["reward.judge.url=http://u:secret@h/v1", "reward.weights.judge=1"],
+            "reward.judge.url for h has a pass",
+        ),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(sets, message):
@@ -333,11 +346,42 @@ def test_critic_is_not_checked_where_there_is_none():
         (["algorithm.use_kl_in_reward=true"], "the KL counts twice"),
         (["rollout.top_p=.95"], "rollout.top_p = 0.95"),
         (["rollout.n=1"], "rollout.n = 1: grpo compares"),
+        (["reward.weights={em: 0}"], "every weight in reward.weights is 0 (em)"),
+        (["actor.use_kl_loss=false", "actor.kl_loss_coef=.1"], "actor.kl_loss_coef = 0.1 has no effect"),
+        (["algorithm.kl_ctrl.kl_coef=.1"], "algorithm.kl_ctrl.kl_coef = 0.1 has no effect"),
+        (["algorithm.gamma=.5"], "algorithm.gamma = 0.5 has no effect: grpo does not use it"),
+        (
+            ["actor.clip_ratio=.1", "actor.clip_ratio_low=.2", "actor.clip_ratio_high=.3"],
+            "actor.clip_ratio = 0.1 has no effect: actor.clip_ratio_low and",
+        ),
     ],
 )
 def test_doubtful_values_warn(sets, warning):
     (said,) = load_config(algo="grpo", sets=sets).warnings
     assert said.startswith(warning)
+
+
+def test_settings_that_are_read_do_not_warn():
+    kl = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=.1"]
+    sets = [*kl, "algorithm.gamma=.5", "algorithm.lam=.9", "actor.clip_ratio=.1", "actor.clip_ratio_high=.3"]
+    assert load_config(algo="ppo", sets=sets).warnings == ()
+
+
+@pytest.mark.parametrize("algo", ["sft", "rft"])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("watch.action=rollback", "watch.action = rollback is for reinforcement learning"),
+        ("watch.kl.action=rollback", "watch.kl.action = rollback is for reinforcement learning"),
+        ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.enable = true is for"),
+        ("data.pass_rate_pools.enable=true", "data.pass_rate_pools.enable = true is for"),
+    ],
+)
+def test_fine_tuning_refuses_what_it_does_not_do(algo, setting, message):
+    config = load_config(sets=[setting, "rollout.n=2"]).config
+    check_fine_tuning(config, "grpo")
+    with pytest.raises(UserError, match=rf"^{message}.*not for --algo {algo}: set it to"):
+        check_fine_tuning(config, algo)
 
 
 # Plugins

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rows import trajectory
 from tests.training import Said, config, questions, train, write_setting
 
 import srl.store
@@ -16,7 +17,7 @@ from srl.errors import UserError
 from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.store import read_records
-from srl.train.dynamic_sampling import GroupChoice, compared, differ, metric_value
+from srl.train.dynamic_sampling import GroupChoice, compared, differ, metric_value, with_metric
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
@@ -87,8 +88,15 @@ def test_where_no_group_differs_the_error_says_what_the_scores_were():
 def test_the_metric_may_be_a_part_of_the_reward():
     score = Score(0.7, {"em": 0.5, "format": 1.0})
     assert (metric_value(score, "reward"), metric_value(score, "em")) == (0.7, 0.5)
-    with pytest.raises(UserError, match=r"metric = acc: .*one of reward, em, format"):
-        metric_value(score, "acc")
+
+
+def test_an_episode_without_the_metric_is_left_out_and_none_with_it_is_an_error():
+    scores = [Score(1.0, {"em": 1.0, "judge": 0.5}), Score(0.0, {"em": 0.0}), Score(0.0)]
+    episodes = [trajectory("pa"), trajectory("pa"), trajectory("pa", failed=True)]
+    assert with_metric(episodes, scores, "judge", "a.key") == [(episodes[0], scores[0])]
+    assert len(with_metric(episodes, scores, "reward", "a.key")) == 2
+    with pytest.raises(UserError, match=r"^a.key = acc: .*one of reward, em, judge"):
+        with_metric(episodes, scores, "acc", "a.key")
 
 
 def advantages(name, turns):

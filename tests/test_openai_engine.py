@@ -303,7 +303,9 @@ def test_a_dead_server_is_given_up():
     for _ in range(FAILED_IN_A_ROW - 1):
         with pytest.raises(EngineFault):
             made.turn()
-    with pytest.raises(UserError, match=rf"{FAILED_IN_A_ROW} turns in a row failed.*HTTP 500.*look at what"):
+    with pytest.raises(
+        UserError, match=rf"{FAILED_IN_A_ROW} requests in a row failed.*HTTP 500.*look at what"
+    ):
         made.turn()
 
 
@@ -313,7 +315,7 @@ def test_a_server_that_answers_without_completions_is_given_up():
         with pytest.raises(EngineFault):
             made.turn()
     with pytest.raises(
-        UserError, match=rf"{FAILED_IN_A_ROW} turns in a row failed.*no completion.*look at what"
+        UserError, match=rf"{FAILED_IN_A_ROW} requests in a row failed.*no completion.*look at what"
     ):
         made.turn()
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.test_dynamic_sampling import made_rewards, trained
 from tests.training import Said, config, questions, train, write_setting
 
+from srl.config.cross_checks import check_fine_tuning
 from srl.config.sections import PassRatePools
 from srl.errors import UserError
 from srl.train.pass_rates import POOLS, PassRateOrder, note_asked, pool_of
 from srl.train.question_order import MixedOrder, QuestionOrder
-from srl.train.rejection_sampling import rft_loop
 from srl.train.run import resume
-from srl.train.run_directory import checkpoints
+from srl.train.run_directory import checkpoint_path, checkpoints
 from srl.trajectory import Question
 from srl.workspace import Workspace
 
@@ -220,22 +220,25 @@ def test_pools_without_a_question_left_end_the_run_and_few_are_said_once(setting
     made_rewards(monkeypatch, lambda item: 1.0)
     said = Said()
     sets = {"data__pass_rate_pools": {"enable": True, "always": 0.0}, "data__train_batch_size": 6}
-    with pytest.raises(UserError, match=r"pools .*run dry: step 3 asks 0 of 6 .*8 always \(share 0\).*share"):
+    with pytest.raises(
+        UserError, match=r"pools .*run dry: step 3 asks 0 of 6 .*8 always \(share 0\).*"
+    ) as caught:
         run_of(setting, workspace, said, **sets | {"actor__ppo_mini_batch_size": 6})
     (run,) = Workspace(workspace).all_runs()
     assert max(checkpoints(run)) == 2
+    assert f"--config {run}/config.yaml --model {checkpoint_path(run, 2)} --set" in str(caught.value)
     assert said.text.count("run dry: step 2 asks 2 of 6 questions") == 1
 
 
 def test_the_metric_may_be_a_part_of_the_reward_that_exists(setting, workspace):
-    with pytest.raises(UserError, match=r"data.pass_rate_pools.metric = acc: .*one of reward, em"):
+    with pytest.raises(UserError, match=r"data.pass_rate_pools.metric = acc .*one of reward, em"):
         run_of(setting, workspace, data__pass_rate_pools={"enable": True, "metric": "acc"})
 
 
 def test_groups_of_one_and_rounds_of_fine_tuning_are_refused(setting):
     with pytest.raises(UserError, match=r"pass_rate_pools.enable.*rollout.n = 1.*set rollout.n=5"):
         config(setting, "grpo", **SETS | {"rollout__n": 1})
-    with pytest.raises(UserError, match=r"pass_rate_pools is not for --algo rft"):
-        rft_loop(config(setting, "grpo", **SETS), None)
+    with pytest.raises(UserError, match=r"pass_rate_pools.enable = true is for .* not for --algo rft"):
+        check_fine_tuning(config(setting, "grpo", **SETS), "rft")
     with pytest.raises(UserError, match=r"unasked"):
         config(setting, "grpo", **SETS | {"data__pass_rate_pools": {"unasked": 0.0}})

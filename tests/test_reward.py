@@ -12,7 +12,7 @@ import pytest
 from tests.tiny_models import byte_level_tokenizer
 
 from srl.config import load_config
-from srl.errors import UserError
+from srl.errors import PluginError, UserError
 from srl.evaluate import summarise
 from srl.protocol import template
 from srl.reward import RewardMix
@@ -194,7 +194,8 @@ def test_error_of_a_plain_reward_reaches_every_episode_that_it_scored() -> None:
         calls = [mix.score([trajectory()]) for _ in range(2)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    assert [str(error) for error in asyncio.run(both())] == ["no judge", "no judge"]
+    said = "the reward 'bad' failed, ValueError: no judge"
+    assert [str(error) for error in asyncio.run(both())] == [said, said]
 
 
 def test_a_reward_of_weight_zero_is_logged_and_not_counted() -> None:
@@ -314,6 +315,7 @@ def test_without_rewards_by_turn_there_are_none() -> None:
         (constant(float("nan")), "q1.*finite"),
         (constant(float("inf")), "q1.*finite"),
         (constant(1, parts={"p": float("nan")}), "q1.*finite"),
+        (constant(None), "q1.*finite"),
         (constant(1, per_turn=(1.0, 0.0)), "2 numbers in per_turn for 1 policy turns"),
         (constant(1, per_turn=(0.5,)), "per_turn sums to 0.5"),
     ],
@@ -324,9 +326,35 @@ def test_a_plugin_that_returns_nonsense_is_named(plugin: object, complaint: str)
 
 
 def test_an_exception_of_a_plugin_says_which_one_it_was() -> None:
-    with pytest.raises(KeyError) as caught:
+    with pytest.raises(PluginError, match=r"^the reward 'bad' failed, KeyError: 'judge'$") as caught:
         score([trajectory()], {"bad": 1}, bad=Raw(KeyError("judge")))
-    assert caught.value.__notes__ == ["while reward 'bad' scored 1 trajectories"]
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_that_ends_several_calls_names_its_reward_once() -> None:
+    plugin = Raw(UserError("no key"))
+    mix = RewardMix({"bad": 1}, plugins={"bad": plugin})
+
+    async def both() -> list[object]:
+        return await asyncio.gather(
+            *(mix.score([trajectory()]) for _ in range(3)), return_exceptions=True
+        )  # fmt: skip
+
+    assert {tuple(error.__notes__) for error in asyncio.run(both())} == {("while scoring with reward 'bad'",)}
+
+
+def test_a_reward_of_weight_zero_that_refuses_fails_nothing() -> None:
+    batch = [trajectory()]
+    found = score(batch, {"one": 1, "seen": 0}, one=constant(1), seen=Raw(UserError("no key")))
+    assert found == [Score(1, {"one": 1})]
+    assert batch[0].valid
+
+
+def test_what_an_episode_without_a_score_took_is_kept() -> None:
+    plugin = Plain(lambda item: Score(0.0, {"cost": 0.5}, error="down"))
+    [found] = score([trajectory()], {"judge": 1}, judge=plugin)
+    assert found.error
+    assert found.parts == {"judge": 0.0, "judge/cost": 0.5}
 
 
 def test_no_weights_and_infinite_weights_are_refused() -> None:

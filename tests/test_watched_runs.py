@@ -14,6 +14,7 @@ import srl.store
 from srl.browse.watches import watches
 from srl.cli import main
 from srl.errors import UserError
+from srl.rollout.engine import LogitsNotFinite
 from srl.train import local_backend
 from srl.train.report import reporters
 from srl.train.run import resume
@@ -103,7 +104,10 @@ def test_a_watch_stops_a_run_with_a_line_that_says_from_where_to_start_again(set
         train(config(setting, "reinforce", sets), workspace, "reinforce")
     run = only_run(workspace)
     assert str(caught.value).startswith("stopped by watch length_high at step 2: response_length/mean")
-    assert str(caught.value).endswith("start again with a lower learning rate, --set actor.optim.lr=0.0005")
+    again = f"srl --workspace {workspace} train --config {run}/config.yaml --set actor.optim.lr=0.0005"
+    assert str(caught.value).endswith(
+        f"there is no good checkpoint: start again with a lower learning rate: {again}"
+    )
     assert [row["action"] for row in fired_in(run)] == ["stop"]
     with srl.store.open(run) as log:
         assert log.execute("SELECT status, steps FROM runs").fetchall() == [("failed", 2)]
@@ -224,6 +228,38 @@ def test_another_watch_that_stops_a_rolled_back_run_proposes_a_rate_below_its_ow
     ) as stop:
         train(config(setting, "grpo", [*ROLLS_BACK, *other]), workspace)
     assert str(stop.value).endswith(f"step-000000 --set actor.optim.lr={LR / 4:g}")
+
+
+DIVERGES = ("actor.optim.lr=1e30", "trainer.test_freq=0", "trainer.val_before_train=false")
+
+
+def test_a_policy_that_cannot_be_sampled_is_rolled_back(setting, workspace):
+    sets = [*DIVERGES, "watch.skipped_steps.action=rollback", "watch.max_rollbacks=1"]
+    with pytest.raises(UserError, match=r"a log-prob of the policy is not a number, since step \d, after 1 "):
+        train(config(setting, "grpo", sets), workspace)
+    fired = [(row["watch"], row["action"], row["to_step"]) for row in fired_in(only_run(workspace))]
+    assert fired == [("skipped_steps", "rollback", 0), ("skipped_steps", "stop", None)]
+
+
+def test_a_policy_that_cannot_be_sampled_ends_the_run_with_what_to_type(setting, workspace):
+    with pytest.raises(LogitsNotFinite) as caught:
+        train(config(setting, "grpo", [*DIVERGES, "trainer.save_freq=1"]), workspace)
+    [note] = caught.value.__notes__
+    assert note.startswith("there is no good checkpoint: start again with a lower learning rate: srl ")
+    assert note.endswith("config.yaml --set actor.optim.lr=5e+29")
+
+
+def test_of_two_watches_that_act_the_other_is_a_note(setting, workspace):
+    actions = {"length_high": "stop", "entropy_high": "rollback"}
+    sets = [
+        f"watch.{name}.{setting}"
+        for name, action in actions.items()
+        for setting in ("threshold=0", "patience=2", f"action={action}")
+    ]
+    with pytest.raises(UserError, match="stopped by watch length_high"):
+        train(config(setting, "grpo", sets), workspace)
+    fired = {row["watch"]: row["action"] for row in fired_in(only_run(workspace))}
+    assert fired == {"length_high": "stop", "entropy_high": "note"}
 
 
 def test_a_run_that_has_no_good_checkpoint_left_is_not_said_to_be_rolled_back_too_often(setting, tmp_path):

@@ -49,13 +49,21 @@ def curve(connection: duckdb.DuckDBPyConnection, metric: str | None = None) -> l
     """`metric` over the steps: one series for each run and phase that has it, in the order of their start.
 
     Without `metric`, the first of `FAVOURITES` that exists. A label is the run's name without its date, and
-    the phase where there are several. Raises UserError where no run has the metric.
+    the phase where there are several. Raises UserError where no run has a finite value of the metric.
     """
     metric = metric or _favourite(connection)
     found = curves(connection, [metric]).get(metric)
     if not found:
-        raise UserError(_unknown(metric, metric_names(connection)))
+        known = metric_names(connection)
+        raise UserError(_without_values(connection, metric) if metric in known else _unknown(metric, known))
     return found
+
+
+def _without_values(connection: duckdb.DuckDBPyConnection, metric: str) -> str:
+    """Why there is nothing to draw of a metric that is in the log."""
+    found = rows(connection, "SELECT value::VARCHAR AS value FROM metrics WHERE name = ?", [metric])
+    values = " or ".join(sorted({row["value"] for row in found}))
+    return f"{metric!r} has no finite value to draw: it is {values} at all {len(found):,} of its steps"
 
 
 def curves(connection: duckdb.DuckDBPyConnection, metrics: Sequence[str]) -> dict[str, list[Series]]:

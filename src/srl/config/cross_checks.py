@@ -32,6 +32,9 @@ class Algorithm(Protocol):
     @property
     def requires(self) -> Mapping[str, tuple[object, ...]]: ...
 
+    @property
+    def estimator(self) -> Callable[..., object]: ...
+
 
 def algorithm_plugin(name: str) -> Algorithm:
     """The algorithm plugin called `name`. Raises UserError when it is not installed."""
@@ -66,6 +69,24 @@ def local_errors(config: Config) -> Iterator[str]:
         yield (
             "rollout.engine = openai is not for training: the weights of a server cannot be changed; set "
             "rollout.engine=torch, or fine-tune on what `srl data demonstrations` has the server write"
+        )
+
+
+def check_fine_tuning(config: Config, algo: str) -> None:
+    """Raises UserError for what reinforcement learning alone does, where `algo` is fine-tuning."""
+    if algo not in ("sft", "rft"):
+        return
+    asked = list[tuple[str, str]]()
+    if config.data.pass_rate_pools.enable:
+        asked.append(("data.pass_rate_pools.enable = true", "false"))
+    if config.algorithm.filter_groups.enable:
+        asked.append(("algorithm.filter_groups.enable = true", "false"))
+    if watches := config.watch.rolls_back:
+        key = "watch.action" if config.watch.action == "rollback" else f"watch.{watches[0]}.action"
+        asked.append((f"{key} = rollback", "note"))
+    for setting, instead in asked:
+        raise UserError(
+            f"{setting} is for reinforcement learning, not for --algo {algo}: set it to {instead}"
         )
 
 
@@ -206,13 +227,14 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
         )
     _check_rejection(config)
     _check_openai(config)
+    _check_rewards(config, say)
     _check_urls("search.url", config.search.url or ())
     if config.search.url and config.search.index:
         raise UserError(f"give one of {say('search.url')} and {say('search.index')}; set the other to null")
     for name, named in config.search.retrievers.items():
         _check_named(name, named)
     _check_splits(config)
-    return list(_warnings(config, algorithm))
+    return [*_warnings(config, algorithm), *_without_effect(config, origins, algorithm)]
 
 
 def _check_mini_batch(config: Config, key: str, say: Callable[[str], str]) -> None:
@@ -262,11 +284,31 @@ def _check_openai(config: Config) -> None:
         raise UserError(f"{key} = {quoted(url, 80)} is not a URL; expected http://HOST:PORT/v1")
 
 
+def _check_rewards(config: Config, say: Callable[[str], str]) -> None:
+    """What is compared of an episode is a part of the reward, and no URL has secrets."""
+    weights, overlong = config.reward.weights, config.reward.overlong_buffer.enable
+    known = ["reward", *weights, *(["overlong"] if overlong else [])]
+    compared = {
+        "algorithm.filter_groups.metric": config.algorithm.filter_groups.enable,
+        "data.pass_rate_pools.metric": config.data.pass_rate_pools.enable,
+    }
+    for key, is_used in compared.items():
+        metric = str(_value(config, key))
+        if is_used and not any(metric == name or metric.startswith(f"{name}/") for name in known):
+            raise UserError(f"{say(key)} is no part of the reward; use one of {', '.join(known)}")
+    for name in weights:
+        options = config.reward.options(name)
+        if isinstance(url := options.get("url"), str):
+            refuse_credentials(f"reward.{name}.url", url, options.get("key_variable") or "OPENAI_API_KEY")
+
+
 def _check_urls(key: str, urls: Sequence[str]) -> None:
     for url in urls:
         refuse_credentials(key, url)
 
 
+TYPED = ("--set", "command line")
+"""The origins of values that were typed."""
 _SOURCES = ("url", "index", "retriever")
 _NAME = re.compile(r"[a-z0-9_-]+")
 
@@ -299,6 +341,36 @@ def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"rollout.top_p = {config.rollout.top_p}: tokens are sampled from a different distribution than "
             "the one that is trained; 1.0 is on-policy"
         )
+    weights = config.reward.weights
+    if weights and not any(weights.values()) and not config.reward.overlong_buffer.enable:
+        yield f"every weight in reward.weights is 0 ({', '.join(weights)}): nothing is rewarded"
     usual = algorithm.defaults.get("rollout.n", 1)
     if config.rollout.n == 1 and usual != 1:
         yield f"rollout.n = 1: {algorithm.name} compares the episodes of one question; {usual} is usual"
+
+
+def _without_effect(config: Config, origins: Mapping[str, str], algorithm: Algorithm) -> Iterator[str]:
+    """Settings that were typed, and that nothing reads in such a run."""
+    actor = config.actor
+    unread = dict[str, str]()  # why, by how such keys begin
+    if actor.clip_ratio_low is not None and actor.clip_ratio_high is not None:
+        unread["actor.clip_ratio"] = "actor.clip_ratio_low and actor.clip_ratio_high take its place"
+    if not actor.use_kl_loss:
+        unread["actor.kl_loss_type"] = unread["actor.kl_loss_coef"] = "actor.use_kl_loss is false"
+    if not config.algorithm.use_kl_in_reward:
+        unread["algorithm.kl_"] = "algorithm.use_kl_in_reward is false"
+    for key in ("gamma", "lam"):
+        if not _takes(algorithm.estimator, key):
+            unread[f"algorithm.{key}"] = f"{algorithm.name} does not use it"
+    for key in [key for key, origin in origins.items() if origin in TYPED]:
+        for start, why in unread.items():
+            if key == start or (start.endswith("_") and key.startswith(start)):
+                yield f"{key} = {plain(_value(config, key))} has no effect: {why}"
+
+
+def _takes(estimator: Callable[..., object], name: str) -> bool:
+    """Whether an estimator has an argument `name`, or others that it may look at (`**_` are not)."""
+    from inspect import signature
+
+    taken = signature(estimator).parameters.values()
+    return any(one.name == name or (one.kind is one.VAR_KEYWORD and one.name != "_") for one in taken)

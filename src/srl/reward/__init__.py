@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from srl.errors import UserError
+from srl.errors import PluginError, SrlError, UserError, first_line
 from srl.reward.sync_reward import SyncReward
 from srl.trajectory import REWARD_FAULT, Score, Trajectory
 
@@ -112,7 +112,8 @@ class RewardMix:
 
         `parts` holds each reward by name before its weight, and a reward's own parts as `name/part`. An
         episode of training that a reward of some weight gave no score fails: its `end` and `error` are set.
-        Raises UserError naming a plugin that does not return one finite score for each trajectory.
+        Raises UserError naming a plugin that does not return one finite score for each trajectory, and
+        PluginError for one that raises anything else. One of weight 0 that raises UserError gives no score.
         """
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         columns = await asyncio.gather(*(self._column(name, valid) for name in self.plugins))
@@ -125,21 +126,32 @@ class RewardMix:
     async def _column(self, name: str, trajectories: list[Trajectory]) -> list[Score]:
         try:
             return await self._scorers[name](list(trajectories))
-        except Exception as error:
-            error.add_note(f"while reward {name!r} scored {len(trajectories)} trajectories")
+        except UserError as error:
+            if not self.weights[name]:
+                return [Score(0.0, error=str(error))] * len(trajectories)
+            note = f"while scoring with reward {name!r}"
+            if note not in getattr(error, "__notes__", ()):  # one error may end several calls
+                error.add_note(note)
             raise
+        except SrlError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {first_line(error)}"
+            raise PluginError(f"the reward {name!r} failed, {what}") from error
 
     def _sum(self, trajectory: Trajectory, scores: Sequence[Score]) -> Score:
         named = dict(zip(self.plugins, scores, strict=True))
+        parts = {
+            f"{name}/{part}": float(value)
+            for name, score in named.items()
+            for part, value in score.parts.items()
+        }
         for name in [name for name, score in named.items() if score.error]:
             error = f"{REWARD_FAULT}{name!r} gave no score: {named.pop(name).error}"
             if self.weights[name]:
-                return self._failed(trajectory, error)
+                return self._failed(trajectory, error, parts)
             self._warn(name, error)
-        parts: dict[str, float] = {}
-        for name, score in named.items():
-            parts[name] = float(score.value)
-            parts.update({f"{name}/{part}": float(value) for part, value in score.parts.items()})
+        parts |= {name: float(score.value) for name, score in named.items()}
         value = sum(self.weights[name] * score.value for name, score in named.items())
         per_turn = self._per_turn(trajectory, named)
         if self.overlong is not None:
@@ -148,11 +160,13 @@ class RewardMix:
             per_turn = per_turn and (*per_turn[:-1], per_turn[-1] + parts[OVERLONG])
         return Score(float(value), parts, per_turn)
 
-    def _failed(self, trajectory: Trajectory, error: str) -> Score:
-        """No score. The trajectory fails if it was sampled for training; others are measured all the same."""
+    def _failed(self, trajectory: Trajectory, error: str, parts: Mapping[str, float]) -> Score:
+        """No score, but the rewards' own `parts`, such as what a request took. The trajectory fails if it was
+        sampled for training; others are measured all the same."""
         if trajectory.phase == "train":
             trajectory.end, trajectory.error = "failed", error
-        return replace(self._zero(), error=error)
+        zero = self._zero()
+        return replace(zero, parts={**zero.parts, **parts}, error=error)
 
     def _warn(self, name: str, error: str) -> None:
         """Say once of a reward without weight why it gave no score, since nothing else does."""
@@ -210,12 +224,10 @@ def _check(name: str, trajectories: list[Trajectory], scores: object) -> None:
 
 def _check_score(name: str, trajectory: Trajectory, score: Score) -> None:
     where = f"reward {name!r}, trajectory {trajectory.id} (question {trajectory.question.id!r})"
-    if score.error:
-        return
     numbers = (score.value, *score.parts.values(), *(score.per_turn or ()))
-    if not all(math.isfinite(number) for number in numbers):
+    if not all(map(_is_finite, numbers)):
         raise UserError(f"{where}: expected finite numbers, found {score}")
-    if score.per_turn is None:
+    if score.error or score.per_turn is None:
         return
     if len(score.per_turn) != trajectory.turns:
         raise UserError(
@@ -223,3 +235,10 @@ def _check_score(name: str, trajectory: Trajectory, score: Score) -> None:
         )
     if not math.isclose(sum(score.per_turn), score.value, rel_tol=1e-6, abs_tol=1e-6):
         raise UserError(f"{where}: per_turn sums to {sum(score.per_turn)}, but value is {score.value}")
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return math.isfinite(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False

@@ -53,6 +53,16 @@ class EngineFault(SrlError):  # noqa: N818 - a fault, as in srl.index.Fault
     """Why an engine did not generate a turn, in one line: a fault of the infrastructure."""
 
 
+class LogitsNotFinite(SrlError):  # noqa: N818 - what is wrong, as in EngineFault
+    """The policy's logits are not finite, so that nothing can be sampled from them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits are not finite: its weights have diverged, or overflow in this dtype; start "
+            "from an earlier checkpoint, or try float32"
+        )
+
+
 def stop_reason(token_ids: Sequence[int], stop: Sequence[str], codec: Codec) -> StopReason:
     """Why a turn of these ids ended; most engines do not tell a stop string from EOS."""
     if token_ids and token_ids[-1] in codec.eos_ids:

@@ -199,8 +199,8 @@ class OpenAiServer:
         said = f"{self.options.url}: {why}"
         if self.failed_turns >= FAILED_IN_A_ROW:
             return UserError(
-                f"{self.failed_turns} turns in a row failed, last {said}; look at what the server says, then "
-                "type the same command again"
+                f"{self.failed_turns} requests in a row failed, last {said}; look at what the server says, "
+                "then continue"
             )
         return EngineFault(said)
 

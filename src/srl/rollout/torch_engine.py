@@ -20,7 +20,15 @@ from srl.errors import SrlError, UserError
 from srl.model import evaluating, return_free_memory
 from srl.rollout.choose_forward import choose_forward
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, StopReason, check_turn
+from srl.rollout.engine import (
+    Completion,
+    Engine,
+    EngineTraits,
+    LogitsNotFinite,
+    Sampling,
+    StopReason,
+    check_turn,
+)
 from srl.rollout.rollout_weights import MergedLora, is_onednn_faster, onednn_linears
 from srl.rollout.sampling import draw
 from srl.rollout.slot_table import Rows, SlotTable
@@ -298,10 +306,7 @@ class TorchEngine(Engine):
                 torch.stack([tensor.double() for tensor in drawn]).cpu().numpy()
             )  # the one read
         if not np.isfinite(logprobs).all():
-            raise SrlError(
-                "the model's logits are not finite: its weights have diverged, or overflow in this dtype; "
-                "start from an earlier checkpoint, or try float32"
-            )
+            raise LogitsNotFinite
         table.append(rows, tokens := tokens.astype(np.int64), logprobs.astype(np.float32))
         self._tell(rows)
         self._end_turns(rows, tokens)

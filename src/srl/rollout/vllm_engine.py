@@ -26,7 +26,15 @@ from transformers import PreTrainedModel
 from srl.errors import SrlError, UserError
 from srl.model import Float32Head, merged_weights
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Completion, Engine, EngineTraits, OnTokens, Sampling, check_turn
+from srl.rollout.engine import (
+    Completion,
+    Engine,
+    EngineTraits,
+    LogitsNotFinite,
+    OnTokens,
+    Sampling,
+    check_turn,
+)
 from srl.rollout.torch_engine import StopFinder
 from srl.safe_text import one_line
 
@@ -261,10 +269,7 @@ class VllmEngine(Engine):
             return
         for token, logprob in zip(new.token_ids, new.logprobs.logprobs, strict=True):
             if not isfinite(logprob):
-                raise SrlError(
-                    "the model's logits are not finite: its weights have diverged, or overflow in this "
-                    "dtype; start from an earlier checkpoint, or try float32"
-                )
+                raise LogitsNotFinite
             turn.token_ids.append(token)
             turn.logprobs.append(logprob)
             may_stop = self._stops.candidates[turn.stop_set, token]

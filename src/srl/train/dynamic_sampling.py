@@ -15,7 +15,7 @@ from itertools import accumulate, zip_longest
 
 from srl.config.sections import FilterGroups
 from srl.errors import UserError
-from srl.trajectory import Score
+from srl.trajectory import Score, Trajectory
 
 REWARD = "reward"
 """The metric that is the whole reward."""
@@ -100,12 +100,21 @@ def compared(score: Score, metric: str, turn_level: bool) -> Returns:
     return value, *(round(value - before, 9) for before in accumulate(score.per_turn[:-1]))
 
 
-def metric_value(score: Score, metric: str, key: str = "algorithm.filter_groups.metric") -> float:
-    """The `metric` of an episode: its reward or a part of it. Raises UserError for a part that it lacks, with
-    the `key` that names it."""
-    if metric == REWARD:
-        return score.value
-    if metric not in score.parts:
-        known = ", ".join([REWARD, *score.parts])
-        raise UserError(f"{key} = {metric}: the reward has no such part; use one of {known}")
-    return score.parts[metric]
+def metric_value(score: Score, metric: str) -> float:
+    """The `metric` of an episode that has it: its reward, or a part of it."""
+    return score.value if metric == REWARD else score.parts[metric]
+
+
+def with_metric(
+    trajectories: Sequence[Trajectory], scores: Sequence[Score], metric: str, key: str
+) -> list[tuple[Trajectory, Score]]:
+    """The valid episodes that have the `metric`; a reward of weight 0 may have given some of them no score.
+
+    Raises UserError with the `key` that names the metric where none has it.
+    """
+    valid = [pair for pair in zip(trajectories, scores, strict=True) if pair[0].valid]
+    found = [pair for pair in valid if metric == REWARD or metric in pair[1].parts]
+    if valid and not found:
+        known = ", ".join(dict.fromkeys([REWARD, *(name for _, score in valid for name in score.parts)]))
+        raise UserError(f"{key} = {metric}: no episode has this part of the reward; use one of {known}")
+    return found

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from srl.config import Config
-from srl.config.cross_checks import local_errors, truncation_errors
+from srl.config.cross_checks import check_fine_tuning, local_errors, truncation_errors
 from srl.errors import UserError
 from srl.evaluate import step_metrics
-from srl.rollout.engine import Engine
+from srl.rollout.engine import Engine, LogitsNotFinite
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.train.disk_space import checkpoint_bytes, lack_of_room
-from srl.train.dynamic_sampling import GroupChoice, Returns, compared, metric_value
+from srl.train.dynamic_sampling import GroupChoice, Returns, compared, metric_value, with_metric
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.fine_tuning import Loop, sft_loop
@@ -48,12 +48,26 @@ from srl.train.question_order import QuestionOrder, order_of
 from srl.train.questions import load_splits
 from srl.train.rejection_sampling import rft_loop
 from srl.train.report import Terminal, reporters
-from srl.train.resume import checkpoint_notes, resume_with, too_many_failures, total_steps
+from srl.train.resume import (
+    checkpoint_notes,
+    new_run_command,
+    resume_with,
+    tells_how_to_resume_after_faults,
+    too_many_failures,
+    total_steps,
+)
 from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints, due
 from srl.train.search import IndexDigests
 from srl.train.stopped_run import saved_if_stopped
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
-from srl.train.watched_run import drop_checkpoints_after, last_good_checkpoint, lr_scale, roll_back, stopped
+from srl.train.watched_run import (
+    drop_checkpoints_after,
+    how_to_start_again,
+    last_good_checkpoint,
+    lr_scale,
+    roll_back,
+    stopped,
+)
 from srl.train.watches import Fired, Watcher, to_act_on
 from srl.trajectory import Question, Score, Trajectory, failed_episodes
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
@@ -82,9 +96,8 @@ class Sampled:
     def add(self, trajectories: list[Trajectory], scores: list[Score], metric: str, turn_level: bool) -> None:
         """One more generation batch. Raises UserError where the reward has no part `metric`."""
         groups: dict[str, list[Returns]] = {item.question.id: [] for item in trajectories}
-        for trajectory, score in zip(trajectories, scores, strict=True):
-            if trajectory.valid:
-                groups[trajectory.question.id].append(compared(score, metric, turn_level))
+        for trajectory, score in with_metric(trajectories, scores, metric, "algorithm.filter_groups.metric"):
+            groups[trajectory.question.id].append(compared(score, metric, turn_level))
         self.choice.add(groups)
         self.trajectories += trajectories
         self.scores += scores
@@ -92,10 +105,9 @@ class Sampled:
     def passed(self, metric: str) -> dict[str, list[bool]]:
         """Of each question, whether each valid episode was right by `metric`."""
         found: dict[str, list[bool]] = {item.question.id: [] for item in self.trajectories}
-        for trajectory, score in zip(self.trajectories, self.scores, strict=True):
-            if trajectory.valid:
-                value = metric_value(score, metric, "data.pass_rate_pools.metric")
-                found[trajectory.question.id].append(value >= 1)
+        key = "data.pass_rate_pools.metric"
+        for trajectory, score in with_metric(self.trajectories, self.scores, metric, key):
+            found[trajectory.question.id].append(metric_value(score, metric) >= 1)
         return found
 
     @property
@@ -142,13 +154,19 @@ class LocalTrainer:
         if self.progress.awaits_validation:
             self._conclude(self.progress.step, [], saved=True)
         while self.progress.step < trainer.total_training_steps:
-            step = self.progress.step + 1
-            with self._saved_if_stopped():
-                fired = self._step(step, order)
-            self._conclude(step, fired)
+            try:
+                self._next_step(order)
+            except LogitsNotFinite as error:
+                self._diverged(error)
         if self.progress.step > 0 or self.progress.test_em_start is None:
             self.progress.test_em_end = self.runner.test(self.progress.step)
         return self.progress
+
+    def _next_step(self, order: QuestionOrder) -> None:
+        step = self.progress.step + 1
+        with self._saved_if_stopped():
+            fired = self._step(step, order)
+        self._conclude(step, fired)
 
     def _before(self) -> None:
         """Validate before the first step, and save a checkpoint where a watch may roll back to it."""
@@ -218,7 +236,8 @@ class LocalTrainer:
         return every > 0 and self._is_last_or_due(step, every)
 
     def _validate(self) -> list[Fired]:
-        metrics = self.runner.validate(self.progress)
+        with tells_how_to_resume_after_faults(self.run_directory):
+            metrics = self.runner.validate(self.progress)
         return self.watcher.observe(self.progress.step, "val", metrics)
 
     def _saved_if_stopped(self) -> AbstractContextManager[None]:
@@ -262,13 +281,13 @@ class LocalTrainer:
         for fired in found:
             self.runner.terminal.note(f"warning: {fired}")
         acting = to_act_on(found)
+        self.watcher.overrule(found, acting)
         try:
             if acting and acting.action == "rollback":
                 self._roll_back(acting)
                 return True
             if acting:
-                margin = self.config.watch.val_em.threshold
-                good = last_good_checkpoint(self.run_directory, self.progress.val_em, acting.since, margin)
+                good = self._last_good_checkpoint(acting.since)
                 raise UserError(
                     stopped(self.run_directory, self.config, acting, good, self.watcher.rollbacks)
                 )
@@ -276,6 +295,22 @@ class LocalTrainer:
         finally:
             if found:
                 self.runner.log.write_watches(self.watcher.rows())
+
+    def _diverged(self, error: LogitsNotFinite) -> None:
+        """Roll back from a policy that cannot be sampled, if `watch.skipped_steps` does; else raise `error`
+        with what to type."""
+        done = self.progress.step
+        if done and self.watcher.action("skipped_steps") == "rollback":
+            self._rolled_back([self.watcher.diverged(done)])
+            return
+        if done:
+            good = self._last_good_checkpoint(done)
+            error.add_note(how_to_start_again(self.run_directory, self.config, good, self.watcher.rollbacks))
+        raise error
+
+    def _last_good_checkpoint(self, since: int) -> int | None:
+        margin = self.config.watch.val_em.threshold
+        return last_good_checkpoint(self.run_directory, self.progress.val_em, since, margin)
 
     def _roll_back(self, fired: Fired) -> None:
         """Continue from the last good checkpoint, which is saved again first: then a resumed run does too."""
@@ -330,18 +365,26 @@ class LocalTrainer:
     def _check_drawn(self, step: int, drawer: PassRateOrder, found: int) -> None:
         """Say once that the pools by pass rate run dry. Raises UserError where nothing is left to ask."""
         if not found:
-            raise UserError(drawer.dry(found, step))
+            raise UserError(f"{drawer.dry(found, step)}; {self._other_pools()}")
         if found < drawer.batch_size and not self._dry:
             self.runner.terminal.note(f"warning: {drawer.dry(found, step)}")
             self._dry = True
 
+    def _other_pools(self) -> str:
+        """How to go on with other pools; a run that is resumed keeps its own."""
+        newest = max(checkpoints(self.run_directory), default=None)
+        model = [] if newest is None else ["--model", str(checkpoint_path(self.run_directory, newest))]
+        command = new_run_command(self.run_directory, *model, "--set", "data.pass_rate_pools.POOL=SHARE")
+        return f"start a new run from the newest checkpoint: {command}"
+
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
         """The episodes of one generation batch. Raises UserError when too many of them failed."""
-        with self._timed("gen"):
-            options, n = self.runner.environment.options, self.config.rollout.n
-            trajectories = self.runner.roll_out(questions, "train", step, options, n)
-        with self._timed("reward"):
-            scores = self.runner.score(trajectories)
+        with tells_how_to_resume_after_faults(self.run_directory):
+            with self._timed("gen"):
+                options, n = self.runner.environment.options, self.config.rollout.n
+                trajectories = self.runner.roll_out(questions, "train", step, options, n)
+            with self._timed("reward"):
+                scores = self.runner.score(trajectories)
         self._check_failures(trajectories)  # now that each reward has said whether it failed
         return trajectories, scores
 
@@ -456,7 +499,15 @@ def check(config: Config) -> None:
 
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> LocalRun:
-    """Load and check everything. The seed is set first, for new weights such as an adapter's."""
+    """Load and check everything, the rewards last."""
+    check_fine_tuning(config, algo)
+    made = _prepare(config, algo, workspace, terminal)
+    made.environment.reward.load()
+    return made
+
+
+def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> LocalRun:
+    """What is trained, and with what. The seed is set first, for new weights such as an adapter's."""
     torch.manual_seed(config.trainer.seed)
     policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
     where = in_words(choose_threads(policy.model, config, TRAINING_PASSES, terminal.note))

@@ -173,16 +173,14 @@ class RejectionSampling:
 
 
 def rft_loop(config: Config, policy: LoadedModel) -> Loop:
-    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, for
-    `sft.mix` (what a round keeps may lack a source), and for `data.pass_rate_pools`."""
+    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, and
+    for `sft.mix` (what a round keeps may lack a source)."""
     if config.sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0; set it to the optimiser steps of a round")
     if config.sft.mix:
         raise UserError(
             "sft.mix is not for --algo rft; data.mix gives shares of the questions, sft.filter chooses"
         )
-    if config.data.pass_rate_pools.enable:
-        raise UserError("data.pass_rate_pools is not for --algo rft, whose rounds ask questions by epochs")
     first = _copied(policy) if config.rft.start == "first" else None
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:

@@ -12,6 +12,7 @@ from pathlib import Path
 import srl.store
 from srl import interrupts
 from srl.config import Config, save_config
+from srl.config.load import SAVED
 from srl.errors import UserError
 from srl.files import NotWritten, why_not_written
 from srl.manifests import DamagedError, check_checkpoint, is_checked
@@ -78,6 +79,22 @@ def tells_how_to_resume(how: Callable[[], str], run: Path) -> Iterator[None]:
         if (stopped or why_not_written(error)) and not is_told and (run / LOG).is_dir():
             error.add_note(how())
         raise
+
+
+@contextmanager
+def tells_how_to_resume_after_faults(run: Path) -> Iterator[None]:
+    """Adds what to type to an error of what episodes depend on, such as a judge's server or a plugin."""
+    try:
+        yield
+    except UserError as error:
+        if resume_command(run) not in str(error):
+            error.add_note(f"once it works again, {resume_with(run)}")
+        raise
+
+
+def new_run_command(run: Path, *options: str) -> str:
+    """The command of a new run with the settings of `run` and these options."""
+    return Workspace(run.parent.parent).command("train", "--config", str(run / SAVED), *options)
 
 
 def too_many_failures(run: Path, found: FailedEpisodes, limit: float) -> UserError | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.train.checkpoint import load_checkpoint
 from srl.train.experience import Learner
+from srl.train.resume import new_run_command
 from srl.train.run_directory import Progress, checkpoint_path, checkpoints
 from srl.train.watches import Fired, Watcher
 from srl.update.optimiser import Optimiser
@@ -32,20 +32,24 @@ def last_good_checkpoint(run: Path, val_em: Mapping[int, float], since: int, mar
 
 
 def stopped(run: Path, config: Config, fired: Fired, good: int | None, rollbacks: int) -> str:
-    """The line that a run is stopped with: what fired, after how many roll-backs, what to start from.
-
-    The learning rate that it proposes is lower than that of the steps since the last roll-back.
-    """
-    lower = f"actor.optim.lr={config.actor.optim.lr * config.watch.rollback_lr_factor ** (rollbacks + 1):.3g}"
-    if good is None:
-        again = f"there is no good checkpoint: start again with a lower learning rate, --set {lower}"
-    else:
-        options = shlex.join(["--model", str(checkpoint_path(run, good)), "--set", lower])
-        again = f"start from the last good checkpoint with a lower learning rate: srl train {options}"
+    """The line that a run is stopped with: what fired, after how many roll-backs, and what to type."""
     is_last = fired.action == "rollback" and rollbacks >= config.watch.max_rollbacks
     number = f"{rollbacks} roll-back{'s' if rollbacks > 1 else ''}"
     times = f", after {number}{' (watch.max_rollbacks)' if is_last else ''}" if rollbacks else ""
-    return f"stopped by {fired}{times}; {again}"
+    return f"stopped by {fired}{times}; {how_to_start_again(run, config, good, rollbacks)}"
+
+
+def how_to_start_again(run: Path, config: Config, good: int | None, rollbacks: int) -> str:
+    """The command of a new run from the checkpoint at step `good`, or from the start where there is none.
+
+    It has the settings of this run, and a learning rate below that of its last steps.
+    """
+    lower = f"actor.optim.lr={config.actor.optim.lr * config.watch.rollback_lr_factor ** (rollbacks + 1):.3g}"
+    model = [] if good is None else ["--model", str(checkpoint_path(run, good))]
+    command = new_run_command(run, *model, "--set", lower)
+    if good is None:
+        return f"there is no good checkpoint: start again with a lower learning rate: {command}"
+    return f"start from the last good checkpoint with a lower learning rate: {command}"
 
 
 def roll_back(

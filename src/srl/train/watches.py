@@ -19,6 +19,8 @@ Metrics = Mapping[str, float]
 Beside = Literal["threshold", "highest", "median", "fall"]
 """What a value is compared with: the threshold itself; that share of the run's highest level; so many times
 the median of the last steps; or the highest value minus the threshold."""
+ACTS = ("stop", "rollback")
+"""The actions that end the course of a run, the first that is asked for before the others."""
 LEVEL = 5
 """Steps whose median is a level, so that one odd step does not set the highest."""
 WINDOW = 20
@@ -218,6 +220,24 @@ class Watcher:
         shown = value if math.isfinite(value) else None
         return Fired(step, rule.phase, name, rule.metric, shown, bound, course.since, action)
 
+    def action(self, name: str) -> str:
+        """What the watch `name` does."""
+        return self.active[name][1] if name in self.active else "off"
+
+    def diverged(self, since: int) -> Fired:
+        """`skipped_steps`, fired because the policy of step `since` has logits that are not finite: no update
+        can heal it, and no step follows that has metrics."""
+        name, what = "skipped_steps", "a log-prob of the policy"
+        fired = Fired(since + 1, "train", name, what, None, None, since, self.action(name))
+        self.fired.append(fired)
+        return fired
+
+    def overrule(self, found: Sequence[Fired], acting: Fired | None) -> None:
+        """Know those of `found` as notes whose action is not done, since another one's is."""
+        for fired in found:
+            if fired is not acting and fired.action in ACTS:
+                self.replace(fired, replace(fired, action="note"))
+
     @property
     def rollbacks(self) -> int:
         """How often the run was rolled back."""
@@ -255,7 +275,7 @@ class Watcher:
 
 def to_act_on(found: Sequence[Fired]) -> Fired | None:
     """The one whose action is done: the first that stops the run, else the first that rolls it back."""
-    for action in ("stop", "rollback"):
+    for action in ACTS:
         if first := next((fired for fired in found if fired.action == action), None):
             return first
     return None

@@ -7,8 +7,9 @@ import json
 import math
 import re
 import threading
+import unicodedata
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from hashlib import blake2b
@@ -44,11 +45,18 @@ LONGEST_ANSWER = 2000
 SECTION = "reward.judge"
 _WORD = re.compile(r"[a-z][a-z_-]*")
 _FIELD = re.compile(r"\{(question|golden_answers|answer|verdicts)\}")
-_ACTIVE = re.compile(
-    r"[<>\[\]{}\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+_MARKS = frozenset("<>[]{}")
+"""What begins a tag, a special token or a placeholder."""
+_UNSEEN = re.compile(
+    r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""What begins a tag, a special token or a placeholder, and letters that are not seen."""
+"""Letters that are not seen: those with Unicode's property Default_Ignorable_Code_Point."""
+_ACTS = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+"""Unicode categories of control, format, surrogate and private characters, and of line separators."""
 _MANY = 1 << 31
+_MOST_WITHOUT_VERDICT = 20
+"""Replies in a row without a verdict after which the judge is given up."""
 
 
 class Options(BaseModel):
@@ -100,10 +108,20 @@ class Options(BaseModel):
         return given
 
 
+class NoVerdictError(SrlError):
+    """A reply that is no verdict; `request` is what it took."""
+
+    def __init__(self, message: str, request: Verdict) -> None:
+        super().__init__(message)
+        self.request = request
+
+
 class Judge:
     """Asks an engine for a verdict. Everything here runs in one event loop.
 
-    `usage` tells what the engine has used so far: `prompt_tokens`, `completion_tokens`, perhaps `cost`.
+    `usage` tells what the engine has used so far: `prompt_tokens`, `completion_tokens`, perhaps `cost`. The
+    judge is given up for good where the engine raises UserError, or after 20 replies in a row without a
+    verdict: every further request raises UserError at once.
     """
 
     def __init__(
@@ -120,9 +138,12 @@ class Judge:
         self._options, self._usage, self._used = options, usage, dict(usage())
         self._verdicts = Verdicts(cache_path(options.cache))
         self._asked: dict[str, asyncio.Task[Verdict]] = {}
+        self._slots = asyncio.Semaphore(options.max_concurrent)
+        self._without_verdict = 0  # in a row
+        self._given_up = ""
 
     async def score(self, trajectory: Trajectory) -> Score:
-        """The value of the verdict, and what it took as parts (`_parts`)."""
+        """The value of the verdict, and what it took as parts (`_parts`). Raises UserError when given up."""
         if trajectory.answer is None:
             return Score(min(self._options.verdicts.values()), self._parts(None))
         question = trajectory.question
@@ -130,8 +151,11 @@ class Judge:
         known, asked = self._verdicts.get(case), case.key not in self._asked
         try:
             found = Verdict(known) if known is not None else await self._once(case)
+        except UserError:
+            raise
         except SrlError as error:
-            return Score(0.0, error=str(error))
+            request = error.request if asked and isinstance(error, NoVerdictError) else None
+            return Score(0.0, self._parts(request), error=str(error))
         return Score(
             self._options.verdicts[found.verdict], self._parts(found if known is None and asked else None)
         )
@@ -157,23 +181,45 @@ class Judge:
         return await asyncio.shield(self._asked[case.key])
 
     async def _ask(self, case: Case) -> Verdict:
+        async with self._slots:
+            if self._given_up:
+                raise UserError(self._given_up)
+            return await self._ask_now(case)
+
+    async def _ask_now(self, case: Case) -> Verdict:
         ids = self.codec.encode_text(filled_in(self.prompt, case))
         sampling = Sampling(max_tokens=self._options.max_tokens, temperature=0.0)
         try:
             completion = await self.engine.generate(case.key, ids, sampling)
+        except UserError as error:
+            self._given_up = self._given_up or str(error)
+            raise
         finally:
             self.engine.finish(case.key)
             used = self._used_since()
         said = self.codec.decode(completion.token_ids)
         word = said.strip().lower()
-        if word not in self._options.verdicts:
-            raise SrlError(
-                f"the judge {self.model} said {quoted(said, 80)!r}; expected one of "
-                f"{', '.join(self._options.verdicts)}"
-            )
         found = Verdict(word, int(used["prompt_tokens"]), int(used["completion_tokens"]), used.get("cost"))
+        if word not in self._options.verdicts:
+            raise self._no_verdict(said, found)
+        self._without_verdict = 0
         self._verdicts.keep(case, found, self.prompt)
         return found
+
+    def _no_verdict(self, said: str, request: Verdict) -> NoVerdictError | UserError:
+        """What is raised for a reply that is no verdict: UserError after too many in a row."""
+        self._without_verdict += 1
+        why = (
+            f"the judge {self.model} said {quoted(said, 80)!r}; expected one of "
+            f"{', '.join(self._options.verdicts)}"
+        )
+        if self._without_verdict < _MOST_WITHOUT_VERDICT:
+            return NoVerdictError(why, request)
+        self._given_up = (
+            f"{why}; {self._without_verdict} replies in a row were no verdict: choose another "
+            f"{SECTION}.model or {SECTION}.prompt, or raise {SECTION}.max_tokens"
+        )
+        return UserError(self._given_up)
 
     def _used_since(self) -> dict[str, float]:
         """What was used since the last call, which is the request that has just ended.
@@ -225,7 +271,7 @@ class JudgeReward:
     async def _open(self) -> Judge:
         from srl.rollout.openai_engine import OpenAiEngine, OpenAiServer, ServerOptions, find_key, find_model
 
-        given, codec = self.options, TextCodec()
+        given, codec = self.options, WholeTexts()
         options = ServerOptions(
             url=given.url, model=given.model or "", api="chat", timeout_s=given.timeout_s,
             retries=given.retries, requests_per_minute=given.requests_per_minute, price_in=given.price_in,
@@ -237,6 +283,17 @@ class JudgeReward:
             codec, server, token_ids=False, max_num_seqs=given.max_concurrent, max_model_len=_MANY
         )
         return Judge(engine, codec, model, self._prompt, given, server.used)
+
+
+class WholeTexts(TextCodec):
+    """A codec whose token is a whole text, so that the server alone limits what the judge says."""
+
+    def encode_text(self, text: str) -> list[int]:
+        return [int.from_bytes(b"\x01" + text.encode("utf-8", "replace"))]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        texts = [token.to_bytes((token.bit_length() + 7) // 8)[1:] for token in ids]
+        return b"".join(texts).decode("utf-8", "replace")
 
 
 def filled_in(prompt: str, case: Case) -> str:
@@ -256,12 +313,23 @@ def as_data(value: str | tuple[str, ...]) -> str:
     """`value` as JSON on one line, in which no tag, special token or invisible letter is left as it is."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
     if isinstance(value, tuple):
-        return f"[{_ACTIVE.sub(_escape, text[1:-1])}]"
-    return _ACTIVE.sub(_escape, text)
+        return f"[{_escaped(text[1:-1])}]"
+    return _escaped(text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1] if ord(found[0]) > 0x7F else f"\\u{ord(found[0]):04x}"
+def _escaped(text: str) -> str:
+    return "".join(_escape(letter) if _is_active(letter) else letter for letter in text)
+
+
+def _is_active(letter: str) -> bool:
+    """Whether `letter` may begin a tag or a placeholder, or is not seen."""
+    if letter.isascii() and letter.isprintable():
+        return letter in _MARKS
+    return unicodedata.category(letter) in _ACTS or _UNSEEN.match(letter) is not None
+
+
+def _escape(letter: str) -> str:
+    return json.dumps(letter)[1:-1] if ord(letter) > 0x7F else f"\\u{ord(letter):04x}"
 
 
 def _prompt(options: Options) -> str:
