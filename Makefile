@@ -71,7 +71,8 @@ bench-retrieval: .venv/.ready-oracles
 	$(BIN)/python bench/readme.py
 
 # Runs of algorithms, second_hop and collapse that the results have already are not made again.
-bench-stable: FEW = --set eval.val_questions=64 --set eval.test_questions=64
+bench-stable: FEW = --set eval.val_questions=64 --set eval.test_questions=64 --set data.train_batch_size=32 \
+	--set actor.ppo_mini_batch_size=16 --set critic.ppo_mini_batch_size=16
 bench-stable: .venv/.ready-dev
 	$(BIN)/python bench/turn_credit.py
 	$(BIN)/python bench/algorithms.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,25 @@ def test_it_resumes_bit_for_bit(
         assert "from step-000004" in said.text, "it was saved when it was stopped"
     assert summary.steps == STEPS
     assert differences(run, whole[0]) == []
+
+
+def test_a_resumed_run_refuses_other_texts_of_as_many_tokens(setting: Path, workspace: Path) -> None:
+    """Their order is another, so that the counts are the same."""
+    file = workspace.parent / "mine.jsonl"
+    rows = [json.loads(line) for line in (setting / "demo.jsonl").read_text().splitlines()]
+
+    def write() -> None:
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    write()
+    train(chosen(setting, sft__train_files=str(file), sft__steps=2), workspace, "sft")
+    rows.reverse()
+    write()
+    with pytest.raises(UserError, match=r"fine-tuned on have changed \(other texts\): put them back"):
+        resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said(), steps=3)
+    rows.reverse()
+    write()
+    assert resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said(), steps=3).steps == 3
 
 
 def test_it_is_extended(setting: Path, workspace: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +23,15 @@ from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.rollout.torch_engine import TorchEngine
-from srl.train.sft import accumulate, batches, demonstrate, fine_tune, token_weights
+from srl.train.sft import (
+    accumulate,
+    batches,
+    demonstrate,
+    demonstrated,
+    fine_tune,
+    not_as_written,
+    token_weights,
+)
 from srl.trajectory import Question, Search
 from srl.update.batch import collate
 from srl.update.optimiser import Optimiser
@@ -45,6 +55,38 @@ def play(demonstrations, search=None, codec=None, options=OPTIONS, prompt="tiny"
 
 def policy():
     return new_model("qwen2", vocab_size=40, layers=1, width=16, heads=2, ffn=16, max_length=64)
+
+
+LONG = f"<think> {'velmar ' * 30}</think> <search> velmar </search>"
+NOT_AS_WRITTEN = {
+    "cut": ([LONG, TURNS[1]], "turn 1 has 3. tokens, more than rollout.max_turn_tokens = 16"),
+    "searches": ([TURNS[0]] * 5 + TURNS[1:], r"\d of its 6 turns fit \(rollout.max_turns = "),
+    "no answer": ([TURNS[0]], "it has no answer"),
+    "after the answer": ([*TURNS, TURNS[1]], "turn 3 comes after the answer"),
+    "no action": (["<think> velmar </think>", TURNS[1]], "a turn is neither a search nor an answer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOT_AS_WRITTEN)
+def test_a_demonstration_that_does_not_play_as_it_is_written_is_left_out(tmp_path, kind):
+    turns, why = NOT_AS_WRITTEN[kind]
+    file, notes = tmp_path / "mine.jsonl", []
+    write_demonstrations(file, [shown(), shown(turns, "bad")])
+    codec = Codec(tokenizer())
+    arguments = (TableSearch(PASSAGES[:1]), codec, template("tiny"), OPTIONS, notes.append)
+    assert [item.question.id for item in demonstrated(file, *arguments)] == ["demo/0"]
+    assert re.search(
+        rf"1 of 2 demonstrations do not play as they are written; the first is 'bad': {why}", notes[0]
+    )
+    write_demonstrations(file, [shown(turns, "bad")])
+    with pytest.raises(UserError, match=rf"1 of 1 demonstrations .*: {why}"):
+        demonstrated(file, *arguments)
+
+
+def test_a_demonstration_that_names_an_unknown_retriever_is_not_as_written():
+    searched = Search("velmar", status="rejected", error="no retriever 'web'", turn=1)
+    episode = replace(play([shown()])[0], searches=[searched])
+    assert not_as_written(episode, Codec(tokenizer()), OPTIONS) == "turn 2: no retriever 'web'"
 
 
 def test_a_demonstration_is_the_episode_of_a_model_that_says_the_same():

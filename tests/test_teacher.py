@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,43 @@ def test_interrupted_demonstrations_go_on_where_they_stopped(
     assert len(read_demonstrations(Path("d.jsonl"))) == 5
 
 
+def test_answers_are_kept_by_question_and_not_by_id(shell: Shell, place, corpus, server, teacher):  # noqa: F811
+    """The data are prepared anew, so that ids name other questions; and fewer are asked than before."""
+    teacher.down = {"velmar"}
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    assert shell.typed(*command, *options(server))[0] == 1
+    asked = questions("train", ASKED)
+    names = [item.id for item in asked]
+    moved = [replace(item, id=name) for item, name in zip(asked[1:] + asked[:1], names, strict=True)]
+    write_questions(place / "q.parquet", moved)
+    teacher.down, teacher.asked = set(), []
+    code, _, err = shell.typed(*command, "--limit", "2", *options(server))
+    assert code == 0, err
+    assert "d.jsonl.partial is kept: it has answers to other questions" in err
+    known = {item.text: item.golden_answers for item in asked}
+    for item in read_demonstrations(Path("d.jsonl")):
+        assert known[item.text] == item.golden_answers
+        assert item.golden_answers[0] in item.metadata["turns"][-1]
+
+
+def test_a_damaged_line_and_an_output_that_cannot_be_written_are_one_line(
+    shell: Shell, place, corpus, server, teacher  # noqa: F811
+):  # fmt: skip
+    teacher.down = {"velmar"}
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    assert shell.typed(*command, *options(server))[0] == 1
+    with Path("d.jsonl.partial").open("a") as file:
+        file.write('{"question": "x"}\n')
+    code, _, err = shell.typed(*command, *options(server))
+    assert (code, err.count("d.jsonl.partial:7 is damaged (KeyError: 'attempt'); remove the line")) == (2, 1)
+    Path("file").write_text("")
+    teacher.asked = []
+    for out, why in (("file/d.jsonl", "cannot be written"), (".", "is a directory")):
+        code, _, err = shell.typed(*command[:-1], out, "--overwrite", *options(server))
+        assert (code, why in err.splitlines()[-1]) == (2, True)
+    assert teacher.asked == []
+
+
 def test_answers_of_another_teacher_are_not_mixed_in(shell: Shell, place, corpus, server, teacher):  # noqa: F811
     teacher.down = {"velmar"}
     command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
@@ -203,13 +241,17 @@ def test_wrong_answers_are_asked_again_up_to_the_number_of_attempts(
 
 
 @pytest.mark.parametrize("teacher", [Teacher(*TOWNS)])
-def test_teacher_that_is_never_right_leaves_nothing(shell: Shell, place, corpus, server):  # noqa: F811
+def test_teacher_that_is_never_right_writes_nothing_and_more_attempts_go_on(
+    shell: Shell, place, corpus, server  # noqa: F811
+):  # fmt: skip
     command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
     code, _, err = shell.typed(*command, *options(server))
     assert code == 1
     assert "no episode of 6 questions was accepted" in err
-    assert "(a wrong answer: 6)" in err
-    assert not list(shell.folder.glob("d.jsonl*"))
+    assert "(a wrong answer: 6; " in err
+    assert " tokens); try more --attempts" in err
+    assert [path.name for path in shell.folder.glob("d.jsonl*")] == ["d.jsonl.partial"]
+    assert Path("d.jsonl.partial").read_text().count('"a wrong answer"') == 6
 
 
 def test_episodes_of_a_question_are_accepted_once_for_the_same_queries(

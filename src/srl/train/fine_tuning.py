@@ -24,7 +24,14 @@ from srl.train.model_card import model_card
 from srl.train.resume import checkpoint_notes
 from srl.train.run_directory import LOG, Progress, best_step, checkpoint_path, due, validations_without_rise
 from srl.train.search import IndexDigests
-from srl.train.sft import batches, demonstrated, fine_tune_step, sft_optimiser, with_epochs
+from srl.train.sft import (
+    batches,
+    demonstrated,
+    digest_of_episodes,
+    fine_tune_step,
+    sft_optimiser,
+    with_epochs,
+)
 from srl.train.stopped_run import saved_if_stopped
 from srl.trajectory import Trajectory
 from srl.update.optimiser import Optimiser
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
 
 Loop = Callable[[Path, EpisodeRunner, int | None], Progress]
 """Trains a run in its directory; the last argument is as in `srl.train.run.Trainer.train`."""
+_CHANGED = "the episodes that {run} is fine-tuned on have changed ({what}): put them back, or start a new run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +193,13 @@ def sft_loop(
     if config.sft.log is not None:
         episodes, counts = _logged(config, policy, note)
     else:
-        episodes, counts = demonstrated(file(), place.search, policy.codec, place.template, place.options), {}
+        shown = demonstrated(file(), place.search, policy.codec, place.template, place.options, note)
+        episodes, counts = shown, {}
     counts |= {
         "sft/episodes": len(episodes),
         "sft/policy_tokens": sum(item.policy_tokens for item in episodes),
     }
+    digest = digest_of_episodes(episodes)
     config = config.model_copy(update={"sft": with_epochs(config.sft, len(episodes))})
     tuned, optimiser = Tuned(config, policy.model), sft_optimiser(config.sft, policy.model)
 
@@ -199,8 +209,11 @@ def sft_loop(
         if resumed_from is not None and resumed_from >= 0:
             checkpoint = checkpoint_path(run, resumed_from)
             tuning.progress = load_newest(checkpoint, tuned, {"actor": optimiser})
+            if tuning.progress.episodes not in ("", digest):
+                raise UserError(_CHANGED.format(run=run.name, what="other texts"))
             for line in checkpoint_notes(checkpoint):
                 runner.terminal.note(line)
+        tuning.progress.episodes = digest
         if resumed_from is not None:
             runner.log.drop_steps_after(resumed_from)
         _note_episodes(run, runner, counts)
@@ -233,7 +246,4 @@ def _note_episodes(run: Path, runner: EpisodeRunner, counts: dict[str, float]) -
         if known.get(name) != counts.get(name)
     ]
     if changed:
-        raise UserError(
-            f"the episodes that {run.name} is fine-tuned on have changed ({'; '.join(changed)}): put them "
-            "back, or start a new run"
-        )
+        raise UserError(_CHANGED.format(run=run.name, what="; ".join(changed)))

@@ -59,6 +59,8 @@ class Progress:
     """Whether the step is still to be validated, as in a checkpoint that was saved before."""
     pass_rates: dict[str, list[int]] = field(default_factory=dict)
     """What `data.pass_rate_pools` knows of each question asked (`srl.train.pass_rates.Asked`)."""
+    episodes: str = ""
+    """Digest of the episodes of a fine-tuning; empty in older checkpoints."""
 
     def __post_init__(self) -> None:
         """JSON has texts for keys, and an older checkpoint has the best validation only."""

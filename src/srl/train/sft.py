@@ -12,8 +12,10 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +35,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.rollout.many_episodes import rollout
 from srl.train.learning_rate import sft_factor
 from srl.train.load_components import LoadedModel
+from srl.train.make_missing import Note
 from srl.train.question_order import MixedOrder
 from srl.trajectory import Question, SearchTool, Trajectory
 from srl.update.batch import Batch, collate
@@ -48,10 +51,61 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 
 def demonstrated(
-    file: Path, search: SearchTool | None, codec: Codec, template: Template, options: EpisodeOptions
-) -> list[Trajectory]:
-    """The demonstrations of `file` as episodes, run against the search that training will use."""
-    return demonstrate(read_demonstrations(file), search, codec=codec, template=template, options=options)
+    file: Path, search: SearchTool | None, codec: Codec, template: Template, options: EpisodeOptions,
+    note: Note = lambda text: None,
+) -> list[Trajectory]:  # fmt: skip
+    """The demonstrations of `file` as episodes, run against the search that training will use.
+
+    One that does not play as it is written (`not_as_written`) would teach something else. It is left out, and
+    a note says so. Raises UserError if none is left.
+    """
+    shown = read_demonstrations(file)
+    episodes = demonstrate(shown, search, codec=codec, template=template, options=options)
+    whys = [not_as_written(item, codec, options) for item in episodes]
+    wrong = [(item.question.id, why) for item, why in zip(episodes, whys, strict=True) if why is not None]
+    if wrong:
+        name, why = wrong[0]
+        said = (
+            f"{file}: {len(wrong):,} of {len(shown):,} demonstrations do not play as they are written; the "
+            f"first is {name!r}: {why}"
+        )
+        if len(wrong) == len(shown):
+            raise UserError(said)
+        note(f"warning: {said}; they are left out")
+    return [item for item, why in zip(episodes, whys, strict=True) if why is None]
+
+
+def not_as_written(episode: Trajectory, codec: Codec, options: EpisodeOptions) -> str | None:
+    """Why the episode of a demonstration is not what its turns (`metadata["turns"]`) say; None if it is."""
+    turns = episode.question.metadata["turns"]
+    played = [segment.token_ids for segment in episode.segments if segment.is_policy]
+    for number, (text, ids) in enumerate(zip(turns, played, strict=False), start=1):
+        if (length := len(codec.encode_text(text))) > len(ids):
+            limit = f"rollout.max_turn_tokens = {options.max_turn_tokens}"
+            if length <= options.max_turn_tokens:
+                limit = f"data.max_response_length = {options.max_response_length} leaves"
+            return f"turn {number} has {length:,} tokens, more than {limit}"
+    if rejected := next((search for search in episode.searches if search.status == "rejected"), None):
+        return f"turn {rejected.turn + 1}: {rejected.error}"
+    if len(played) < len(turns):
+        if episode.end == "answered":
+            return f"turn {len(played) + 1} comes after the answer"
+        limits = f"rollout.max_turns = {options.max_turns}, data.max_response_length = "
+        return f"{len(played)} of its {len(turns)} turns fit ({limits}{options.max_response_length})"
+    if episode.end != "answered":
+        return "it has no answer"
+    if episode.valid_actions < episode.turns:
+        return "a turn is neither a search nor an answer"
+    return None
+
+
+def digest_of_episodes(episodes: Iterable[Trajectory]) -> str:
+    """32 hex digits of the token ids of all segments, in order."""
+    digest = blake2b(digest_size=16)
+    for episode in episodes:
+        for segment in episode.segments:
+            digest.update(array("q", [len(segment.token_ids), *segment.token_ids]).tobytes())
+    return digest.hexdigest()
 
 
 def fine_tune_policy(

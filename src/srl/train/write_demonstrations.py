@@ -21,7 +21,7 @@ from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import CheckFailed, UserError
 from srl.evaluate.episode_results import EpisodeResult
-from srl.files import json_object
+from srl.files import digest_text, json_object
 from srl.progress import Count, counted
 from srl.protocol import STOP_STRINGS
 from srl.reward import RewardMix
@@ -30,7 +30,7 @@ from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import Generation, episode_options, load_generation, load_rewards
 from srl.train.make_missing import Note
 from srl.train.questions import load_questions, load_template
-from srl.train.search import load_search
+from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import Workspace
 
@@ -93,9 +93,10 @@ class Written:
 class Journal:
     """What a teacher has answered so far, in a file of JSON lines that each episode appends to.
 
-    `turns` are those of the accepted episodes by question, `queries` their queries; `asked` are all
-    (question, attempt) that completed, `rejected` counts those that were not accepted by reason. `tokens` are
-    those that the policy wrote in the episodes of this call.
+    A question is known by its text and answers (`key_of`), since ids may name other questions once the data
+    were prepared anew. `turns` are those of the accepted episodes by question, `queries` their queries;
+    `asked` are all (question, attempt) that completed, `rejected` why those were not accepted that were not.
+    `tokens` are those that the policy wrote in the episodes of this call.
     """
 
     path: Path
@@ -104,13 +105,14 @@ class Journal:
     turns: dict[str, list[list[str]]] = field(default_factory=dict)
     queries: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     asked: set[tuple[str, int]] = field(default_factory=set)
-    rejected: Counter[str] = field(default_factory=Counter)
+    rejected: dict[str, list[str]] = field(default_factory=dict)
     tokens: int = 0
 
     def open(self) -> IO[str]:
-        """Read what is there, and open the file to append. Raises UserError for another teacher's answers.
+        """Read what is there, and open the file to append.
 
-        A last line that was cut off is left out.
+        Raises UserError for another teacher's answers, a damaged line, and a file that cannot be written. A
+        last line that was cut off is left out.
         """
         data = self.path.read_bytes() if self.path.is_file() else b""
         whole = data[: data.rfind(b"\n") + 1]
@@ -121,26 +123,47 @@ class Journal:
                 f"{self.path} has answers of another teacher or setting ({', '.join(changed)}); remove it to "
                 "start over, or give another --out"
             )
-        for row in rows[1:]:
-            self._keep(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = self.path.open("a", encoding="utf-8")
+        for number, row in enumerate(rows[1:], start=2):
+            try:
+                self._keep(row)
+            except (KeyError, TypeError) as error:
+                raise UserError(
+                    f"{self.path}:{number} is damaged ({type(error).__name__}: {error}); remove the line"
+                ) from error
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror}; give another --out") from error
         file.truncate(len(whole))
         if not rows:
             _write(file, self.header)
         return file
 
     def _keep(self, row: Mapping[str, Any]) -> None:
-        self.asked.add((row["id"], row["attempt"]))
+        key = row["question"]
+        self.asked.add((key, row["attempt"]))
         if row["rejected"] is not None:
-            self.rejected[row["rejected"]] += 1
+            self.rejected.setdefault(key, []).append(row["rejected"])
             return
-        self.turns.setdefault(row["id"], []).append(row["turns"])
-        self.queries.setdefault(row["id"], set()).add(tuple(row["queries"]))
+        self.turns.setdefault(key, []).append(row["turns"])
+        self.queries.setdefault(key, set()).add(tuple(row["queries"]))
 
-    def lacks(self, question: Question) -> bool:
-        """Whether the question may have more demonstrations."""
-        return len(self.turns.get(question.id, ())) < self.acceptance.per_question
+    def is_to_ask(self, question: Question, attempt: int) -> bool:
+        """Whether the question may have more demonstrations, and was not asked in this attempt."""
+        key = key_of(question)
+        return (
+            len(self.turns.get(key, ())) < self.acceptance.per_question and (key, attempt) not in self.asked
+        )
+
+    def reasons(self, questions: Iterable[Question]) -> Counter[str]:
+        """Why episodes of these questions were not accepted."""
+        keys = dict.fromkeys(map(key_of, questions))
+        return Counter(reason for key in keys for reason in self.rejected.get(key, ()))
+
+    def has_others(self, questions: Iterable[Question]) -> bool:
+        """Whether there are answers to other questions too."""
+        return not {key for key, _ in self.asked} <= set(map(key_of, questions))
 
     def add(self, file: IO[str], trajectory: Trajectory, reward: float, attempt: int) -> None:
         """Keep an episode; a failed one is asked again by the next call."""
@@ -149,12 +172,18 @@ class Journal:
             return
         queries = queries_of(search.query for search in trajectory.searches)
         reason = self.acceptance.reason_against(trajectory, reward)
-        if reason is None and queries in self.queries.get(trajectory.question.id, ()):
+        key = key_of(trajectory.question)
+        if reason is None and queries in self.queries.get(key, ()):
             reason = "the queries of another demonstration"
         kept = {"queries": queries, "turns": turns_of(trajectory)} if reason is None else {}
-        row = {"id": trajectory.question.id, "attempt": attempt, "rejected": reason, **kept}
+        row = {"question": key, "attempt": attempt, "rejected": reason, **kept}
         self._keep(row)
         _write(file, row)
+
+
+def key_of(question: Question) -> str:
+    """32 hex digits of a question's text and answers."""
+    return digest_text(question.text, *question.golden_answers)
 
 
 def _write(file: IO[str], row: Mapping[str, Any]) -> None:
@@ -189,48 +218,57 @@ def write_accepted_episodes(
     Raises UserError, and CheckFailed where more than `eval.max_failed` of the episodes were lost to faults or
     none was accepted; what was answered until then is kept for the next call.
     """
+    if out.is_dir():
+        raise UserError(f"{out} is a directory, expected a file: give another --out")
     teacher = load_generation(config, note)
     questions = load_questions(tuple(files), config, teacher.codec, note, limit)
-    header = _header(config, teacher, acceptance)
+    search = load_search(config, workspace, note)
+    header = _header(config, teacher, acceptance, search)
     journal = Journal(out.with_name(f"{out.name}.partial"), header, acceptance)
     lost: list[Trajectory] = []
     with journal.open() as file, closing(teacher.engine):
         if journal.asked:
             note(f"{len(journal.asked):,} episodes of an earlier call are kept")
         rewards = None if acceptance.min_reward is None else load_rewards(config)
-        asking = _Asking(config, teacher, load_search(config, workspace, note), rewards, journal, file)
+        asking = _Asking(config, teacher, search, rewards, journal, file)
         for attempt in range(attempts):
-            left = [item for item in questions if journal.lacks(item)]
-            left = [item for item in left if (item.id, attempt) not in journal.asked]
+            left = [item for item in questions if journal.is_to_ask(item, attempt)]
             lost += [trajectory for trajectory in asking.ask(left, attempt) if not trajectory.valid]
-    _check(journal, lost, len(questions), config.eval.max_failed)
-    shown = list(_demonstrations(questions, journal))
+    shown, rejected = list(_demonstrations(questions, journal)), journal.reasons(questions)
+    _check(journal, lost, len(questions), config.eval.max_failed, shown, rejected)
     write_demonstrations(out, shown)
-    journal.path.unlink()
+    if journal.has_others(questions):
+        note(f"{journal.path} is kept: it has answers to other questions")
+    else:
+        journal.path.unlink()
+    answered = sum(key_of(item) in journal.turns for item in questions)
     return Written(
-        out, teacher.name, len(questions), len(journal.turns), len(shown),
-        dict(journal.rejected.most_common()), journal.tokens, teacher.usage(),
+        out, teacher.name, len(questions), answered, len(shown), dict(rejected.most_common()),
+        journal.tokens, teacher.usage(),
     )  # fmt: skip
 
 
 def _demonstrations(questions: Sequence[Question], journal: Journal) -> Iterator[Question]:
     """The accepted episodes in the order of the questions; further ones of a question as `ID#2`, …"""
     for question in questions:
-        for number, turns in enumerate(journal.turns.get(question.id, ()), start=1):
+        for number, turns in enumerate(journal.turns.get(key_of(question), ()), start=1):
             name = question.id if number == 1 else f"{question.id}#{number}"
             yield replace(question, id=name, metadata={**question.metadata, "turns": turns})
 
 
-def _header(config: Config, teacher: Generation, acceptance: Acceptance) -> dict[str, Any]:
+def _header(
+    config: Config, teacher: Generation, acceptance: Acceptance, search: SearchTool | None
+) -> dict[str, Any]:
     """What the answers in a journal depend on most."""
     weights = {} if acceptance.min_reward is None else config.reward.weights
     return {
-        "format": 2,
+        "format": 3,
         "teacher": teacher.name,
         "temperature": config.eval.temperature,
         "template": load_template(config).name,
         "max_turns": config.rollout.max_turns,
         "search": config.rollout.search,
+        "index": IndexDigests.of(search).as_fields(),
         "acceptance": {**asdict(acceptance), **weights},
     }
 
@@ -281,7 +319,10 @@ class _Asking:
         return score.value
 
 
-def _check(journal: Journal, lost: Sequence[Trajectory], questions: int, limit: float) -> None:
+def _check(
+    journal: Journal, lost: Sequence[Trajectory], questions: int, limit: float, shown: Sequence[Question],
+    rejected: Counter[str],
+) -> None:  # fmt: skip
     """Raises CheckFailed for too many lost episodes, and where nothing can be written."""
     if len(lost) > limit * questions:
         found = failed_episodes(lost)
@@ -289,11 +330,11 @@ def _check(journal: Journal, lost: Sequence[Trajectory], questions: int, limit: 
             f"{found.what} failed in {found.failed} episodes, more than eval.max_failed={limit:g} "
             f"({found.fault}); type the same command again to ask only what is missing"
         )
-    if not journal.turns:
-        journal.path.unlink()
+    if not shown:
         raise CheckFailed(
             f"no episode of {questions} questions was accepted, so there is nothing to learn from "
-            f"({_counts(journal.rejected)}); try --temperature 1 with more --attempts, or another teacher"
+            f"({_counts(rejected)}; {journal.tokens:,} tokens); try more --attempts at --temperature 1, or "
+            f"another teacher. {journal.path} has what was asked: more --attempts go on from there"
         )
 
 
