@@ -241,10 +241,25 @@ def test_card_gives_the_template_and_another_index_is_said(shell, place, monkeyp
         (("absent", "Who?"), "no model directory absent"),
         (("{place}/model", "Who?"), "nothing to search: give --index DIR or --url URL"),
         (("{place}/model", "Who?", "--index", "absent"), "absent"),
+        (("{place}/model", "caf\udce9?", "--index", "{place}/index"), "is not UTF-8"),
+        (("{place}/model", " ", "--index", "{place}/index"), "the question is empty"),
     ],
 )
 def test_mistakes_are_one_line(shell, place, arguments, said):
     assert said in shell.refused("ask", *(part.format(place=place) for part in arguments))
+
+
+def test_a_line_that_is_not_text_ends_nothing_and_a_closed_stdin_is_one_line(shell, place, monkeypatch):
+    scripted(monkeypatch, engine=ScriptedEngine(CODEC, lambda request, turn: "<answer> red </answer>"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("caf\udce9?\nTwo?"))
+    code, out, err = ask(shell, place, "--json")
+    assert (code, json.loads(out)["question"]) == (1, "Two?")
+    assert "is not UTF-8" in err
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = ask(shell, place, "--json")
+    assert (code, err.splitlines()[-1]) == (
+        2, "srl: there is no question, and stdin is closed: give a question"
+    )  # fmt: skip
 
 
 CHILD = """

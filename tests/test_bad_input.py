@@ -60,7 +60,7 @@ QUESTIONS = {
 DEMONSTRATIONS = {
     "missing.jsonl": (None, "missing.jsonl: no such file"),
     "broken.jsonl": ([SHOWN, "{broken"], "broken.jsonl:2: not JSON in UTF-8"),
-    "double.jsonl": ([SHOWN, SHOWN], "double.jsonl:2: expected an id that no earlier demonstration has"),
+    "double.jsonl": ([SHOWN, SHOWN], "double.jsonl:2: expected a demonstration that no earlier"),
     "silent.jsonl": ([{**SHOWN, "question": " "}], "silent.jsonl:1: expected a text in 'question'"),
     "mute.jsonl": ([{**SHOWN, "turns": []}], "mute.jsonl:1: expected a text for each turn in 'turns'"),
     "numbers.jsonl": ([{**SHOWN, "turns": [1]}], "numbers.jsonl:1: expected a text for each turn in 'turns'"),

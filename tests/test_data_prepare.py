@@ -215,6 +215,104 @@ def test_a_validation_set_shares_no_paragraph_with_training(tmp_path):
     assert {q.split for q in held} == {"validation"}
 
 
+def own_files(
+    folder: Path, questions: list[dict], passages: list[dict], name: str = "mine.jsonl"
+) -> list[Input]:
+    """A user's own questions and passages."""
+    for file, rows in ((name, questions), ("passages.jsonl", passages)):
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return [
+        Input(SOURCES["questions"], (folder / name,)),
+        Input(SOURCES["corpus"], (folder / "passages.jsonl",)),
+    ]
+
+
+def asked(text: str, **fields) -> dict:
+    return {"question": text, "golden_answers": ["red"], **fields}
+
+
+def test_a_validation_set_shares_no_paragraph_where_long_passages_are_split(tmp_path):
+    """Each paragraph has two parts, and the two questions about it are answered by different ones."""
+    passages = [
+        {
+            "id": f"p{n}",
+            "title": f"T{n}",
+            "text": f"The flag of A{n} is red{n} . Here. The flag of B{n} is blue{n} .",
+        }
+        for n in range(20)
+    ]
+    questions = [
+        asked(f"what is {colour}{n}", golden_answers=[f"{colour}{n}"], metadata={"supporting_ids": [f"p{n}"]})
+        for n in range(20)
+        for colour in ("red", "blue")
+    ]
+    prepare(own_files(tmp_path, questions, passages), tmp_path / "out", validation=7, passage_words=8)
+    train, held = (read_questions(tmp_path / "out" / f"{name}.parquet") for name in ("train", "validation"))
+    named = [{q.metadata["supporting_ids"][0] for q in part} for part in (train, held)]
+    assert {name.partition("#")[2] for name in named[1]} == {"1", "2"}, "they name parts"
+    pages = [{name.partition("#")[0] for name in part} for part in named]
+    assert not pages[0] & pages[1]
+    assert len(held) == 8, "whole paragraphs, so one more"
+
+
+def test_a_row_says_its_split_in_any_usual_way_or_is_refused(tmp_path):
+    rows = [asked(f"q{n}", split=split) for n, split in enumerate(["dev", "Test", "train", "VALIDATION"])]
+    passages = [{"id": "p", "contents": "red"}]
+    made = prepare(own_files(tmp_path, rows, passages), tmp_path / "out")
+    assert made.questions == {"train": 1, "validation": 2, "test": 1}
+    inputs = own_files(tmp_path, [*rows, asked("q9", split="held-out")], passages)
+    with pytest.raises(
+        UserError, match=r"mine.jsonl:5: expected train, validation or test in 'split', found 'held"
+    ):
+        prepare(inputs, tmp_path / "other")
+
+
+def test_own_questions_that_name_passages_by_id_get_their_titles(tmp_path):
+    passages = [{"id": f"p{n}", "title": f"Page {n}", "text": "red"} for n in (1, 2)]
+    rows = [asked("which", metadata={"supporting_ids": ["p2", "p1"]})]
+    prepare(own_files(tmp_path, rows, passages), tmp_path / "out")
+    (found,) = read_questions(tmp_path / "out" / "train.parquet")
+    assert found.metadata["supporting_titles"] == ["Page 2", "Page 1"]
+
+
+def test_two_own_files_with_one_name_are_both_named(tmp_path):
+    first = own_files(tmp_path, [asked("a")], [{"id": "p", "contents": "red"}], "one/q.jsonl")
+    (tmp_path / "two").mkdir()
+    other = own_files(tmp_path, [asked("b")], [{"id": "p", "contents": "red"}], "two/q.jsonl")
+    said = r"two/q.jsonl: the question id 'q/train/0' is also in .*one/q.jsonl: rename one"
+    with pytest.raises(UserError, match=said):
+        prepare([first[0], *other], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", ["p1", [None, 3], 7])
+def test_gold_passages_that_are_no_list_of_names_are_refused(tmp_path, given):
+    rows = [asked("a", metadata={"supporting_ids": given})]
+    with pytest.raises(
+        UserError, match=r"mine.jsonl:1: expected a list of texts in 'metadata.supporting_ids'"
+    ):
+        prepare(own_files(tmp_path, rows, [{"id": "p1", "contents": "red"}]), tmp_path / "out")
+
+
+def test_a_part_with_the_id_of_another_passage_is_refused(tmp_path):
+    passages = [
+        {"id": "a", "title": "A", "text": "One is here. Two is there."},
+        {"id": "a#1", "contents": "x"},
+    ]
+    for rows in (passages, passages[::-1]):
+        with pytest.raises(UserError, match="two passages have the id 'a#1'"):
+            prepare(own_files(tmp_path, [asked("a")], rows), tmp_path / "out", passage_words=3)
+
+
+def test_a_validation_set_that_takes_all_says_why(tmp_path):
+    rows = [asked(f"a{n}", metadata={"supporting_ids": ["p"]}) for n in range(5)]
+    inputs = own_files(tmp_path, rows, [{"id": "p", "contents": "red"}])
+    said = r"2 out of 5 questions \(they are about 1 paragraphs, whose questions stay together\) leaves none"
+    with pytest.raises(UserError, match=said):
+        prepare(inputs, tmp_path / "out", validation=2)
+
+
 def test_no_validation_set_comes_from_no_training_questions(tmp_path):
     with pytest.raises(UserError, match="split off training questions, and there are none"):
         prepare([given_file("popqa", "popqa.tsv")], tmp_path / "out", validation=1)
@@ -354,7 +452,9 @@ def test_a_question_of_two_files_is_kept_once_with_what_is_known_of_it(tmp_path)
     lines = [json.dumps({"question": text, "answer": answer}) for text, answer in rows]
     simple.write_text("\n".join(lines))
     made = prepare([Input(SOURCES["hotpotqa"], (simple, full))], tmp_path / "out")
-    assert made.notes == ("1 questions of test are in two files; each is kept once",)
+    copies, contrary = made.notes
+    assert copies == "1 questions of test are in two files; each is kept once"
+    assert contrary.startswith("1 questions of test are there more than once, with no answer in common; the")
     assert [q.id for q in read_questions(tmp_path / "out" / "test.parquet")] == [
         "hotpotqa/test/ab", "hotpotqa/test/1", "hotpotqa/test/2", "hotpotqa/test/3",
     ]  # fmt: skip

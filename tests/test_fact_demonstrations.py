@@ -229,6 +229,11 @@ def test_question_without_facts_and_passage_that_is_not_there_are_left_out(index
     assert dropped(lost, index) == "no wording brings a passage"
 
 
+def test_each_id_is_a_passage_to_look_up_where_there_are_no_titles():
+    facts = facts_of(Question("q", "?", ("yes",), metadata={"supporting_ids": ["p1", "p4", "p1"]}))
+    assert [lookup.ids for lookup in facts.lookups] == [{"p1"}, {"p4"}]
+
+
 def test_more_searches_than_an_episode_has_are_not_written(index):
     assert dropped(TWO_HOPS, index, max_searches=1) == "more searches than an episode has"
 

@@ -83,6 +83,13 @@ def test_a_demonstration_that_does_not_play_as_it_is_written_is_left_out(tmp_pat
         demonstrated(file, *arguments)
 
 
+def test_further_demonstrations_of_a_question_have_numbers(tmp_path):
+    """As where the files of two kinds of demonstrations are put together."""
+    file = tmp_path / "both.jsonl"
+    write_demonstrations(file, [shown(), shown(TURNS[1:]), shown(TURNS[:1], "demo/1"), shown([*TURNS, "x"])])
+    assert [item.id for item in read_demonstrations(file)] == ["demo/0", "demo/0#2", "demo/1", "demo/0#3"]
+
+
 def test_a_demonstration_that_names_an_unknown_retriever_is_not_as_written():
     searched = Search("velmar", status="rejected", error="no retriever 'web'", turn=1)
     episode = replace(play([shown()])[0], searches=[searched])

@@ -53,6 +53,7 @@ def ask(
     from srl.cli.output import note, progress, show_counted
 
     model, question = _model_and_question(model, question, sets or [])
+    question = None if question is None else _checked(question)
     check_inputs([], index, url, [])
     directory, workspace = read_model(model)
     flags = {"search.index": index, "search.url": url, "eval.temperature": temperature,
@@ -85,12 +86,28 @@ def _model_and_question(
     return (None, model) if is_server and question is None else (model, question)
 
 
+def _checked(question: str) -> str:
+    """The question. Raises UserError where it is empty or not text."""
+    from srl.errors import UserError
+    from srl.safe_text import quoted
+
+    if not question.strip():
+        raise UserError("the question is empty")
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the question {quoted(question, 60)!r} is not UTF-8") from error
+    return question
+
+
 def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:
     """Answer the lines of stdin, one after the other; one that fails does not end the others."""
     from srl import interrupts
     from srl.cli import output
-    from srl.errors import CheckFailed, SrlError
+    from srl.errors import CheckFailed, SrlError, UserError
 
+    if sys.stdin is None:
+        raise UserError("there is no question, and stdin is closed: give a question")
     interactive, failed = sys.stdin.isatty(), 0
     if interactive:
         output.note("ask a question; Ctrl-C stops an answer, Ctrl-D ends")
@@ -99,7 +116,7 @@ def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:
             if (question := output.typed("\nquestion: ")) is None:
                 break
             if question.strip():
-                _answer(talk, question.strip(), full, as_json)
+                _answer(talk, _checked(question.strip()), full, as_json)
         except KeyboardInterrupt:
             if not (interactive and interrupts.forgiven()):
                 raise

@@ -129,9 +129,12 @@ def write_corpus(
             state, parts = ids.add(passage), written(passage)
             if not parts:
                 continue
-            if state == "clash":
+            twice = [passage.id] if state == "clash" else []
+            if state == "new" and len(parts) > 1:
+                twice = [part.id for part in parts if ids.add(part) != "new"]
+            if twice:
                 raise UserError(
-                    f"{path} was not written: two passages have the id {passage.id!r}; ids must be unique"
+                    f"{path} was not written: two passages have the id {twice[0]!r}; ids must be unique"
                 )
             if state == "new":
                 for part in parts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from srl.data.published_rows import Record, describe
@@ -32,14 +33,23 @@ def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:
 
 
 def read_demonstrations(path: Path) -> list[Question]:
-    """Questions with `metadata["turns"]`. Raises UserError with file and line, also for a repeated id."""
+    """Questions with `metadata["turns"]`; further demonstrations of an id are `ID#2`, `ID#3`, …
+
+    Raises UserError with file and line, also for a demonstration that an earlier line has.
+    """
     found: dict[str, Question] = {}
     for index, (line, row) in enumerate(read_jsonl(path)):
         record = Record(path, f":{line}", index, row)
-        question = _demonstration(record, f"{path.stem}/{line}")
-        if question.id in found:
-            raise record.error("an id that no earlier demonstration has", repr(question.id))
-        found[question.id] = question
+        question, number = _demonstration(record, f"{path.stem}/{line}"), 1
+        name = question.id
+        while (earlier := found.get(name)) is not None:
+            if earlier.metadata["turns"] == question.metadata["turns"] and earlier.text == question.text:
+                raise record.error(
+                    "a demonstration that no earlier line has", f"that of {question.id!r} again"
+                )
+            number += 1
+            name = f"{question.id}#{number}"
+        found[name] = replace(question, id=name)
     if not found:
         raise UserError(f"{path}: expected demonstrations, found none")
     return list(found.values())

@@ -73,10 +73,11 @@ class KeyTable:
 
 
 class _Gold(NamedTuple):
-    """A gold passage: its key and its title as `title_key` has it."""
+    """A gold passage: its key, its title as `title_key` has it, and as it is written."""
 
     key: bytes
     title: str
+    heading: str
 
 
 class GoldPassages:
@@ -105,7 +106,7 @@ class GoldPassages:
     def know(self, passage: Passage) -> None:
         """Remember what a gold passage says, from wherever it is published."""
         if passage.id in self.names:
-            self._gold[passage.id] = _Gold(passage_key(passage), title_key(passage.title))
+            self._gold[passage.id] = _Gold(passage_key(passage), title_key(passage.title), passage.title)
             self._wanted.add(self._gold[passage.id].key)
             self._titles.add(self._gold[passage.id].title)
 
@@ -127,7 +128,8 @@ class GoldPassages:
     def resolve(self, question: Question) -> Question:
         """The question with the ids that its gold passages have in the corpus, and count how they were found.
 
-        The id of a passage that the corpus lacks stays as it is. Titles become ids if all of them are found.
+        The id of a passage that the corpus lacks stays as it is. Titles become ids if all of them are found,
+        and a question that has ids alone gets their titles.
         """
         if named := _ids(question):
             found = {name: self._find(name, question.data_source) for name in named}
@@ -135,7 +137,8 @@ class GoldPassages:
                 "missing" if None in found.values() else "title" if self._by_titles(found) else "text"
             )
             self.counts[by] += 1
-            return renamed(question, {name: new for name, new in found.items() if new is not None})
+            question = renamed(question, {name: new for name, new in found.items() if new is not None})
+            return self._with_titles(question, named)
         titles = _titles(question)
         ids = [self._titled(title_key(title), question.data_source) for title in titles]
         self.counts["unnamed" if not titles else "missing" if None in ids else "title"] += 1
@@ -143,6 +146,14 @@ class GoldPassages:
             return question
         known = {"supporting_titles": titles, "supporting_ids": list(dict.fromkeys(ids))}
         return replace(question, metadata={**question.metadata, **known})
+
+    def _with_titles(self, question: Question, named: Sequence[str]) -> Question:
+        """The question with the titles of its gold passages `named`, if nothing else tells of them."""
+        known = [self._gold[name].heading for name in named if name in self._gold]
+        others = {"supporting_titles", "supporting_facts", "question_decomposition", "evidences"}
+        if not all(known) or len(known) < len(named) or not others.isdisjoint(question.metadata):
+            return question
+        return replace(question, metadata={**question.metadata, "supporting_titles": known})
 
     def _find(self, name: str, source: str) -> str | None:
         """The id in the corpus of the gold passage `name`, by its text or else by its title."""

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from srl.data.published_rows import Record, describe
 from srl.data.question_formats import FLASHRAG, Draft, make_question
-from srl.data.splits import guess_split
+from srl.data.splits import canonical_split, guess_split
 from srl.errors import UserError, first_line
 from srl.files import FORMAT, atomic_file, check_format
 from srl.input_files import beginning, check_input, input_name
@@ -125,10 +125,26 @@ def _read_json(path: Path) -> Iterator[tuple[Record, Question]]:
     stem = input_name(path).partition(".")[0]
     for record in FLASHRAG.records(path):
         source = record.text("data_source") if record.row.get("data_source") else stem
-        split = record.text("split") if record.row.get("split") else guess_split(path) or "train"
+        split = _split(record) if record.row.get("split") else guess_split(path) or "train"
         draft = FLASHRAG.draft(record, source)
         assert isinstance(draft, Draft)
+        for key in ("supporting_ids", "supporting_titles"):
+            if not _are_names(given := draft.metadata.get(key, [])):
+                raise record.error(f"a list of texts in 'metadata.{key}'", describe(given))
         yield record, make_question(record, draft, source, split)
+
+
+def _split(record: Record) -> str:
+    """The row's own split."""
+    name = record.text("split").lower()
+    try:
+        return canonical_split(name)
+    except UserError as error:
+        raise record.error("train, validation or test in 'split'", repr(name)) from error
+
+
+def _are_names(given: object) -> bool:
+    return isinstance(given, list) and all(isinstance(name, str | int) for name in given)
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[Record, Question]]:

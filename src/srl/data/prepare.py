@@ -17,8 +17,10 @@ from srl.data.parquet import write_questions
 from srl.data.sources import Source, source_of
 from srl.data.split_passages import Splitter, name_parts
 from srl.data.splits import (
+    ALIASES,
     SPLITS,
     canonical_split,
+    contradicting,
     guess_split,
     split_off,
     without_copies,
@@ -124,8 +126,9 @@ def prepare(
         merging = Merging(_gold(made, files), merge, split)
         passages = _write_passages(folder, _passages(files, contexts, progress), merging)
         if passages:
-            _resolve(made, merging)
-        _set_aside(made, validation)
+            _resolve(made, merging.gold)
+        _set_aside(made, validation)  # by whole paragraphs, so before the parts of a split one are named
+        _name_parts(made, merging.gold_parts)
         counts = _write_splits(folder, made, rendering)
         if not counts and not passages:
             raise UserError("nothing to write: the sources contain no questions and no passages")
@@ -149,10 +152,14 @@ def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassag
     return gold
 
 
-def _resolve(made: _Composition, merging: Merging) -> None:
+def _resolve(made: _Composition, gold: GoldPassages) -> None:
     for split, questions in made.splits.items():
-        resolved = map(merging.gold.resolve, questions)
-        made.splits[split] = [name_parts(question, merging.gold_parts) for question in resolved]
+        made.splits[split] = list(map(gold.resolve, questions))
+
+
+def _name_parts(made: _Composition, parts: Mapping[str, Sequence[Passage]]) -> None:
+    for split, questions in made.splits.items():
+        made.splits[split] = [name_parts(question, parts) for question in questions]
 
 
 def _files(each: Input) -> tuple[Path, ...]:
@@ -183,7 +190,28 @@ def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Compositio
         made.splits[name] = without_copies(lists)
         if copies := sum(map(len, lists)) - len(made.splits[name]):
             made.notes.append(f"{copies:,} questions of {name} are in two files; each is kept once")
+        if contrary := contradicting(made.splits[name]):
+            made.notes.append(
+                f"{len(contrary):,} questions of {name} are there more than once, with no answer in common; "
+                f"the first is {contrary[0].id!r}"
+            )
+        _check_ids(made.splits[name], lists, [path for _, path in files])
     return made
+
+
+def _check_ids(kept: Sequence[Question], lists: Sequence[Sequence[Question]], paths: Sequence[Path]) -> None:
+    """Raises UserError for two questions with one id, with the names of their files."""
+    counts = Counter(question.id for question in kept)
+    if name := next((name for name, count in counts.items() if count > 1), None):
+        both = [
+            path
+            for path, questions in zip(paths, lists, strict=True)
+            if any(question.id == name for question in questions)
+        ]
+        raise UserError(
+            f"{both[-1]}: the question id {name!r} is also in {both[0]}: rename one of the files, or give "
+            "its questions ids of their own"
+        )
 
 
 def _only_split(source: Source) -> str | None:
@@ -194,7 +222,8 @@ def _only_split(source: Source) -> str | None:
 def _split_of(question: Question, each: Input, split: str) -> str:
     """The split in the row, where the source has one there and no other was asked for."""
     carries = each.source.format is None and each.split is None
-    return question.split if carries and question.split in SPLITS else split
+    own = ALIASES.get(question.split.lower(), question.split.lower())
+    return own if carries and own in SPLITS else split
 
 
 def _account(

@@ -16,22 +16,22 @@ from srl.errors import UserError, nearest
 from srl.trajectory import Question
 
 SPLITS = ("train", "validation", "test")
-_ALIASES = {"dev": "validation", "val": "validation", "valid": "validation"}
+ALIASES = {"dev": "validation", "val": "validation", "valid": "validation"}
 _IN_NAME = re.compile(r"(?<![a-z])(train|dev|val|valid|validation|test)(?![a-z])")
 
 
 def canonical_split(name: str) -> str:
     """`train`, `validation` or `test`; `dev`, `val` and `valid` mean validation."""
-    split = _ALIASES.get(name, name)
+    split = ALIASES.get(name, name)
     if split not in SPLITS:
-        hint = nearest(name, [*SPLITS, *_ALIASES])
+        hint = nearest(name, [*SPLITS, *ALIASES])
         raise UserError(f"no split {name!r}: there are {', '.join(SPLITS)} (dev means validation){hint}")
     return split
 
 
 def guess_split(path: Path) -> str | None:
     """The split in a file's name, or None where it names none or several."""
-    found = {_ALIASES.get(name, name) for name in _IN_NAME.findall(path.name.lower())}
+    found = {ALIASES.get(name, name) for name in _IN_NAME.findall(path.name.lower())}
     return found.pop() if len(found) == 1 else None
 
 
@@ -91,9 +91,12 @@ def split_off(
     rest = [question for question in questions if _key(question) not in keys]
     if not held or not rest:
         what = "leaves none for training" if held else "sets none aside"
+        together = len({_key(question) for question in questions})
+        why = f" (they are about {together:,} paragraphs, whose questions stay together)"
         raise UserError(
-            f"a validation set of {_amount(amount)} out of {len(questions)} questions {what}; choose another "
-            "size"
+            f"a validation set of {_amount(amount)} out of {len(questions)} questions"
+            f"{why if together < len(questions) else ''} {what}; choose another size, or name a file of "
+            "validation questions"
         )
     return rest, held
 
@@ -189,6 +192,19 @@ def without_copies(files: Iterable[Sequence[Question]]) -> list[Question]:
                 kept[place] = question
         places = new | places
     return kept
+
+
+def contradicting(questions: Iterable[Question]) -> list[Question]:
+    """The first question of each group in the same words that has two without an answer in common."""
+    groups: dict[tuple[str, ...], list[Question]] = {}
+    for question in questions:
+        groups.setdefault(_words(question), []).append(question)
+    found = []
+    for group in groups.values():
+        answers = [set(map(normalise_answer, question.golden_answers)) for question in group[1:] and group]
+        if any(answers[0].isdisjoint(others) for others in answers[1:]):
+            found.append(group[0])
+    return found
 
 
 def _differ(one: Question, other: Question) -> bool:

@@ -89,7 +89,9 @@ def facts_of(question: Question) -> Facts:
         return _by_triples(triples, passages)
     if not passages.titles and not passages.all_ids:
         raise NoDemonstration("no supporting facts")
-    return Facts(tuple(passages.lookup(title) for title in passages.titles or [""]))
+    if passages.titles:
+        return Facts(tuple(passages.lookup(title) for title in passages.titles))
+    return Facts(tuple(Lookup("", frozenset([name])) for name in passages.ids))
 
 
 def steps_of(given: object) -> list[Mapping[str, Any]]:
@@ -128,7 +130,7 @@ class _Passages:
         facts = metadata.get("supporting_facts")
         named = (fact for fact in facts if isinstance(fact, dict)) if isinstance(facts, list) else ()
         self.facts = [fact for fact in named if _are_texts(fact.get("title"))]
-        self.all_ids = frozenset(ids)
+        self.ids, self.all_ids = tuple(dict.fromkeys(ids)), frozenset(ids)
         pairs = list(zip(self.titles, ids, strict=True)) if len(ids) == len(self.titles) else []
         pairs += [(fact["title"], fact["id"]) for fact in self.facts if fact.get("id")]
         self.title_of = {name: title for title, name in pairs}
