@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 import srl.store
 from srl import interrupts
 from srl.cli import main
+from srl.config import load_config, load_saved
 from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.reward import RewardMix
@@ -218,6 +220,21 @@ def test_a_dry_run_counts_the_episodes(
         assert why in capsys.readouterr().err
 
 
+def test_a_log_brings_the_settings_that_it_was_sampled_with(
+    setting: Path, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless others are named: the demo's prompt, data and limits are not those of the run."""
+    train(config(setting, "grpo", trainer__total_training_steps=1), workspace)
+    run = only_run(workspace)
+    mine = load_saved(run).rollout.max_turn_tokens
+    command = ["train", "--algo", "sft", "--from-log", "em = 1", "--print-config", "--json"]
+    usual = load_config("small").config.rollout.max_turn_tokens
+    assert mine not in (usual, load_config("tiny").config.rollout.max_turn_tokens)
+    for further, expected in (([], mine), (["--preset", "small"], usual)):
+        assert main([*command, *further]) == 0
+        assert json.loads(capsys.readouterr().out)["rollout.max_turn_tokens"]["value"] == expected
+
+
 ROUNDS = {
     "rollout__n": 8, "rollout__deterministic": True, "data__train_batch_size": 4,
     "trainer__total_training_steps": 2, "sft__steps": 12, "sft__batch_size": 8, "sft__optim__lr": 3e-3,
@@ -330,10 +347,19 @@ def sampled_ids(run: Path) -> dict[str, list[int]]:
 
 
 def test_a_round_that_keeps_nothing_ends_in_one_line(setting: Path, workspace: Path) -> None:
-    with pytest.raises(
-        UserError, match="round 1: none of 64 training episodes satisfies the filter 'em = 2'"
-    ):
+    said = (
+        r"round 1: none of 64 training episodes satisfies the filter 'em = 2'; .* start another: srl --work"
+    )
+    with pytest.raises(UserError, match=said) as caught:
         train(config(setting, "ppo", **(ROUNDS | {"sft__filter": "em = 2"})), workspace, "rft")
+    command = f"train --config {only_run(workspace)}/config.yaml --algo rft --set sft.filter=CONDITION"
+    assert str(caught.value).endswith(command)
+
+
+def test_a_filter_that_is_not_sql_is_found_before_anything_is_sampled(setting: Path, workspace: Path) -> None:
+    with pytest.raises(UserError, match="the filter 'em = = 1' is not a condition on trajectories"):
+        train(config(setting, "ppo", **(ROUNDS | {"sft__filter": "em = = 1"})), workspace, "rft")
+    assert Workspace(workspace).all_runs() == []
 
 
 def test_shares_of_demonstrations_are_refused_for_rounds(setting: Path, workspace: Path) -> None:

@@ -87,6 +87,9 @@ def train(
     logged = _logged(algo, run, from_log, context)
     if dry_run and algo in (SFT, RFT) and not logged:
         raise UserError(f"--algo {algo} has a --dry-run with --from-log only; leave --dry-run out")
+    chosen = "COMMANDLINE" in str(context.get_parameter_source("preset"))
+    if logged and config is None and not chosen:
+        config = _config_of_log(logged["sft.log"])
     resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged)
     if dry_run and logged:
         _count_episodes(resolved.config, json)
@@ -246,6 +249,14 @@ def _logged(algo: str | None, run: str, condition: str | None, context: typer.Co
     is_path = os.sep in run and bool(find_logs(run))
     log = Path(run) if is_path else Workspace.resolve().find_run(run, trained=True)
     return {"sft.log": str(log), "sft.filter": condition}
+
+
+def _config_of_log(log: str) -> Path | None:
+    """The configuration that the episodes of a log were sampled with; None where the log is in no run."""
+    from srl.config.load import SAVED
+
+    files = [run / SAVED for run in (Path(log), Path(log).parent)]
+    return next((file for file in files if file.is_file()), None)
 
 
 def _count_episodes(config: Any, json: bool) -> None:

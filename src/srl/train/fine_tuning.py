@@ -209,14 +209,14 @@ def sft_loop(
         if resumed_from is not None and resumed_from >= 0:
             checkpoint = checkpoint_path(run, resumed_from)
             tuning.progress = load_newest(checkpoint, tuned, {"actor": optimiser})
-            if tuning.progress.episodes not in ("", digest):
-                raise UserError(_CHANGED.format(run=run.name, what="other texts"))
             for line in checkpoint_notes(checkpoint):
                 runner.terminal.note(line)
-        tuning.progress.episodes = digest
         if resumed_from is not None:
             runner.log.drop_steps_after(resumed_from)
         _note_episodes(run, runner, counts)
+        if tuning.progress.episodes not in ("", digest):
+            raise UserError(_CHANGED.format(run=run.name, what="other texts"))
+        tuning.progress.episodes = digest
         runner.give_weights(policy.model)
         return tuning.run()
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import duckdb
 
@@ -18,9 +19,9 @@ from srl.config import Config, load_saved
 from srl.errors import UserError
 from srl.rollout.codec import Codec
 from srl.safe_text import quoted
-from srl.store import read_records, reading, rows
+from srl.store import LogWriter, RunInfo, read_records, reading, rows
 from srl.store.reader import find_logs
-from srl.train.run_directory import RECORD
+from srl.train.run_directory import LOG, RECORD
 from srl.trajectory import Trajectory
 
 _TRAINED = "phase = 'train' AND valid"
@@ -93,6 +94,14 @@ def select_episodes(
     passed.sort(key=lambda item: (item.step, item.question.id, item.sample))
     distinct = _distinct(passed)
     return Selection(_at_most(distinct, per_question, seed), sampled, len(passed), len(distinct))
+
+
+def check_filter(condition: str) -> None:
+    """Raises UserError where DuckDB does not take `condition`, whatever the episodes."""
+    with TemporaryDirectory() as folder:
+        with LogWriter(Path(folder) / LOG, RunInfo("none")) as log:
+            log.write(0, "train", [], {})
+        reading([Path(folder)], lambda connection: _passing(connection, condition))
 
 
 def _sampled(connection: duckdb.DuckDBPyConnection, step: int | None) -> set[str]:

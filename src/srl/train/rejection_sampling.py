@@ -23,11 +23,11 @@ from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.episodes import EpisodeRunner
 from srl.train.fine_tuning import Loop, Tuned
 from srl.train.load_components import LoadedModel
-from srl.train.logged_episodes import Selection, check_kept, select_episodes
+from srl.train.logged_episodes import Selection, check_filter, check_kept, select_episodes
 from srl.train.model_card import model_card
 from srl.train.question_order import order_of
-from srl.train.resume import checkpoint_notes, too_many_failures
-from srl.train.run_directory import LOG, Progress, checkpoint_path
+from srl.train.resume import checkpoint_notes, new_run_command, too_many_failures
+from srl.train.run_directory import LOG, RFT, Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.train.sft import batches, fine_tune, sft_optimiser, with_epochs
 from srl.trajectory import Question, Score, Trajectory, failed_episodes
@@ -131,7 +131,14 @@ class RejectionSampling:
         try:
             check_kept(found, sft.filter)
         except UserError as error:
-            raise UserError(f"round {number}: {error}") from error
+            checkpoint = checkpoint_path(self.run_directory, number - 1)
+            start = ["--model", str(checkpoint)] if number > 1 else []
+            command = new_run_command(
+                self.run_directory, "--algo", RFT, *start, "--set", "sft.filter=CONDITION"
+            )
+            raise UserError(
+                f"round {number}: {error}; a resumed run keeps its filter, so start another: {command}"
+            ) from error
         for line in found.lines():
             self.runner.terminal.note(f"round {number}: {line}")
         return found
@@ -173,14 +180,15 @@ class RejectionSampling:
 
 
 def rft_loop(config: Config, policy: LoadedModel) -> Loop:
-    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, and
-    for `sft.mix` (what a round keeps may lack a source)."""
+    """The rounds, from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, for
+    `sft.mix` (what a round keeps may lack a source), and for a filter that is not SQL."""
     if config.sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0; set it to the optimiser steps of a round")
     if config.sft.mix:
         raise UserError(
             "sft.mix is not for --algo rft; data.mix gives shares of the questions, sft.filter chooses"
         )
+    check_filter(config.sft.filter)
     first = _copied(policy) if config.rft.start == "first" else None
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
