@@ -78,7 +78,7 @@ bench-stable: .venv/.ready-dev
 	$(BIN)/python bench/algorithms.py
 	$(BIN)/python bench/second_hop.py
 	$(BIN)/python bench/collapse.py
-	$(BIN)/python bench/resume.py --kills 100 -- $(FEW)
+	$(BIN)/python bench/resume.py --kills 100 --steps 60 -- $(FEW)
 	$(BIN)/python bench/resume.py --kills 100 --rollback -- $(FEW)
 	$(BIN)/python bench/readme.py
 

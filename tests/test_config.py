@@ -347,6 +347,10 @@ def test_critic_is_not_checked_where_there_is_none():
         (["rollout.top_p=.95"], "rollout.top_p = 0.95"),
         (["rollout.n=1"], "rollout.n = 1: grpo compares"),
         (["reward.weights={em: 0}"], "every weight in reward.weights is 0 (em)"),
+        (
+            ["watch.kl.action=rollback", "trainer.max_ckpt_to_keep=1"],
+            "watch.kl rolls back after 3 steps, and trainer.max_ckpt_to_keep = 1 may keep no checkpoint",
+        ),
         (["actor.use_kl_loss=false", "actor.kl_loss_coef=.1"], "actor.kl_loss_coef = 0.1 has no effect"),
         (["algorithm.kl_ctrl.kl_coef=.1"], "algorithm.kl_ctrl.kl_coef = 0.1 has no effect"),
         (["algorithm.gamma=.5"], "algorithm.gamma = 0.5 has no effect: grpo does not use it"),

@@ -213,6 +213,13 @@ def _remove_empty(directories: Iterable[Path]) -> None:
             directory.rmdir()
 
 
+def target_of(path: object) -> Path:
+    """The file or directory that an unfinished one is for; other paths as they are."""
+    path = Path(str(path))
+    found = _ASIDE.match(path.name)
+    return path.with_name(found["name"]) if found else path
+
+
 def why_not_written(error: BaseException, place: Path | None = None) -> str | None:
     """The limit of the machine that ended a write at `place`, and what to do; None for other errors."""
     if _is_too_large(error, place):

@@ -98,16 +98,16 @@ def _environment_error(error: BaseException) -> str | None:
     """One line for an error of the machine (disk full, no permission), else None."""
     from errno import EACCES, EMFILE, ENFILE, EPERM, EROFS
 
-    from srl.files import why_not_written
+    from srl.files import target_of, why_not_written
 
     where = getattr(error, "filename", None)
     if why := why_not_written(error):
         return f"{why.replace(';', f' at {where};') if where else why} and try again"
     if isinstance(error, OSError) and error.errno in {EACCES, EPERM, EROFS, EMFILE, ENFILE}:
-        what = f"{error.strerror}: {where}" if where else str(error.strerror)
+        what = f"{error.strerror}: {target_of(where)}" if where else str(error.strerror)
         from srl.workspace import ELSEWHERE
 
-        return f"{what}; check the permissions and limits, or {ELSEWHERE}"
+        return f"{what}; check the permissions and limits, write elsewhere, or {ELSEWHERE}"
     return None
 
 

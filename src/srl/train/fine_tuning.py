@@ -183,8 +183,8 @@ def sft_loop(
     config: Config, policy: LoadedModel, place: Environment, file: Callable[[], Path], note: Note
 ) -> Loop:
     """Fine-tuning on the episodes of `sft.log`, or on the demonstrations in `file()`, which are run here
-    first; from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, and for patience
-    without validations."""
+    first; from the newest checkpoint where the run is resumed. Raises UserError for 0 steps, patience
+    without validations, and an `sft.mix` that does not fit."""
     if config.sft.steps == 0:
         raise UserError("nothing to fine-tune: sft.steps = 0; type --steps with a number above 0")
     if config.sft.patience and not (config.trainer.test_freq and place.splits.val):
@@ -201,6 +201,7 @@ def sft_loop(
     }
     digest = digest_of_episodes(episodes)
     config = config.model_copy(update={"sft": with_epochs(config.sft, len(episodes))})
+    batches(episodes, config.sft, config.trainer.seed)  # raises where sft.mix does not fit
     tuned, optimiser = Tuned(config, policy.model), sft_optimiser(config.sft, policy.model)
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:

@@ -22,7 +22,7 @@ from srl.data.supporting_facts import NoDemonstration
 from srl.errors import CheckFailed
 from srl.evaluate.episode_results import EpisodeResult
 from srl.progress import Count, counted
-from srl.protocol import Template
+from srl.protocol import Template, escape
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Script, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, OnProgress, PromptTooLongError, run_episode
@@ -129,7 +129,7 @@ class _Episodes:
         wanted = findable(question.golden_answers[:1])
         if not wanted:
             raise NoDemonstration("the answer is yes or no, or missing")
-        turns = [] if self.template.retrieves else [f"<search> {question.text} </search>"]
+        turns = [] if self.template.retrieves else [f"<search> {escape(question.text)} </search>"]
         searches = len(turns)
 
         def answer(episode: Trajectory, ids: Sequence[int]) -> None:
