@@ -12,7 +12,8 @@ from bench.markdown_table import table
 RESULT = Path(__file__).parent / "results" / "real_learning.json"
 ORDER = (
     "closed-book", "R1 without search", "base as it is", "base, few-shot", "retrieve-once RAG, fine-tuned",
-    "cold start", "+ GRPO", "+ PPO", "+ rejection sampling", "+ GRPO, retrieved tokens trained",
+    "cold start", "+ GRPO", "+ PPO", "+ the levers of tiny-hard", "+ rejection sampling",
+    "+ GRPO, retrieved tokens trained",
 )  # fmt: skip
 NOTHING = "Nothing has been measured yet: `make bench-real`.\n"
 MEAN = "mean over sets"

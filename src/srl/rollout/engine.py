@@ -56,11 +56,12 @@ class EngineFault(SrlError):  # noqa: N818 - a fault, as in srl.index.Fault
 class LogitsNotFinite(SrlError):  # noqa: N818 - what is wrong, as in EngineFault
     """The policy's logits are not finite, so that nothing can be sampled from them."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "the model's logits are not finite: its weights have diverged, or overflow in this dtype; start "
-            "from an earlier checkpoint, or try float32"
-        )
+    def __init__(
+        self,
+        message: str = "the model's logits are not finite: its weights have diverged, or overflow in this "
+        "dtype; start from an earlier checkpoint, or try float32",
+    ) -> None:  # its own argument is what a pickled one is made from
+        super().__init__(message)
 
 
 def stop_reason(token_ids: Sequence[int], stop: Sequence[str], codec: Codec) -> StopReason:
