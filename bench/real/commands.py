@@ -19,7 +19,7 @@ from srl.interrupts import SIGNALS
 
 T = TypeVar("T")
 SMALL = (
-    "data.train_batch_size=2", "rollout.n=2", "rollout.max_turns=2", "rollout.max_turn_tokens=24",
+    "data.train_batch_size=2", "rollout.n=2", "rollout.max_turns=2", "rollout.max_turn_tokens=64",
     "rollout.max_obs_length=120", "data.max_response_length=512",
     "data.max_prompt_length=4096", "actor.ppo_mini_batch_size=2",
     "critic.ppo_mini_batch_size=2", "eval.val_questions=4", "sft.batch_size=2", "trainer.critic_warmup=0",

@@ -123,7 +123,8 @@ def cold_start(bench: Bench) -> None:
 
     bench.once("demonstrations", make)
     bench.train_once("cold-start", "--algo", "sft", "--model", bench.model, *common(bench),
-                     *options([f"sft.train_files={shown}", *sft_mix(bench), *TAUGHT]))  # fmt: skip
+                     *options([f"sft.train_files={shown}", *sft_mix(bench)]),
+                     *options([] if bench.smoke else [*TAUGHT]))  # fmt: skip
 
 
 def made(bench: Bench, kind: str) -> Path:

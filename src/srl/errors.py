@@ -20,10 +20,6 @@ class UserError(SrlError):
     """An error in the input or the environment; exit code 2."""
 
 
-class PluginError(UserError):
-    """A plugin raised what it should not; the traceback of the error's cause helps its author."""
-
-
 class CheckFailed(SrlError):  # noqa: N818 - named in the public interface
     """A requested check failed; exit code 1."""
 

@@ -15,7 +15,7 @@ from signal import SIGINT, Signals
 from typing import Any
 
 from srl import interrupts
-from srl.errors import EXIT_BUG, EXIT_OK, EXIT_SIGNAL, EXIT_USER, PluginError, SrlError
+from srl.errors import EXIT_BUG, EXIT_OK, EXIT_SIGNAL, EXIT_USER, SrlError
 
 EXIT_BROKEN_PIPE = 141
 _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -83,14 +83,12 @@ def _report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if isinstance(error, SrlError):
-        said = _with_notes(error, error)
-        _say(f"{said}; the traceback is {_traceback(error)}" if isinstance(error, PluginError) else said)
+        _say(_with_notes(error, error))
         return error.exit_code
     if message := _environment_error(error):
         _say(_with_notes(message, error))
         return EXIT_USER
-    what = f"{type(error).__name__}: {error}".partition("\n")[0]
-    _say(f"internal error, {what}; please report it with the traceback {_traceback(error)}")
+    _say(_write_traceback(error))
     return EXIT_BUG
 
 
@@ -111,13 +109,14 @@ def _environment_error(error: BaseException) -> str | None:
     return None
 
 
-def _traceback(error: BaseException) -> str:
-    """Write the traceback to a file, and say where it is; the traceback itself where that fails."""
+def _write_traceback(error: BaseException) -> str:
+    """Write the traceback to a file; one line with the error and the path of the file."""
     import tempfile
     import traceback
 
     from srl.safe_text import safe_message
 
+    what = f"{type(error).__name__}: {error}".partition("\n")[0]
     lines = safe_message("".join(traceback.format_exception(error)))
     try:
         with tempfile.NamedTemporaryFile(
@@ -125,8 +124,8 @@ def _traceback(error: BaseException) -> str:
         ) as file:
             file.write(lines)
     except OSError:
-        return f"below, since it could not be written to a file:\n{lines}"
-    return f"in {file.name}"
+        return f"internal error, {what}; the traceback could not be written:\n{lines}"
+    return f"internal error, {what}; please report it with the traceback in {file.name}"
 
 
 def _interrupted(error: BaseException, signal: Signals | None) -> int:

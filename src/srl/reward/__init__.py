@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from srl.errors import PluginError, SrlError, UserError, first_line
+from srl.errors import SrlError, UserError
 from srl.reward.sync_reward import SyncReward
 from srl.trajectory import REWARD_FAULT, Score, Trajectory
 
@@ -112,8 +112,8 @@ class RewardMix:
 
         `parts` holds each reward by name before its weight, and a reward's own parts as `name/part`. An
         episode of training that a reward of some weight gave no score fails: its `end` and `error` are set.
-        Raises UserError naming a plugin that does not return one finite score for each trajectory, and
-        PluginError for one that raises anything else. One of weight 0 that raises UserError gives no score.
+        Raises UserError naming a plugin that raises, or does not return one finite score for each trajectory.
+        One of weight 0 that raises UserError gives no score.
         """
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         columns = await asyncio.gather(*(self._column(name, valid) for name in self.plugins))
@@ -136,8 +136,9 @@ class RewardMix:
         except SrlError:
             raise
         except Exception as error:
-            what = f"{type(error).__name__}: {first_line(error)}"
-            raise PluginError(f"the reward {name!r} failed, {what}") from error
+            from srl.plugins.user_code import in_one_line
+
+            raise UserError(f"reward {name!r} raised {in_one_line(error)}") from error
 
     def _sum(self, trajectory: Trajectory, scores: Sequence[Score]) -> Score:
         named = dict(zip(self.plugins, scores, strict=True))
