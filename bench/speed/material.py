@@ -213,7 +213,8 @@ def taught(cache: Path, found: dict[str, str], options: Options) -> Path:
         "sft.batch_size": 4 if options.smoke else SFT_BATCH, "sft.optim.lr": 1.5e-4,
         "sft.optim.lr_warmup_steps": 2, "trainer.seed": 0,
     }  # fmt: skip
-    settings = real_settings(found, options.smoke) | sft
+    whole = {"rollout.max_turn_tokens": 160, "data.max_response_length": 480}  # in characters
+    settings = real_settings(found, options.smoke) | sft | (whole if options.smoke else {})
     config = load_config(None, None, "grpo", settings).config
     summary = start(config, preset="bench", algo="sft", workspace=Workspace(target), terminal=Terminal())
     assert summary.checkpoint is not None, "a finished run has a checkpoint"
