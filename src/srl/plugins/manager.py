@@ -17,6 +17,7 @@ import pluggy
 from srl.errors import SrlError, UserError, nearest
 from srl.plugins import hookspecs
 from srl.plugins.plugin import Plugin as Plugin
+from srl.plugins.user_code import in_one_line as in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,7 +89,6 @@ def named_errors(entry: Plugin) -> Iterator[None]:
         if isinstance(error, ImportError) and not is_import_path(entry.name):
             raise UserError(_not_loaded(entry, error)) from error
         from srl.files import why_not_written
-        from srl.plugins.user_code import in_one_line
 
         if why_not_written(error) or entry.package in _own_packages():
             raise

@@ -136,7 +136,7 @@ class RewardMix:
         except SrlError:
             raise
         except Exception as error:
-            from srl.plugins.user_code import in_one_line
+            from srl.plugins.manager import in_one_line
 
             raise UserError(f"reward {name!r} raised {in_one_line(error)}") from error
 
