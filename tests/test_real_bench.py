@@ -281,7 +281,7 @@ def test_parts_run_on_published_data_and_a_model_that_is_at_hand(tmp_path):
     model = os.environ.get("SRL_BENCH_MODEL")
     if not model:
         pytest.skip("$SRL_BENCH_MODEL names no model")
-    parts_to_run = "cold-start", "grpo", "rft", "evaluate", "curves", "transcript"
+    parts_to_run = "cold-start", "grpo", "rft", "base", "evaluate", "curves", "transcript"
     settings = "model.lora_rank=0", "model.gradient_checkpointing=false", "model.device=cpu"
     data = shared_data("squad").parent
     command = [sys.executable, "bench/real", "--smoke", "--only", *parts_to_run, "--preset", "one-gpu",

@@ -2,6 +2,7 @@
 
     python bench/real                                     every part, in order, with seed 0
     python bench/real --only cold-start grpo --seed 1     some parts, with another seed
+    python bench/real --only base                         figures of the model as it comes
     python bench/real --only evaluate curves transcript   figures of what has been trained so far
     python bench/real --smoke                             two steps and eight questions; no result is written
 

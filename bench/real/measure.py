@@ -54,15 +54,19 @@ BASE = {"search": "base as it is", "closed-book": "closed-book", "few-shot": "ba
 """The names of the base's settings."""
 
 
-def evaluate(bench: Bench) -> None:
-    """Measure the base and its baselines, and every run that has been trained with this seed."""
+def base(bench: Bench) -> None:
+    """Measure the base as it is and its baselines, which depend on nothing that is trained."""
 
-    def base() -> dict[str, Any]:
+    def make() -> dict[str, Any]:
         known = ["--preset", bench.preset, *(part for name in BASELINES for part in ("--baseline", name))]
         report = asked(bench, bench.model, OTHERS, *known, *options([*bench.sets, *small(bench)]))
         return {name: row(bench, report[setting], bench.evaluations) for setting, name in BASE.items()}
 
-    bench.once("row-base", base)
+    bench.once("row-base", make)
+
+
+def evaluate(bench: Bench) -> None:
+    """Measure every run that has been trained with this seed, and test the pairs."""
     for name, one in ROWS.items():
         if bench.trained(one.run) is not None:
             bench.once(f"row-{bench.key(one.run)}", partial(trained_row, bench, name))
@@ -307,7 +311,12 @@ def shortened(segment: Mapping[str, Any]) -> str:
     return "\n".join(line if len(line) <= SHOWN else f"{line[:SHOWN].rstrip()} …" for line in lines)
 
 
-PARTS: dict[str, Callable[[Bench], None]] = {"evaluate": evaluate, "curves": curves, "transcript": transcript}
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "base": base,
+    "evaluate": evaluate,
+    "curves": curves,
+    "transcript": transcript,
+}
 
 
 def collected(bench: Bench) -> dict[str, Any]:
