@@ -26,6 +26,7 @@ from srl.store import LogWriter, Record, RunInfo, read_records
 from srl.train import fine_tuning, rejection_sampling
 from srl.train.episodes import EpisodeRunner
 from srl.train.logged_episodes import check_tokens, select_episodes
+from srl.train.resume import how_to_resume
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
 from srl.trajectory import Question, Segment, Trajectory
@@ -335,6 +336,12 @@ def test_rounds_resume_where_they_stopped(
     assert metrics(run) == metrics(whole[0])
     assert bench._files(run) == bench._files(whole[0])
     assert sampled_ids(run) == sampled_ids(whole[0])
+
+
+def test_a_first_round_that_is_stopped_says_that_its_episodes_are_kept(tmp_path: Path) -> None:
+    said = how_to_resume(tmp_path / "runs" / "r", -1, "rft")
+    assert said.endswith("train --resume --run r` continues round 1 with the episodes of its log")
+    assert how_to_resume(tmp_path / "runs" / "r", 1, "rft").startswith("resume from step 1 with `")
 
 
 def metrics(run: Path) -> dict[tuple[str, int, str], float]:

@@ -24,6 +24,7 @@ from srl.train.make_missing import Note
 from srl.train.run_directory import (
     CHECKPOINTS,
     LOG,
+    RFT,
     SFT,
     VERL_LATEST,
     BackendName,
@@ -55,11 +56,13 @@ def resume_command(run: Path) -> str:
     return Workspace(run.parent.parent).command("train", "--resume", "--run", run.name)
 
 
-def how_to_resume(run: Path, step: int) -> str:
+def how_to_resume(run: Path, step: int, algo: str = "") -> str:
     """One line; `step` is that of the newest checkpoint, below 1 if there is none."""
     command = resume_command(run)
     if step > 0:
         return f"resume from step {step} with `{command}`"
+    if algo == RFT:
+        return f"there is no checkpoint yet: `{command}` continues round 1 with the episodes of its log"
     return f"there is no checkpoint yet: `{command}` starts over from step 0"
 
 
