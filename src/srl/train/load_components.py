@@ -31,6 +31,7 @@ from srl.train.learning_rate import Network, rate_factor
 from srl.train.make_missing import Note
 from srl.train.questions import load_template
 from srl.train.search import load_search
+from srl.train.slow_bfloat16 import note_slow_bfloat16
 from srl.train.threads import choose_threads
 from srl.update.critic import Critic
 from srl.update.kl import kl_controller
@@ -157,6 +158,7 @@ def load_generation(config: Config, note: Note) -> Generation:
         raise UserError("which model? name its directory or run, or set rollout.engine=openai for a server's")
     policy = load_policy(config.model, note)
     choose_threads(policy.model, config, 1, note)
+    note_slow_bfloat16(policy.model, note)
     name = hub_name(config.model.path) or config.model.path
     return Generation(load_engine(config, policy, note), policy.codec, name)
 

@@ -58,6 +58,7 @@ from srl.train.resume import (
 )
 from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints, due
 from srl.train.search import IndexDigests
+from srl.train.slow_bfloat16 import note_slow_bfloat16
 from srl.train.stopped_run import saved_if_stopped
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
 from srl.train.watched_run import (
@@ -511,6 +512,7 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
     torch.manual_seed(config.trainer.seed)
     policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
     where = in_words(choose_threads(policy.model, config, TRAINING_PASSES, terminal.note))
+    note_slow_bfloat16(policy.model, terminal.note)
     splits = load_splits(config, policy.codec, terminal.note, algo)
     environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
     for error in truncation_errors(config, engine_name(config)):
