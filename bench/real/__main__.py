@@ -43,7 +43,7 @@ def parsed() -> argparse.Namespace:
                         help="directory of the model; default $SRL_BENCH_MODEL, else fetched")  # fmt: skip
     parser.add_argument("--preset", default="small")
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE",
-                        help="a setting of all training runs (repeatable)")  # fmt: skip
+                        help="a setting of all runs; of evaluations only model.… (repeatable)")  # fmt: skip
     parser.add_argument("--cache", type=Path, help="default: build/bench-real; of a smoke run, a new one")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--smoke", action="store_true", help="two steps and eight questions, in a new cache")

@@ -59,7 +59,7 @@ def base(bench: Bench) -> None:
 
     def make() -> dict[str, Any]:
         known = ["--preset", bench.preset, *(part for name in BASELINES for part in ("--baseline", name))]
-        report = asked(bench, bench.model, OTHERS, *known, *options([*bench.sets, *small(bench)]))
+        report = asked(bench, bench.model, OTHERS, *known, *options(list(small(bench))))
         return {name: row(bench, report[setting], bench.evaluations) for setting, name in BASE.items()}
 
     bench.once("row-base", make)
@@ -85,11 +85,15 @@ def small(bench: Bench) -> Iterable[str]:
 
 
 def asked(bench: Bench, model: object, budget: int, *more: object) -> dict[str, Any]:
-    """The report of an evaluation on a fixed stratified sample of the test questions; greedy."""
+    """The report of an evaluation on a fixed stratified sample of the test questions; greedy.
+
+    Of the settings that were given for training runs it has those of the model, such as its precision.
+    """
     drawn = ("--limit", 8) if bench.smoke else ("--budget", budget)
+    of_model = [one for one in bench.sets if one.startswith("model.")]
     out = bench.srl(
         bench.evaluations, "eval", "run", model, "--data", bench.prepared / "test.parquet", "--index",
-        bench.index, *drawn, "--json", *more,
+        bench.index, *drawn, "--json", *more, *options(of_model),
     )  # fmt: skip
     report: dict[str, Any] = json.loads(out)
     for name, sets in report.get("full_sets", {}).items():
