@@ -44,18 +44,13 @@ def bfloat16_factor(width: int, clock: Clock = time.perf_counter) -> float:
 
     The two take turns, so that other load on the machine meets both.
     """
-    dtypes = torch.float32, torch.bfloat16
-    factors = {
-        dtype: (torch.ones(_ROWS, width, dtype=dtype), torch.ones(width, width, dtype=dtype))
-        for dtype in dtypes
-    }
-    seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
+    seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    ones = {dtype: torch.ones(max(_ROWS, width), width, dtype=dtype) for dtype in seconds}
     with torch.inference_mode():
-        for turn in range(_TURNS + 1):
-            for dtype, (left, right) in factors.items():
+        for _ in range(_TURNS):
+            for dtype, matrix in ones.items():
                 start = clock()
-                torch.nn.functional.linear(left, right)
-                if turn:  # the first is slower
-                    seconds[dtype].append(clock() - start)
-    fast, slow = (median(seconds[dtype]) for dtype in dtypes)
+                torch.nn.functional.linear(matrix[:_ROWS], matrix[:width])
+                seconds[dtype].append(clock() - start)
+    fast, slow = map(median, seconds.values())
     return slow / fast if fast > 0 else 1.0
