@@ -105,6 +105,14 @@ def test_rare_types_are_drawn_together() -> None:
     assert draw({"s": questions}).sizes == {Stratum("s", "common"): 96, Stratum("s", "other"): 4}
 
 
+def test_a_type_named_other_keeps_its_questions_beside_the_rare_ones() -> None:
+    kinds = ["fact"] * 50 + ["other"] * 40 + ["a"] * 2 + ["b"] * 2
+    questions = [Question(str(i), "Q?", ("a",), metadata={"type": kind}) for i, kind in enumerate(kinds)]
+    drawn = draw({"s": questions})
+    assert drawn.sizes == {Stratum("s", "fact"): 50, Stratum("s", "other"): 44}
+    assert set(drawn.ids) == {question.id for question in questions}
+
+
 def test_hops_and_type_are_one_stratum() -> None:
     asked = [Question(str(i), "Q?", ("a",), metadata={"hops": 2 + i % 2, "type": "bridge"}) for i in range(4)]
     assert [stratum.label for stratum in draw({"s": asked}).sizes] == ["2 hops, bridge", "3 hops, bridge"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -112,6 +113,45 @@ def test_a_training_question_that_the_test_asks_too_is_dropped_and_said(tmp_path
     made = prepare([given_file("nq", "nq-open.train.jsonl"), Input(SOURCES["nq"], (test,))], tmp_path / "out")
     assert made.questions == {"train": 2, "test": 1}
     assert made.notes == ("1 questions dropped from train: they are also in validation or test",)
+
+
+def own_rows(folder: Path, name: str, texts: Iterable[str]) -> Path:
+    """A file of questions q0, q1, … of one's own data set."""
+    rows = (
+        {"id": f"q{n}", "question": text, "golden_answers": ["Ann"], "data_source": "own"}
+        for n, text in enumerate(texts)
+    )
+    (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder / name
+
+
+def own_splits(folder: Path, *named: str, validation: float) -> dict[str, list[Question]]:
+    """The splits that `prepare` writes of `SPLIT:FILE`, by name."""
+    inputs = [
+        parse_input(f"questions:{split}={folder / file}") for split, file in (n.split(":") for n in named)
+    ]
+    prepare(inputs, folder / "out", validation=validation)
+    return {file.stem: read_questions(file) for file in (folder / "out").glob("*.parquet")}
+
+
+def test_no_question_of_the_test_is_held_out_for_validation(tmp_path):
+    """The test set asks some of the training questions in other words, under the same ids."""
+    own_rows(tmp_path, "train.jsonl", [f"Who is number {n}?" for n in range(30)])
+    own_rows(tmp_path, "test.jsonl", [f"Which one has the number {n}?" for n in range(20)])
+    found = own_splits(tmp_path, "train:train.jsonl", "test:test.jsonl", validation=5)
+    assert sorted(q.id.rpartition("/")[2] for q in found["train"] + found["validation"]) == [
+        f"q{n}" for n in range(20, 30)
+    ]
+    assert len(found["validation"]) == 5
+
+
+def test_a_validation_question_that_training_has_too_is_not_held_out_again(tmp_path):
+    texts = [f"Who is number {n}?" for n in range(30)]
+    own_rows(tmp_path, "train.jsonl", texts)
+    own_rows(tmp_path, "validation.jsonl", texts[:20])
+    found = own_splits(tmp_path, "train:train.jsonl", "validation:validation.jsonl", validation=5)
+    assert len({q.text for q in found["validation"]}) == len(found["validation"]) == 25
+    assert len(found["train"]) == 5
 
 
 def test_the_limit_holds_for_each_file(tmp_path):

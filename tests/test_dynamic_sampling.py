@@ -282,15 +282,28 @@ def test_a_resumed_run_asks_and_learns_what_it_would_have(setting, tmp_path, mon
 
 def test_a_run_without_a_group_that_differs_stops_and_trains_nothing(setting, workspace, monkeypatch):
     made_rewards(monkeypatch, lambda item: 0.0)
-    with pytest.raises(
-        UserError,
-        match=r"nothing to learn in step 1: .* 6 questions .*same reward \(6 at 0\).*resume with `srl",
-    ):
+    said = r"nothing to learn in step 1: .* 6 questions .*same reward \(6 at 0\).*; start a new run: srl "
+    with pytest.raises(UserError, match=said) as caught:
         run_of(setting, workspace)
     (run,) = Workspace(workspace).all_runs()
+    assert str(caught.value).endswith(f"train --config {run}/config.yaml --set rollout.n=4")
     assert not checkpoints(run)
     with srl.store.open(run) as log:
         assert log.execute("SELECT count(*) FROM trajectories WHERE phase = 'train'").fetchone() == (12,)
+
+
+def test_a_run_that_has_nothing_more_to_learn_names_the_checkpoint_that_it_is_stopped_with(
+    setting, workspace, monkeypatch
+):
+    """Resumed, it would ask the same again, since it keeps its settings."""
+    made_rewards(monkeypatch, lambda item: odd(item) if item.step == 1 else 0.0)
+    with pytest.raises(UserError, match=r"in step 2: .*start a new run from the newest check") as caught:
+        run_of(setting, workspace, trainer__save_freq=3)
+    (run,) = Workspace(workspace).all_runs()
+    (newest,) = checkpoints(run).values()
+    assert newest.name == "step-000001"
+    command = f"train --config {run}/config.yaml --model {newest} --set rollout.n=4"
+    assert str(caught.value).endswith(command)
 
 
 def test_a_run_with_credit_by_turn_learns_from_equal_totals(setting, workspace, monkeypatch):

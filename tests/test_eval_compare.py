@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from shutil import copytree
 from statistics import fmean
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -54,11 +55,12 @@ def evaluation(
     phase: str = "eval",
     step: int = 0,
     finish: bool = True,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """A run in the workspace `root` whose log has these episodes."""
     run = root / "runs" / name
     run.mkdir(parents=True)
-    log = LogWriter(run / "log", run_info(name))
+    log = LogWriter(run / "log", replace(run_info(name), config=config or {}))
     log.write(step, phase, [record(one, advantage=None) for one in found], {})  # type: ignore[arg-type]
     if finish:
         log.finish()
@@ -144,6 +146,18 @@ def test_questions_that_every_corpus_can_answer_are_a_group_of_their_own(two):
     assert {row.source for row in compare([read_evaluation(two / "runs" / name) for name in NAMES]).rows} == {
         "nq"
     }
+
+
+def test_the_coverage_written_in_a_run_without_search_does_not_count(workspace):
+    """It is that of the index evaluated beside it last, which the run does not search."""
+    asked = [question(str(number)) for number in range(65)]
+    evaluation(workspace, NAMES[0], episodes(asked[:60], right_if(lambda n: n % 5 == 0)))
+    plain = {"rollout": {"search": False}}
+    evaluation(workspace, NAMES[1], episodes(asked, right_if(lambda n: n % 3 == 0)), config=plain)
+    covered(workspace, NAMES[0], lambda n: n % 2 == 0)
+    covered(workspace, NAMES[1], lambda n: False)
+    found = compare([read_evaluation(workspace / "runs" / name) for name in NAMES])
+    assert {row.questions for row in found.rows if row.source == "answerable"} == {30}
 
 
 def test_p_values_are_corrected_for_all_tests_of_the_table(workspace):

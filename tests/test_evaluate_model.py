@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +16,7 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 import srl.store
 from srl.cli import main
+from srl.config import load_config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.errors import CheckFailed, UserError
@@ -37,7 +39,10 @@ from srl.train.evaluate_model import (
     settings_of,
 )
 from srl.train.evaluation.generate import generate
+from srl.train.model_card import card_of_run, write_card
 from srl.train.named_checkpoint import model_directory
+from srl.train.questions import load_template
+from srl.train.search import IndexDigests
 from srl.trajectory import Hit, Passage, Question, Search, Trajectory
 from srl.workspace import Workspace
 
@@ -374,7 +379,7 @@ def test_a_model_of_a_run_without_search_is_measured_without(place: Path, tmp_pa
 
 
 def test_settings_are_those_of_the_models_run_but_for_what_was_searched(place: Path, tmp_path: Path) -> None:
-    from srl.config import load_config, save_config
+    from srl.config import save_config
 
     run = tmp_path / "20260101T000000Z-x-grpo-s0-00ff"
     model = _copy_of(place / "model", run / "checkpoints" / "step-000010")
@@ -390,6 +395,34 @@ def test_settings_are_those_of_the_models_run_but_for_what_was_searched(place: P
     assert (config.model.path, config.model.lora_rank) == (str(model), 0)
     assert settings_of(model, None, None, {}, []).search.index == "old"
     assert model_directory(str(run), Workspace.resolve()) == model
+
+
+def test_a_settings_file_two_directories_above_a_model_is_not_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("site_name: mine", encoding="utf-8")
+    assert settings_of(Path("Qwen/Qwen2.5-0.5B-Instruct"), None, None, {}, []).rollout.max_turns == 4
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text("rollout: {max_turns: 7}", encoding="utf-8")
+    assert settings_of(Path("models/m"), None, None, {}, []).rollout.max_turns == 4
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_model_trained_on_the_prompts_of_its_files_is_measured_on_them(
+    place: Path, tmp_path: Path, own: bool
+) -> None:
+    """`data.template=null`, as of an imported run: the card must not name the template of questions without a
+    prompt, which would replace those that there are."""
+    sets = [f"search.index={place / 'index'}", "data.template=" + ("null" if own else "short")]
+    trained = load_config(None, sets=sets).config
+    model = _copy_of(place / "model", tmp_path / "model")
+    write_card(model / "srl.json", card_of_run(trained, load_template(trained), IndexDigests()))
+    config = settings_of(model, None, None, {"search.index": place / "index"}, SMALL)
+    asked = [replace(item, prompt=({"role": "user", "content": f"Mine: {item.text}"},)) for item in QUESTIONS]
+    write_questions(tmp_path / "test.parquet", asked)
+    report = evaluate_model(config, [str(tmp_path / "test.parquet")], Workspace.resolve(), limit=1)
+    assert ("Mine: " in logged(report.settings["search"])[0].segments[0].text) is own
 
 
 def test_a_run_means_its_newest_checkpoint(place: Path, workspace: Path) -> None:

@@ -103,6 +103,26 @@ def test_triples_become_a_search_each_and_thoughts_that_say_what_was_read(index)
     assert "24 August 1886" in thoughts[2]
 
 
+def test_two_passages_under_one_title_are_two_to_find(tmp_path):
+    shown = [Passage("p0", '"Handbook"\nThe Lenn bridge opened in 1931.'),
+             Passage("p1", '"Handbook"\nThe Orrin bridge opened in 1931.')]  # fmt: skip
+    write_corpus(tmp_path / "corpus.jsonl", shown)
+    build_index(tmp_path / "corpus.jsonl", tmp_path / "index", "bm25", {})
+    text = "Did the Lenn bridge and the Orrin bridge open in the same year?"
+    known = {"supporting_titles": ["Handbook", "Handbook"], "supporting_ids": ["p0", "p1"]}
+    facts = facts_of(Question("made/q", text, ("yes",), "made", metadata=known))
+    assert [lookup.ids for lookup in facts.lookups] == [{"p0"}, {"p1"}]
+    chain = chain_of(Question("made/q", text, ("yes",), "made", metadata=known), tmp_path / "index", topk=2)
+    assert {doc.passage.id for doc in chain.shown} == {"p0", "p1"}
+    assert (
+        dropped(
+            Question("made/q", text, ("yes",), "made", metadata=known | {"supporting_ids": ["p0", "lost"]}),
+            tmp_path / "index",
+        )
+        == "no wording brings a passage"
+    )
+
+
 def test_passage_that_was_shown_already_is_not_searched_again(index):
     chain = chain_of(TWO_HOPS, index, topk=8)
     assert chain.queries == ["The Silver Pass director"]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from bench.resume import differences
 from tests import training
-from tests.training import Said, config, questions, train, write_setting
+from tests.training import Said, config, questions, search_is_down, train, write_setting
 
 import srl.store
 from srl.data.demonstration_file import write_demonstrations
@@ -135,6 +135,21 @@ def test_it_resumes_bit_for_bit(
     if moment == "a step":
         assert "from step-000004" in said.text, "it was saved when it was stopped"
     assert summary.steps == STEPS
+    assert differences(run, whole[0]) == []
+
+
+def test_failed_searches_are_no_result_of_a_validation_and_it_is_made_again(
+    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint is due at step 4: it is there because the run was stopped."""
+    with monkeypatch.context() as patch:
+        search_is_down(patch, "val/4/")
+        with pytest.raises(UserError, match=r"search failed in \d of 6 episodes.*nobody listens.*--resume"):
+            train(chosen(setting), workspace, "sft")
+    run = only_run(workspace)
+    state = json.loads((checkpoints(run)[4] / "trainer" / "state.json").read_text())
+    assert (list(state["val_em"]), state["awaits_validation"]) == (["0", "2"], True)
+    resume(run, workspace=Workspace(workspace), terminal=Said())
     assert differences(run, whole[0]) == []
 
 

@@ -318,7 +318,7 @@ def test_a_published_model_is_evaluated_by_name(hub, tmp_path, capsys):
         ("Qwen/Qwen2.5-0.5B-Instruct", HubName("Qwen/Qwen2.5-0.5B-Instruct")),
         ("a/b@v1.0", HubName("a/b", "v1.0")),
         ("a/b/c", None), ("./a/b", None), ("/a/b", None), ("../b", None), ("gpt2", None),
-        ("a/model.gguf", None), ("a/", None), ("a/b@", None),
+        ("a/model.gguf", None), ("a/Model.GGUF", None), ("a/", None), ("a/b@", None),
     ],
 )  # fmt: skip
 def test_names_and_paths_are_told_apart(text, name):

@@ -115,8 +115,19 @@ PLUGIN = """
         def open(self, directory):
             return Live()
 
+    class LiveBuilt(Live):
+        name = "live-built"
+
+        def build(self, passages, directory, progress):
+            assert passages is None
+            (directory / "built").write_text("here")
+
+        def open(self, directory):
+            assert directory is None or (directory / "built").read_text() == "here"
+
     @hookimpl
     def srl_retrievers(register):
+        register("live-built", LiveBuilt, "live, and keeps a file")
         register("split", Split, "opens another object")
         register("live-split", LiveSplit, "opens another object outside")
         register("shards", Shards, "resumable", options=Options)
@@ -236,6 +247,12 @@ def test_a_live_retriever_takes_no_corpus_and_is_searched(plugin, corpus, tmp_pa
         loose.passage("u")
     with pytest.raises(UserError, match="searches an index"):
         live_index("shards")
+
+
+def test_a_live_retriever_may_keep_files_in_its_index(plugin, tmp_path):
+    manifest = build_index(None, tmp_path / "out", "live-built")
+    assert list(manifest.files) == ["built"]
+    assert open_index(tmp_path / "out").search(["x"], 3)[0][0].passage.contents == "x"
 
 
 def test_what_open_returns_is_what_searches(plugin, corpus, tmp_path):

@@ -113,10 +113,23 @@ def test_steps_without_a_common_question_are_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("last", ("last", None)), ("00aa@3", ("00aa", 3)), ("@4", ("last", 4))]
+    ("text", "found"),
+    [
+        ("last", ("last", None)),
+        ("00aa@3", ("00aa", 3)),
+        ("@4", ("last", 4)),
+        ("/home/alice@corp/runs/00aa", ("/home/alice@corp/runs/00aa", None)),
+        ("/home/alice@corp/runs/00aa@3", ("/home/alice@corp/runs/00aa", 3)),
+    ],
 )
 def test_a_side_is_a_run_or_a_run_at_a_step(text, found):
     assert read_side(text) == found
+
+
+def test_a_side_that_is_a_path_has_no_step(tmp_path):
+    run = tmp_path / "run@2"
+    run.mkdir()
+    assert read_side(str(run)) == (str(run), None)
 
 
 @pytest.mark.parametrize("text", ["last@", "last@best", "last@-1", "last@²"])

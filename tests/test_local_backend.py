@@ -274,6 +274,18 @@ def test_training_moves_the_policy_towards_its_reward(setting, workspace, tmp_pa
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.3
 
 
+def test_the_decay_of_a_run_with_few_questions_ends_with_its_last_step(setting, workspace, tmp_path):
+    """Two questions are one mini-batch, and so one update a step, where a batch of four would be two."""
+    write_questions(tmp_path / "two.parquet", questions("train", 2))
+    chosen = config(
+        setting, "grpo", data__train_files=[str(tmp_path / "two.parquet")], data__val_files=None,
+        data__test_files=None, actor__optim__lr_scheduler_type="linear", trainer__total_training_steps=4,
+    )  # fmt: skip
+    train(chosen, workspace)
+    rates = [values["actor/lr"] for values in metrics_of(only_run(workspace)).values()]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
 def test_a_run_that_cannot_start_leaves_nothing(setting, workspace, monkeypatch):
     with pytest.raises(UserError, match="this model's context is 256"):
         train(config(setting, data__max_response_length=1000), workspace)

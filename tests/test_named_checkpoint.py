@@ -71,6 +71,22 @@ def test_a_run_below_the_current_directory_is_not_taken_for_a_name_on_the_hub(wo
     assert named("org/name@best", workspace) == ("name@best", ""), "a revision of a model on the hub"
 
 
+def test_an_at_sign_in_a_path_names_no_step(tmp_path):
+    workspace = tmp_path / "alice@corp" / "ws"
+    run = made(workspace, COLLAPSE, (10, 20, 40))
+    assert named(str(run), workspace)[0] == "step-000040"
+    assert named(f"{run}@10", workspace)[0] == "step-000010"
+    model = tmp_path / "model@v1"
+    model.mkdir()
+    assert named(str(model), workspace)[0] == "model@v1"
+    with pytest.raises(UserError, match=r"no run .*alice@corp/nowhere"):
+        named(f"{tmp_path}/alice@corp/nowhere", workspace)
+
+
+def test_a_gguf_file_is_one_in_capitals_too(workspace):
+    assert named("Model.GGUF", workspace) == ("Model.GGUF", "")
+
+
 def test_of_equal_ones_the_first_is_the_best(workspace):
     made(workspace, {10: 0.5, 20: 0.5}, (10, 20))
     assert named("best", workspace)[0] == "step-000010"

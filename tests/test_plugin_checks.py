@@ -175,6 +175,14 @@ def test_live_retriever_without_outcomes_passes():
     assert all(check.passed for check in check_retriever(Outside()))
 
 
+def test_live_retriever_that_builds_only_from_passages_is_found_out():
+    class Counts(Outside):
+        def build(self, passages, directory, progress):
+            progress(len(list(passages)))
+
+    assert failed("retriever", Counts()) == {"builds without passages"}
+
+
 class Builder:
     """Builds, and leaves the search to what it opens."""
 

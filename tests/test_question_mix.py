@@ -18,7 +18,7 @@ from srl.config.load import load_config
 from srl.config.sections import Data, Sft
 from srl.data.demonstration_file import read_demonstrations, write_demonstrations
 from srl.errors import UserError
-from srl.train.question_order import MixChange, MixedOrder, QuestionOrder, order_of
+from srl.train.question_order import MixChange, MixedOrder, QuestionOrder, _part, order_of
 from srl.train.questions import check_mix
 from srl.train.sft import batches
 from srl.trajectory import Question, Trajectory
@@ -119,6 +119,21 @@ def test_a_mix_that_does_not_fit_the_questions_is_refused(mix, message):
 def test_a_question_whose_hops_are_not_known_has_no_share_by_hops():
     with pytest.raises(UserError, match="hops 'unknown' of question a"):
         MixedOrder([Question("a", "?", ())], 1, 0, True, {"1": 1})
+
+
+@pytest.mark.parametrize(
+    ("hops", "part"),
+    [
+        (2, "2"), (2.0, "2"), ("2", "2"), (None, "unknown"), (float("nan"), "unknown"), (2.5, "unknown"),
+        ("many", "unknown"), (True, "unknown"), (-1, "unknown"),
+    ],
+)  # fmt: skip
+def test_a_question_belongs_to_a_part_that_a_mix_by_hops_can_name(hops, part):
+    """Also where pandas has written the numbers, or where the file has null."""
+    asked = Question("a", "?", (), "nq", metadata={"hops": hops})
+    assert _part(asked, {"1": 1, "2": 1, "unknown": 0}) == part
+    assert _part(asked, {"nq": 1}) == "nq"
+    MixedOrder([asked], 1, 0, True, {part: 1.0, "7": 0.0})
 
 
 def test_questions_whose_hops_are_not_known_are_left_out_or_mixed_by_the_name_unknown():

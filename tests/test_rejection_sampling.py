@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench import resume as bench
-from tests.training import Said, config, questions, tokenizer, train, write_setting
+from tests.training import Said, config, questions, search_is_down, tokenizer, train, write_setting
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -336,6 +336,29 @@ def test_rounds_resume_where_they_stopped(
     assert metrics(run) == metrics(whole[0])
     assert bench._files(run) == bench._files(whole[0])
     assert sampled_ids(run) == sampled_ids(whole[0])
+
+
+def test_failed_searches_are_no_result_of_a_rounds_validation_and_it_is_made_again(
+    setting: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ROUNDS | {"trainer__total_training_steps": 1, "sft__steps": 1, "data__test_files": None}
+    with monkeypatch.context() as patch:
+        search_is_down(patch, "val/1/")
+        with pytest.raises(UserError, match=r"search failed in \d of 6 episodes.*nobody listens.*--resume"):
+            train(config(setting, "ppo", **one), workspace, "rft")
+    run = only_run(workspace)
+    assert list(validations(run)) == ["0"]
+    resume(run, workspace=Workspace(workspace), terminal=Said())
+    with srl.store.open(run) as log:
+        logged = log.execute("SELECT step, em FROM steps WHERE phase = 'val' ORDER BY step").fetchall()
+    assert {int(step): em for step, em in validations(run).items()} == dict(logged)
+    assert [step for step, _ in logged] == [0, 1]
+
+
+def validations(run: Path) -> dict[str, float]:
+    """What the newest checkpoint knows of the validations."""
+    newest = max(checkpoints(run).items())[1]
+    return json.loads((newest / "trainer" / "state.json").read_text())["val_em"]
 
 
 def test_a_first_round_that_is_stopped_says_that_its_episodes_are_kept(tmp_path: Path) -> None:

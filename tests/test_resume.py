@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from bench.resume import differences
 from safetensors.torch import load_file, save_file
-from tests.training import Said, config, train, write_setting
+from tests.training import Said, config, questions, search_is_down, train, write_setting
 
 import srl.store
 from srl.cli import main
 from srl.config import load_saved, save_config
+from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
 from srl.train.episodes import EpisodeRunner
@@ -137,6 +138,28 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert ("from step-" in said.text) == (newest > 0)
     assert differences(run, whole(algo)) == []
     assert known(run) == known(whole(algo))
+
+
+@pytest.mark.parametrize(("during", "newest"), [("val/0/", 0), ("val/2/", 2), ("test/4/", 4)])
+def test_failed_searches_are_no_result_of_a_validation_or_test_and_it_is_made_again(
+    setting, workspace, whole, monkeypatch, during, newest
+):
+    with monkeypatch.context() as patch:
+        search_is_down(patch, during)
+        with pytest.raises(UserError, match=r"search failed in \d of \d .*nobody listens.*--resume"):
+            train(config(setting, "grpo", **SETTINGS), workspace, "grpo")
+    run = only_run(workspace)
+    assert max(checkpoints(run), default=0) == newest
+    phase, step, _ = during.split("/")
+    if newest:
+        val_em, _, awaits = known(run)
+        assert (str(step) in val_em, awaits) == (phase == "test", phase == "val")
+    with srl.store.open(run) as log:
+        query = "SELECT count(*) FROM steps WHERE phase = ? AND step = ?"
+        assert log.execute(query, [phase, int(step)]).fetchone() == (0,)
+    resume(run, workspace=Workspace(workspace), terminal=Said())
+    assert differences(run, whole("grpo")) == []
+    assert known(run) == known(whole("grpo"))
 
 
 def dawdling(real):
@@ -291,6 +314,20 @@ def test_a_longer_run_has_the_learning_rate_of_its_new_schedule(setting, tmp_pat
     whole = only_run(tmp_path / "long")
     assert rates(run)[2] == rates(whole)[2]
     assert rates(run)[1] != rates(whole)[1]
+
+
+def test_a_longer_run_of_few_questions_is_told_the_rate_that_it_has(setting, tmp_path):
+    """Two questions are one update a step, where a batch of four would be two; the warm-up counts updates."""
+    write_questions(tmp_path / "two.parquet", questions("train", 2))
+    few = {
+        "data.train_files": [str(tmp_path / "two.parquet")], "data.val_files": None, "data.test_files": None,
+        "actor.optim.lr_warmup_steps": 3,
+    }  # fmt: skip
+    train(config(setting, "grpo", **few), tmp_path, "grpo")
+    run = only_run(tmp_path)
+    text, _ = longer(run, 3)
+    assert "the learning rate of the actor stays at 0.00075" in text
+    assert rates(run) == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
 
 
 def rates(run):

@@ -187,6 +187,16 @@ def test_reward_that_nobody_waits_for_any_more_is_not_called_beside_itself() -> 
     assert slow.most == 1
 
 
+def test_a_plain_reward_scores_in_one_event_loop_after_another() -> None:
+    mix = RewardMix({"one": 1}, plugins={"one": constant(0.5)})
+
+    async def episodes() -> list[list[Score]]:
+        return await asyncio.gather(*[mix.score([trajectory(answer)]) for answer in "123"])
+
+    for _ in range(2):
+        assert [found.value for (found,) in asyncio.run(episodes())] == [0.5] * 3
+
+
 def test_error_of_a_plain_reward_reaches_every_episode_that_it_scored() -> None:
     mix = RewardMix({"bad": 1}, plugins={"bad": Raw(ValueError("no judge"))})  # type: ignore[dict-item]
 

@@ -16,8 +16,9 @@ from urllib.request import urlopen
 import pytest
 
 from srl.cli import main, output
+from srl.errors import UserError
 from srl.index import build_index
-from srl.serve import server
+from srl.serve import check, server
 from srl.serve.server import bind
 from srl.serve.server.connections import allow_connections
 from srl.trajectory import Passage
@@ -128,6 +129,18 @@ def test_indexes_have_their_directory_s_name_or_the_one_given(directory, tmp_pat
     assert "is not a valid index name" in capsys.readouterr().err
 
 
+def test_indexes_whose_directories_give_no_name_do_not_replace_each_other(
+    directory, tmp_path, capsys, monkeypatch
+):
+    here, there = tmp_path / "索引", tmp_path / "индекс"
+    for link in (here, there):
+        link.symlink_to(directory)
+    _, (app,) = served(monkeypatch, "--index", here, "--index", f"other={there}")
+    assert names(app) == ["index", "other"]
+    assert served(monkeypatch, "--index", here, "--index", there)[0] == 2
+    assert "duplicate name 'index'; give another: --index NAME=" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("soft", "hard", "expected"),
     [
@@ -152,6 +165,15 @@ def test_a_setting_is_for_all_or_for_the_index_it_names(directory, monkeypatch):
     assert threads == [2, 3]
 
 
+def test_a_setting_is_for_the_longest_name_that_it_begins_with(directory, monkeypatch):
+    both = ("--index", f"wiki={directory}", "--index", f"wiki.v2={directory}")
+    given = ("--set", "wiki.v2.n_threads=4", "--set", "wiki.n_threads=2")
+    for indexes in (both, both[2:] + both[:2]):
+        _, (app,) = served(monkeypatch, *indexes, *given)
+        threads = {name: one.index._retriever.options.n_threads for name, one in app.handler.served.items()}
+        assert threads == {"wiki": 2, "wiki.v2": 4}
+
+
 def test_a_busy_port_is_one_line_and_exit_code_2(directory, capsys):
     with bind(port=0) as taken:
         taken.listen()
@@ -165,6 +187,25 @@ def test_a_busy_port_is_one_line_and_exit_code_2(directory, capsys):
 def test_serving_what_is_no_index_is_exit_code_2(tmp_path, capsys):
     assert main(["serve", "retriever", "--index", str(tmp_path / "nowhere"), "--port", "0"]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_checking_sends_the_token_that_training_sends(capsys, monkeypatch):
+    sent: list[str] = []
+
+    def check_server(*_: object, token: str) -> None:
+        sent.append(token)
+        raise UserError("no search server answers")
+
+    monkeypatch.setattr(check, "check_server", check_server)
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", " s3cret\n")
+    main(["serve", "check", "http://127.0.0.1:1"])
+    assert sent == ["s3cret"]
+    capsys.readouterr()
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", "två ord")
+    assert main(["serve", "check", "http://127.0.0.1:1"]) == 2
+    err = capsys.readouterr().err
+    assert "SRL_SEARCH_TOKEN is not a valid token" in err
+    assert len(err.splitlines()) == len(sent) == 1
 
 
 def test_checking_nobody_is_exit_code_2_and_a_wrong_server_1(capsys):

@@ -220,8 +220,7 @@ def test_verl_ends_a_run_at_an_episode_above_its_limit():
         (("data.max_response_length=4000",), GPU, "4,256 tokens, and this model's context is 1,024"),
     ],
 )
-def test_what_a_worker_would_find_out_late_is_refused_first(given, on, words, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_what_a_worker_would_find_out_late_is_refused_first(given, on, words):
     with pytest.raises(UserError) as said:
         validated(made(*given), on)
     assert words in str(said.value)

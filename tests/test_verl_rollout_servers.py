@@ -82,8 +82,7 @@ def test_what_only_training_cannot_do_is_not_refused(setting):
         ("verl.actor_rollout_ref.rollout.no_such=1", GPU, "verl has no key"),
     ],
 )
-def test_what_servers_cannot_do_is_one_line_with_our_key(setting, on, says, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_what_servers_cannot_do_is_one_line_with_our_key(setting, on, says):
     with pytest.raises(UserError, match=says) as said:
         composed(setting, on=on)
     assert "\n" not in str(said.value)

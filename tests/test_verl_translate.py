@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from math import exp
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.verl_configs import GPU, job, made
 
 from srl.config.keys import keys
 from srl.errors import UserError
-from srl.train.verl.config_check import REFUSED, check_supported, refused
+from srl.train.verl.config_check import REFUSED, check_supported, notes, problems, refused
 from srl.train.verl.job import Job
+from srl.train.verl.launch import ray_cluster
 from srl.train.verl.translate import NOT_READ, READ_BY_US, settings, without_dropout
 from srl.update.losses import MAX_LOG_RATIO
 
@@ -100,6 +103,23 @@ def test_a_reward_on_a_gpu_is_refused():
         assert list(refused(made(*other))) == [], (
             "with a GPU or without, it is scored on the CPU or not at all"
         )
+
+
+def test_settings_that_nothing_on_verl_reads_are_said():
+    assert not [line for line in notes(made(), job()) if "no effect" in line]
+    given = ("actor.use_torch_compile=false", "ref.param_offload=false", "eval.batch_size=8")
+    said = [line for line in notes(made(*given, "rollout.openai.model=m"), job()) if "no effect" in line]
+    for line, start in zip(
+        said,
+        (
+            "actor.use_torch_compile = false has no effect with --backend verl: verl decides",
+            "ref.param_offload = false has no effect with --backend verl: FSDP keeps the reference in CPU",
+            "rollout.openai.model = m has no effect with --backend verl: rollout.engine=openai is refused",
+            "eval.batch_size = 8 has no effect with --backend verl: verl sends all questions",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(start)
 
 
 def test_reference_that_nothing_asks_for_is_not_refused():
@@ -349,6 +369,36 @@ def test_cluster_that_is_there_is_not_told_what_it_has():
     assert "ray_kwargs.ray_init.num_cpus" not in found
     assert "ray_kwargs.ray_init.num_gpus" not in found
     assert found["trainer.nnodes"] == 3
+
+
+@pytest.mark.parametrize("given", ["", "10.0.0.1:6379"])
+def test_several_machines_need_the_address_of_their_cluster(monkeypatch, given):
+    monkeypatch.setenv("RAY_ADDRESS", given)
+    composed = SimpleNamespace(trainer=SimpleNamespace(nnodes=2))
+    said = next(problems(composed, made("cluster.nnodes=2")))
+    assert said.startswith("cluster.nnodes = 2: several machines need an existing Ray cluster")
+    assert said.endswith("set cluster.address=auto")
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        (None, {"address": "local", "_node_ip_address": "127.0.0.1", "num_gpus": 2}),
+        ("auto", {"address": "auto"}),
+    ],
+)
+def test_cluster_is_the_one_at_the_address_or_a_new_one_on_the_loopback(monkeypatch, address, found):
+    """Without an address Ray itself would look for a cluster, in $RAY_ADDRESS and in its files."""
+    ray, config = pytest.importorskip("ray"), pytest.importorskip("omegaconf").OmegaConf
+    given: dict[str, object] = {}
+    monkeypatch.setattr(ray, "init", lambda **options: given.update(options))
+    theirs = SimpleNamespace(get_ppo_ray_runtime_env=lambda composed: {})
+    monkeypatch.setitem(sys.modules, "verl.trainer.constants_ppo", theirs)
+    composed = config.create({"ray_kwargs": {"ray_init": {"address": address, "num_gpus": 2}}})
+    with ray_cluster(composed, "run", {"A": "1"}, quiet=True):
+        assert given["namespace"] == "run"
+    options = ("address", "_node_ip_address", "num_gpus")
+    assert {name: given[name] for name in options if name in given} == found
 
 
 def test_machine_without_a_gpu_counts_its_workers_as_gpus():

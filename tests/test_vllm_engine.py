@@ -35,7 +35,7 @@ from srl.errors import SrlError, UserError
 from srl.model import cast_head, merged_weights, new_model
 from srl.rollout import vllm_engine
 from srl.rollout.codec import Codec
-from srl.rollout.engine import Sampling
+from srl.rollout.engine import Completion, LogitsNotFinite, Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.rollout.vllm_engine import CPU_BLOCK, VllmEngine, version_problem
 from srl.train.load_components import LoadedModel, engine_name, load_engine
@@ -203,11 +203,19 @@ def test_draw_without_a_compiler_has_the_probabilities_of_the_logits():
 
 
 class Recorder:
-    """Stands in for vLLM's `LLMEngine` on a GPU: it keeps what was called."""
+    """Stands in for vLLM's `LLMEngine` on a GPU: it keeps what was called.
+
+    A step ends each request with one token, whose log-prob is `logprob`.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.cache_is_held = 0
+        self.asked: list[str] = []
+        self.logprob = -0.5
+
+    def add_request(self, name):
+        self.asked.append(name)
 
     def collective_rpc(self, method, kwargs):
         self.calls.append(f"{method} {len(list(kwargs['weights_iterator']))}")
@@ -225,7 +233,9 @@ class Recorder:
 
     def step(self):
         self.calls.append("step")
-        return []
+        self.asked, asked = [], self.asked
+        token = SimpleNamespace(token_ids=[5], logprobs=SimpleNamespace(logprobs=[self.logprob]))
+        return [SimpleNamespace(request_id=name, outputs=[token], finished=True) for name in asked]
 
     def abort_request(self, names):
         self.calls += [f"abort {name}" for name in names]
@@ -287,6 +297,25 @@ def test_cache_that_a_step_prepared_ahead_still_holds_is_emptied_after_it(on_gpu
     fake.cache_is_held = 9
     with pytest.raises(SrlError, match="kept its prefix cache"):
         engine.reset()
+
+
+def test_engine_whose_weights_have_diverged_takes_others(on_gpu, monkeypatch):
+    """As a run that is rolled back gives them. Every turn ends with the error, and vLLM forgets it."""
+    engine, fake = on_gpu
+    monkeypatch.setattr(vllm_engine, "_request", lambda *arguments: ())
+
+    async def turns(*names):
+        asked = [engine.generate(name, [5], Sampling(max_tokens=1)) for name in names]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    fake.logprob = float("nan")
+    found = asyncio.run(turns("one", "two"))
+    assert [type(error) for error in found] == [LogitsNotFinite] * 2
+    engine.reset()
+    engine.sync(iter([("a", torch.ones(1))]))
+    fake.logprob = -0.5
+    assert asyncio.run(turns("three")) == [Completion((5,), (-0.5,), "length")]
+    assert [call for call in fake.calls if call.startswith("abort")] == ["abort one#0", "abort two#1"]
 
 
 def test_closed_engine_has_shut_vllm_down_once_and_takes_no_turn(on_gpu):

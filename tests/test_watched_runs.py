@@ -16,6 +16,7 @@ from srl.cli import main
 from srl.errors import UserError
 from srl.rollout.engine import LogitsNotFinite
 from srl.train import local_backend
+from srl.train.episodes import EpisodeRunner
 from srl.train.report import reporters
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
@@ -161,8 +162,9 @@ def test_a_run_that_is_resumed_after_a_roll_back_keeps_its_rate_and_its_reason(
     rolled_back, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(RULES, "kl", RATE)
-    run = shutil.copytree(rolled_back[0], tmp_path / "runs" / rolled_back[0].name)
-    resume(run, workspace=Workspace(tmp_path), terminal=Said(), steps=6)
+    run, said = shutil.copytree(rolled_back[0], tmp_path / "runs" / rolled_back[0].name), Said()
+    resume(run, workspace=Workspace(tmp_path), terminal=said, steps=6)
+    assert f"the learning rate of the actor stays at {0.5 * LR:g}" in said.text
     assert rates(run)[5] == pytest.approx(0.5 * LR)
     assert fired_in(run) == fired_in(rolled_back[0])
 
@@ -247,6 +249,68 @@ def test_a_policy_that_cannot_be_sampled_ends_the_run_with_what_to_type(setting,
     [note] = caught.value.__notes__
     assert note.startswith("there is no good checkpoint: start again with a lower learning rate: srl ")
     assert note.endswith("config.yaml --set actor.optim.lr=5e+29")
+
+
+def diverges_once(patch, phase, step):
+    """Have the policy be one that cannot be sampled, in one phase of one step."""
+    real, left = EpisodeRunner.roll_out, [1]
+
+    def roll_out(runner, questions, of_phase, of_step, *rest, **named):
+        if (of_phase, of_step) == (phase, step) and left:
+            left.pop()
+            raise LogitsNotFinite
+        return real(runner, questions, of_phase, of_step, *rest, **named)
+
+    patch.setattr(EpisodeRunner, "roll_out", roll_out)
+
+
+ONCE = ("trainer.val_before_train=false", "watch.skipped_steps.action=rollback")
+
+
+def test_a_policy_that_cannot_be_tested_is_rolled_back(setting, workspace, monkeypatch):
+    diverges_once(monkeypatch, "test", 2)
+    summary = train(config(setting, "grpo", [*ONCE, "trainer.test_freq=0"]), workspace)
+    (row,) = fired_in(only_run(workspace))
+    assert (row["watch"], row["since"], row["action"], row["to_step"]) == ("skipped_steps", 2, "rollback", 1)
+    assert rates(only_run(workspace)) == pytest.approx([LR, LR / 2])
+    assert summary.test_em_end is not None
+
+
+def test_a_policy_that_cannot_be_validated_is_rolled_back_in_a_resumed_run_too(
+    setting, workspace, monkeypatch
+):
+    """Its checkpoint was saved before the validation."""
+    with monkeypatch.context() as patch:
+        patch.setattr(EpisodeRunner, "validate", stopped_at(2))
+        with pytest.raises(KeyboardInterrupt):
+            train(config(setting, "grpo", ONCE), workspace)
+    run = only_run(workspace)
+    assert max(checkpoints(run)) == 2
+    diverges_once(monkeypatch, "val", 2)
+    assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 2
+    assert [(row["watch"], row["to_step"]) for row in fired_in(run)] == [("skipped_steps", 1)]
+    assert rates(run) == pytest.approx([LR, LR / 2])
+
+
+def stopped_at(step):
+    """A validation that is stopped at one step."""
+    real = EpisodeRunner.validate
+
+    def validate(runner, progress):
+        if progress.step == step:
+            raise KeyboardInterrupt
+        return real(runner, progress)
+
+    return validate
+
+
+def test_a_policy_that_cannot_be_tested_ends_the_run_with_what_to_type(setting, workspace, monkeypatch):
+    diverges_once(monkeypatch, "test", 2)
+    with pytest.raises(LogitsNotFinite) as caught:
+        train(config(setting, "grpo", ["trainer.test_freq=0", ONCE[0]]), workspace)
+    [note] = caught.value.__notes__
+    assert note.startswith("start from the last good checkpoint with a lower learning rate: srl ")
+    assert note.endswith(f"step-000001 --set actor.optim.lr={LR / 2:g}")
 
 
 def test_of_two_watches_that_act_the_other_is_a_note(setting, workspace):

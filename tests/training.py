@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -26,7 +27,7 @@ from srl.serve.in_process import LocalSearch
 from srl.train.report import Terminal
 from srl.train.run import Summary, start
 from srl.train.sft import batches, demonstrate, fine_tune
-from srl.trajectory import Passage, Question, Trajectory
+from srl.trajectory import Passage, Question, Search, Trajectory, current_episode
 from srl.update.optimiser import Optimiser
 from srl.workspace import Workspace
 
@@ -169,6 +170,18 @@ def config(folder: Path, algo: str = "grpo", sets: Sequence[str] = (), **setting
     paths = {"model.path": str(folder / "model"), "data.corpus": str(folder / "corpus.jsonl"), **files}
     small = {"rollout.n": 2} if algo in ("grpo", "rloo") else {}
     return load_config(None, None, algo, {**SETTINGS, **small, **paths, **given}, sets).config
+
+
+def search_is_down(patch: pytest.MonkeyPatch, during: str) -> None:
+    """Have searches refused in the episodes whose names begin with `during`, such as `val/1/`."""
+    real = LocalSearch.search
+
+    async def search(searcher: LocalSearch, query: str) -> Search:
+        if not current_episode.get().startswith(during):
+            return await real(searcher, query)
+        return Search(query, status="refused", error="nobody listens", index_digest=searcher.index_digest)
+
+    patch.setattr(LocalSearch, "search", search)
 
 
 class Said(Terminal):

@@ -14,6 +14,11 @@ _FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHTS = ("model.safetensors.index.json", "model.safetensors")
 
 
+def is_gguf(path: str | Path) -> bool:
+    """Whether `path` is meant as a GGUF file, by its name."""
+    return str(path).lower().endswith(".gguf")
+
+
 @dataclass(frozen=True, slots=True)
 class HubName:
     """`ORG/NAME` or `ORG/NAME@REVISION`; the revision is a branch, a tag or a commit."""
@@ -25,7 +30,7 @@ class HubName:
     def parse(cls, text: str | Path) -> HubName | None:
         """The name that `text` is; None for a path: what exists, and GGUF files, are paths."""
         found = _NAME.fullmatch(str(text))
-        if found is None or Path(text).exists() or str(text).endswith(".gguf"):
+        if found is None or Path(text).exists() or is_gguf(text):
             return None
         return cls(found[1], found[2] or "main")
 

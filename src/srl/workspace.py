@@ -120,6 +120,15 @@ class Workspace:
         )
 
 
+def split_at_step(name: str) -> tuple[str, str | None]:
+    """The run that `RUN@STEP` names, and what follows the last `@`; None without one.
+
+    An `@` in the name of a directory is none: where a path goes on after it, or is there as it is typed.
+    """
+    run, found, step = name.rpartition("@")
+    return (run, step) if found and os.sep not in step and not os.path.exists(name) else (name, None)
+
+
 def is_evaluation(run: Path) -> bool:
     """Whether `run` is the directory of an evaluation, by its name."""
     match = _RUN.match(run.name)

@@ -16,6 +16,7 @@ from srl.evaluate.intervals import Interval, interval
 from srl.evaluate.paired_tests import PairedTest, paired_test
 from srl.evaluate.retrieval_metrics import document_of
 from srl.store import rows
+from srl.workspace import split_at_step
 
 PHASES = ("eval", "val", "test", "train", "sft")
 """Which phase is compared if none is named: the first that both sides have."""
@@ -76,9 +77,9 @@ class Diff:
 
 def read_side(text: str) -> tuple[str, int | None]:
     """The run and the step that `RUN` or `RUN@STEP` names. Raises UserError."""
-    run, found, step = text.rpartition("@")
-    if not found:
-        return text, None
+    run, step = split_at_step(text)
+    if step is None:
+        return run, None
     if not (step.isascii() and step.isdigit()):
         raise UserError(f"{text}: expected RUN or RUN@STEP, such as last@30")
     return run or "last", int(step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -186,15 +186,19 @@ def _hosts(host: str, address: str, token: str, allowed: list[str]) -> tuple[str
 
 
 def _named(given: list[str]) -> dict[str, Path]:
-    """Directories by name: the NAME before `=`, else the directory's name without other characters."""
+    """Directories by name: the NAME before `=`, else the directory's name without other characters.
+
+    Where nothing is left of a name, it is `index`. Raises UserError for a name that comes twice.
+    """
     named: dict[str, Path] = {}
     for one in given:
         name, sign, rest = one.partition("=")
         if not sign or Path(one).is_dir():
             name, rest = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(one).absolute().name).strip("-._"), one
+        name = name or "index"
         if name in named:
             raise UserError(f"--index {one}: duplicate name {name!r}; give another: --index NAME={rest}")
-        named[name or "index"] = Path(rest)
+        named[name] = Path(rest)
     return named
 
 
@@ -204,11 +208,15 @@ def _source(name: str, names: Mapping[str, Path], settings: list[str]) -> IndexS
     from srl.index import check_index, verify_once
     from srl.serve.server.app import IndexSource
 
-    of_others = tuple(f"{other}." for other in names if other != name)
-    mine = [one.removeprefix(f"{name}.") for one in settings if not one.startswith(of_others)]
+    mine = [one.removeprefix(f"{name}.") for one in settings if _owner(one, names) in (None, name)]
     manifest = check_index(names[name])
     verify_once(names[name], manifest)
     return IndexSource(str(names[name]), read_settings(manifest.retriever, mine))
+
+
+def _owner(setting: str, names: Iterable[str]) -> str | None:
+    """The index that a setting is for: the one with the longest name that it begins with; None: all."""
+    return max((name for name in names if setting.startswith(f"{name}.")), key=len, default=None)
 
 
 def _say(serving: ServerSettings, name: str, index: Mapping[str, Any], replicas: int = 1) -> None:
@@ -245,9 +253,10 @@ def check(
       srl serve check http://127.0.0.1:8000
     """
     from srl.serve.check import QUERIES, check_server
+    from srl.serve.client.request import bearer_token
 
     refuse_credentials("URL", url)
-    report = check_server(url, queries or QUERIES, topk, token=os.environ.get(TOKEN_VARIABLE, ""))
+    report = check_server(url, queries or QUERIES, topk, token=bearer_token())
     if as_json:
         output.print_json(
             {

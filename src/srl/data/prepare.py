@@ -239,20 +239,26 @@ def _account(
 
 
 def _set_aside(made: _Composition, validation: float | Mapping[str, float]) -> None:
-    """Hold out a validation set, and drop questions that a later split has too."""
+    """Drop questions that a later split has too, and hold out a validation set of the others."""
+    _drop_repeats(made, "validation", "test")
+    _drop_repeats(made, "train", "validation", "test")
     splits = made.splits
     if validation:
         if not splits["train"]:
             raise UserError("a validation set is split off training questions, and there are none")
         splits["train"], held = split_off(splits["train"], validation)
         splits["validation"] = splits["validation"] + held
-    for name, others in (("validation", ("test",)), ("train", ("validation", "test"))):
-        kept = without_repeats(splits[name], (question for other in others for question in splits[other]))
-        if dropped := len(splits[name]) - len(kept):
-            made.notes.append(
-                f"{dropped:,} questions dropped from {name}: they are also in {' or '.join(others)}"
-            )
-        splits[name] = kept
+        _drop_repeats(made, "train", "validation")  # what the training questions had twice
+
+
+def _drop_repeats(made: _Composition, name: str, *others: str) -> None:
+    splits = made.splits
+    kept = without_repeats(splits[name], (question for other in others for question in splits[other]))
+    if dropped := len(splits[name]) - len(kept):
+        made.notes.append(
+            f"{dropped:,} questions dropped from {name}: they are also in {' or '.join(others)}"
+        )
+    splits[name] = kept
 
 
 def _write_splits(folder: Path, made: _Composition, rendering: Template) -> dict[str, int]:

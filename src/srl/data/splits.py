@@ -222,6 +222,8 @@ def _words(question: Question) -> tuple[str, ...]:
 
 def _own_id(question: Question) -> tuple[str, ...]:
     """The data source and the id in its file; unlike any other question's for a row number."""
-    own = question.id.removeprefix(f"{question.data_source}/").removeprefix(f"{question.split}/")
+    own = question.id.removeprefix(f"{question.data_source}/")
+    split, _, rest = own.partition("/")
+    own = rest if split in SPLITS else own  # not that of the question: one held out has its id of training
     is_row = own.isdecimal() and len(own) < 10
     return ("", question.id) if is_row else ("", question.data_source, own)

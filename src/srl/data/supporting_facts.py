@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unicodedata import combining, normalize
 
@@ -90,7 +90,7 @@ def facts_of(question: Question) -> Facts:
     if not passages.titles and not passages.all_ids:
         raise NoDemonstration("no supporting facts")
     if passages.titles:
-        return Facts(tuple(passages.lookup(title) for title in passages.titles))
+        return Facts(passages.lookups())
     return Facts(tuple(Lookup("", frozenset([name])) for name in passages.ids))
 
 
@@ -130,10 +130,19 @@ class _Passages:
         facts = metadata.get("supporting_facts")
         named = (fact for fact in facts if isinstance(fact, dict)) if isinstance(facts, list) else ()
         self.facts = [fact for fact in named if _are_texts(fact.get("title"))]
-        self.ids, self.all_ids = tuple(dict.fromkeys(ids)), frozenset(ids)
+        self.listed, self.ids, self.all_ids = ids, tuple(dict.fromkeys(ids)), frozenset(ids)
         pairs = list(zip(self.titles, ids, strict=True)) if len(ids) == len(self.titles) else []
         pairs += [(fact["title"], fact["id"]) for fact in self.facts if fact.get("id")]
         self.title_of = {name: title for title, name in pairs}
+
+    def lookups(self) -> tuple[Lookup, ...]:
+        """A lookup for each title; where there is an id for each, of that passage alone, since two may have
+        the same title."""
+        found = tuple(map(self.lookup, self.titles))
+        if len(self.listed) != len(found):
+            return found
+        pairs = zip(found, self.listed, strict=True)
+        return tuple(replace(each, ids=frozenset([name])) for each, name in pairs)
 
     def lookup(self, title: str, **rest: Any) -> Lookup:
         """The lookup of the passage with this title."""
@@ -175,7 +184,7 @@ def _by_triples(triples: Sequence[Triple], passages: _Passages) -> Facts:
         ends = tuple(order.index(chain[-1]) for chain in chains)
         if len(chains) == 2 and len({lookups[end].relation for end in ends}) == 1:
             return Facts(lookups, True, begins, ends)
-    return Facts(tuple(passages.lookup(title) for title in passages.titles))
+    return Facts(passages.lookups())
 
 
 def _is_root(place: int, triples: Sequence[Triple]) -> bool:

@@ -39,6 +39,8 @@ LEAST = 2
 """Questions of each stratum that are drawn at least, where it has as many."""
 RARE = 0.05
 """Strata with a smaller share of their set are put together."""
+OTHER = "other"
+"""The name of the stratum of rare ones."""
 _SHRINKAGE = 20
 """How many values the variance of all strata together counts, beside those of a stratum itself."""
 Mean = Literal["sets", "questions"]
@@ -165,10 +167,10 @@ def _strata(sets: Mapping[str, Sequence[Question]]) -> Iterator[tuple[Stratum, l
         least = max(LEAST, RARE * len(questions))
         rare = [label for label in sorted(found) if len(found[label]) < least]
         merged = [one for label in rare for one in found.pop(label)] if len(rare) > 1 else []
+        if merged:  # beside those whose type has this very name
+            found[OTHER] += merged
         for label in sorted(found):
             yield Stratum(name, label), found[label]
-        if merged:
-            yield Stratum(name, "other"), merged
 
 
 def _label(question: Question) -> str:

@@ -102,21 +102,27 @@ def _read(log: duckdb.DuckDBPyConnection, run: Path) -> Evaluated:
     results = read_results(log)
     if not results:
         raise UserError(_why_none(log, about[0]["run_id"]))
+    config = json.loads(about[0]["config"])
     columns = "question_id, data_source, question, golden_answers"
     asked = rows(log, f"SELECT DISTINCT {columns} FROM trajectories WHERE phase = 'eval'")
     return Evaluated(
         about[0]["run_id"],
         about[0]["status"],
         about[0]["model"],
-        str(json.loads(about[0]["config"]).get("setting") or ""),
+        str(config.get("setting") or ""),
         about[0]["index_digest"],
         results,
         {
             row["question_id"]: (row["data_source"], row["question"], tuple(row["golden_answers"]))
             for row in asked
         },
-        _answerable(run, [row["question_id"] for row in asked]),
+        _answerable(run, [row["question_id"] for row in asked]) if _searches(config) else None,
     )
+
+
+def _searches(config: Mapping[str, Any]) -> bool:
+    """Whether a run searches. One that does not has the coverage of the last index evaluated beside it."""
+    return bool(config.get("rollout", {}).get("search", True))
 
 
 def _answerable(run: Path, asked: Sequence[str]) -> frozenset[str] | None:

@@ -4,7 +4,15 @@ from srl.index.build import build_index, check_corpus, import_index
 from srl.index.manifest import Manifest, read_index_manifest
 from srl.index.open import Index, check_index, live_index, open_index
 from srl.index.passages import PassageStore, keep_passages, open_passages
-from srl.index.retriever import Fault, Retriever, RetrieverBase, load_retriever, open_retriever, outcomes_of
+from srl.index.retriever import (
+    Fault,
+    Retriever,
+    RetrieverBase,
+    build_live,
+    load_retriever,
+    open_retriever,
+    outcomes_of,
+)
 from srl.index.verification import is_verified, verify, verify_once
 
 __all__ = [
@@ -15,6 +23,7 @@ __all__ = [
     "Retriever",
     "RetrieverBase",
     "build_index",
+    "build_live",
     "check_corpus",
     "check_index",
     "import_index",

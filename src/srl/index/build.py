@@ -15,7 +15,7 @@ from srl.errors import CheckFailed, UserError
 from srl.index.build_directory import NOTE, build_directory
 from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
-from srl.index.retriever import RetrieverBase, load_retriever
+from srl.index.retriever import RetrieverBase, build_live, load_retriever
 from srl.index.verification import record
 from srl.input_files import input_name
 from srl.manifests import checksums
@@ -37,8 +37,10 @@ def build_index(
 ) -> Manifest:
     """Build the index of `corpus` (a file, or passages) at `out`, which appears whole or not at all.
 
-    A `live` retriever takes no corpus. A `resumable` one works in `<out>.building`, where the next call
-    resumes after a kill. An existing index is replaced only with `overwrite`, any other directory never.
+    A `live` retriever takes no corpus; its `build`, if it has one, gets None. A `resumable` one works in
+    `<out>.building`, where the next call resumes after a kill. An existing index is replaced only with
+    `overwrite`, any other directory never.
+
     Raises UserError for an unknown retriever or option, a bad line of the corpus, and an `out` that exists.
     """
     builder = load_retriever(retriever, options)
@@ -108,6 +110,9 @@ def _build(
             count = len(store)
             with manager.named_errors(manager.find("retriever", retriever)):
                 make(store, place.directory, lambda done: report("indexing", done, count))
+        else:
+            with manager.named_errors(manager.find("retriever", retriever)):
+                build_live(builder, place.directory, lambda done: None)
         of_corpus = (source[0], digest.hexdigest(), count) if source else ("", "", 0)
         files = mark_files(place.directory, leave_out=NOTE)
         sums = checksums(place.directory, files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, Protocol
 
 from srl.index.passages import PassageStore
@@ -56,7 +57,8 @@ class RetrieverBase:
     name: str = ""
     """The folder of an index in which the retriever keeps its files."""
     live: bool = False
-    """It searches something outside: it is never built, takes no corpus and is opened on no directory."""
+    """It searches something outside and takes no corpus: `build` gets None for the passages, and may be
+    missing. It is opened on no directory, or on that of an index without passages."""
     parallel: bool = False
     """It searches as fast in two threads as in one, each on a core of its own."""
     resumable: bool = False
@@ -67,7 +69,7 @@ class RetrieverBase:
         raise NotImplementedError(f"{self.name or type(self).__name__} builds no index")
 
     def open(self, directory: Path | None) -> RetrieverBase | None:
-        """Make ready for search what `build` wrote into `directory`; None where the retriever is live.
+        """Make ready for search what `build` wrote into `directory`; None for a live retriever without index.
 
         What this returns is what searches, and what is asked everything else from there on. None stands
         for the retriever itself. Raises OSError, ValueError, EOFError or KeyError for damaged files.
@@ -122,6 +124,13 @@ def open_retriever(retriever: RetrieverBase, directory: Path | None) -> Retrieve
     """What searches after `retriever` was opened on `directory`."""
     opened = retriever.open(directory)
     return retriever if opened is None else as_retriever(opened)
+
+
+def build_live(retriever: RetrieverBase, directory: Path, progress: Report) -> None:
+    """Let a live retriever that has a `build` write into `directory` what it keeps; it gets no passages."""
+    build: Any = retriever.build
+    if build != MethodType(RetrieverBase.build, retriever):
+        build(None, directory, progress)
 
 
 def as_fault(error: Exception) -> Fault:

@@ -30,7 +30,8 @@ class SyncReward:
     """Calls `score` of a plugin that is not `async`, from one thread at a time.
 
     Requests that arrive during a call are scored together in the next one, in order of arrival. `check`
-    raises if the scores do not fit their trajectories.
+    raises if the scores do not fit their trajectories. Used by one event loop at a time; a later loop may
+    use it again.
     """
 
     def __init__(
@@ -39,24 +40,32 @@ class SyncReward:
         check: Callable[[list[Trajectory], Any], None],
     ) -> None:
         self._score, self._check = score, check
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[_Call] = []
         self._turn = asyncio.Lock()
         self._one_thread = Lock()
 
     async def score(self, trajectories: list[Trajectory]) -> list[Score]:
         """One score for each trajectory, in order. Raises what the plugin raises."""
-        call = _Call(trajectories)
-        self._waiting.append(call)
+        call, (waiting, turn) = _Call(trajectories), self._of_loop()
+        waiting.append(call)
         try:
-            async with self._turn:
+            async with turn:
                 if not call.settled:
-                    await self._answer([waiting for waiting in self._waiting if not waiting.settled])
+                    await self._answer([other for other in waiting if not other.settled])
         finally:
-            self._waiting.remove(call)
+            waiting.remove(call)
         if call.error is not None:
             raise call.error
         assert call.scores is not None, "a settled call has scores or an error"
         return call.scores
+
+    def _of_loop(self) -> tuple[list[_Call], asyncio.Lock]:
+        """The calls that wait in the running event loop, and the lock of its call of the plugin."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._waiting, self._turn = loop, [], asyncio.Lock()
+        return self._waiting, self._turn
 
     async def _answer(self, calls: list[_Call]) -> None:
         """Score the trajectories of all `calls` with one call of the plugin."""

@@ -176,7 +176,7 @@ class VllmEngine(Engine):
         """One turn of the episode `request_id`, whose ids so far are `token_ids`.
 
         Raises UserError if the turn does not fit `max_model_len`, ValueError if the call breaks the `Engine`
-        protocol, and SrlError if vLLM fails.
+        protocol, LogitsNotFinite if the weights have diverged, and SrlError if vLLM fails.
         """
         if self._broken is not None:
             raise self._broken
@@ -254,13 +254,21 @@ class VllmEngine(Engine):
         """One token for every request, and the next step while there are requests."""
         try:
             with torch.no_grad():
-                for output in self._vllm.step():
-                    self._extend(output)
+                self._take(self._vllm.step())
         except BaseException as error:
             self._fail(error)
         self._stepping = bool(self._turns)
         if self._stepping:
             self._thread.submit(self._step)
+
+    def _take(self, outputs: Iterable[RequestOutput]) -> None:
+        """Add what a step has generated. Logits that are not finite end every turn, and vLLM stays usable: it
+        is the fault of the weights, and others may come."""
+        try:
+            for output in outputs:
+                self._extend(output)
+        except LogitsNotFinite as error:
+            self._end_all(error)
 
     def _extend(self, output: RequestOutput) -> None:
         """Add the new tokens of a request to its turn, and end the turn where it is complete."""
@@ -296,17 +304,24 @@ class VllmEngine(Engine):
             self._broken = error
         else:
             self._broken = SrlError(f"vLLM failed ({_line(error)}); resume, or set rollout.engine=torch")
-        for turn in self._turns.values():
-            turn.settle(self._broken)
-        self._turns.clear()
+        self._settle_all(self._broken)
         return self._broken
+
+    def _settle_all(self, error: Exception) -> list[str]:
+        """End every turn with `error`; the names of their requests."""
+        names = list(self._turns)
+        for turn in self._turns.values():
+            turn.settle(error)
+        self._turns.clear()
+        return names
+
+    def _end_all(self, error: Exception) -> None:
+        """End every turn with `error`, and its request."""
+        self._vllm.abort_request(self._settle_all(error))
 
     def _forget(self) -> None:
         """End every turn and empty the prefix cache."""
-        for turn in self._turns.values():
-            turn.settle(RuntimeError("the engine was reset while a turn was being generated"))
-        self._vllm.abort_request(list(self._turns))
-        self._turns.clear()
+        self._end_all(RuntimeError("the engine was reset while a turn was being generated"))
         for _ in range(3):  # a step that was prepared ahead of an abort still holds blocks
             if self._vllm.reset_prefix_cache():
                 return

@@ -10,7 +10,14 @@ from tempfile import TemporaryDirectory
 from types import MethodType
 from typing import Any
 
-from srl.index.retriever import Fault, RetrieverBase, as_retriever, open_retriever, outcomes_of
+from srl.index.retriever import (
+    Fault,
+    RetrieverBase,
+    as_retriever,
+    build_live,
+    open_retriever,
+    outcomes_of,
+)
 from srl.testing.checks import Check, expect, run
 from srl.trajectory import Hit, Passage
 
@@ -95,6 +102,10 @@ def _builds_and_opens_an_index(trial: Trial) -> None:
 
 def _opens_without_a_directory(trial: Trial) -> None:
     trial.retriever = open_retriever(trial.make(), None)
+
+
+def _builds_without_passages(trial: Trial) -> None:
+    build_live(trial.make(), trial.directory, trial.counts.append)
 
 
 def _has_a_name(trial: Trial) -> None:
@@ -224,6 +235,7 @@ CHECKS = [
 
 LIVE_CHECKS = [
     _has_a_name,
+    _builds_without_passages,
     _is_the_same_after_opening,
     _no_queries_give_no_answers,
     _queries_without_text_are_rejected,

@@ -31,7 +31,7 @@ from srl.manifests import (
 from srl.model import has_lora, load_model, save_model
 from srl.train.model_card import write_card
 from srl.train.resume import names_a_way_around
-from srl.train.run_directory import Progress, checkpoint_path, superseded_checkpoints
+from srl.train.run_directory import STATE, Progress, checkpoint_path, superseded_checkpoints
 from srl.update.critic import Critic
 from srl.update.kl import KLController
 from srl.update.optimiser import Optimiser
@@ -39,7 +39,6 @@ from srl.update.optimiser import Optimiser
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_STATE = "state.json"
 _REPLACEABLE = replaceable(CHECKPOINT, "a checkpoint")
 
 
@@ -81,7 +80,7 @@ def save_checkpoint(
         write_card(folder / ABOUT, {"step": progress.step, **card, **HAS_MANIFEST})
         trainer = folder / "trainer"
         trainer.mkdir()
-        write_json(trainer / _STATE, {"format": 1, **asdict(progress)})
+        write_json(folder / STATE, {"format": 1, **asdict(progress)})
         for name, optimiser in optimisers.items():
             _save(optimiser.state_dict(), trainer / f"{name}-optimiser.pt")
         if has_lora(learner.actor):  # else its weights are the model's
@@ -100,11 +99,11 @@ def save_validated(run: Path, progress: Progress, keep: int | None, keep_best: b
     The checkpoint is replaced whole or not at all. Its other files are linked, or copied where the disk has
     no links.
     """
-    path, state = checkpoint_path(run, progress.step), f"trainer/{_STATE}"
+    path = checkpoint_path(run, progress.step)
     with atomic_directory(path, replace=_REPLACEABLE) as folder:
         shutil.copytree(path, folder, copy_function=_link, dirs_exist_ok=True)
-        write_json(folder / state, {"format": 1, **asdict(progress)})
-        files = read_manifest(path, CHECKPOINT)["files"] | checksums(folder, [state])
+        write_json(folder / STATE, {"format": 1, **asdict(progress)})
+        files = read_manifest(path, CHECKPOINT)["files"] | checksums(folder, [STATE])
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": files})
     _drop_superseded(run, progress, keep, keep_best)
 
@@ -147,9 +146,9 @@ def load_checkpoint(path: Path, learner: Networks, optimisers: dict[str, Optimis
     state or of another model.
     """
     trainer = path / "trainer"
-    if (trainer / _STATE).is_file():
+    if (path / STATE).is_file():
         check_checkpoint(path)
-    progress = _read_state(trainer / _STATE)
+    progress = _read_state(path / STATE)
     try:
         _put(learner.actor, _actor_weights(path, learner))
         if learner.critic is not None:

@@ -22,11 +22,6 @@ from srl.workspace import Workspace
 MAGIC = b"GGUF"
 
 
-def is_gguf(path: str | Path) -> bool:
-    """Whether `path` is meant as a GGUF file, by its name."""
-    return str(path).lower().endswith(".gguf")
-
-
 def converted(file: Path, workspace: Workspace, model: Model, note: Note) -> Path:
     """The directory made of `file`, in the precision of the section `model`; made first if missing.
 

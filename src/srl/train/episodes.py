@@ -24,8 +24,9 @@ from srl.serve.named_retrievers import aclose
 from srl.store import LogWriter, Record
 from srl.train.background_writes import BackgroundWrites
 from srl.train.report import Reporter, Terminal
+from srl.train.resume import too_many_failures
 from srl.train.run_directory import Progress
-from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory
+from srl.trajectory import Phase, Question, Score, SearchTool, Trajectory, failed_episodes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -135,8 +136,19 @@ class EpisodeRunner:
             task.cancel()
         self._scoring.clear()
 
+    def check_failures(self, trajectories: Sequence[Trajectory]) -> None:
+        """Raises UserError where too many of these scored episodes failed: a reward may have failed one."""
+        found = failed_episodes(trajectories)
+        if not found.failed:
+            return
+        if error := too_many_failures(self.log.directory.parent, found, self.config.search.max_failed):
+            raise error
+
     def validate(self, progress: Progress) -> dict[str, float]:
-        """Evaluate the validation split and keep the best exact match in `progress`; {} without questions."""
+        """Evaluate the validation split and keep the best exact match in `progress`; {} without questions.
+
+        Raises UserError, and keeps and logs nothing, where too many episodes failed.
+        """
         metrics = self._evaluate("val", self.environment.splits.val, progress.step)
         if metrics is None:
             return {}
@@ -144,7 +156,8 @@ class EpisodeRunner:
         return metrics
 
     def test(self, step: int) -> float | None:
-        """Exact match on the test split; never used to choose a checkpoint."""
+        """Exact match on the test split; never used to choose a checkpoint. Raises UserError as `validate`
+        does."""
         metrics = self._evaluate("test", self.environment.splits.test, step)
         return None if metrics is None else metrics["test/em"]
 
@@ -156,6 +169,7 @@ class EpisodeRunner:
         options = self.environment.options.for_evaluation(self.config.eval.temperature)
         trajectories = self.roll_out(questions, phase, step, options)
         scores = self.score(trajectories)
+        self.check_failures(trajectories)
         metrics = summarise(trajectories, scores, phase)
         metrics["timing_s/testing"] = time.perf_counter() - start
         self.record(step, phase, list(map(Record, trajectories, scores)), metrics)

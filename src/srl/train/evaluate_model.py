@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl import interrupts
 from srl.config import Config, load_config
+from srl.config.load import SAVED
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
 from srl.evaluate.budget import Sample, Selection
@@ -29,7 +30,7 @@ from srl.train.make_missing import Note
 from srl.train.model_card import read_card
 from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
 from srl.train.resume import tells_how_to_resume
-from srl.train.run_directory import RECORD, BackendName, RunRecord
+from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
 from srl.trajectory import FailedEpisodes, Question, SearchTool
 from srl.workspace import Workspace
@@ -339,8 +340,14 @@ def preset_name(model: Path | None, preset: str | None, file: Path | None) -> st
     """The name of the settings that `settings_of` returns: the preset's, the file's, or the model's run's."""
     if file is not None or preset is not None:
         return preset or Path(str(file)).stem
-    run = None if model is None else model.resolve().parent.parent
+    run = _run_of(model)
     return RunRecord.read(run).preset if run is not None and (run / RECORD).is_file() else "defaults"
+
+
+def _run_of(model: Path | None) -> Path | None:
+    """The directory of the run whose checkpoint `model` is."""
+    folder = None if model is None else model.resolve().parent
+    return folder.parent if folder is not None and folder.name == CHECKPOINTS else None
 
 
 def settings_of(
@@ -356,10 +363,10 @@ def settings_of(
     template is the model's, if its `srl.json` names one. An index or a server in `flags` replaces whatever
     was searched in training. The cassette and the expected digest of the model's run do not apply.
     """
-    saved = None if model is None else model.resolve().parent.parent / "config.yaml"
+    run = _run_of(model)
     cleared = ["model.tokenizer=null", "model.lora_rank=0", "model.gradient_checkpointing=false"]
-    if file is None and preset is None and saved is not None and saved.is_file():
-        file = saved
+    if file is None and preset is None and run is not None and (run / SAVED).is_file():
+        file = run / SAVED
         cleared += ["search.cassette=null", "search.digest=null"]
     known = {} if model is None else read_card(model)
     talk = {"data.template": _template_of(known), "rollout.search": known.get("search")}

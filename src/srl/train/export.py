@@ -20,7 +20,7 @@ from srl.manifests import ABOUT, MANIFEST, check_checkpoint, files_in, replaceab
 from srl.model import DTYPES, error_line, load_model, quietly
 from srl.protocol import STOP_STRINGS
 from srl.train.make_missing import Note
-from srl.train.model_card import model_card, read_card, write_card
+from srl.train.model_card import card_of_run, read_card, write_card
 from srl.train.questions import load_template
 from srl.train.run_directory import CHECKPOINTS, VERL_LATEST, RunRecord, checkpoints
 from srl.train.search import IndexDigests
@@ -179,7 +179,7 @@ def _card(run: Path, step: int, checkpoint: Path, config: Config) -> dict[str, A
         return known
     record = RunRecord.read(run)
     digests = IndexDigests(record.index_digest, record.retriever_digests)
-    return {"step": step, **model_card(load_template(config), digests)}
+    return {"step": step, **card_of_run(config, load_template(config), digests)}
 
 
 def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

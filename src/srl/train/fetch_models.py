@@ -22,12 +22,12 @@ from srl.config import Config
 from srl.data.hub import hub_library
 from srl.errors import UserError
 from srl.files import is_disk_full
-from srl.hub_models import HubName, cache, has_weights, hub_reason
+from srl.hub_models import HubName, cache, has_weights, hub_reason, is_gguf
 from srl.index.download import Part, Target, fetch, partial
 from srl.index.pull import hub_headers, in_gb, offset, published_part
 from srl.model import check_code, quietly
 from srl.progress import counted
-from srl.train.convert_gguf import converted, is_gguf
+from srl.train.convert_gguf import converted
 from srl.train.make_missing import Note
 from srl.workspace import Workspace
 
@@ -236,7 +236,7 @@ def _check_weights(listing: _Listing) -> None:
         raise UserError(f"{listing.name} has no config.json on the hub, so it is {what}; give a model's name")
     if listing.weights:
         return
-    gguf = next((name for name in listing.others if name.endswith(".gguf")), None)
+    gguf = next((name for name in listing.others if is_gguf(name)), None)
     repository = listing.name.repository
     instead = f"; type: hf download {repository} {gguf} --local-dir DIR, and give DIR/{gguf}" if gguf else ""
     raise UserError(

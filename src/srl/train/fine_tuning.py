@@ -20,7 +20,7 @@ from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.load_components import LoadedModel
 from srl.train.logged_episodes import check_tokens, episodes_of_log
 from srl.train.make_missing import Note
-from srl.train.model_card import model_card
+from srl.train.model_card import card_of_run
 from srl.train.resume import checkpoint_notes
 from srl.train.run_directory import LOG, Progress, best_step, checkpoint_path, due, validations_without_rise
 from srl.train.search import IndexDigests
@@ -205,7 +205,7 @@ def sft_loop(
     tuned, optimiser = Tuned(config, policy.model), sft_optimiser(config.sft, policy.model)
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
-        card = model_card(place.template, IndexDigests.of(place.search), config.model.path)
+        card = card_of_run(config, place.template, IndexDigests.of(place.search))
         tuning = FineTuning(run, runner, tuned, optimiser, episodes, card)
         if resumed_from is not None and resumed_from >= 0:
             checkpoint = checkpoint_path(run, resumed_from)

@@ -1,4 +1,7 @@
-"""The schedule of the learning rates, planned once for both backends."""
+"""The schedule of the learning rates, planned once for both backends.
+
+`questions` is the number of training questions where it is known: a batch has no more of them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.sections import Actor, Critic, Sft
 from srl.train.run_directory import RFT, SFT
+from srl.train.watches import Watcher
 
 Network = Literal["actor", "critic"]
 
@@ -25,9 +29,11 @@ def warmup_steps(config: Config, network: Network) -> int:
     return optim.lr_warmup_steps or round(optim.lr_warmup_steps_ratio * learning_steps(config, network))
 
 
-def updates_per_step(config: Config, section: Actor | Critic) -> int:
+def updates_per_step(config: Config, section: Actor | Critic, questions: int | None = None) -> int:
     """Optimiser steps in a training step."""
-    return -(-config.data.train_batch_size // section.ppo_mini_batch_size) * section.ppo_epochs
+    batch = config.data.train_batch_size
+    asked = batch if questions is None else min(batch, questions)
+    return -(-asked // section.ppo_mini_batch_size) * section.ppo_epochs
 
 
 def updates_in_words(config: Config, section: Actor | Critic) -> str:
@@ -37,7 +43,7 @@ def updates_in_words(config: Config, section: Actor | Critic) -> str:
 
 
 def rate_factor(
-    config: Config, network: Network, *, kind: str | None = None,
+    config: Config, network: Network, *, questions: int | None = None, kind: str | None = None,
     warmup: int | None = None, total: int | None = None,
 ) -> Callable[[int], float]:  # fmt: skip
     """The factor on the learning rate of `network` at its optimiser step k, counted from 0.
@@ -47,7 +53,7 @@ def rate_factor(
     from srl.update.optimiser import schedule
 
     section = getattr(config, network)
-    updates = updates_per_step(config, section)
+    updates = updates_per_step(config, section, questions)
     warmup = warmup_steps(config, network) if warmup is None else warmup
     total = learning_steps(config, network) if total is None else total
     kind = kind or section.optim.lr_scheduler_type
@@ -63,16 +69,26 @@ def sft_factor(sft: Sft) -> Callable[[int], float]:
     return schedule(optim.lr_scheduler_type, warmup, sft.steps)
 
 
-def rate(config: Config, network: Network, step: int) -> float:
+def rate(config: Config, network: Network, step: int, questions: int | None = None) -> float:
     """The learning rate of the first optimiser step of training step `step`, counted from 1."""
     section = getattr(config, network)
     waits = config.trainer.total_training_steps - learning_steps(config, network)
-    update = max(0, step - 1 - waits) * updates_per_step(config, section)
-    return float(section.optim.lr * rate_factor(config, network)(update))
+    update = max(0, step - 1 - waits) * updates_per_step(config, section, questions)
+    return float(section.optim.lr * rate_factor(config, network, questions=questions)(update))
 
 
-def rate_notes(before: Config, after: Config, done: int, algo: str) -> Iterator[str]:
-    """What another number of steps does to each learning rate, `done` steps into the run; a line each."""
+def lr_scale(config: Config, watcher: Watcher) -> float:
+    """The factor on the learning rates after the roll-backs so far."""
+    return float(config.watch.rollback_lr_factor**watcher.rollbacks)
+
+
+def rate_notes(
+    before: Config, after: Config, done: int, algo: str, questions: int | None = None, scale: float = 1.0
+) -> Iterator[str]:
+    """What another number of steps does to each learning rate, `done` steps into the run; a line each.
+
+    `scale` is the factor that roll-backs have left on the rates.
+    """
     if algo == SFT:
         rates = [after.sft.optim.lr * sft_factor(config.sft)(k) for config, k in _steps(before, after, done)]
         yield _rate_note("policy", after.sft.optim.lr_scheduler_type, after.sft.steps, done, rates)
@@ -84,7 +100,7 @@ def rate_notes(before: Config, after: Config, done: int, algo: str) -> Iterator[
         networks.append("critic")
     for network in networks:
         kind, total = getattr(after, network).optim.lr_scheduler_type, after.trainer.total_training_steps
-        rates = [rate(config, network, k + 1) for config, k in _steps(before, after, done)]
+        rates = [scale * rate(config, network, k + 1, questions) for config, k in _steps(before, after, done)]
         yield _rate_note(network, kind, total, done, rates)
 
 

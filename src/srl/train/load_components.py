@@ -297,18 +297,18 @@ def _reference_path(config: Config) -> str:
     return path
 
 
-def load_optimisers(config: Config, learner: Learner) -> dict[str, Optimiser]:
-    """AdamW for the actor, and for the critic where there is one."""
+def load_optimisers(config: Config, learner: Learner, questions: int | None = None) -> dict[str, Optimiser]:
+    """AdamW for the actor, and for the critic where there is one; `questions` as in `learning_rate`."""
     networks: dict[Network, nn.Module] = {"actor": learner.actor}
     if learner.critic is not None:
         networks["critic"] = learner.critic
-    return {name: _optimiser(config, name, model) for name, model in networks.items()}
+    return {name: _optimiser(config, name, model, questions) for name, model in networks.items()}
 
 
-def _optimiser(config: Config, network: Network, model: nn.Module) -> Optimiser:
+def _optimiser(config: Config, network: Network, model: nn.Module, questions: int | None) -> Optimiser:
     section = getattr(config, network)
     optim = section.optim
     return Optimiser(
         model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, eps=optim.eps,
-        grad_clip=section.grad_clip, schedule=rate_factor(config, network),
+        grad_clip=section.grad_clip, schedule=rate_factor(config, network, questions=questions),
     )  # fmt: skip

@@ -31,6 +31,7 @@ from srl.train.dynamic_sampling import GroupChoice, Returns, compared, metric_va
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.fine_tuning import Loop, sft_loop
+from srl.train.learning_rate import lr_scale
 from srl.train.load_components import (
     engine_name,
     load_engine,
@@ -42,7 +43,7 @@ from srl.train.load_components import (
     samples_as_trained,
 )
 from srl.train.make_missing import BASE_MODELS, Note
-from srl.train.model_card import model_card
+from srl.train.model_card import card_of_run
 from srl.train.pass_rates import PassRateOrder
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.questions import load_splits
@@ -51,26 +52,23 @@ from srl.train.report import Terminal, reporters
 from srl.train.resume import (
     checkpoint_notes,
     new_run_command,
-    resume_with,
     tells_how_to_resume_after_faults,
-    too_many_failures,
     total_steps,
 )
 from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints, due
 from srl.train.search import IndexDigests
 from srl.train.slow_bfloat16 import note_slow_bfloat16
-from srl.train.stopped_run import saved_if_stopped
+from srl.train.stopped_run import newest_once_stopped, saved_if_stopped
 from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
 from srl.train.watched_run import (
     drop_checkpoints_after,
     how_to_start_again,
     last_good_checkpoint,
-    lr_scale,
     roll_back,
     stopped,
 )
 from srl.train.watches import Fired, Watcher, to_act_on
-from srl.trajectory import Question, Score, Trajectory, failed_episodes
+from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
 from srl.update.critic import update_critic
 from srl.update.logits import trunk
@@ -148,20 +146,25 @@ class LocalTrainer:
 
     def run(self) -> Progress:
         """Train to the end and return the progress. Ctrl-C leaves log and checkpoints ready to resume."""
-        trainer = self.config.trainer
-        order = order_of(self.runner.environment.splits.train, self.config.data, trainer.seed)
+        questions, seed = self.runner.environment.splits.train, self.config.trainer.seed
+        order = order_of(questions, self.config.data, seed)
         if self.progress.step == 0:
             self._before()
-        if self.progress.awaits_validation:
-            self._conclude(self.progress.step, [], saved=True)
-        while self.progress.step < trainer.total_training_steps:
+        while True:
             try:
-                self._next_step(order)
+                self._to_the_end(order)
+                return self.progress
             except LogitsNotFinite as error:
                 self._diverged(error)
+
+    def _to_the_end(self, order: QuestionOrder) -> None:
+        """What is left from `progress` on: a validation that is due, the steps, and the test."""
+        if self.progress.awaits_validation:
+            self._conclude(self.progress.step, [], saved=True)
+        while self.progress.step < self.config.trainer.total_training_steps:
+            self._next_step(order)
         if self.progress.step > 0 or self.progress.test_em_start is None:
             self.progress.test_em_end = self.runner.test(self.progress.step)
-        return self.progress
 
     def _next_step(self, order: QuestionOrder) -> None:
         step = self.progress.step + 1
@@ -344,7 +347,7 @@ class LocalTrainer:
                     break
                 sampled.add(*self._roll_out(step, questions), section.metric, turn_level)
             sampled.asked = position
-            sampled.choice.require_differing(step, resume_with(self.run_directory))
+            sampled.choice.require_differing(step, self._new_run(f"rollout.n={2 * self.config.rollout.n}"))
             if isinstance(drawer, PassRateOrder):
                 sampled.drawn = drawer.drawn(item.question for item in sampled.trajectories)
                 sampled.pass_rates = sampled.passed(drawer.section.metric)
@@ -366,17 +369,19 @@ class LocalTrainer:
     def _check_drawn(self, step: int, drawer: PassRateOrder, found: int) -> None:
         """Say once that the pools by pass rate run dry. Raises UserError where nothing is left to ask."""
         if not found:
-            raise UserError(f"{drawer.dry(found, step)}; {self._other_pools()}")
+            new_run = self._new_run("data.pass_rate_pools.POOL=SHARE")
+            raise UserError(f"{drawer.dry(found, step)}; {new_run}")
         if found < drawer.batch_size and not self._dry:
             self.runner.terminal.note(f"warning: {drawer.dry(found, step)}")
             self._dry = True
 
-    def _other_pools(self) -> str:
-        """How to go on with other pools; a run that is resumed keeps its own."""
-        newest = max(checkpoints(self.run_directory), default=None)
-        model = [] if newest is None else ["--model", str(checkpoint_path(self.run_directory, newest))]
-        command = new_run_command(self.run_directory, *model, "--set", "data.pass_rate_pools.POOL=SHARE")
-        return f"start a new run from the newest checkpoint: {command}"
+    def _new_run(self, setting: str) -> str:
+        """How to go on with another setting; a run that is resumed keeps its own."""
+        run, trainer = self.run_directory, self.config.trainer
+        newest = newest_once_stopped(run, trainer, self.progress.step)
+        model = [] if newest is None else ["--model", str(checkpoint_path(run, newest))]
+        start = "" if newest is None else " from the newest checkpoint"
+        return f"start a new run{start}: {new_run_command(run, *model, '--set', setting)}"
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
         """The episodes of one generation batch. Raises UserError when too many of them failed."""
@@ -386,13 +391,8 @@ class LocalTrainer:
                 trajectories = self.runner.roll_out(questions, "train", step, options, n)
             with self._timed("reward"):
                 scores = self.runner.score(trajectories)
-        self._check_failures(trajectories)  # now that each reward has said whether it failed
+        self.runner.check_failures(trajectories)
         return trajectories, scores
-
-    def _check_failures(self, trajectories: list[Trajectory]) -> None:
-        failed, most = failed_episodes(trajectories), self.config.search.max_failed
-        if error := too_many_failures(self.run_directory, failed, most):
-            raise error
 
     def _log_unfinished(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Log the episodes of a step that ends the run; a resumed run samples them again."""
@@ -535,7 +535,7 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
         return LocalRun(config, terminal, environment, engine, loop, where, steps, size)
     learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
     compile_updates(config, learner.trunks, tokens, workspace, terminal.note)
-    optimisers = load_optimisers(config, learner)
+    optimisers = load_optimisers(config, learner, len(splits.train))
     reference = reference_digest(config, learner.reference)
     loop = rl_loop(config, learner, optimisers)
     size = checkpoint_bytes(learner.actor, learner.critic)
@@ -554,7 +554,7 @@ def rl_loop(config: Config, learner: Learner, optimisers: dict[str, Optimiser]) 
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
         place = runner.environment
-        card = model_card(place.template, IndexDigests.of(place.search), config.model.path)
+        card = card_of_run(config, place.template, IndexDigests.of(place.search))
         trainer = LocalTrainer(config, run, runner, learner, optimisers, card)
         if resumed_from is not None and resumed_from >= 0:
             checkpoint = checkpoint_path(run, resumed_from)

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from srl.config import Config
 from srl.errors import UserError
 from srl.files import FORMAT, check_format, write_json
 from srl.hub_models import hub_name
 from srl.manifests import ABOUT
 from srl.protocol import Template
+from srl.train.questions import takes_written_prompts
 from srl.train.search import IndexDigests
 
 
@@ -24,6 +26,13 @@ def model_card(
     indexes = {} if digests is None else digests.as_fields()
     base = {} if start is None else base_model(Path(start))
     return {"template": template.name, "search": template.searches, **base, **indexes}
+
+
+def card_of_run(config: Config, template: Template, digests: IndexDigests) -> dict[str, Any]:
+    """The card of what a run trains. `template` is null where the run uses the prompts in its files, so that
+    an evaluation uses them too."""
+    card = model_card(template, digests, config.model.path)
+    return card | {"template": None} if takes_written_prompts(config) else card
 
 
 def base_model(directory: Path) -> dict[str, str]:

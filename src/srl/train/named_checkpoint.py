@@ -11,9 +11,9 @@ from pathlib import Path
 import srl.store
 from srl.config import load_saved
 from srl.errors import UserError
-from srl.hub_models import HubName
+from srl.hub_models import HubName, is_gguf
 from srl.train.run_directory import CHECKPOINTS, best_step, checkpoints, whole_verl_steps
-from srl.workspace import Workspace
+from srl.workspace import Workspace, split_at_step
 
 BEST = "best"
 _VALIDATIONS = "SELECT step, em FROM steps WHERE phase = 'val' AND em IS NOT NULL"
@@ -26,7 +26,7 @@ def model_directory(name: str, workspace: Workspace, note: Callable[[str], None]
     """
     path, (named, which) = Path(name), split_name(name)
     is_run = _is_run(Path(named))
-    is_model = path.suffix == ".gguf" or (path.is_dir() and not _is_run(path))
+    is_model = is_gguf(path) or (path.is_dir() and not _is_run(path))
     if is_model or (HubName.parse(name) and not is_run):
         return path
     if not is_run and not workspace.all_runs():
@@ -48,8 +48,8 @@ def model_directory(name: str, workspace: Workspace, note: Callable[[str], None]
 
 def split_name(name: str) -> tuple[str, str]:
     """The run that `name` names, and what follows its `@`: `best`, a step, or nothing."""
-    run, at, which = name.rpartition("@")
-    return ("last", BEST) if name == BEST else (run, which) if at else (name, "")
+    run, which = split_at_step(name)
+    return ("last", BEST) if name == BEST else (run, which or "")
 
 
 def named_step(run: Path, which: str, note: Callable[[str], None]) -> int:

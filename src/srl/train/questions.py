@@ -63,7 +63,7 @@ def load_questions(
     twice, for a data source in `limit` that no question has, and for a prompt longer than
     `data.max_prompt_length` unless `data.filter_overlong_prompts`.
     """
-    as_written = config.data.template is None and config.rollout.search
+    as_written = takes_written_prompts(config)
     prompting = choose_template(config)
     if read is None:
         read = [item for file in files or () for item in read_questions(file)]
@@ -175,6 +175,11 @@ def warn_about_unlisted_retrievers(questions: Sequence[Question], config: Config
             "search.retrievers, so the policy does not know them; set data.template=search-r1, or a file "
             "with {retrievers} in it"
         )
+
+
+def takes_written_prompts(config: Config) -> bool:
+    """Whether a question that has a prompt in its file keeps it."""
+    return config.data.template is None and config.rollout.search
 
 
 def template_name(config: Config) -> str:

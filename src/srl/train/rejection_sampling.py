@@ -24,13 +24,13 @@ from srl.train.episodes import EpisodeRunner
 from srl.train.fine_tuning import Loop, Tuned
 from srl.train.load_components import LoadedModel
 from srl.train.logged_episodes import Selection, check_filter, check_kept, select_episodes
-from srl.train.model_card import model_card
+from srl.train.model_card import card_of_run
 from srl.train.question_order import order_of
-from srl.train.resume import checkpoint_notes, new_run_command, too_many_failures
+from srl.train.resume import checkpoint_notes, new_run_command
 from srl.train.run_directory import LOG, RFT, Progress, checkpoint_path
 from srl.train.search import IndexDigests
 from srl.train.sft import batches, fine_tune, sft_optimiser, with_epochs
-from srl.trajectory import Question, Score, Trajectory, failed_episodes
+from srl.trajectory import Question, Score, Trajectory
 
 Weights = dict[str, torch.Tensor]
 
@@ -116,9 +116,7 @@ class RejectionSampling:
         options, n = self.runner.environment.options, self.config.rollout.n
         trajectories = self.runner.roll_out(questions, "train", number, options, n)
         scores = self.runner.score(trajectories)
-        found = failed_episodes(trajectories)
-        if error := too_many_failures(self.run_directory, found, self.config.search.max_failed):
-            raise error
+        self.runner.check_failures(trajectories)
         return list(map(Record, trajectories, scores))
 
     def _select(self, number: int) -> Selection:
@@ -193,7 +191,7 @@ def rft_loop(config: Config, policy: LoadedModel) -> Loop:
 
     def loop(run: Path, runner: EpisodeRunner, resumed_from: int | None) -> Progress:
         place = runner.environment
-        card = model_card(place.template, IndexDigests.of(place.search), config.model.path)
+        card = card_of_run(config, place.template, IndexDigests.of(place.search))
         rounds = RejectionSampling(run, runner, Tuned(config, policy.model), card, first)
         if resumed_from is not None and resumed_from >= 0:
             checkpoint = checkpoint_path(run, resumed_from)

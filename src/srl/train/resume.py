@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,18 +14,19 @@ from srl import interrupts
 from srl.config import Config, save_config
 from srl.config.load import SAVED
 from srl.errors import UserError
-from srl.files import NotWritten, why_not_written
+from srl.files import NotWritten, read_json, why_not_written
 from srl.manifests import DamagedError, check_checkpoint, is_checked
 from srl.store.lock import LogLock, left_behind
 from srl.store.parts import FINISHED
 from srl.store.run_info import check_not_written
-from srl.train.learning_rate import rate_notes
+from srl.train.learning_rate import lr_scale, rate_notes
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
     CHECKPOINTS,
     LOG,
     RFT,
     SFT,
+    STATE,
     VERL_LATEST,
     BackendName,
     Extension,
@@ -38,6 +39,7 @@ from srl.train.run_directory import (
     write_latest_verl_step,
 )
 from srl.train.search import IndexDigests
+from srl.train.watches import Watcher
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
@@ -246,20 +248,29 @@ def warn_about_other_indexes(run: Path, record: RunRecord, now: IndexDigests, no
 
 
 def extended(
-    run: Path, record: RunRecord, before: Config, config: Config, done: int, note: Note
+    run: Path, record: RunRecord, before: Config, config: Config, done: int, questions: int, note: Note
 ) -> RunRecord:
     """Save a change of the run's number of steps, and say what it does to the learning rates."""
     was, steps = total_steps(before, record.algo), total_steps(config, record.algo)
     if steps == was:
         return record
     note(f"{run.name} has {steps} steps now, not {was}")
-    for line in rate_notes(before, config, done, record.algo):
+    for line in rate_notes(before, config, done, record.algo, questions, _scale_at(run, config, done)):
         note(line)
     save_config(run, config)
     extension = asdict(Extension(done, was, steps, utc_now()))
     record = replace(record, extended=[*record.extended, extension])
     record.save(run)
     return record
+
+
+def _scale_at(run: Path, config: Config, step: int) -> float:
+    """The factor that roll-backs have left on the learning rates, by the checkpoint of `step`; 1 without one
+    that can be read: what is wrong with it is reported when it is loaded."""
+    watcher = Watcher(config)
+    with suppress(UserError, OSError):
+        watcher.load_state_dict(read_json(checkpoint_path(run, step) / STATE, Progress).watch)
+    return lr_scale(config, watcher)
 
 
 def utc_now() -> str:

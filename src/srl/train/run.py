@@ -132,7 +132,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     resuming.warn_about_other_indexes(run, record, trainer.digests, terminal.note)
     terminal.note(f"resuming {run.name}")
     with resuming.only_this_process(run, saved, record.backend) as lock:
-        record = resuming.extended(run, record, before, config, done, terminal.note)
+        record = resuming.extended(run, record, before, config, done, trainer.questions, terminal.note)
         if record.backend == "verl":  # another process writes the log
             lock.release()
         return _train(run, config, record, trainer, resumed_from=step)

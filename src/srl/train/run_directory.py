@@ -26,6 +26,8 @@ RECORD = "run.json"
 LOG = "log"
 """The directory of the log; a run that has one has begun."""
 CHECKPOINTS = "checkpoints"
+STATE = "trainer/state.json"
+"""The `Progress` in a checkpoint of the local backend."""
 VERL_LATEST = "latest_checkpointed_iteration.txt"
 """verl's file in `checkpoints/`: the number of the latest step that is saved. A later one is half-written."""
 VERL_STATE = ABOUT

@@ -16,6 +16,12 @@ from srl.train.run_directory import Progress, checkpoints
 from srl.update.optimiser import Optimiser
 
 
+def newest_once_stopped(run: Path, trainer: Trainer, step: int) -> int | None:
+    """The step of the newest checkpoint that a run leaves which an error ends after `step` whole steps; None
+    without one. It is that of `step`, unless `saved_if_stopped` saves none."""
+    return step if trainer.save_freq and step > 0 else max(checkpoints(run), default=None)
+
+
 @contextmanager
 def saved_if_stopped(
     run: Path, trainer: Trainer, progress: Progress, optimisers: Iterable[Optimiser],

@@ -11,6 +11,7 @@ from srl.config import Config
 from srl.errors import UserError
 from srl.train.checkpoint import load_checkpoint
 from srl.train.experience import Learner
+from srl.train.learning_rate import lr_scale
 from srl.train.resume import new_run_command
 from srl.train.run_directory import Progress, checkpoint_path, checkpoints
 from srl.train.watches import Fired, Watcher
@@ -72,11 +73,6 @@ def roll_back(
         optimiser.set_lr(getattr(config, name).optim.lr * lr_scale(config, watcher))
     before.seconds = progress.seconds
     return done, before
-
-
-def lr_scale(config: Config, watcher: Watcher) -> float:
-    """The factor on the learning rates after the roll-backs so far."""
-    return float(config.watch.rollback_lr_factor**watcher.rollbacks)
 
 
 def drop_checkpoints_after(run: Path, step: int) -> None:

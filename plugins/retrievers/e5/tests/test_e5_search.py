@@ -148,6 +148,27 @@ def test_thoroughness_is_the_options():
     assert faiss.extract_index_ivf(ivf).nprobe == 40
 
 
+@pytest.mark.parametrize(
+    ("spec", "inside"),
+    [
+        ("PCA8,HNSW8", ["index"]),
+        ("OPQ4,HNSW8_PQ4", ["index"]),
+        ("HNSW8,RFlat", ["base_index"]),
+        ("IDMap,HNSW8", ["index"]),
+        ("IDMap2,HNSW8_SQ8", ["index"]),
+        ("PCA8,HNSW8,RFlat", ["base_index", "index"]),
+        ("IVF40_HNSW8,Flat", ["quantizer"]),
+        ("PCA8,IVF40_HNSW8,PQ4,RFlat", ["base_index", "index", "quantizer"]),
+    ],
+)
+def test_ef_search_is_that_of_hnsw_wherever_it_is(spec, inside):
+    outer = inner = faiss.index_factory(16, spec, faiss.METRIC_INNER_PRODUCT)
+    vector_search(outer, Options(index=spec, ef_search=77), CPU)
+    for name in inside:
+        inner = faiss.downcast_index(getattr(inner, name))
+    assert inner.hnsw.efSearch == 77
+
+
 def test_an_index_on_disk_is_mapped_and_searched_where_it_lies(tmp_path):
     vectors = random_vectors(100)
     faiss.write_index(flat(vectors), str(tmp_path / "flat.faiss"))

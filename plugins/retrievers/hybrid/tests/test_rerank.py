@@ -230,6 +230,14 @@ def test_what_is_found_outside_is_reranked_too(letters, options):
     assert {hit.passage.contents for hit in hits} <= {f"genoa {n}" for n in range(4)}
 
 
+def test_an_index_of_what_is_found_outside_opens_with_its_cross_encoder(letters, options, tmp_path):
+    given = {"retriever": "outside", "depth": 4}
+    manifest = build_index(None, tmp_path / "one", "rerank", {**options, **given})
+    found, loose = open_index(tmp_path / "one"), live_index("rerank", {**options, **given})
+    assert (found.live, found.digest) == (True, manifest.digest)
+    assert found.search(["genoa"], 2) == loose.search(["genoa"], 2)
+
+
 def test_a_fault_of_the_retriever_is_the_querys_and_no_others(letters, options, tmp_path):
     build_index(PASSAGES, tmp_path / "one", "rerank", {**options, "retriever": "letters"})
     found = open_index(tmp_path / "one")

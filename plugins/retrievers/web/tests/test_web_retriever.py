@@ -318,7 +318,7 @@ def test_conforms_to_the_retriever_seam_as_far_as_a_live_one_can(web, tmp_path, 
 
 
 def test_the_kit_checks_a_live_retriever_and_asks_nobody(monkeypatch):
-    assert len(check_retriever("web", {"provider": "serper"})) == 5
+    assert len(check_retriever("web", {"provider": "serper"})) == 6
 
     class Asks(WebRetriever):
         def outcomes(self, queries, k):

@@ -13,7 +13,7 @@ import torch
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.hub_models import HubName
+from srl.hub_models import HubName, is_gguf
 from srl.model import add_lora, count_parameters, error_line, of_run, pick_device, pick_dtype
 from srl.update.critic import Critic
 
@@ -170,7 +170,7 @@ def _sizes_of_others(path: str | Path, trust_remote_code: bool) -> PreTrainedCon
     """Of a GGUF file, or of a model on the hub; their modules need more than what a known model does."""
     from transformers import AutoConfig
 
-    from srl.train.convert_gguf import check_gguf, is_gguf
+    from srl.train.convert_gguf import check_gguf
     from srl.train.fetch_models import fetch_config
 
     if is_gguf(path):

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import traceback
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.util import find_spec
 from math import gcd
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
+from srl.config.keys import plain
 from srl.errors import UserError
 from srl.train.verl.job import (
     TORCH,
@@ -31,7 +32,15 @@ from srl.train.verl.job import (
     rollout_name,
 )
 from srl.train.verl.overrides import ADD, apply_overrides, given
-from srl.train.verl.translate import MODEL, Setting, defaults, needs_critic, server_settings, settings
+from srl.train.verl.translate import (
+    MODEL,
+    NOT_READ,
+    Setting,
+    defaults,
+    needs_critic,
+    server_settings,
+    settings,
+)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -116,6 +125,20 @@ def _notes(config: Config, job: Job) -> Iterator[str]:
     dtype = precision(config, job)
     if dtype != "float32":
         yield f"passes are computed in {dtype}; verl keeps the trained weights in float32"
+    yield from _without_effect(config)
+
+
+def _without_effect(config: Config) -> Iterator[str]:
+    """A line for each setting in `NOT_READ` that is not the default."""
+    usual = Config()
+    for entry, why in NOT_READ.items():
+        section, _, last = entry.rpartition(".")
+        ours, default = (attrgetter(section)(one) for one in (config, usual))
+        for name in [last] if last else type(ours).model_fields:
+            value = getattr(ours, name)
+            if value != getattr(default, name):
+                shown = str(value).lower() if isinstance(value, bool) else plain(value)
+                yield f"{section}.{name} = {shown} has no effect with --backend verl: {why}"
 
 
 def _replaced(config: Config, known: dict[str, Setting]) -> Iterator[str]:
@@ -265,8 +288,8 @@ def _workers(composed: DictConfig) -> int:
 
 
 def _machines(composed: DictConfig, config: Config) -> Iterator[str]:
-    """Several machines need a Ray cluster that is running."""
-    if composed.trainer.nnodes > 1 and config.cluster.address is None and "RAY_ADDRESS" not in os.environ:
+    """Several machines need a Ray cluster that is running; without an address a run starts its own."""
+    if composed.trainer.nnodes > 1 and config.cluster.address is None:
         yield (
             f"cluster.nnodes = {composed.trainer.nnodes}: several machines need an existing Ray cluster; "
             "run `ray start` on each and set cluster.address=auto"

@@ -17,7 +17,7 @@ from srl.protocol import Template
 from srl.store import RunInfo
 from srl.train.episodes import Splits
 from srl.train.load_components import load_algorithm, load_codec, load_environment, reference_digest
-from srl.train.model_card import model_card, write_card
+from srl.train.model_card import card_of_run, write_card
 from srl.train.questions import load_splits
 from srl.train.report import Terminal, reporters
 from srl.train.resume import checkpoint_notes
@@ -78,7 +78,7 @@ class VerlRun:
         """Start the processes, report what they do, and wait for the end of the training."""
         config, terminal = self.config, self.terminal
         if resumed_from is None:
-            write_card(run / ABOUT, model_card(self.template, self.digests, config.model.path))
+            write_card(run / ABOUT, card_of_run(config, self.template, self.digests))
         elif resumed_from >= 0:
             for line in checkpoint_notes(checkpoint_path(run, resumed_from, "verl")):
                 terminal.note(line)
@@ -204,7 +204,10 @@ def set_environment(variables: dict[str, str], *, shared: bool) -> None:
 def ray_cluster(
     composed: DictConfig, namespace: str, environment: dict[str, str], *, quiet: bool
 ) -> Iterator[None]:
-    """Connect to the configured Ray cluster, or start one on this machine's loopback."""
+    """Connect to the configured Ray cluster, or start one on this machine's loopback.
+
+    Without the address `local` Ray would connect to the cluster of `$RAY_ADDRESS`, or to one that runs here.
+    """
     import ray
     from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -214,7 +217,7 @@ def ray_cluster(
     given = options.pop("runtime_env", None) or {}
     variables = {**runtime.get("env_vars", {}), **environment, **(given.get("env_vars") or {})}
     if options.get("address") is None:
-        options["_node_ip_address"] = "127.0.0.1"
+        options |= {"address": "local", "_node_ip_address": "127.0.0.1"}
     else:
         options = {"address": options["address"]}
     with _signals_are_ours(), ray_starts(composed.ray_kwargs.ray_init.get("address")):

@@ -98,20 +98,23 @@ READ_BY_US: dict[str, str] = {
 }
 """Keys that our code reads in verl's processes or in the launcher. A name that ends in a dot is a section."""
 
+_NO_FILTER = "algorithm.filter_groups.enable is refused, and nothing else reads it"
+_NO_POOLS = "data.pass_rate_pools.enable is refused, and nothing else reads it"
+
 NOT_READ: dict[str, str] = {
     "actor.use_torch_compile": "verl decides by its own keys, verl.actor_rollout_ref.actor.use_torch_compile",
     "ref.param_offload": "FSDP keeps the reference in CPU memory, and Megatron follows cluster.param_offload",
-    "rollout.openai.": "rollout.engine=openai is refused, and nothing else reads them",
-    "algorithm.filter_groups.metric": "algorithm.filter_groups.enable is refused, and nothing else reads it",
-    "algorithm.filter_groups.max_num_gen_batches": "as algorithm.filter_groups.metric",
-    "data.pass_rate_pools.metric": "data.pass_rate_pools.enable is refused, and nothing else reads it",
-    "data.pass_rate_pools.unasked": "as data.pass_rate_pools.metric",
-    "data.pass_rate_pools.never": "as data.pass_rate_pools.metric",
-    "data.pass_rate_pools.sometimes": "as data.pass_rate_pools.metric",
-    "data.pass_rate_pools.always": "as data.pass_rate_pools.metric",
+    "rollout.openai.": "rollout.engine=openai is refused, and nothing else reads it",
+    "algorithm.filter_groups.metric": _NO_FILTER,
+    "algorithm.filter_groups.max_num_gen_batches": _NO_FILTER,
+    "data.pass_rate_pools.metric": _NO_POOLS,
+    "data.pass_rate_pools.unasked": _NO_POOLS,
+    "data.pass_rate_pools.never": _NO_POOLS,
+    "data.pass_rate_pools.sometimes": _NO_POOLS,
+    "data.pass_rate_pools.always": _NO_POOLS,
     "eval.batch_size": "verl sends all questions of a validation to its servers, which queue them",
 }
-"""Keys without effect, with the reason."""
+"""Keys without effect, with the reason, which a note of the run gives where one is not the default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Any
 
@@ -25,6 +25,8 @@ _SLACK = {"float32": 1e-5, "float16": 4e-3}
 """Maximum rounding difference between two computations of one score, relative to the best score."""
 _MAX_K_ON_GPU = 2048
 """The largest k of faiss on a GPU."""
+_INNER = ("base_index", "index", "quantizer")
+"""Where an index of faiss that is made of another one has it."""
 
 
 class ExactSearch:
@@ -114,8 +116,18 @@ def _tune(index: Any, options: Options) -> None:
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
         ivf.nprobe = min(options.nprobe, ivf.nlist)
-    if isinstance(index, faiss.IndexHNSW):
-        index.hnsw.efSearch = options.ef_search
+    for layer in _layers(index):
+        if isinstance(layer, faiss.IndexHNSW):
+            layer.hnsw.efSearch = options.ef_search
+
+
+def _layers(index: Any) -> Iterator[Any]:
+    """`index`, the index inside it, and so on: those below refinements, transforms, ids and IVF lists."""
+    while index is not None:
+        yield index
+        held = (getattr(index, name, None) for name in _INNER)
+        inner = next((one for one in held if one is not None), None)
+        index = None if inner is None else load_faiss().downcast_index(inner)
 
 
 def _on_cpu(index: Any, n_threads: int) -> Find:

@@ -14,6 +14,7 @@ from srl.index import (
     Fault,
     PassageStore,
     RetrieverBase,
+    build_live,
     keep_passages,
     load_retriever,
     open_passages,
@@ -47,10 +48,18 @@ class RerankRetriever(RetrieverBase):
         """The digest of the cross-encoder's weights, and the identity of the candidates' retriever."""
         return {**self._retriever.identity(), "cross-encoder": self._loaded().digest}
 
-    def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
-        """Build the index of the candidates' retriever, and save the name of the cross-encoder."""
+    def build(
+        self, passages: Iterable[Passage] | None, directory: Path, progress: Callable[[int], None]
+    ) -> None:
+        """Build the index of the candidates' retriever, and save the name of the cross-encoder.
+
+        A live retriever has no passages.
+        """
         model = self._loaded().model
-        self._retriever.build(keep_passages(passages, directory), directory, progress)
+        if passages is None:
+            build_live(self._retriever, directory, progress)
+        else:
+            self._retriever.build(keep_passages(passages, directory), directory, progress)
         (directory / self.name).mkdir(exist_ok=True)
         write_json(directory / self.name / MODEL_FILE, {"format": FORMAT, "model": model})
 
