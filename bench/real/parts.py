@@ -39,7 +39,8 @@ TINY_HARD = (
     "reward.weights.evidence=1", "actor.use_kl_loss=true", "actor.kl_loss_coef=0.02",
 )  # fmt: skip
 """What finds the second hop on the preset `tiny-hard`, beside credit for each turn: nearly all questions have
-several hops, a passage that a search is the first to show counts as much as the answer, and there is a KL."""
+several hops, the gold passages that a search is the first to show count as much as the answer, and there is a
+KL."""
 PASSAGE_WORDS = 60
 """Longer passages are split: SQuAD's and NQ's paragraphs, and HotpotQA's introductions, have up to 300."""
 READ = {"squad": 1800}

@@ -251,7 +251,8 @@ class Search(Section):
     max_query_chars: Count = 1000
     """Longest query, in characters. A longer one is rejected, and the policy is told."""
     max_failed: Share = 0.05
-    """Largest share of a step's episodes that search failures may cost; above it the run stops."""
+    """Largest share of a step's episodes that failed searches, rewards and engine faults may cost; above it
+    the run stops. On the local backend it holds for the episodes of a validation or test, too."""
 
     @property
     def cassette_use(self) -> tuple[str, str] | None:
@@ -676,7 +677,7 @@ class Eval(Section):
     temperature: NonNegative = 0.0
     """Sampling temperature. 0: greedy."""
     max_failed: Share = 0.01
-    """Largest share of questions that search failures may cost; above it the exit code is 1."""
+    """Largest share of questions that may be lost to faults; above it the exit code is 1."""
 
 
 class Cluster(Section):
