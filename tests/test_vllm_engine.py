@@ -414,10 +414,14 @@ def test_head_in_float32_is_vllms_too():
 
 @with_vllm
 def test_weights_that_have_diverged_end_every_turn_in_one_line(subject):
+    """After a roll-back the engine has others, and nothing of the diverged ones is left in its cache."""
+    before = subject.greedy(letters(subject))
     subject.engine.sync((name, tensor * torch.nan) for name, tensor in merged_weights(subject.model))
     for _ in range(2):
         with pytest.raises(SrlError, match="logits are not finite"):
             subject.run(subject.turn(letters(subject)))
+    subject.engine.sync(merged_weights(subject.model))
+    assert subject.greedy(letters(subject)) == before
 
 
 @with_vllm
