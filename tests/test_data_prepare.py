@@ -127,9 +127,8 @@ def own_rows(folder: Path, name: str, texts: Iterable[str]) -> Path:
 
 def own_splits(folder: Path, *named: str, validation: float) -> dict[str, list[Question]]:
     """The splits that `prepare` writes of `SPLIT:FILE`, by name."""
-    inputs = [
-        parse_input(f"questions:{split}={folder / file}") for split, file in (n.split(":") for n in named)
-    ]
+    pairs = (one.split(":") for one in named)
+    inputs = [parse_input(f"questions:{split}={folder / file}") for split, file in pairs]
     prepare(inputs, folder / "out", validation=validation)
     return {file.stem: read_questions(file) for file in (folder / "out").glob("*.parquet")}
 

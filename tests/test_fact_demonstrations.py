@@ -109,18 +109,15 @@ def test_two_passages_under_one_title_are_two_to_find(tmp_path):
     write_corpus(tmp_path / "corpus.jsonl", shown)
     build_index(tmp_path / "corpus.jsonl", tmp_path / "index", "bm25", {})
     text = "Did the Lenn bridge and the Orrin bridge open in the same year?"
-    known = {"supporting_titles": ["Handbook", "Handbook"], "supporting_ids": ["p0", "p1"]}
-    facts = facts_of(Question("made/q", text, ("yes",), "made", metadata=known))
-    assert [lookup.ids for lookup in facts.lookups] == [{"p0"}, {"p1"}]
-    chain = chain_of(Question("made/q", text, ("yes",), "made", metadata=known), tmp_path / "index", topk=2)
+
+    def asked(*ids: str) -> Question:
+        known = {"supporting_titles": ["Handbook", "Handbook"], "supporting_ids": list(ids)}
+        return Question("made/q", text, ("yes",), "made", metadata=known)
+
+    assert [lookup.ids for lookup in facts_of(asked("p0", "p1")).lookups] == [{"p0"}, {"p1"}]
+    chain = chain_of(asked("p0", "p1"), tmp_path / "index", topk=2)
     assert {doc.passage.id for doc in chain.shown} == {"p0", "p1"}
-    assert (
-        dropped(
-            Question("made/q", text, ("yes",), "made", metadata=known | {"supporting_ids": ["p0", "lost"]}),
-            tmp_path / "index",
-        )
-        == "no wording brings a passage"
-    )
+    assert dropped(asked("p0", "lost"), tmp_path / "index") == "no wording brings a passage"
 
 
 def test_passage_that_was_shown_already_is_not_searched_again(index):
