@@ -1,19 +1,15 @@
-"""The tables of the real model that learns to search, from two results of `bench/real`."""
+"""The tables of the real model that learns to search, from the result of `bench/real`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.markdown_table import table
 
-RESULTS = Path(__file__).parent / "results"
-LEARNING = "real_learning"
-HARD = "real_second_hop"
-"""The levers of tiny-hard, from a cold start of their own; rows of two results are not compared."""
+RESULT = Path(__file__).parent / "results" / "real_learning.json"
 ORDER = (
     "closed-book", "R1 without search", "base as it is", "base, few-shot", "retrieve-once RAG, fine-tuned",
     "cold start", "+ GRPO", "+ PPO", "+ the levers of tiny-hard", "+ rejection sampling",
@@ -23,23 +19,22 @@ NOTHING = "Nothing has been measured yet: `make bench-real`.\n"
 MEAN = "mean over sets"
 
 
-def load(result: str = LEARNING) -> dict[str, Any]:
-    file = RESULTS / f"{result}.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"rows": {}}
+def load() -> dict[str, Any]:
+    return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {"rows": {}}
 
 
-def measured(result: str = LEARNING) -> Iterator[tuple[str, dict[str, Any]]]:
+def measured() -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row of each seed with its name, in the order of the table."""
-    rows = load(result)["rows"]
+    rows = load()["rows"]
     for name in (name for name in ORDER if name in rows):
         for seed, row in sorted(rows[name].items()):
             yield (f"{name}, seed {seed}" if len(rows[name]) > 1 else name), row
 
 
-def learning(result: str = LEARNING) -> str:
+def learning() -> str:
     """EM on the mean over sets, F1, EM of each set and of the questions of several hops, searches."""
     lines, names = [], list[str]()
-    for name, row in measured(result):
+    for name, row in measured():
         sets = {one["name"]: one["measures"] for one in row["sets"]}
         names = names or [one for one in sets if one != MEAN and one != "all questions"]
         means = [estimate(sets[MEAN][measure], "full") for measure in ("em", "f1")]
@@ -51,9 +46,9 @@ def learning(result: str = LEARNING) -> str:
     return table(headers, lines) if lines else NOTHING
 
 
-def groups(result: str = LEARNING) -> str:
+def groups() -> str:
     """EM of each row by hops, and by type of question within a set."""
-    rows = list(measured(result))
+    rows = list(measured())
     found = dict.fromkeys(name for _, row in rows for name in row["groups"])
     named = [name for name in sorted(found) if name.startswith(("hops=", "type="))]
     lines = [
@@ -66,10 +61,10 @@ def group_em(found: Mapping[str, Any] | None) -> str:
     return "" if found is None else f"{estimate(found['em'], 'interval')}, {found['questions']:,}"
 
 
-def behaviour(result: str = LEARNING) -> str:
+def behaviour() -> str:
     """What a row searched, saw, made of it, and how long it wrote and trained."""
     lines = []
-    for name, row in measured(result):
+    for name, row in measured():
         every, coverage = row["groups"]["all"], row["metrics"].get("answerable")
         cells = [coverage, every["evidence"], every["all_evidence"], every["em_evidence"]]
         trained = f"{row['minutes']:,.0f} min, {row['steps']:,} steps" if "minutes" in row else ""
@@ -83,10 +78,10 @@ def behaviour(result: str = LEARNING) -> str:
     return table(headers, lines) if lines else NOTHING
 
 
-def differences(result: str = LEARNING) -> str:
+def differences() -> str:
     """The paired tests: all questions, and those of several hops."""
     lines = []
-    for name, seeds in load(result).get("compared", {}).items():
+    for name, seeds in load().get("compared", {}).items():
         for seed, found in sorted(seeds.items()):
             lines += [
                 [f"{name}, seed {seed}", questions, *difference(found[key])]
@@ -141,8 +136,4 @@ TABLES: dict[str, Callable[[], str]] = {
     "real_learning_behaviour": behaviour,
     "real_learning_differences": differences,
     "real_learning_transcript": transcript,
-    "real_second_hop": partial(learning, HARD),
-    "real_second_hop_groups": partial(groups, HARD),
-    "real_second_hop_behaviour": partial(behaviour, HARD),
-    "real_second_hop_differences": partial(differences, HARD),
 }

@@ -24,7 +24,12 @@ PANELS = {
     "train/em": "EM, sampled",
     "val/em": "EM, validation, greedy",
 }
-RUNS = {"grpo": ("GRPO", "#4c8a4c"), "ppo": ("PPO", "#b97a1f"), "grpo-no-mask": ("GRPO, no mask", "#5470b8")}
+RUNS = {
+    "grpo": ("GRPO", "#4c8a4c"),
+    "ppo": ("PPO", "#b97a1f"),
+    "grpo-no-mask": ("GRPO, no mask", "#5470b8"),
+    "tiny-hard": ("the levers of tiny-hard", "#a05195"),
+}
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 150, 50, 60, 70
 MOST = 60
 """Points of a line; more are averaged."""

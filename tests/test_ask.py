@@ -251,10 +251,13 @@ def test_mistakes_are_one_line(shell, place, arguments, said):
 
 def test_a_line_that_is_not_text_ends_nothing_and_a_closed_stdin_is_one_line(shell, place, monkeypatch):
     scripted(monkeypatch, engine=ScriptedEngine(CODEC, lambda request, turn: "<answer> red </answer>"))
-    monkeypatch.setattr(sys, "stdin", io.StringIO("caf\udce9?\nTwo?"))
-    code, out, err = ask(shell, place, "--json")
-    assert (code, json.loads(out)["question"]) == (1, "Two?")
-    assert "is not UTF-8" in err
+    bad = "caf\udce9?\nTwo?"
+    strict = io.TextIOWrapper(io.BytesIO(bad.encode(errors="surrogateescape")), "utf-8", "strict")
+    for given in (io.StringIO(bad), strict):
+        monkeypatch.setattr(sys, "stdin", given)
+        code, out, err = ask(shell, place, "--json")
+        assert (code, json.loads(out)["question"]) == (1, "Two?")
+        assert "is not UTF-8" in err
     monkeypatch.setattr(sys, "stdin", None)
     code, _, err = ask(shell, place, "--json")
     assert (code, err.splitlines()[-1]) == (

@@ -39,7 +39,7 @@ def test_curve_of_a_run_without_steps_says_so(tmp_path):
     new_log(tmp_path)
     with (
         srl.store.open(tmp_path) as connection,
-        pytest.raises(UserError, match="no step has been written yet"),
+        pytest.raises(UserError, match="no step with metrics has been written"),
     ):
         curve(connection)
 

@@ -53,6 +53,19 @@ def modules_after(*arguments: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--run", "a", "--json", "export", "--out", "m"], "--run, --json before export has no effect"),
+        (["--seed", "3", "--set", "a=b", "init"], "--seed, --set before init has no effect"),
+    ],
+)
+def test_options_before_a_command_of_train_are_refused(capsys, arguments, said):
+    given = [*arguments, "--tokenizer", "t", "--out", "m"] if arguments[-1] == "init" else arguments
+    assert main(["train", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_help_imports_nothing_heavy():
     assert not modules_after("--help") & HEAVY
 

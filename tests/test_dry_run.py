@@ -510,6 +510,23 @@ def test_plan_says_that_float16_is_not_trained_in(saved):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"rollout__engine": "vllm"}, "takes rollout.gpu_memory_utilization=0.5 of the GPU"),
+        ({"rollout__engine": "vllm", "rollout__top_p": 0.9,
+          "algorithm__rollout_correction__rollout_is": "off"}, "vLLM renormalises what is left"),
+        ({"rollout__engine": "openai"}, "rollout.engine = openai is not for training"),
+        ({"model__dtype": "float16"}, "model.dtype = float16"),
+    ],
+)  # fmt: skip
+def test_plan_of_another_machine_says_what_is_refused_there(saved, monkeypatch, settings, said):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = plan_local(configured(saved["qwen2"], model__device="cuda", **settings))
+    assert any(said in text for text in found.warnings)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
         ({"model__path": "no/such"}, "no model directory no/such"),
         ({"data__corpus": "pages.jsonl"}, "set data.train_files too"),
         ({"data__train_files": ("a.parquet",)}, "nothing to search: set search.index"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
-from srl.protocol import TEMPLATES, Template, render_passage
+from srl.protocol import TEMPLATES, Template, render_passage, template
 from srl.rollout.codec import Codec
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.many_episodes import rollout
@@ -269,6 +269,19 @@ def test_samples_of_a_question_lie_side_by_side_and_have_keys_of_their_own(codec
     ]
     assert len({sampling.key for sampling in engine.samplings}) == 6
     assert all(sampling.key[:3] == (5, "train", 7) for sampling in engine.samplings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{question}", TEMPLATES["r1"].feedback),
+        ("Read {information}. {question}", TEMPLATES["rag"].feedback),
+        ("Use <search>. {question}", TEMPLATES["search-r1"].feedback),
+    ],
+)
+def test_feedback_of_an_own_template_speaks_of_search_only_where_it_does(tmp_path, text, expected):
+    (tmp_path / "mine.txt").write_text(text)
+    assert template(str(tmp_path / "mine.txt")).feedback == expected
 
 
 def test_a_template_that_opens_the_thought_is_noticed(codec):

@@ -91,6 +91,24 @@ def test_tokens_are_counted_with_those_of_the_prompt(whole: tuple[Path, str]) ->
     assert all(isinstance(count, float) and 4 * 10 < count < 4 * 128 for count in tokens)
 
 
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        (
+            ("data__train_files", "data__val_files", "data__test_files", "data__corpus"),
+            "without data.train_files",
+        ),
+        (("sft__train_files",), "without sft.train_files"),
+    ],
+)
+def test_users_files_are_not_mixed_with_the_made_up_world(
+    setting: Path, tmp_path: Path, left_out: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        train(chosen(setting, **dict.fromkeys(left_out)), tmp_path, "sft")
+    assert not (tmp_path / "runs").exists()
+
+
 class Stop:
     """Breaks a function at its n-th call."""
 

@@ -157,6 +157,19 @@ def test_search_reads_queries_from_standard_input(built, capsys, monkeypatch):
     assert main(["index", "search", "i", "-"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (io.TextIOWrapper(io.BytesIO(b"genoa\ncaf\xe9\n"), "utf-8"), "udce9' is not UTF-8"),
+        (None, "standard input is closed; give the query as an argument"),
+    ],
+)
+def test_standard_input_without_text_is_one_line(built, capsys, monkeypatch, given, said):
+    monkeypatch.setattr("sys.stdin", given)
+    assert main(["index", "search", "i", "-"]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_search_of_several_queries_names_each(built, capsys):
     assert main(["index", "search", "i", "genoa", "unicorn"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from srl.errors import UserError
 from srl.evaluate.index_diff import diff_indexes, measure_diff, overlap_at, rank_biased_overlap, ranking_diff
 from srl.evaluate.paired_tests import paired_p
 from srl.index import Fault, build_index, open_index
-from srl.trajectory import Passage, Question
+from srl.trajectory import Hit, Passage, Question
 
 pytest.importorskip("ir_measures")
 
@@ -105,6 +107,41 @@ def test_a_measure_is_compared_on_the_questions_both_were_measured_on():
     assert (found.better, found.worse) == (1, 1)
     assert found.change.low == -0.25
     assert found.change.high == 0.5
+
+
+def test_questions_of_one_document_count_as_a_cluster():
+    changes = {str(number): float(number < 8) for number in range(80)}
+    nothing = dict.fromkeys(changes, 0.0)
+    of_two = {name: "left" if int(name) < 40 else "right" for name in changes}
+    alone, two = measure_diff(nothing, changes), measure_diff(nothing, changes, of_two)
+    assert alone.p < 0.05
+    assert two.p == 1
+    assert two.change.mean == alone.change.mean == 0.1
+    assert all(math.isnan(each.low) for each in (two.a, two.b, two.change))
+    assert not math.isnan(alone.change.low)
+    pairs = {name: str(int(name) // 2) for name in changes}
+    assert measure_diff(nothing, changes, pairs).change.high > alone.change.high
+
+
+def test_lists_shown_are_those_that_were_measured(tmp_path, monkeypatch, capsys):
+    """A live retriever is asked once: another search may be paid for, refused, or find something else."""
+    asked = []
+
+    class Live:
+        directory, live, passages, digest = Path("live"), True, None, "d" * 12
+        manifest = SimpleNamespace(retriever="live", options={}, passages=0, corpus_digest="")
+
+        def outcomes(self, queries, k):
+            asked.append(k)
+            return [[Hit(Passage(f"{query}-{rank}", f"text {rank}"), 1 / rank) for rank in (1, 2)]
+                    for query in queries]  # fmt: skip
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("srl.index.open_index", lambda path: Live())
+    Path("q.tsv").write_text("1\tports\n2\trunning\n")
+    assert main(["index", "diff", "a", "b", "--questions", "q.tsv", "-k", "1"]) == 0
+    assert asked == [100, 100]
+    assert "[ports-1]" in capsys.readouterr().out
 
 
 # The command

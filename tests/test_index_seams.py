@@ -195,6 +195,35 @@ def test_another_corpus_does_not_go_on_with_it(plugin, corpus, tmp_path):
         build_index(corpus, tmp_path / "out", "shards")
 
 
+def test_another_corpus_starts_over_with_force(plugin, corpus, tmp_path):
+    interrupted(plugin, corpus, tmp_path / "out")
+    corpus.write_text(corpus.read_text().replace("text 3", "text x"))
+    manifest = build_index(corpus, tmp_path / "out", "shards", overwrite=True)
+    assert plugin.DONE == [0, 1, 0, 1, 2, 3]
+    other = build_index(corpus, tmp_path / "other", "shards")
+    assert (manifest.digest, manifest.files) == (other.digest, other.files)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_build_killed_before_its_directory_was_renamed_is_used(
+    plugin, corpus, tmp_path, monkeypatch, overwrite
+):
+    def killed(directory):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("srl.files._sync_tree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(corpus, tmp_path / "out", "shards", overwrite=overwrite)
+    assert plugin.DONE == [0, 1, 2, 3]
+    manifest = build_index(corpus, tmp_path / "out", "shards", overwrite=overwrite)
+    assert plugin.DONE == [0, 1, 2, 3]
+    other = build_index(corpus, tmp_path / "other", "shards")
+    assert (manifest.digest, manifest.files) == (other.digest, other.files)
+    assert not (tmp_path / "out" / "building.json").exists()
+    assert open_index(tmp_path / "out").manifest == manifest
+
+
 def test_a_replaced_index_stays_until_the_new_one_is_whole(plugin, corpus, tmp_path):
     out = tmp_path / "out"
     build_index(corpus, out, "shards")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.store_builder import episode, new_log, read, record
+from tests.store_builder import episode, new_log, question, read, record
 
 import srl.store
 from srl.browse.messages import write_messages
@@ -116,6 +116,23 @@ def messages(made):
     return [*made.question.prompt, *said]
 
 
+@pytest.mark.parametrize("after", ["\n\nQuestion: who?", ""])
+def test_a_prompt_with_passages_is_exported_as_it_was_read(tmp_path, after):
+    asked = replace(question(), prompt=({"role": "user", "content": f"Read.\n\n{{information}}{after}"},))
+    made = episode(asked=asked, passages=None)
+    rendered = f"<|user|>Read.\n\n<information>Doc 1</information>{after}<|end|>"
+    made.segments[0] = Segment("prompt", made.segments[0].token_ids, rendered, 0)
+    new_log(tmp_path / RUN).write(1, "train", [record(made), record(episode(1))], {})
+    with srl.store.open(tmp_path / RUN) as log:
+        assert write_messages(log, Filter(), tmp_path / "out.parquet") == 2
+    found = {row["id"]: row for row in pq.read_table(tmp_path / "out.parquet").to_pylist()}
+    prompt, answered = found[made.id]["messages"]
+    as_read = f"Read.\n\n<information>Doc 1</information>{after}" if after else rendered
+    assert prompt == {"role": "user", "content": as_read}
+    assert answered["role"] == "assistant"
+    assert "rendered" not in found[made.id]
+
+
 def test_feedback_is_the_users(tmp_path):
     made = episode(passages=None)
     made.segments.append(read("feedback", "try again", 1))
@@ -207,6 +224,13 @@ def test_a_line_that_verl_did_not_write_is_said_and_no_run_is_made(workspace, tm
     assert said in err
     assert err.count("\n") == 1
     assert not (workspace / "runs").exists()
+
+
+def test_a_line_cut_inside_a_letter_is_named(workspace, tmp_path, capsys):
+    file = write_dump(tmp_path / "dump", [whole()])
+    file.write_bytes(file.read_bytes() + '{"input": "é'.encode()[:-1])
+    assert main(["inspect", "import", str(tmp_path / "dump")]) == 2
+    assert "line 2: not JSON" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_dump_is_an_error(tmp_path):

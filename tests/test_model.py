@@ -10,11 +10,12 @@ import pytest
 import torch
 from tests.live_tensors import Live
 from tests.tiny_models import EOS, byte_level_tokenizer, tiny_model
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, Phi3Config, PreTrainedModel, Qwen2Config
 
 from srl.errors import UserError
 from srl.model import (
     add_lora,
+    context_of,
     count_parameters,
     has_lora,
     load_model,
@@ -347,6 +348,37 @@ def test_tokenizer_without_eos_is_noted(tmp_path):
     loaded, notes = load_tokenizer(tmp_path)
     assert loaded.eos_token is None
     assert notes == ["the tokenizer has no EOS token: a turn ends at a stop string or its token cap only"]
+
+
+def test_template_with_todays_date_is_noted(tmp_path):
+    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} {{ messages }}"
+    tokenizer.save_pretrained(tmp_path)
+    assert "puts today's date into the prompts" in load_tokenizer(tmp_path)[1][0]
+
+
+def test_tags_that_are_special_tokens_are_refused(tmp_path):
+    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer.add_tokens(["<search>", "</search>"])
+    tokenizer.save_pretrained(tmp_path / "plain")
+    load_tokenizer(tmp_path / "plain")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
+    tokenizer.save_pretrained(tmp_path / "special")
+    with pytest.raises(UserError, match=r"special: </answer>, <answer> are special tokens"):
+        load_tokenizer(tmp_path / "special")
+
+
+def test_context_ends_where_longrope_changes_its_frequencies():
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 99}
+    usual = Qwen2Config(**sizes, max_position_embeddings=1024)
+    assert context_of(usual) == 1024
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    long = Phi3Config(
+        **sizes, max_position_embeddings=131072, original_max_position_embeddings=4096, pad_token_id=0,
+        rope_parameters={**rope, "original_max_position_embeddings": 4096},
+    )  # fmt: skip
+    assert context_of(long) == 4096
 
 
 def test_tokenizer_that_knows_more_than_the_model_embeds_is_noted(saved):

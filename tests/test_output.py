@@ -5,17 +5,21 @@ from __future__ import annotations
 import io
 import os
 import pty
+import random
 import re
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from tests.cli_mistakes import evaluate, place, shell, train
+from tests.training import questions, turns
 
 from srl import progress
 from srl.cli import output
 from srl.cli.output import Pace, duration
+from srl.data.demonstration_file import write_demonstrations
 
 __all__ = ["place", "shell"]
 
@@ -194,7 +198,12 @@ def test_a_training_run_counts_its_episodes_and_prompts(shell, place, works):
 
 
 def test_a_fine_tuning_counts_demonstrations_and_steps(shell, place, works):
-    assert shell.typed(*train(place, "--algo", "sft", "--steps", 2))[0] == 0
+    rng = random.Random(0)
+    shown = [replace(each, metadata={"turns": turns(each, rng)}) for each in questions("train", 8)]
+    write_demonstrations(shell.folder / "shown.jsonl", shown)
+    command = train(place, "--algo", "sft", "--steps", 2, "--set", "sft.train_files=shown.jsonl")
+    code, _, err = shell.typed(*command)
+    assert code == 0, err
     assert works["fine-tuning steps of 2"] == [1, 2]
     (name,) = (name for name in works if name.startswith("demonstrations of "))
     assert works[name] == list(range(1, int(name.rpartition(" ")[2]) + 1))

@@ -124,3 +124,9 @@ def test_command_says_what_became_of_the_questions(shell: Shell, asked, index): 
     assert "made    2         no passage shown has the answer" in out
     assert set(turns_of(Path("d.jsonl"))) == {"first", "second"}
     assert "--recovery goes with --from facts" in shell.refused(*typed, "--overwrite", "--recovery", 0.1)
+
+
+def test_settings_without_search_are_one_line(index: Path, asked: Path, tmp_path: Path) -> None:
+    config = settings(index, "rollout.search=false", "data.template=r1")
+    with pytest.raises(UserError, match=r"rollout\.search is false; type: --set rollout\.search=true"):
+        write_passage_demonstrations(config, [str(asked)], tmp_path / "d.jsonl", Workspace(tmp_path))

@@ -36,6 +36,7 @@ pytest.importorskip("srl_bm25")
 
 SQUAD = ("squad/super-bowl-50.v1.1.json", "squad/university-of-notre-dame.v1.1.json")
 WIKI = "2wiki/2wikimultihopqa_corpus.json"
+DEV = "2wiki/dev-1000.json"
 HOTPOT = "hotpotqa/hotpot_dev_v1_simplified.json"
 NQ = "nq/NQ-open.dev.jsonl"
 SETTINGS = """\
@@ -160,15 +161,19 @@ def test_page_that_is_run_again_runs_what_is_left(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.must_run
 def test_page_on_retrieval_shows_what_its_commands_print(place: Path) -> None:
-    """Its `my-index` and `stemmed` are this index; it asks of one article, then of both."""
-    files = ",".join(f"data/{name}" for name in SQUAD)
-    run("data", "prepare", f"squad:test={files}", "--out", "both")
-    run("index", "build", "--corpus", "wiki/corpus.jsonl", "--out", "plain", "--set", "stopwords=none",
-        "--set", "stemmer=none")  # fmt: skip
-    for name in ("my-index", "stemmed"):
-        (place / name).symlink_to("wiki-index")
-    printed = run("index", "eval", "my-index", "--questions", f"data/{SQUAD[0]}")
-    printed += run("index", "diff", "stemmed", "plain", "--questions", "both/test.parquet")
+    """Its `my-index` and `stemmed` are the same index."""
+    for name in (WIKI, DEV):
+        (place / "data" / name).unlink(missing_ok=True)
+        (place / "data" / name).symlink_to(shared_data(name).resolve())
+    sources = f"2wikimultihopqa:test=data/{DEV}", f"2wiki-corpus=data/{WIKI}"
+    run("data", "prepare", *sources, "--out", "several")
+    corpus = "--corpus", "several/corpus.jsonl"
+    run("index", "build", *corpus, "--out", "my-index")
+    run("index", "build", *corpus, "--out", "plain", "--set", "stopwords=none", "--set", "stemmer=none")
+    (place / "stemmed").symlink_to("my-index")
+    questions = "--questions", "several/test.parquet"
+    printed = run("index", "eval", "my-index", *questions)
+    printed += run("index", "diff", "stemmed", "plain", *questions)
     text = (PAGE.parent / "retrieval.md").read_text(encoding="utf-8")
     tables = re.findall(r"^    ((?:my-index \(|A: stemmed).*?)(?=^\S)", text, re.DOTALL | re.MULTILINE)
     assert len(tables) == 2

@@ -209,6 +209,19 @@ def test_another_index_is_said_aloud(workspace, tmp_path):
     assert "started with another index" in said.text
 
 
+def test_other_questions_are_said_aloud(workspace, tmp_path):
+    write_setting(tmp_path)
+    chosen = config(tmp_path, trainer__total_training_steps=1)
+    train(chosen, workspace)
+    said = Said()
+    resume(only_run(workspace), workspace=Workspace(workspace), terminal=said, steps=2)
+    assert "other questions" not in said.text
+    (file,) = chosen.data.val_files
+    write_questions(file, questions("validation", 3))
+    resume(only_run(workspace), workspace=Workspace(workspace), terminal=said, steps=3)
+    assert f"started with other questions: {file} has changed since (data.val_files)" in said.text
+
+
 def test_another_reference_is_refused(setting, workspace, tmp_path):
     shutil.copytree(setting / "model", tmp_path / "model")
     chosen = config(setting, "grpo", trainer__total_training_steps=1, ref__path=str(tmp_path / "model"))

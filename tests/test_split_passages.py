@@ -44,6 +44,16 @@ def test_a_part_has_as_many_sentences_as_fit_and_a_passage_of_so_many_words_stay
     assert (first.text, second.text) == (f"{BIRTH} {WORK}", DEATH)
 
 
+def test_a_passage_without_a_title_is_split_like_its_text():
+    plain = Passage("ana", f"{BIRTH} {WORK} {DEATH}")
+    parts = Splitter(15).split(plain)
+    assert [part.contents for part in parts] == [BIRTH, WORK, DEATH]
+    named = name_parts(
+        question("weavers", supporting_facts=[{"title": "Ana Lund", "text": WORK}]), {"ana": parts}
+    )
+    assert named.metadata["supporting_ids"] == ["ana#2"]
+
+
 def test_a_sentence_that_is_too_long_is_split_between_words():
     long = Passage("l", f'"L"\n{" ".join(map(str, range(25)))}')
     assert [len(part.text.split()) for part in Splitter(10).split(long)] == [10, 10, 5]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import srl.store
 from srl.store import LogWriter, Record
 from srl.store.schema import PARTS
 from srl.trajectory import Score
+from srl.workspace import Workspace
 
 
 def one(connection: duckdb.DuckDBPyConnection, query: str):
@@ -122,6 +124,47 @@ def test_path_with_pattern_letters_and_quotes_is_a_path(tmp_path):
         write_step(log, 1)
         assert steps_of(run) == [1]
     assert steps_of(run) == [1]
+
+
+@pytest.mark.parametrize("folder", ["turns=4", "reward=f1", "step=7"])
+def test_a_folder_called_like_a_column_changes_no_column(tmp_path, folder):
+    query = "SELECT step, phase, turns, reward FROM trajectories ORDER BY ALL"
+    found = {}
+    for name in ("plain", folder):
+        with new_log(tmp_path / name / "run") as log:
+            write_step(log, 1)
+            with srl.store.open(tmp_path / name / "run") as connection:
+                found[name] = connection.execute(query).fetchall()
+        with srl.store.open(tmp_path / name / "run") as connection:
+            assert connection.execute(query).fetchall() == found[name]
+    assert found[folder] == found["plain"]
+
+
+def test_a_relative_workspace_with_a_colon_is_a_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Workspace.resolve("exp:1").new_run("tiny", "ppo", 0)
+    with new_log(run) as log:
+        write_step(log, 1)
+        assert steps_of(run) == [1]
+    monkeypatch.chdir(tmp_path / "exp:1" / "runs")
+    assert steps_of(Path(run.name)) == [1]
+    monkeypatch.chdir(tmp_path)
+    assert steps_of(Path("exp:1") / "runs" / run.name) == [1]
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("r.bak", "r")])
+def test_a_copy_of_a_run_is_left_out_of_a_folder_of_runs(tmp_path, names, caplog):
+    runs = [tmp_path / "runs" / name for name in names]
+    kept = next((run for run in runs if run.name == "r"), runs[0])
+    with new_log(kept) as log:
+        write_step(log, 1)
+    (copy,) = [run for run in runs if run != kept]
+    shutil.copytree(kept, copy)
+    with srl.store.open(tmp_path / "runs") as connection:
+        assert connection.execute("SELECT path FROM runs").fetchall() == [(str(kept / "log"),)]
+        assert one(connection, "SELECT count(*) FROM steps") == 1
+    assert f"{copy} is left out: it is a copy of the run in {kept}" in caplog.text
+    assert steps_of(copy) == [1]
 
 
 def test_directory_without_a_log_says_what_to_type(tmp_path):

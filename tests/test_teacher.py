@@ -249,9 +249,16 @@ def test_teacher_that_is_never_right_writes_nothing_and_more_attempts_go_on(
     assert code == 1
     assert "no episode of 6 questions was accepted" in err
     assert "(a wrong answer: 6; " in err
-    assert " tokens); try more --attempts" in err
+    assert " tokens); remove d.jsonl.partial and try --attempts 4 --temperature 1, or" in err
     assert [path.name for path in shell.folder.glob("d.jsonl*")] == ["d.jsonl.partial"]
     assert Path("d.jsonl.partial").read_text().count('"a wrong answer"') == 6
+    Path("d.jsonl.partial").unlink()
+    warmer = (*command, "--temperature", "1", "--attempts")
+    for attempts in ("1", "2"):  # the second asks what the first said it would
+        code, _, err = shell.typed(*warmer, attempts, *options(server))
+        assert code == 1
+        assert " tokens); try more --attempts, which go on from d.jsonl.partial" in err
+        assert Path("d.jsonl.partial").read_text().count('"a wrong answer"') == 6 * int(attempts)
 
 
 def test_episodes_of_a_question_are_accepted_once_for_the_same_queries(

@@ -228,6 +228,8 @@ def test_verl_counts_mini_batches_as_srl_does(tmp_path):
         ("data.val_max_samples=-1", "eval.val_questions", None),
         ("data.val_max_samples=99", "eval.val_questions", 99),
         ("data.seed=7", "trainer.seed", 7),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.enable=true", "reward.overlong_buffer.enable", True),
+        ("reward.reward_kwargs.overlong_buffer_cfg.len=64", "reward.overlong_buffer.len", 64),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3", "rollout.max_turns", 2),
         ("actor_rollout_ref.rollout.multi_turn.max_user_turns=3", "rollout.max_turns", 3),
         ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
@@ -398,7 +400,7 @@ OTHER_VALUES = {
     "cluster.strategy": "fsdp2", "cluster.rollout": "sglang", "actor.loss_agg_mode": "seq-mean-token-sum",
     "algorithm.rollout_correction.rollout_is": "sequence",
     "algorithm.rollout_correction.rollout_rs": "token_k3",
-    "algorithm.rollout_correction.rollout_is_batch_normalize": True,
+    "algorithm.rollout_correction.rollout_is_batch_normalize": True, "reward.overlong_buffer.enable": True,
     "critic.loss_agg_mode": "seq-mean-token-sum", "algorithm.kl_penalty": "mse", "actor.kl_loss_type": "mse",
     "actor.optim.lr_scheduler_type": "linear", "critic.optim.lr_scheduler_type": "linear",
 }  # fmt: skip

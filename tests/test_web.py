@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 from tests.store_builder import KLEE, episode, new_log, question, record, search, write_step
 
 from srl.browse.web.app import create_app
+from srl.browse.web.heat import _colour, largest_advantage
 from srl.browse.web.rendering import HERE
 from srl.cli import main
 from srl.store.prune import prune
@@ -190,6 +192,14 @@ def test_tokens_are_coloured_by_what_the_log_has(get, logged):
     assert 'class="t h' in coloured
     assert "log-prob -0.250; advantage +0.500" in coloured
     assert "ids stand for tokens" in coloured
+
+
+def test_advantages_that_are_no_numbers_have_no_colour():
+    made = record(episode(), advantage=0.5)
+    values = [float("nan"), float("inf"), -0.5, *made.advantages[3:]]
+    step = SimpleNamespace(advantages=values)
+    assert largest_advantage([step]) == 0.5
+    assert [_colour("advantage", value, 0.5) for value in values[:3]] == ["h0", "h0", "n4"]
 
 
 def test_next_and_previous_follow_the_listing_of_the_address(get, logged):

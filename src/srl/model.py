@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from srl.errors import UserError
 from srl.files import atomic_directory
 from srl.manifests import check_checkpoint
-from srl.protocol import STOP_STRINGS
+from srl.protocol import STOP_STRINGS, TAGS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -247,6 +247,7 @@ def load_tokenizer(
         raise UserError(f"{path} contains no tokenizer that can be loaded: {error_line(error)}") from error
     if not tokenizer.encode("who", add_special_tokens=False):
         raise UserError(f"{path} contains no tokenizer with a vocabulary: expected a tokenizer.json in it")
+    _check_tags(tokenizer, Path(path))
     notes = _notes(tokenizer, Path(path))
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -267,8 +268,42 @@ def _tokenizer_class(path: Path) -> Any:
     return PreTrainedTokenizerFast if generic and (path / "tokenizer.json").is_file() else AutoTokenizer
 
 
+def context_of(config: Any) -> int | None:
+    """The longest sequence of a model with this configuration, in tokens; None if it does not say.
+
+    A model with `longrope` has other rotary frequencies for texts that are longer than those it was first
+    trained on, for all rows of a batch at once. Rows would depend on what shares their batch, so its context
+    ends there.
+    """
+    text = config.get_text_config()
+    context = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if "longrope" not in (rope.get("rope_type"), rope.get("type")):
+        return context
+    first = getattr(text, "original_max_position_embeddings", None)
+    found = (context, first, rope.get("original_max_position_embeddings"))
+    return min((each for each in found if each), default=None)
+
+
+def _check_tags(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Raises UserError where a tag is a special token: what is written is decoded without these."""
+    known = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    tags = sorted(tag for name in TAGS for tag in (f"<{name}>", f"</{name}>") if tag in known)
+    if tags:
+        raise UserError(
+            f"{path}: {', '.join(tags)} are special tokens of the tokenizer, and these are left out of what "
+            'a model writes, so no search or answer would be found; give them "special": false in '
+            "tokenizer.json and tokenizer_config.json"
+        )
+
+
 def _notes(tokenizer: PreTrainedTokenizerBase, path: Path) -> list[str]:
     notes = []
+    if "strftime_now" in str(tokenizer.chat_template or ""):
+        notes.append(
+            "the chat template puts today's date into the prompts: they are others on another day, also when "
+            "a run is resumed"
+        )
     if tokenizer.eos_token is None:
         notes.append("the tokenizer has no EOS token: a turn ends at a stop string or its token cap only")
     if tokenizer.chat_template is None:

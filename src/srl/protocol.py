@@ -17,6 +17,8 @@ from srl.trajectory import Hit
 TAGS = ("think", "search", "information", "answer")
 STOP_STRINGS = ("</search>", "</answer>")
 NO_RESULTS = "No results found."
+INFORMATION = "{information}"
+"""Where in a template the passages stand that the episode retrieves before its first turn."""
 
 ENGINE = r"""\s+engine\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+)\s*"""
 """A pattern, without groups, of what may stand in a search tag after its name: ` engine="web"`."""
@@ -51,9 +53,9 @@ class Template:
     @property
     def retrieves(self) -> bool:
         """Whether passages stand in the prompt, so that the episode searches before the first turn."""
-        return "{information}" in self.prompt
+        return INFORMATION in self.prompt
 
-    def messages(self, question: str, information: str = "{information}") -> tuple[dict[str, str], ...]:
+    def messages(self, question: str, information: str = INFORMATION) -> tuple[dict[str, str], ...]:
         """The chat messages for `question`, which gets its question mark where it lacks one.
 
         `information` is what `render_information` made of the passages; before they are retrieved, its place.
@@ -293,8 +295,9 @@ def template(name: str) -> Template:
         raise UserError(f"{path}: expected a template in UTF-8 with {{question}} in it, {error}") from error
     if "{question}" not in text:
         raise UserError(f"{path}: a template must contain {{question}}")
-    searches = "<search>" in text or "{information}" in text
-    return Template(name=name, prompt=text, feedback=_SEARCH_FEEDBACK, searches=searches)
+    searches = "<search>" in text or INFORMATION in text
+    feedback = _SEARCH_FEEDBACK if "<search>" in text else _ANSWER_FEEDBACK
+    return Template(name=name, prompt=text, feedback=feedback, searches=searches)
 
 
 def read_examples(path: Path | str) -> tuple[tuple[str, str], ...]:

@@ -35,7 +35,7 @@ class Workspace:
             raise UserError(
                 f"the workspace {root} is a file; name a directory: srl --workspace DIR …, or $SRL_WORKSPACE"
             )
-        return cls(root)
+        return cls(root.absolute() if ":" in str(root) else root)  # Arrow and DuckDB take `a:b` for a URL
 
     @classmethod
     def around(cls, path: Path) -> Workspace | None:

@@ -103,7 +103,8 @@ def _favourite(connection: duckdb.DuckDBPyConnection) -> str:
 def _unknown(metric: str, known: Sequence[str]) -> str:
     if not known:
         return (
-            f"no step has been written yet, so there is no {metric!r} to draw; try again after the first step"
+            f"no step with metrics has been written, so there is no {metric!r} to draw; a run that trains "
+            "has them after its first step, and an evaluation has none: type srl inspect verdicts"
         )
     listed = ", ".join(known[:_LISTED]) + (", …" if len(known) > _LISTED else "")
     return f"no metric {metric!r}: there are {listed}{nearest(metric, list(known))}"

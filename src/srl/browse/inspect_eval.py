@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from srl import __version__
-from srl.browse.messages import Batch, batches
+from srl.browse.messages import Batch, batches, with_passages
 from srl.browse.trajectories import Filter
 from srl.browse.transcript import search_json
 from srl.errors import UserError
@@ -171,8 +171,9 @@ def _prompt(made: Trajectory) -> Iterator[ChatMessage]:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
 
     kinds = {"system": ChatMessageSystem, "assistant": ChatMessageAssistant}
-    rendered = ({"role": "user", "content": one.text} for one in made.segments if one.kind == "prompt")
-    for place, message in enumerate(made.question.prompt or rendered):
+    rendered = [one.text for one in made.segments if one.kind == "prompt"]
+    messages = with_passages(made.question.prompt or (), "".join(rendered))
+    for place, message in enumerate(messages or [{"role": "user", "content": text} for text in rendered]):
         kind = kinds.get(message["role"], ChatMessageUser)
         yield kind(content=message["content"], id=f"{made.id}-p{place}", source="input")
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from srl.browse.trajectories import Filter
 from srl.errors import UserError
 from srl.files import atomic_file
+from srl.protocol import INFORMATION
 from srl.store import Record, read_with_rows
 
 SIZE = 1000
@@ -31,8 +33,11 @@ COLUMNS = (
 _CHOSEN = "run_id = ? AND phase = ? AND step = ? AND {} IN (SELECT unnest(?))"
 _MESSAGES = f"""
 SELECT from_json(prompt, '[{{"role": "VARCHAR", "content": "VARCHAR"}}]') || coalesce(said, []) AS messages,
-    {", ".join(COLUMNS)}
+    {", ".join(COLUMNS)}, CASE WHEN contains(prompt, '{INFORMATION}') THEN rendered END AS rendered
 FROM trajectories LEFT JOIN (
+    SELECT trajectory_id AS id, first(text) AS rendered
+    FROM segments WHERE kind = 'prompt' AND {_CHOSEN.format("trajectory_id")} GROUP BY id
+) USING (id) LEFT JOIN (
     SELECT trajectory_id AS id, list({{
         'role': CASE kind {" ".join(f"WHEN '{kind}' THEN '{role}'" for kind, role in ROLES.items())} END,
         'content': text
@@ -101,11 +106,43 @@ def write_messages(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: P
     with atomic_file(out, "wb") as file, ExitStack() as stack:
         writer: pq.ParquetWriter | None = None
         for place, _, ids in _chunks(connection, chosen, SIZE):
-            found = connection.sql(_MESSAGES, params=[*place, ids, *place, ids])
+            found = connection.sql(_MESSAGES, params=[*place, ids, *place, ids, *place, ids])
             reader = found.fetch_arrow_reader(SIZE)
+            schema = reader.schema.remove(reader.schema.get_field_index("rendered"))
             if writer is None:
-                writer = stack.enter_context(pq.ParquetWriter(file, reader.schema, compression="zstd"))
+                writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
             for batch in reader:
-                writer.write_batch(batch)
+                writer.write_batch(_as_read(batch, schema))
                 count += batch.num_rows
     return count
+
+
+def _as_read(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch without its column `rendered`, which says what the policy read where passages stand in a
+    prompt."""
+    if batch["rendered"].null_count == batch.num_rows:
+        return batch.select(schema.names)
+    rows = batch.to_pylist()
+    for row in rows:
+        if rendered := row.pop("rendered"):
+            row["messages"] = with_passages(row["messages"], rendered)
+    return pa.RecordBatch.from_pylist(rows, schema)
+
+
+def with_passages(messages: Sequence[Mapping[str, str]], rendered: str) -> list[dict[str, str]]:
+    """The prompt's messages with the passages that the policy read where a template says `{information}`.
+
+    The log has the template's messages, and the prompt as it was rendered for the model: the passages are
+    what stands there between the texts before and after that place. Where these are not found, the message
+    is the rendered prompt.
+    """
+    found = [dict(message) for message in messages]
+    for message in found:
+        before, place, after = (part.strip() for part in message["content"].partition(INFORMATION))
+        if place:
+            start = rendered.find(before) + len(before)
+            end = rendered.find(after, start) if after else -1
+            passages = rendered[start:end].strip()
+            known = before in rendered and end >= 0
+            message["content"] = message["content"].replace(place, passages, 1) if known else rendered
+    return found

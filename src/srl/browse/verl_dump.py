@@ -53,7 +53,7 @@ def read_dump(file: Path, phase: Phase = "train") -> list[Record]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(file, encoding="utf-8") as lines:
+    with open(file, "rb") as lines:  # json decodes each line, so that an error has its number
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:

@@ -88,16 +88,12 @@ def _model_and_question(
 
 def _checked(question: str) -> str:
     """The question. Raises UserError where it is empty or not text."""
+    from srl.cli.output import checked_text
     from srl.errors import UserError
-    from srl.safe_text import quoted
 
     if not question.strip():
         raise UserError("the question is empty")
-    try:
-        question.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"the question {quoted(question, 60)!r} is not UTF-8") from error
-    return question
+    return checked_text(question, "question")
 
 
 def _answer_each(talk: Conversation, full: bool, as_json: bool) -> None:

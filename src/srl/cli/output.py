@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -64,12 +65,13 @@ def print_json(obj: object) -> None:
 
 
 def print_rows(rows: Iterable[object]) -> None:
-    """Print each of `rows` as a line of JSON."""
+    """Print each of `rows` as a line of JSON, and nothing is held back in a pipe."""
     from srl.browse.formatting import json_line
 
     found = secrets()
     for row in rows:
         print(json_line(row, found))
+    sys.stdout.flush()
 
 
 def line(text: object = "", *, flush: bool = False) -> None:
@@ -89,15 +91,37 @@ def typed(prompt: str) -> str | None:
     On a terminal the line can be edited, and earlier ones recalled, where Python has readline.
     """
     if not sys.stdin.isatty():
-        found = sys.stdin.readline()
-        return found.rstrip("\n") if found else None
+        return next(stdin_lines(), None)
     with suppress(ImportError):
         import readline  # noqa: F401 - `input` uses it once it is imported
+    beside = sys.stdout.isatty()  # in a pipe, stdout has the results alone
+    if not beside:
+        print(prompt, end="", file=sys.stderr, flush=True)
     try:
-        return input(prompt)
+        return input(prompt if beside else "")
     except EOFError:
-        print()
+        print(file=sys.stdout if beside else sys.stderr)
         return None
+
+
+def stdin_lines() -> Iterator[str]:
+    """The lines of stdin without their ends. Bytes that are not text become surrogates (`checked_text`)."""
+    if isinstance(sys.stdin, TextIOWrapper) and sys.stdin.errors == "strict":
+        sys.stdin.reconfigure(errors="surrogateescape")
+    while found := sys.stdin.readline():
+        yield found.rstrip("\n")
+
+
+def checked_text(text: str, noun: str) -> str:
+    """The text. Raises UserError where it has bytes that are not UTF-8; `noun` says what it is."""
+    from srl.errors import UserError
+    from srl.safe_text import quoted
+
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the {noun} {quoted(text, 60)!r} is not UTF-8") from error
+    return text
 
 
 def verbatim(text: str) -> None:

@@ -3,6 +3,7 @@ configurations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -79,6 +80,7 @@ def train(
       srl train --preset one-gpu --model Qwen/Qwen2.5-0.5B-Instruct
     """
     if context.invoked_subcommand is not None:
+        _refuse_before_command(context, context.invoked_subcommand)
         return
     if resume:
         _refuse_beside_resume(context)
@@ -86,7 +88,8 @@ def train(
         return
     logged = _logged(algo, run, from_log, context)
     if dry_run and algo in (SFT, RFT) and not logged:
-        raise UserError(f"--algo {algo} has a --dry-run with --from-log only; leave --dry-run out")
+        only = " with --from-log only" if algo == SFT else ""
+        raise UserError(f"--algo {algo} has {'a' if only else 'no'} --dry-run{only}; leave --dry-run out")
     chosen = "COMMANDLINE" in str(context.get_parameter_source("preset"))
     if logged and config is None and not chosen:
         config = _config_of_log(logged["sft.log"])
@@ -202,20 +205,32 @@ def init(
     output.line(f"{made.directory}  {made.parameters:,} parameters, {made.vocabulary:,} tokens")
 
 
+def _refuse_before_command(context: typer.Context, command: str) -> None:
+    """Refuse options of `srl train` itself before one of its commands, which has its own."""
+    if options := _typed_options(context):
+        raise UserError(
+            f"{options} before {command} has no effect: options of `srl train {command}` follow its name"
+        )
+
+
 def _refuse_beside_resume(context: typer.Context) -> None:
     """Refuse options that have no effect on a resumed run, which keeps its configuration except its
     length."""
-    fitting = {"resume", "run", "steps", "json"}
-    given = [
-        name for name in context.params
-        if name not in fitting and "COMMANDLINE" in str(context.get_parameter_source(name))
-    ]  # fmt: skip
-    if given:
-        options = ", ".join(f"--{name.removesuffix('s') if name == 'sets' else name}" for name in given)
+    if options := _typed_options(context, besides=("resume", "run", "steps", "json")):
         raise UserError(
-            f"{options.replace('_', '-')}: a resumed run keeps the configuration it started with; "
+            f"{options}: a resumed run keeps the configuration it started with; "
             "leave it out, or start a new run"
         )
+
+
+def _typed_options(context: typer.Context, besides: Sequence[str] = ()) -> str:
+    """The options that were typed, but those named."""
+    given = [
+        name for name in context.params
+        if name not in besides and "COMMANDLINE" in str(context.get_parameter_source(name))
+    ]  # fmt: skip
+    names = (f"--{name.removesuffix('s') if name == 'sets' else name}" for name in given)
+    return ", ".join(names).replace("_", "-")
 
 
 def _configured(

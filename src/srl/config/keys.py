@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inspect import isclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, Field
@@ -36,6 +36,7 @@ from srl.config.sections import (
 )
 from srl.config.watch_sections import Watches
 
+SectionT = TypeVar("SectionT", bound=Section)
 KeyPath = tuple[str, ...]
 """A dotted key, split."""
 
@@ -69,15 +70,21 @@ class Config(Section):
         """A copy with other values of `section.key`, which are not validated."""
         config = self
         for name, value in settings.items():
-            section, _, key = name.partition(".")
-            changed = getattr(config, section).model_copy(update={key: value})
-            config = config.model_copy(update={section: changed})
+            config = _with_value(config, name.split("."), value)
         return config
 
     @property
     def needs_reference(self) -> bool:
         """Whether a KL to the reference policy is computed, in the rewards or in the loss."""
         return self.algorithm.use_kl_in_reward or self.actor.use_kl_loss
+
+
+def _with_value(section: SectionT, names: Sequence[str], value: Any) -> SectionT:
+    """A copy of a section with another value of the key that `names` lead to."""
+    name, *deeper = names
+    return section.model_copy(
+        update={name: _with_value(getattr(section, name), deeper, value) if deeper else value}
+    )
 
 
 @dataclass(frozen=True, slots=True)

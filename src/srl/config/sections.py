@@ -607,7 +607,8 @@ class Sft(Section):
     """Shares of a batch, as in data.mix: by the `data_source` of demonstrations, or their `hops`. Empty: all
     alike. Not with `--algo rft`."""
     observation_weight: Share = 0.0
-    """Weight of retrieved tokens in the loss; policy tokens have weight 1."""
+    """Weight in the loss of tokens that the policy did not write: its prompt and what it retrieved. Policy
+    tokens have weight 1."""
     optim: SftOptim = SftOptim()
 
 

@@ -22,6 +22,7 @@ from srl.trajectory import Passage, Question
 class Splitter:
     """Splits passages of more than `words` words; the words of the title do not count.
 
+    A passage of one line has no title: its line is the text.
     A part ends where a sentence does (Unicode's sentences, UAX #29), or inside a sentence that is longer than
     `words` itself. It has as many sentences as fit.
     """
@@ -32,11 +33,12 @@ class Splitter:
 
     def split(self, passage: Passage) -> Sequence[Passage]:
         """The parts of a long passage, else the passage alone."""
-        if _words(passage.text) <= self.words:
+        text = passage.text or passage.contents
+        if _words(text) <= self.words:
             return (passage,)
         return [
-            Passage(f"{passage.id}#{number}", contents_of(passage.title, text))
-            for number, text in enumerate(self._splitter.chunks(passage.text), start=1)
+            Passage(f"{passage.id}#{number}", contents_of(passage.title, part) if passage.text else part)
+            for number, part in enumerate(self._splitter.chunks(text), start=1)
         ]
 
 
@@ -68,7 +70,8 @@ class _Stated:
 
     def in_part(self, part: Passage) -> tuple[int, int, bool]:
         """How much of it a part has, what counts most first; its own title tells nothing."""
-        text, title = f" {normalise_answer(part.text)} ", normalise_answer(part.title)
+        title = normalise_answer(part.title) if part.text else ""
+        text = f" {normalise_answer(part.text or part.contents)} "
         return (
             sum(f" {sentence} " in text for sentence in self._sentences),
             sum(f" {value} " in text for value in self._values - {title}),

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
-from srl.evaluate.index_eval import Labels, SearchResults, lacking, measurable, measure, search_all
-from srl.evaluate.intervals import Estimate, bootstrap_interval, estimate
+from srl.evaluate.index_eval import (
+    Labels,
+    SearchResults,
+    documents_of,
+    lacking,
+    measurable,
+    measure,
+    search_all,
+    too_few_documents,
+)
+from srl.evaluate.intervals import (
+    NO_INTERVAL,
+    ClusterSums,
+    Estimate,
+    bootstrap_interval,
+    difference_interval,
+    estimate,
+)
 from srl.evaluate.paired_tests import paired_p
 from srl.trajectory import Question
 
@@ -102,25 +118,34 @@ def _same_first(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) 
     return a[0][0] in _with_ties(b, 1) or b[0][0] in _with_ties(a, 1)
 
 
-def measure_diff(a: Mapping[str, float], b: Mapping[str, float]) -> MeasureDiff:
-    """One measure of two indexes, on the questions measured for both."""
+def measure_diff(
+    a: Mapping[str, float], b: Mapping[str, float], documents: Mapping[str, Hashable] | None = None
+) -> MeasureDiff:
+    """One measure of two indexes, on the questions measured for both.
+
+    `documents` names for each question the document that it depends on.
+    """
     names = [name for name in a if name in b]
     changes = [b[name] - a[name] for name in names]
+    clusters = [(documents or {}).get(name, name) for name in names]
     return MeasureDiff(
-        estimate([a[name] for name in names]),
-        estimate([b[name] for name in names]),
-        _change(changes),
+        estimate([a[name] for name in names], clusters),
+        estimate([b[name] for name in names], clusters),
+        _change(changes, clusters),
         sum(change > 0 for change in changes),
         sum(change < 0 for change in changes),
-        paired_p(changes),
+        paired_p(changes, clusters),
     )
 
 
-def _change(changes: Sequence[float]) -> Estimate:
-    """Their mean with the bootstrap's interval."""
+def _change(changes: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """Their mean with the bootstrap's interval; where documents have several questions, with Student's."""
+    mean = fmean(changes)
     if len(changes) < 2:
-        return Estimate(fmean(changes), float("nan"), float("nan"))
-    return Estimate(fmean(changes), *bootstrap_interval(changes))
+        return Estimate(mean, *NO_INTERVAL)
+    if ClusterSums.of(changes, clusters).independent:
+        return Estimate(mean, *bootstrap_interval(changes))
+    return Estimate(mean, *(difference_interval(changes, clusters) or NO_INTERVAL))
 
 
 _DEPTH = 100
@@ -138,17 +163,21 @@ class IndexDiff:
     a: SearchResults
     b: SearchResults
     differences: dict[str, RankingDiff]
+    documents: Mapping[str, Hashable] = field(default_factory=dict)
     measures: dict[str, MeasureDiff] = field(default_factory=dict)
     values: dict[str, tuple[dict[str, float], dict[str, float]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
     def overlap(self) -> Estimate:
-        return estimate([each.overlap for each in self.differences.values()])
+        return self._mean([each.overlap for each in self.differences.values()])
 
     @property
     def rbo(self) -> Estimate:
-        return estimate([each.rbo for each in self.differences.values()])
+        return self._mean([each.rbo for each in self.differences.values()])
+
+    def _mean(self, values: Sequence[float]) -> Estimate:
+        return estimate(values, [self.documents.get(name, name) for name in self.differences])
 
     @property
     def same_first(self) -> int:
@@ -190,7 +219,15 @@ def diff_indexes(
     depth = max(_DEPTH, 2 * k)
     labels, questions, said = _measured_by(a, b, labelled, labels)
     of_a, of_b = found = [
-        search_all(index, labelled.questions, depth, progress, labels == "answers") for index in (a, b)
+        search_all(
+            index,
+            labelled.questions,
+            depth,
+            progress,
+            labels == "answers",
+            k if index.passages is None else 0,
+        )
+        for index in (a, b)
     ]
     notes = [*labelled.notes, *_corpora(a, b, found), *_failures(found)]
     differences = {
@@ -200,12 +237,13 @@ def diff_indexes(
     }
     if not differences:
         raise UserError(f"there is nothing to compare: {'; '.join(_failures(found))}")
-    notes += said
+    documents = documents_of(each for each in labelled.questions if each.id in differences)
+    notes += [*said, *too_few_documents(documents)]
     if labels is None:
-        return IndexDiff(k, depth, None, of_a, of_b, differences, notes=notes)
+        return IndexDiff(k, depth, None, of_a, of_b, differences, documents, notes=notes)
     values = _values(found, labelled, labels, [each for each in questions if each.id in differences], k)
-    measures = {name: measure_diff(*pair) for name, pair in values.items()}
-    return IndexDiff(k, depth, labels, of_a, of_b, differences, measures, values, notes)
+    measures = {name: measure_diff(*pair, documents) for name, pair in values.items()}
+    return IndexDiff(k, depth, labels, of_a, of_b, differences, documents, measures, values, notes)
 
 
 def _measured_by(

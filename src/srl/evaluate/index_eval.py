@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal, Protocol
@@ -10,9 +10,15 @@ from typing import Any, Literal, Protocol
 from srl.answers import contains_answer, findable
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
-from srl.evaluate.intervals import Estimate, estimate
-from srl.evaluate.retrieval_metrics import DEPTHS, answer_measures, ranking_measures, relevant_of
-from srl.trajectory import Hit, Question
+from srl.evaluate.intervals import MIN_CLUSTERS, ClusterSums, Estimate, estimate
+from srl.evaluate.retrieval_metrics import (
+    DEPTHS,
+    answer_measures,
+    document_of,
+    ranking_measures,
+    relevant_of,
+)
+from srl.trajectory import Hit, Passage, Question
 
 Labels = Literal["judgements", "answers"]
 _ASKED_AT_ONCE = 256
@@ -32,13 +38,15 @@ class SearchResults:
     """The hits of each question, by its id, without the passages themselves.
 
     `hits` are ids and scores, best first; none where the search failed, with the reason in `failures`.
-    `answer_ranks` are the ranks of the first passage with an accepted answer, where these were asked for.
+    `answer_ranks` are the ranks of the first passage with an accepted answer, where these were asked for, and
+    `passages` the first passages of each question by their ids, where these were asked for.
     """
 
     hits: Mapping[str, list[tuple[str, float]]]
     failures: Mapping[str, str]
     seconds: float
     answer_ranks: Mapping[str, int | None] = field(default_factory=dict)
+    passages: Mapping[str, Passage] = field(default_factory=dict)
 
     def rankings(self) -> dict[str, list[str]]:
         """The ids of the hits, best first."""
@@ -76,23 +84,28 @@ def search_all(
     depth: int,
     progress: Callable[[int], None] | None = None,
     for_answers: bool = False,
+    keep: int = 0,
 ) -> SearchResults:
     """Search the first `depth` hits of every question; `for_answers`, also the rank of the first answer.
 
-    A failed search has no hits, and its reason is kept.
+    The passages of the first `keep` hits of each are kept. A failed search has no hits, and its reason is
+    kept.
     """
     hits: dict[str, list[tuple[str, float]]] = {}
     failures: dict[str, str] = {}
     ranks: dict[str, int | None] = {}
+    passages: dict[str, Passage] = {}
     began = perf_counter()
     for start in range(0, len(questions), _ASKED_AT_ONCE):
         batch = questions[start : start + _ASKED_AT_ONCE]
         outcomes = index.outcomes([question.text for question in batch], depth)
         for question, outcome in zip(batch, outcomes, strict=True):
             _take(hits, failures, ranks if for_answers else None, question, outcome)
+            first = [] if isinstance(outcome, Exception) else outcome[:keep]
+            passages |= {hit.passage.id: hit.passage for hit in first}
         if progress is not None:
             progress(start + len(batch))
-    return SearchResults(hits, failures, perf_counter() - began, ranks)
+    return SearchResults(hits, failures, perf_counter() - began, ranks, passages)
 
 
 def _take(
@@ -131,11 +144,33 @@ def evaluate_index(
     depth = max(*depths, _NDCG_DEPTH)
     searched = search_all(index, questions, depth, progress, labels == "answers")
     values = measure(searched, questions, labelled, labels, depths)
-    metrics = {name: estimate(list(of.values())) for name, of in values.items()}
+    documents = documents_of(questions)
+    metrics = {
+        name: estimate(list(of.values()), [documents[one] for one in of]) for name, of in values.items()
+    }
     if labels == "judgements" and index.passages is None:
         notes += _strangers(searched, labelled)
-    notes = [*labelled.notes, *notes, *_failures(searched)]
+    notes = [*labelled.notes, *notes, *too_few_documents(documents), *_failures(searched)]
     return IndexEvaluation(labels, depth, len(labelled.questions), metrics, values, searched, notes)
+
+
+def documents_of(questions: Iterable[Question]) -> dict[str, Hashable]:
+    """For each question, by its id, the document that it was written from, else the question itself.
+
+    Questions from one document are found or missed together, which intervals and tests have to know.
+    """
+    return {each.id: document_of(each.metadata) or (each.id,) for each in questions}
+
+
+def too_few_documents(documents: Mapping[str, Hashable]) -> list[str]:
+    """A note where the questions are from too few documents for an interval."""
+    found = ClusterSums.of([0.0] * len(documents), list(documents.values()))
+    if found.independent or found.effective >= MIN_CLUSTERS:
+        return []
+    return [
+        f"no interval: {len(documents):,} questions from {len(found.sizes):,} documents, which count as "
+        f"{found.effective:.0f} of equal size, and an interval needs {MIN_CLUSTERS}"
+    ]
 
 
 def measure(

@@ -32,6 +32,9 @@ class Interval(NamedTuple):
     high: float
 
 
+NO_INTERVAL = Interval(float("nan"), float("nan"))
+
+
 def wilson_interval(share: float, trials: float, confidence: float = 0.95) -> Interval:
     """The score interval of a share of `trials`. It stays within 0 and 1 and has a width at both ends.
 
@@ -189,18 +192,25 @@ def cluster_numbers(clusters: Sequence[Hashable]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The mean of a measure over questions, and its interval (NaN where there is one question)."""
+    """The mean of a measure over questions, and its interval (NaN for one question, or too few documents)."""
 
     mean: float
     low: float
     high: float
 
 
-def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """The mean over questions, with Wilson's interval where all values are 0 or 1, else the bootstrap's."""
+def estimate(
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None, confidence: float = 0.95
+) -> Estimate:
+    """The mean over questions, with Wilson's interval where all values are 0 or 1, else the bootstrap's.
+
+    Where `clusters` (a source document for each question) have several questions, it is that of `interval`.
+    """
     mean = float(np.mean(values))
     if len(values) < 2:
-        return Estimate(mean, float("nan"), float("nan"))
+        return Estimate(mean, *NO_INTERVAL)
+    if clusters is not None and not ClusterSums.of(values, clusters).independent:
+        return Estimate(mean, *(interval(values, clusters, confidence) or NO_INTERVAL))
     if set(values) <= {0.0, 1.0}:
         return Estimate(mean, *wilson_interval(mean, len(values), confidence))
     return Estimate(mean, *bootstrap_interval(values, confidence))

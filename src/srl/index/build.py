@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from srl import __version__
 from srl.data.corpus import read_corpus
 from srl.errors import CheckFailed, UserError
-from srl.index.build_directory import NOTE, build_directory
+from srl.index.build_directory import BESIDES, build_directory
 from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
 from srl.index.retriever import RetrieverBase, build_live, load_retriever
@@ -108,13 +108,14 @@ def _build(
             store = keep_passages(passages, place.directory, lambda done: report("reading", done, None))
             place.check_corpus(digest.hexdigest())
             count = len(store)
-            with manager.named_errors(manager.find("retriever", retriever)):
-                make(store, place.directory, lambda done: report("indexing", done, count))
+            if not place.finished:
+                with manager.named_errors(manager.find("retriever", retriever)):
+                    make(store, place.directory, lambda done: report("indexing", done, count))
         else:
             with manager.named_errors(manager.find("retriever", retriever)):
                 build_live(builder, place.directory, lambda done: None)
         of_corpus = (source[0], digest.hexdigest(), count) if source else ("", "", 0)
-        files = mark_files(place.directory, leave_out=NOTE)
+        files = mark_files(place.directory, leave_out=BESIDES)
         sums = checksums(place.directory, files)
         manifest = make_manifest(retriever, parameters, identity, *of_corpus, files, sums)
         manifest.write(place.directory)

@@ -14,21 +14,38 @@ from srl.index.manifest import KIND, RECORD
 from srl.manifests import MANIFEST, read_manifest, replaceable
 
 NOTE = "building.json"
-_REPLACEABLE = replaceable(KIND, "an index", besides=(RECORD,))
+BESIDES = (MANIFEST, RECORD, NOTE)
+"""Files of a build's directory that are not the index's own."""
+_PASSAGES = "passages"
+_REPLACEABLE = replaceable(KIND, "an index", besides=BESIDES)
 
 
 class BuildDirectory:
     """The directory of a build, and the note that an interrupted build left in it."""
 
-    def __init__(self, directory: Path, plan: Mapping[str, Any], noted: Mapping[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, plan: Mapping[str, Any], noted: Mapping[str, Any], overwrite: bool = False
+    ) -> None:
         self.directory = directory
         self._plan = dict(plan)
         self._noted = noted
+        self._overwrite = overwrite
+
+    @property
+    def finished(self) -> bool:
+        """Whether an interrupted build of this plan had written everything, and was only to be renamed."""
+        return (self.directory / MANIFEST).is_file()
 
     def check_corpus(self, digest: str) -> None:
-        """Raise UserError where an interrupted build had another corpus; else note this one."""
+        """Note the digest of the corpus, whose passages are in the directory already.
+
+        Where an interrupted build had another corpus, what it made is removed with `overwrite`, else
+        UserError is raised.
+        """
         before = self._noted.get("corpus_digest")
-        if before not in (None, digest):
+        if before not in (None, digest) and self._overwrite:
+            _empty(self.directory, keep=_PASSAGES)
+        elif before not in (None, digest):
             raise UserError(
                 f"{self.directory} has an unfinished index of another corpus: expected digest "
                 f"{str(before)[:12]}, found {digest[:12]}; {_WAYS}"
@@ -55,8 +72,8 @@ def build_directory(
             yield BuildDirectory(directory, plan, {})
         return
     with resumable_directory(out, replace=replace) as directory:
-        yield BuildDirectory(directory, plan, _resume(directory, dict(plan), overwrite))
-        (directory / NOTE).unlink()
+        yield BuildDirectory(directory, plan, _resume(directory, dict(plan), overwrite), overwrite)
+    (out / NOTE).unlink(missing_ok=True)
 
 
 def _resume(directory: Path, plan: dict[str, Any], overwrite: bool) -> dict[str, Any]:
@@ -89,8 +106,10 @@ def _note(directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def _empty(directory: Path) -> None:
+def _empty(directory: Path, keep: str = "") -> None:
     for entry in directory.iterdir():
+        if entry.name == keep:
+            continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:

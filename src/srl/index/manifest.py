@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
@@ -112,14 +112,14 @@ def _check_identity(directory: Path, manifest: Manifest) -> None:
         )
 
 
-def mark_files(directory: Path, leave_out: str = "") -> dict[str, str]:
+def mark_files(directory: Path, leave_out: Collection[str] = ()) -> dict[str, str]:
     """Size and digest of the first and last 64 KiB of every file below `directory`, by relative path."""
     found = {}
     for folder, _, names in os.walk(directory):
         for name in names:
             path = Path(folder, name)
-            found[path.relative_to(directory).as_posix()] = _mark(path)
-    found.pop(leave_out, None)
+            if (known := path.relative_to(directory).as_posix()) not in leave_out:
+                found[known] = _mark(path)
     return dict(sorted(found.items()))
 
 

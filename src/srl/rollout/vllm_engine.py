@@ -366,6 +366,8 @@ def _model_problem(model: PreTrainedModel) -> str | None:
     code, device = type(model).__module__, model.device
     if not code.startswith("transformers."):
         return f"vLLM does not know this model's code, {code}; set rollout.engine=torch"
+    if any(".experts." in name and weight.ndim > 2 for name, weight in model.named_parameters()):
+        return "the experts of this model are packed, which vLLM cannot load; set rollout.engine=torch"
     if device.type == "cuda" and device.index:
         return (
             f"vLLM runs on the first GPU, and the model is on {device}; set model.device=cuda and "

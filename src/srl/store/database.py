@@ -65,8 +65,12 @@ def create_views(connection: duckdb.DuckDBPyConnection, tables: Sequence[Table] 
 
 
 def scan(files: Sequence[Path]) -> str:
-    """SQL that reads Parquet files in this order; a column that is missing in some is NULL there."""
-    return f"SELECT * FROM read_parquet({_list(map(_pattern, files))}, union_by_name = true)"
+    """SQL that reads Parquet files in this order; a column that is missing in some is NULL there.
+
+    A folder called `name=value` above them is a folder, and no column.
+    """
+    named = _list(map(_pattern, files))
+    return f"SELECT * FROM read_parquet({named}, union_by_name = true, hive_partitioning = false)"
 
 
 def _pattern(path: Path) -> str:
@@ -84,8 +88,11 @@ def quoted(text: object) -> str:
 
 
 def attach(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
-    """Attach a finished log, which is never written again, as database `name`."""
-    connection.execute(f"ATTACH {quoted(path)} AS {name} (READ_ONLY)")
+    """Attach a finished log, which is never written again, as database `name`.
+
+    The path is made absolute: of a relative one, DuckDB takes what is before a colon for an extension.
+    """
+    connection.execute(f"ATTACH {quoted(Path(path).absolute())} AS {name} (READ_ONLY)")
 
 
 def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path], spill: Path) -> None:

@@ -30,7 +30,7 @@ def write_database(
     Of trajectories that satisfy the SQL condition `leave_out` on run_id, step and phase nothing is kept but
     the rows of `steps`.
     """
-    with duckdb.connect(path) as connection:
+    with duckdb.connect(path.absolute()) as connection:
         connection.execute(f"SET memory_limit = '{MEMORY}'; SET enable_progress_bar = false")
         connection.execute("CREATE SCHEMA raw")
         sources = [_source(connection, log, f"log{place}") for place, log in enumerate(logs)]

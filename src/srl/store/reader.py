@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -73,6 +74,24 @@ def _lost(path: Path | str) -> list[Damage]:
     return [damage for damage in found if damage]
 
 
+def copies_of_runs(logs: Sequence[Path]) -> dict[Path, Path]:
+    """The logs that are copies of another one's run, each with the log that is read instead of it.
+
+    That is the log in the directory with the run's name, else the first. All tables name a run by its id, so
+    a copy would add its rows to those of the run.
+    """
+    found: dict[str, list[Path]] = {}
+    if len(logs) > 1:
+        for log in logs:
+            with suppress(UserError, OSError):
+                found.setdefault(str(run_info.load(log)["run"]["run_id"]), []).append(log)
+    copies = {}
+    for run_id, of_run in found.items():
+        kept = next((log for log in of_run if log.parent.name == run_id), of_run[0])
+        copies |= {log: kept for log in of_run if log != kept}
+    return copies
+
+
 def open_logs(*paths: Path | str, warn: Warn = _logger.warning) -> duckdb.DuckDBPyConnection:
     """A connection with the tables of `srl.store.schema.TABLES` over the logs at `paths`.
 
@@ -131,6 +150,9 @@ def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn
         else:
             for damage in [*(lost for path in paths for lost in _lost(path)), *without.values()]:
                 warn(left_out(damage))
+            logs = list(dict.fromkeys(log for path in paths for log in find_logs(path)))
+            for copy, log in copies_of_runs(logs).items():
+                warn(f"{copy.parent} is left out: it is a copy of the run in {log.parent}")
             return done
 
 
@@ -164,6 +186,8 @@ def _connect(
 ) -> duckdb.DuckDBPyConnection:
     """A connection over the logs at `paths`; sealed if there is a directory to `spill` to."""
     logs = list(dict.fromkeys(log for path in paths for log in existing_logs(path)))
+    copies = copies_of_runs(logs)
+    logs = [log for log in logs if log not in copies]
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:
         if memory:

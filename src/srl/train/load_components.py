@@ -19,7 +19,7 @@ from srl.config.sections import Model, OpenAi
 from srl.errors import UserError
 from srl.files import json_object
 from srl.hub_models import hub_name
-from srl.model import has_lora, load_model, load_tokenizer, model_digest, pick_device
+from srl.model import context_of, has_lora, load_model, load_tokenizer, model_digest, pick_device
 from srl.plugins import manager
 from srl.reward import Overlong, RewardMix
 from srl.rollout.codec import Codec, TextCodec
@@ -213,8 +213,7 @@ def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
     """
     from srl.rollout.torch_engine import TorchEngine
 
-    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-    for error in context_errors(config, context):
+    for error in context_errors(config, context_of(policy.model.config)):
         raise UserError(error)
     rollout, longest = config.rollout, config.data.max_episode_tokens
     if engine_name(config) == "vllm":

@@ -19,7 +19,7 @@ from srl.answers import contains_answer, findable
 from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
 from srl.data.supporting_facts import NoDemonstration
-from srl.errors import CheckFailed
+from srl.errors import CheckFailed, UserError
 from srl.evaluate.episode_results import EpisodeResult
 from srl.progress import Count, counted
 from srl.protocol import Template, escape
@@ -105,7 +105,11 @@ class _Episodes:
     @classmethod
     def of(cls, config: Config, workspace: Workspace, note: Note) -> _Episodes:
         search = load_search(config, workspace, note)
-        assert search is not None, "the command checks that there is something to search"
+        if search is None:
+            raise UserError(
+                "these demonstrations search, and rollout.search is false; type: --set rollout.search=true "
+                "--set data.template=search-r1, or name another template that searches"
+            )
         return cls(search, _codec(config, note), load_template(config), episode_options(config))
 
     def shown(self, found: Search) -> Search:

@@ -81,6 +81,24 @@ def with_data(config: Config, workspace: Workspace, note: Note) -> Config:
     return config.with_settings({f"data.{key}": value for key, value in data.items() if key not in given})
 
 
+def check_demonstrations(config: Config, workspace: Workspace) -> None:
+    """Raises UserError where fine-tuning would mix the user's files with those of the made-up world."""
+    data, search, sft = config.data, config.search, config.sft
+    if sft.log is not None or (sft.train_files is None) == (data.train_files is None):
+        return
+    if sft.train_files is None:
+        raise UserError(
+            "data.train_files without sft.train_files: the demonstrations would be the made-up world's; set "
+            "sft.train_files to a file that `srl data demonstrations` writes"
+        )
+    of_world = Path(str(sft.train_files)).resolve().is_relative_to(workspace.worlds.resolve())
+    if search.index is None and search.url is None and not search.replays and not of_world:
+        raise UserError(
+            f"sft.train_files={sft.train_files} without data.train_files: the made-up world's passages would "
+            "answer its searches; set data.train_files and search.index, or name their file with --config"
+        )
+
+
 def check_data(config: Config) -> None:
     """Raises UserError for the world's questions with another corpus, or questions with nothing to search."""
     data, search = config.data, config.search

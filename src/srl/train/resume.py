@@ -14,7 +14,7 @@ from srl import interrupts
 from srl.config import Config, save_config
 from srl.config.load import SAVED
 from srl.errors import UserError
-from srl.files import NotWritten, read_json, why_not_written
+from srl.files import NotWritten, digest_file, digest_text, read_json, why_not_written
 from srl.manifests import DamagedError, check_checkpoint, is_checked
 from srl.store.lock import LogLock, left_behind
 from srl.store.parts import FINISHED
@@ -245,6 +245,28 @@ def warn_about_other_indexes(run: Path, record: RunRecord, now: IndexDigests, no
         if other.retriever:
             was = f"{other.named} {other.before[:12]}, which is {other.now[:12]} now"
             note(f"warning: {run.name} started with {was}")
+
+
+def question_digests(config: Config) -> dict[str, str]:
+    """A digest of the files of each set of questions, by the key that names them."""
+    found = {key: getattr(config.data, key) or () for key in ("train_files", "val_files", "test_files")}
+    return {
+        f"data.{key}": digest_text(*map(digest_file, files))
+        for key, files in found.items()
+        if files and all(Path(file).is_file() for file in files)
+    }
+
+
+def warn_about_other_questions(run: Path, record: RunRecord, config: Config, note: Note) -> None:
+    """Warn of questions that are not those the run started with. Older runs have no digests."""
+    now = question_digests(config)
+    for key, before in record.question_digests.items():
+        if key in now and now[key] != before:
+            files = ", ".join(getattr(config.data, key.removeprefix("data.")))
+            note(
+                f"warning: {run.name} started with other questions: {files} has changed since ({key}); what "
+                "is measured from here on does not compare with what was before"
+            )
 
 
 def extended(

@@ -23,7 +23,7 @@ from srl.train import resume as resuming
 from srl.train.cold_start import cold_started
 from srl.train.fetch_models import with_local_models
 from srl.train.logged_episodes import model_of_log
-from srl.train.make_missing import start_of, with_data
+from srl.train.make_missing import check_demonstrations, start_of, with_data
 from srl.train.report import Terminal, check_loggers
 from srl.train.run_directory import LOG, SFT, BackendName, Progress, RunRecord, checkpoint_path, checkpoints
 from srl.train.search import IndexDigests, new_cassette
@@ -97,8 +97,9 @@ def start(
     with removed_unless_begun(run):
         save_config(run, config)
         record = RunRecord(
-            preset, algo, resuming.utc_now(), backend, trainer.reference, **trainer.digests.as_fields()
-        )
+            preset, algo, resuming.utc_now(), backend, trainer.reference, **trainer.digests.as_fields(),
+            question_digests=resuming.question_digests(config),
+        )  # fmt: skip
         record.save(run)
         terminal.note(
             f"run {run.name}: {trainer.questions:,} questions, {trainer.where}, "
@@ -130,6 +131,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     trainer = trains.prepare(config, record.algo, workspace, terminal)
     resuming.check_reference(run, record, config, trainer.reference)
     resuming.warn_about_other_indexes(run, record, trainer.digests, terminal.note)
+    resuming.warn_about_other_questions(run, record, config, terminal.note)
     terminal.note(f"resuming {run.name}")
     with resuming.only_this_process(run, saved, record.backend) as lock:
         record = resuming.extended(run, record, before, config, done, trainer.questions, terminal.note)
@@ -160,6 +162,8 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
 
     Without a model of the user's own, fine-tuning starts from the base and RL from the cold-started base.
     """
+    if algo == SFT:
+        check_demonstrations(config, workspace)
     config = located(with_data(located(config), workspace, terminal.note))
     if algo == SFT and config.sft.log is not None and config.model.path is None:
         model = model_of_log(Path(config.sft.log))

@@ -97,6 +97,8 @@ class RunRecord:
     reference_digest: str = ""
     index_digest: str = ""
     retriever_digests: dict[str, str] = field(default_factory=dict)
+    question_digests: dict[str, str] = field(default_factory=dict)
+    """Of the files of each set of questions, by the key that names them."""
     extended: list[dict[str, Any]] = field(default_factory=list)
     """The fields of each `Extension`, in order."""
 

@@ -331,10 +331,12 @@ def _check(
             f"({found.fault}); type the same command again to ask only what is missing"
         )
     if not shown:
+        more = f"try more --attempts, which go on from {journal.path}, or another teacher"
+        if not journal.header["temperature"]:
+            more = f"remove {journal.path} and try --attempts 4 --temperature 1, or another teacher"
         raise CheckFailed(
             f"no episode of {questions} questions was accepted, so there is nothing to learn from "
-            f"({_counts(rejected)}; {journal.tokens:,} tokens); try more --attempts at --temperature 1, or "
-            f"another teacher. {journal.path} has what was asked: more --attempts go on from there"
+            f"({_counts(rejected)}; {journal.tokens:,} tokens); {more}"
         )
 
 

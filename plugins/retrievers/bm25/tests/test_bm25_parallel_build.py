@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from srl.errors import UserError
 from srl.index import keep_passages
 from srl.trajectory import Passage
 from srl_bm25 import parallel_build
@@ -54,6 +55,30 @@ def test_a_process_that_fails_fails_the_build(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="ended with exit code 1"):
         built(tmp_path / "x", monkeypatch, build_processes=2)
     assert not list((tmp_path / "x" / "bm25").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "message"),
+    [
+        ("os.kill(os.getpid(), 9)", UserError, r"2 processes .* killed, .* --set build_processes=1"),
+        ("sys.exit(errno.ENOSPC)", OSError, "No space left on device"),
+    ],
+)
+def test_memory_and_disk_that_run_out_in_a_process_are_named(tmp_path, monkeypatch, ends, error, message):
+    def start(*_):
+        command = [sys.executable, "-c", f"import errno, os, sys; {ends}"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(parallel_build, "_start", start)
+    with pytest.raises(error, match=message):
+        built(tmp_path / "x", monkeypatch, build_processes=2)
+
+
+def test_the_files_of_a_killed_build_are_not_part_of_the_next(tmp_path, monkeypatch):
+    (tmp_path / "one" / "bm25" / "parts-left").mkdir(parents=True)
+    (tmp_path / "one" / "bm25" / "parts-left" / "terms.npy").write_bytes(b"old")
+    BM25Retriever(Options()).build(passages(10), tmp_path / "one", lambda done: None)
+    assert not (tmp_path / "one" / "bm25" / "parts-left").exists()
 
 
 @pytest.mark.timeout(120)

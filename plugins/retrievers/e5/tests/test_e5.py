@@ -106,6 +106,19 @@ def test_an_unknown_family_has_no_prefix_and_that_is_said(make_encoder, caplog, 
     assert "query_prefix=" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("folder", "name", "expected"),
+    [
+        ("e5", "all-MiniLM-L6-v2", Settings("", "", "mean", True)),
+        ("bge", "contriever", Settings("", "", "mean", False)),
+        ("e5-experiments", "my-encoder", Settings("", "", "mean", True)),
+    ],
+)
+def test_the_folder_of_a_model_does_not_name_its_family(encoder, tmp_path, folder, name, expected):
+    shutil.copytree(encoder, tmp_path / folder / name)
+    assert settings_of(tmp_path / folder / name) == expected
+
+
 def test_explicit_settings_beat_the_family(encoder, caplog):
     given = {"query_prefix": "", "passage_prefix": "p ", "pooling": "cls", "normalize": False}
     assert settings_of(encoder, **given) == Settings("", "p ", "cls", False)

@@ -91,6 +91,21 @@ def test_depth_is_how_far_rankings_are_read(letters, tmp_path):
     assert asked == [1, 4]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 100])
+def test_what_is_fused_does_not_depend_on_how_many_hits_are_requested(letters, tmp_path, depth):
+    build_index(PASSAGES, tmp_path / "one", "hybrid", {**BOTH, "depth": depth})
+    found = open_index(tmp_path / "one")
+    query = " ".join(passage.text for passage in PASSAGES)
+    (all_hits,) = found.search([query], len(PASSAGES))
+    assert len(all_hits) == len(PASSAGES)
+    assert [hit.score for hit in all_hits] == sorted((hit.score for hit in all_hits), reverse=True)
+    for k in range(1, len(PASSAGES)):
+        (hits,) = found.search([query], k)
+        assert [(hit.passage.id, hit.score) for hit in hits] == [
+            (hit.passage.id, hit.score) for hit in all_hits[:k]
+        ]
+
+
 @pytest.mark.parametrize(
     ("query", "status", "message", "retry"),
     [

@@ -139,9 +139,12 @@ def test_depth_is_how_many_candidates_are_read(options, tmp_path, monkeypatch):
     monkeypatch.setattr(
         CrossEncoder, "scores", lambda self, pairs: counts.append(len(pairs)) or scores(self, pairs)
     )
-    for k in (1, 3):
-        found.search(["lighthouse genoa radium port volcano"], k)
-    assert counts == [2, 3]
+    query = "lighthouse genoa radium port volcano"
+    one, three = (found.search([query], k)[0] for k in (1, 3))
+    assert counts == [2, 2]
+    assert ids(three)[:1] == ids(one)
+    assert ids(three)[2] == ids(found._retriever._retriever.search([query], 3)[0])[2]
+    assert three[1].score > three[2].score > 0
 
 
 def test_passages_longer_than_the_model_reads_are_cut(encoder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 from srl.browse.formatting import signed
@@ -57,8 +58,9 @@ def legend(kind: Heat) -> list[tuple[str, str]]:
 
 
 def largest_advantage(steps: Sequence[Step]) -> float:
-    """The largest distance of an advantage from zero; 1 if there is none."""
-    return max((abs(value) for step in steps for value in step.advantages), default=1.0) or 1.0
+    """The largest finite distance of an advantage from zero; 1 if there is none."""
+    found = (abs(value) for step in steps for value in step.advantages if isfinite(value))
+    return max(found, default=1.0) or 1.0
 
 
 def tokens(step: Step, kind: Heat, texts: Sequence[str] | None, largest: float) -> list[Token]:
@@ -92,5 +94,7 @@ def _values(step: Step, kind: Heat) -> Sequence[float]:
 def _colour(kind: Heat, value: float, largest: float) -> str:
     if kind != "advantage":
         return f"h{bisect_right(_BOUNDS[kind], value)}"
+    if not isfinite(value):
+        return "h0"
     strength = min(round(abs(value) / largest * _PARTS + 0.499), _PARTS)
     return f"{'p' if value > 0 else 'n'}{strength}" if strength else "h0"

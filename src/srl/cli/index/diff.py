@@ -17,8 +17,9 @@ from srl.cli.options import Json
 if TYPE_CHECKING:
     from srl.data.relevance import LabelledQuestions
     from srl.evaluate.index_diff import IndexDiff, MeasureDiff, RankingDiff
+    from srl.evaluate.index_eval import SearchResults
     from srl.index import Index
-    from srl.trajectory import Hit
+    from srl.trajectory import Passage
 
 _ID = 24
 _COLUMN = 72
@@ -103,18 +104,27 @@ def _print_lists(
     measured = f", {change[0]} {change[1]:.3f} in A and {change[2]:.3f} in B" if change else ""
     output.line(f"\n{question.text}\n({question.id}: overlap {each.overlap:.2f}{measured})")
     grades = labelled.judged.get(question.id, {})
-    lists = [index.search([question.text], found.k)[0] for index in indexes]
+    searched = zip(indexes, (found.a, found.b), strict=True)
+    lists = [_passages(index, results, each.question, found.k) for index, results in searched]
     rows = []
     for rank in range(max(map(len, lists))):
-        rows.append((rank + 1, *(_cell(hits[rank : rank + 1], grades) for hits in lists)))
+        rows.append((rank + 1, *(_cell(passages[rank : rank + 1], grades) for passages in lists)))
     output.table(("", "A", "B"), rows)
 
 
-def _cell(hits: list[Hit], grades: Mapping[str, int]) -> str:
-    """One hit in few letters: its id, its title and the beginning of its text."""
-    if not hits:
+def _passages(index: Index, results: SearchResults, question: str, k: int) -> list[Passage]:
+    """The passages of the first `k` hits that were measured."""
+    names = [name for name, _ in results.hits[question][:k]]
+    if index.passages is None:
+        return [results.passages[name] for name in names]
+    return [index.passages[row] for name in names if (row := index.passages.row(name)) is not None]
+
+
+def _cell(passages: list[Passage], grades: Mapping[str, int]) -> str:
+    """A passage in few letters: its id, its title and the beginning of its text."""
+    if not passages:
         return ""
-    passage = hits[0].passage
+    passage = passages[0]
     mark = "* " if grades.get(passage.id, 0) >= 1 else ""
     name = _short(passage.id, _ID)
     text = " ".join(f"{passage.title}: {passage.text}".split())

@@ -39,6 +39,8 @@ def search(
     wanted = _lines() if queries == ["-"] else queries
     if any(not query.strip() for query in wanted):
         raise UserError('empty query; type: srl index search DIR "who wrote …"')
+    for query in wanted:
+        output.checked_text(query, "query")
     found = _hits(open_with(directory, settings).outcomes(wanted, topk), wanted)
     if as_json:
         output.print_json([_as_json(*pair) for pair in zip(wanted, found, strict=True)])
@@ -56,7 +58,9 @@ def _hits(outcomes: list[Any], queries: list[str]) -> list[list[Hit]]:
 
 
 def _lines() -> list[str]:
-    lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if sys.stdin is None:
+        raise UserError("standard input is closed; give the query as an argument")
+    lines = [line for line in output.stdin_lines() if line.strip()]
     if not lines:
         raise UserError("no query on standard input; expected one per line")
     return lines

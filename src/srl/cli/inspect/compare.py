@@ -65,13 +65,14 @@ def diff(
 def _compared(asked: list[tuple[str, int | None]], phase: str | None) -> Diff:
     from srl.browse import diff as browse
     from srl.errors import UserError
+    from srl.store.reader import copies_of_runs, find_logs
 
     found = paths([run for run, _ in asked])
+    if copies_of_runs([log for path in dict.fromkeys(found) for log in find_logs(path)]):
+        raise UserError(f"{found[0]} and {found[1]} are copies of the same run")
 
     def compared(log: Any) -> Diff:
         names = [browse.run_of(log, path) for path in found]
-        if names[0] == names[1] and found[0].resolve() != found[1].resolve():
-            raise UserError(f"{found[0]} and {found[1]} are copies of the same run, {names[0]}")
         sides = [(name, step) for name, (_, step) in zip(names, asked, strict=True)]
         return browse.diff(log, *browse.sides(log, sides, phase))
 

@@ -9,7 +9,7 @@ import typer
 
 from srl.cli import output
 from srl.cli.inspect.filters import Filters, filtered
-from srl.cli.inspect.shared import Json, Run, RunOption, Wide, app, paths, print_rows, read
+from srl.cli.inspect.shared import Json, Run, RunOption, Wide, app, of_run, paths, print_rows, read
 
 
 class SearchesBy(StrEnum):
@@ -68,7 +68,8 @@ def searches(
     if failed:
         most = limit or 2**31 - 1
         found = read(paths([run]), lambda log: failures(log, chosen, most))
-        columns = {name: name for name in ("id", "step", "phase", "status", "attempts", "query", "error")}
+        names = ("id", "step", "phase", "status", "attempts", "query", "error")
+        columns = of_run(run) | {name: name for name in names}
     else:
         found = read(paths([run]), lambda log: counted(log, chosen, by.value))
         columns = {name: name for name in _KEYS if found and name in found[0]} | _SEARCH_COLUMNS
@@ -127,7 +128,7 @@ def grep(
     if not found:
         output.note("no match")
         return
-    print_rows(found, json, {"run_id": "run"} | _GREP_COLUMNS if run == "all" else _GREP_COLUMNS, wide=wide)
+    print_rows(found, json, of_run(run) | _GREP_COLUMNS, wide=wide)
     if len(found) == limit and not json:
         output.note(f"first {limit} rows; --limit 0 lists all; `srl inspect show ID` shows one")
 

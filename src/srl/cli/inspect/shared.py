@@ -56,6 +56,11 @@ def paths(names: Sequence[str], *, trained: bool = False) -> list[Path]:
     return [workspace.runs if name == "all" else workspace.find_run(name, trained=trained) for name in names]
 
 
+def of_run(run: str) -> dict[str, str]:
+    """The column that says of which run a row is, where rows may be of several."""
+    return {"run_id": "run"} if run == "all" else {}
+
+
 def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T]) -> T:
     """What `action` returns of the named run and its directory.
 

@@ -18,6 +18,7 @@ from srl.cli.inspect.shared import (
     Sort,
     Wide,
     app,
+    of_run,
     paths,
     print_rows,
     read,
@@ -79,7 +80,7 @@ def trajectories(
 
     found = read(paths([run]), lambda log: listing(log, filters.condition(), sort, limit or None))
     if found:
-        print_rows(found, json, _TRAJECTORY_COLUMNS, wide=wide, least=_LEAST)
+        print_rows(found, json, of_run(run) | _TRAJECTORY_COLUMNS, wide=wide, least=_LEAST)
     else:
         output.note("no matching trajectory; try fewer filters")
     if found and len(found) == limit and not json:
@@ -194,7 +195,7 @@ def watches(run: Run = "last", json: Json = False, wide: Wide = False) -> None:
 
     found = read(paths([run], trained=run == "last"), fired)
     if found:
-        print_rows(found, json, _WATCH_COLUMNS, wide=wide)
+        print_rows(found, json, of_run(run) | _WATCH_COLUMNS, wide=wide)
     else:
         output.note("no watch has fired")
 

@@ -14,7 +14,7 @@ import torch
 from srl.config import Config
 from srl.errors import UserError
 from srl.hub_models import HubName, is_gguf
-from srl.model import add_lora, count_parameters, error_line, of_run, pick_device, pick_dtype
+from srl.model import add_lora, context_of, count_parameters, error_line, of_run, pick_device, pick_dtype
 from srl.update.critic import Critic
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
         kv_heads=getattr(sizes, "num_key_value_heads", None) or heads,
         head_dim=getattr(sizes, "head_dim", None) or sizes.hidden_size // heads,
         ffn=getattr(sizes, "intermediate_size", None) or 4 * sizes.hidden_size,
-        vocabulary=sizes.vocab_size, context=getattr(sizes, "max_position_embeddings", None),
+        vocabulary=sizes.vocab_size, context=context_of(sizes),
         itemsize=dtype.itemsize, parameters=parameters, body=parameters - outside,
         adapter=count_parameters(policy) - parameters, trainable=count_parameters(policy, trainable=True),
         critic=sum(weight.numel() for weight in critic),

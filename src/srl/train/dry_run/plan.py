@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from srl.config import Config
-from srl.config.cross_checks import algorithm_plugin, context_errors, local_errors
+from srl.config.cross_checks import algorithm_plugin, context_errors, local_errors, truncation_errors
 from srl.model import pick_device, pick_dtype
 from srl.train.disk_space import lack_of_room
 from srl.train.dry_run.facts import machine_facts, run_facts
@@ -50,6 +50,7 @@ from srl.train.dry_run.step_time import (
     step_times,
 )
 from srl.train.fetch_models import with_cached_models
+from srl.train.load_components import engine_name
 from srl.train.make_missing import check_data, start_of
 from srl.train.threads import choose_threads_for
 from srl.train.verl.config_check import compose, notes, problems
@@ -132,11 +133,9 @@ def plan_local(config: Config) -> RunPlan:
     target, shape = pick_device(config.model.device), _shape(config)
     layout = Layout("local", cpu=target.type == "cpu")
     speed, assumed = _measured(config, shape, target), half_of_the_budgets(config)
-    warnings = tuple(local_errors(config))
-    return replace(
-        _plan(config, config, shape, device_of(target), layout, warnings=warnings), speed=speed,
-        assumed=assumed, time=step_times(shape, config, speed, assumed),
-    )  # fmt: skip
+    planned = _plan(config, config, shape, device_of(target), layout, warnings=_local_warnings(config))
+    times = step_times(shape, config, speed, assumed)
+    return replace(planned, speed=speed, assumed=assumed, time=times)
 
 
 def _plan_elsewhere(config: Config) -> RunPlan:
@@ -149,7 +148,23 @@ def _plan_elsewhere(config: Config) -> RunPlan:
         LocalFit(name, settings_that_fit(counted, shape, size, memory * 2**30))
         for name, memory in GPUS.items()
     )
-    return replace(_plan(config, counted, shape, NOT_HERE, layout), local_fits=tuple(fits))
+    planned = _plan(config, counted, shape, NOT_HERE, layout, warnings=_local_warnings(config))
+    return replace(planned, local_fits=tuple(fits))
+
+
+def _local_warnings(config: Config) -> tuple[str, ...]:
+    """Lines for what the local backend refuses, and where vLLM generates, whose memory is not planned."""
+    engine = config.rollout.engine
+    if torch.cuda.is_available() or engine != "auto":
+        engine = engine_name(config)
+    said = [*local_errors(config), *truncation_errors(config, engine)]
+    if engine == "vllm" and config.model.device != "cpu":
+        share = config.rollout.gpu_memory_utilization
+        said.append(
+            f"vLLM generates, and takes rollout.gpu_memory_utilization={share:g} of the GPU, not the KV "
+            "cache and the rollout buffers planned here: weights and optimiser states have to fit beside it"
+        )
+    return tuple(said)
 
 
 def plan_verl(config: Config, job: Job) -> RunPlan:

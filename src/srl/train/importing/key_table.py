@@ -91,6 +91,11 @@ _DATA = [
     _both("data.val_batch_size", "eval.batch_size"),
     _verl("data.seed", "trainer.seed"),
 ]
+_REWARD = [
+    _verl(f"{place}.reward_kwargs.overlong_buffer_cfg.{key}", f"reward.overlong_buffer.{key}")
+    for place in ("reward_model", "reward")
+    for key in ("enable", "len", "penalty_factor")
+]
 _ROLLOUT = [
     _search_r1("actor_rollout_ref.rollout.n_agent", "rollout.n", 1),
     _verl("actor_rollout_ref.rollout.n", "rollout.n", 1),
@@ -188,6 +193,7 @@ def _optim(theirs: str, ours: str, lr: float) -> list[KeyMapping]:
 KEY_TABLE: tuple[KeyMapping, ...] = (
     *_MODEL,
     *_DATA,
+    *_REWARD,
     *_ROLLOUT,
     *_ALGORITHM,
     *_ACTOR,

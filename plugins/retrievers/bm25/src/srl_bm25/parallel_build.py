@@ -6,6 +6,7 @@ Each process gets the directory of the passages and a range of rows, and writes 
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from signal import SIGKILL
 from tempfile import TemporaryDirectory
 from typing import IO
 
 import numpy as np
 
+from srl.errors import UserError
 from srl.index.passages import PassageStore
 from srl_bm25.analysis import Analyzer
 from srl_bm25.options import Options
@@ -27,6 +30,8 @@ MIN_PASSAGES = 25_000
 """Minimum number of passages per process; for fewer the start-up costs more than it saves."""
 MAX_PROCESSES = 8
 _EVERY = 1000
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of writing, which are the exit code of a worker."""
 _ENCODING = ("utf-8", "surrogatepass")
 
 
@@ -58,7 +63,10 @@ def _start(passages: Path, first: int, end: int, part: Path, options: Options) -
 
 
 def _await(running: Sequence[subprocess.Popen[str]], progress: Callable[[int], None]) -> None:
-    """Wait for all processes, and report the sum of their progress. Raises RuntimeError if one fails."""
+    """Wait for all processes, and report the sum of their progress.
+
+    Raises UserError if one was killed, OSError if one could not write, and RuntimeError for other failures.
+    """
     done = [0] * len(running)
 
     def follow(part: int, said: IO[str]) -> None:
@@ -69,13 +77,20 @@ def _await(running: Sequence[subprocess.Popen[str]], progress: Callable[[int], N
     with ThreadPoolExecutor(len(running)) as pool:
         try:
             list(pool.map(follow, range(len(running)), [each.stdout for each in running]))
-            failed = [each.returncode for each in running if each.wait()]
+            failed = [code for each in running if (code := each.wait())]
         finally:  # after a failure or ctrl-C the other processes and the threads that read them end too
             for each in running:
                 each.kill()
                 each.wait()
-    if failed:
-        raise RuntimeError(f"a worker process of the build ended with exit code {failed[0]}")
+    if -SIGKILL in failed:
+        raise UserError(
+            f"one of the {len(running)} processes of the build was killed, most likely since memory ran out; "
+            "use fewer with --set build_processes=1, or an index on disk: --retriever lucene"
+        )
+    for code in failed:
+        if code in _DISK:
+            raise OSError(code, os.strerror(code))
+        raise RuntimeError(f"a worker process of the build ended with exit code {code}")
 
 
 def _joined(parts: Sequence[Path]) -> Documents:
@@ -109,4 +124,9 @@ def work(passages: str, first: str, end: str, part: str, stopwords: str, stemmer
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:])
+    try:
+        work(*sys.argv[1:])
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        sys.exit(error.errno)

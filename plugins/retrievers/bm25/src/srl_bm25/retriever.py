@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from array import array
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,9 @@ class BM25Retriever(RetrieverBase):
         if advice := too_large(store, free_memory()):
             log.warning(advice)
         folder = directory / self.name
-        folder.mkdir(exist_ok=True)
+        if folder.is_dir():  # of a build that was killed
+            shutil.rmtree(folder)
+        folder.mkdir()
         documents = self._documents(store, folder, progress)
         if not documents.numbers:
             raise UserError("no passage of the corpus contains a word to index; try --set stopwords=none")

@@ -137,7 +137,7 @@ def _first(*values: Any) -> Any:
 def _family(model: str, directory: Path) -> Family | None:
     """The family that matches the given name, else the name in the model's configuration; None if unknown."""
     for name in (model, str(read_config(directory).get("_name_or_path", ""))):
-        words = re.sub(r"[_/.]", "-", "-".join(Path(name).parts[-2:])).lower()
+        words = re.sub(r"[_.]", "-", Path(name).name).lower()  # not the folder: e5/all-MiniLM-L6-v2
         for family in _FAMILIES:
             if re.search(family.names, words):
                 return family

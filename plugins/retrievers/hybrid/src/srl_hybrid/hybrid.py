@@ -17,7 +17,7 @@ from srl.index import (
     outcomes_of,
 )
 from srl.trajectory import Hit, Passage
-from srl_hybrid.fusion import best, fuse
+from srl_hybrid.fusion import best, fuse_first
 from srl_hybrid.inner_retriever import hits_of
 from srl_hybrid.options import HybridOptions
 
@@ -95,7 +95,8 @@ class HybridRetriever(RetrieverBase):
                 return Fault(outcome.status, f"{name}: {outcome}", outcome.retry_after_s)
             rankings[name] = [hit.passage.id for hit in outcome]
             passages |= {hit.passage.id: hit.passage for hit in outcome}
-        scores = fuse(rankings, self.options.weights, self.options.rank_constant)
+        chosen = self.options
+        scores = fuse_first(rankings, chosen.weights, chosen.rank_constant, chosen.depth)
         return [Hit(passages[one], scores[one]) for one in best(scores, k, self._row)]
 
     def _row(self, passage_id: str) -> int:

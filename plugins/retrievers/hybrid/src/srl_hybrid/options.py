@@ -26,7 +26,7 @@ class HybridOptions(BaseModel):
     rank_constant: int = Field(default=60, ge=0)
     """k in 1 / (k + rank). A larger k gives the top ranks less weight."""
     depth: int = Field(default=100, ge=1)
-    """Passages fused from each ranking; more if a search requests more."""
+    """Passages fused from each ranking; if a search requests more, the others follow by their best rank."""
     runtime: dict[str, dict[str, Any]] = Field(default={}, json_schema_extra=_RUNTIME)
     """Machine-dependent options of each retriever, as in {bm25: {n_threads: 2}}."""
 
@@ -87,7 +87,7 @@ class RerankOptions(BaseModel):
     options: dict[str, Any] = Field(default={}, validate_default=True)
     """Options of that retriever."""
     depth: int = Field(default=50, ge=1)
-    """Candidates reranked per query; more if a search requests more."""
+    """Candidates reranked per query; if a search requests more, the others follow as they were found."""
     max_length: int = Field(default=512, ge=8)
     """Maximum length of query plus passage in tokens; the rest is truncated."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"

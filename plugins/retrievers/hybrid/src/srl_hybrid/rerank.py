@@ -24,7 +24,7 @@ from srl.index import (
 from srl.index.timing import timed
 from srl.trajectory import Hit, Passage
 from srl_hybrid.cross_encoder import CrossEncoder
-from srl_hybrid.fusion import best
+from srl_hybrid.fusion import best, followed_by
 from srl_hybrid.inner_retriever import hits_of
 from srl_hybrid.options import RerankOptions
 
@@ -33,7 +33,10 @@ MODEL_FILE = "model.json"
 
 
 class RerankRetriever(RetrieverBase):
-    """Finds `depth` candidates with one retriever and returns the `k` with the best cross-encoder scores."""
+    """Finds candidates with one retriever and sorts the first `depth` by a cross-encoder's scores.
+
+    If a search requests more, the others follow in the retriever's order.
+    """
 
     name = "rerank"
 
@@ -100,12 +103,12 @@ class RerankRetriever(RetrieverBase):
         if not queries:
             return []
         found = outcomes_of(self._retriever, queries, max(k, self.options.depth))
-        candidates = [[] if isinstance(one, Fault) else [hit.passage for hit in one] for one in found]
+        passages = [[] if isinstance(one, Fault) else [hit.passage for hit in one] for one in found]
         with timed("rerank"):
-            scored = self._scores(queries, candidates)
+            scored = self._scores(queries, [each[: self.options.depth] for each in passages])
         return [
-            one if isinstance(one, Fault) else self._ranked(passages, scores, k)
-            for one, passages, scores in zip(found, candidates, scored, strict=True)
+            one if isinstance(one, Fault) else self._ranked(each, scores, k)
+            for one, each, scores in zip(found, passages, scored, strict=True)
         ]
 
     def _scores(self, queries: list[str], candidates: list[list[Passage]]) -> list[np.ndarray]:
@@ -122,7 +125,8 @@ class RerankRetriever(RetrieverBase):
         if not np.isfinite(scores).all():
             return Fault("failed", "the cross-encoder's score is not a number; try --set dtype=float32")
         by_id = {passage.id: passage for passage in passages}
-        rated = dict(zip((passage.id for passage in passages), scores.tolist(), strict=True))
+        rated = dict(zip((passage.id for passage in passages), scores.tolist(), strict=False))
+        rated = followed_by(rated, by_id)
         first = {passage_id: rank for rank, passage_id in enumerate(by_id)}
         place = first.__getitem__ if self._store is None else self._store.row
         return [Hit(by_id[one], rated[one]) for one in best(rated, k, place)]

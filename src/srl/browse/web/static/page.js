@@ -64,6 +64,11 @@ let tag = null;
 
 function replaceParts(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html");
+  const problem = document.getElementById("part-problem");
+  if (problem && !fresh.getElementById("part-problem")) {  // what was missing is there now: another page
+    location.reload();
+    return;
+  }
   for (const part of document.querySelectorAll("[data-part]")) {
     const other = fresh.getElementById(part.id);
     if (other && !part.contains(document.activeElement) && part.innerHTML !== other.innerHTML) {
