@@ -85,7 +85,7 @@ def copies_of_runs(logs: Sequence[Path]) -> dict[Path, Path]:
         for log in logs:
             with suppress(UserError, OSError):
                 found.setdefault(str(run_info.load(log)["run"]["run_id"]), []).append(log)
-    copies = {}
+    copies = dict[Path, Path]()
     for run_id, of_run in found.items():
         kept = next((log for log in of_run if log.parent.name == run_id), of_run[0])
         copies |= {log: kept for log in of_run if log != kept}

@@ -154,7 +154,7 @@ def _plan_elsewhere(config: Config) -> RunPlan:
 
 def _local_warnings(config: Config) -> tuple[str, ...]:
     """Lines for what the local backend refuses, and where vLLM generates, whose memory is not planned."""
-    engine = config.rollout.engine
+    engine: str = config.rollout.engine
     if torch.cuda.is_available() or engine != "auto":
         engine = engine_name(config)
     said = [*local_errors(config), *truncation_errors(config, engine)]
