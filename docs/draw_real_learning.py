@@ -28,7 +28,6 @@ RUNS = {
     "grpo": ("GRPO", "#4c8a4c"),
     "ppo": ("PPO", "#b97a1f"),
     "grpo-no-mask": ("GRPO, no mask", "#5470b8"),
-    "tiny-hard": ("the levers of tiny-hard", "#a05195"),
 }
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 150, 50, 60, 70
 MOST = 60
