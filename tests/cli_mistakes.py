@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.training import PASSAGES, config, questions, tokenizer
+from tests.training import PASSAGES, config, questions, tokenizer, turns
 
 from srl.cli import main
 from srl.config import to_yaml
 from srl.data.corpus import write_corpus
+from srl.data.demonstration_file import write_demonstrations
 from srl.data.parquet import write_questions
 from srl.index import build_index
 from srl.model import new_model, save_model
@@ -77,6 +80,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_index(folder / "corpus.jsonl", folder / "index")
     for split, count in {"train": 8, "val": 3, "test": 2}.items():
         write_questions(folder / f"{split}.parquet", questions(split, count))
+    rng = random.Random(0)
+    shown = [replace(each, metadata={"turns": turns(each, rng)}) for each in questions("train", 8)]
+    write_demonstrations(folder / "shown.jsonl", shown)
     chosen = config(
         folder, sets=["data.corpus=null", f"search.index={folder / 'index'}", "trainer.sample_freq=0"]
     )
@@ -107,6 +113,11 @@ def put(folder: Path, name: str, content: object) -> Path:
 
 def train(place: Path, *arguments: object) -> tuple[object, ...]:
     return "-q", "train", "--config", place / "small.yaml", *arguments
+
+
+def fine_tune(place: Path, *arguments: object) -> tuple[object, ...]:
+    """Fine-tuning on demonstrations of the training questions."""
+    return train(place, "--algo", "sft", "--set", f"sft.train_files={place / 'shown.jsonl'}", *arguments)
 
 
 def evaluate(place: Path, *arguments: object) -> tuple[object, ...]:

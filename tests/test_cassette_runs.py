@@ -161,6 +161,14 @@ def test_a_cassette_is_of_all_retrievers(place, tmp_path, scripted):
     assert searched(only_run(tmp_path / "replayed")) == searched(only_run(tmp_path / "recorded"))
 
 
+def test_a_cassette_whose_retrievers_are_not_named_is_one_line(place, tmp_path, scripted):
+    cassette = tmp_path / "run.cassette"
+    train(settings(place, f"search.cassette=record {cassette}"), tmp_path / "recorded")
+    without = settings(place, f"search.cassette=replay {cassette}").with_settings({"search.retrievers": {}})
+    with pytest.raises(UserError, match=r"recorded with the retrievers papers, and search\.retrievers"):
+        loaded(without, tmp_path)
+
+
 def test_an_evaluation_has_its_own_cassette_not_that_of_the_models_run(place, tmp_path, scripted):
     train(settings(place, f"search.cassette=record {tmp_path / 'run.cassette'}"), tmp_path)
     model = only_run(tmp_path) / "checkpoints" / "step-000001"

@@ -74,6 +74,15 @@ def test_twice_the_workers_hold_half_each():
     assert bytes_of(many, "policy optimiser")[1] == bytes_of(few, "policy optimiser")[1] // 2
 
 
+def test_states_are_shared_within_the_group_that_fsdp_shards_over():
+    config, shape = seven_b()
+    groups = footprint(shape, config, Layout("fsdp", workers=16, shard_group=8))
+    for name in ("policy weights", "policy optimiser", "gradients"):
+        assert bytes_of(groups, name) == bytes_of(footprint(shape, config, EIGHT), name)
+    given = made("cluster.n_gpus_per_node=16", "verl.actor_rollout_ref.actor.fsdp_config.fsdp_size=8")
+    assert "each worker holds 1/8 of the policy" in plan_verl(given, planned_job(given)).machines["training"]
+
+
 def test_offload_frees_the_gpu_while_the_policy_generates_and_only_then():
     config, shape = seven_b("cluster.param_offload=true", "cluster.optimizer_offload=true")
     freed = footprint(shape, config, EIGHT)

@@ -16,7 +16,7 @@ from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 import srl.store
 from srl.cli import main
-from srl.config import load_config
+from srl.config import Config, load_config
 from srl.data.corpus import write_corpus
 from srl.data.parquet import write_questions
 from srl.errors import CheckFailed, UserError
@@ -34,6 +34,7 @@ from srl.store import LogWriter, RunInfo, read_records
 from srl.train.evaluate_model import (
     Evaluation,
     ModelReport,
+    _how_to_continue,
     check_failures,
     evaluate_model,
     settings_of,
@@ -496,3 +497,17 @@ def _copy_of(model: Path, to: Path) -> Path:
     for file in model.iterdir():
         (to / file.name).hardlink_to(file)
     return to
+
+
+@pytest.mark.parametrize(
+    ("cassette", "fresh", "said"),
+    [
+        (None, False, "the same command continues the evaluation"),
+        (None, True, "the same command without --fresh continues the evaluation"),
+        ("record c", True, "an evaluation that records starts over: remove c, or name another cassette"),
+        ("replay c", True, "an evaluation that replays a cassette starts over"),
+    ],
+)
+def test_a_stopped_evaluation_says_how_it_goes_on(cassette, fresh, said):
+    config = Config().with_settings({"search.cassette": cassette})
+    assert _how_to_continue(config, fresh) == said

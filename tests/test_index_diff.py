@@ -133,15 +133,15 @@ def test_lists_shown_are_those_that_were_measured(tmp_path, monkeypatch, capsys)
 
         def outcomes(self, queries, k):
             asked.append(k)
-            return [[Hit(Passage(f"{query}-{rank}", f"text {rank}"), 1 / rank) for rank in (1, 2)]
-                    for query in queries]  # fmt: skip
+            return [[Hit(Passage("url", f"of {query}"), 1.0)] for query in queries]
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("srl.index.open_index", lambda path: Live())
     Path("q.tsv").write_text("1\tports\n2\trunning\n")
     assert main(["index", "diff", "a", "b", "--questions", "q.tsv", "-k", "1"]) == 0
     assert asked == [100, 100]
-    assert "[ports-1]" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert (out.count("[url] of ports"), out.count("[url] of running")) == (2, 2)
 
 
 # The command

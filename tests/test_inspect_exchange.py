@@ -116,19 +116,19 @@ def messages(made):
     return [*made.question.prompt, *said]
 
 
-@pytest.mark.parametrize("after", ["\n\nQuestion: who?", ""])
-def test_a_prompt_with_passages_is_exported_as_it_was_read(tmp_path, after):
-    asked = replace(question(), prompt=({"role": "user", "content": f"Read.\n\n{{information}}{after}"},))
+@pytest.mark.parametrize("text", ["Read.\n\n{}\n\nQuestion: who?", "Question: who?\n\n{}", "{}\n\nwho?"])
+def test_a_prompt_with_passages_is_exported_as_it_was_read(tmp_path, text):
+    shown = "<information>Doc 1(Title: a) b</information>"
+    asked = replace(question(), prompt=({"role": "user", "content": text.format("{information}")},))
     made = episode(asked=asked, passages=None)
-    rendered = f"<|user|>Read.\n\n<information>Doc 1</information>{after}<|end|>"
+    rendered = f"<|user|>{text.format(shown)}<|end|>"
     made.segments[0] = Segment("prompt", made.segments[0].token_ids, rendered, 0)
     new_log(tmp_path / RUN).write(1, "train", [record(made), record(episode(1))], {})
     with srl.store.open(tmp_path / RUN) as log:
         assert write_messages(log, Filter(), tmp_path / "out.parquet") == 2
     found = {row["id"]: row for row in pq.read_table(tmp_path / "out.parquet").to_pylist()}
     prompt, answered = found[made.id]["messages"]
-    as_read = f"Read.\n\n<information>Doc 1</information>{after}" if after else rendered
-    assert prompt == {"role": "user", "content": as_read}
+    assert prompt == {"role": "user", "content": text.format(shown)}
     assert answered["role"] == "assistant"
     assert "rendered" not in found[made.id]
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.cli_mistakes import Shell, lines, place, shell, train
+from tests.cli_mistakes import Shell, fine_tune, lines, place, shell, train
 from tests.store_builder import run_info
 
 from srl import interrupts
@@ -168,7 +168,7 @@ def test_a_third_signal_ends_a_command_at_once(place: Path, workspace: Path) -> 
 
 @pytest.mark.slow
 def test_a_fine_tuning_that_is_interrupted_goes_on_from_its_checkpoint(place: Path, workspace: Path) -> None:
-    typed = train(place, "--algo", "sft", "--steps", 3)
+    typed = fine_tune(place, "--steps", 3)
     code, err = interrupt("srl.train.sft:collate:3", *typed)
     (run,) = (workspace / "runs").iterdir()
     assert (code, err) == (130, f"srl: interrupted{going_on(run)}\n")

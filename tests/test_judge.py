@@ -218,6 +218,7 @@ def test_a_verdict_is_read_whole_however_few_tokens_the_server_may_write(tmp_pat
     [
         ("I think so", 200, "said 'I think so'.* 20 replies in a row were no verdict: choose another"),
         ("right", 500, "20 requests in a row failed, last .*HTTP 500"),
+        ("right", 400, "refused the request: .*HTTP 400.* 20 replies in a row were no verdict"),
         ("right", 404, "HTTP 404.*check reward.judge.url"),
     ],
 )
@@ -239,6 +240,24 @@ def test_a_server_that_fails_gives_no_score_and_says_why(tmp_path: Path) -> None
         url = f"http://127.0.0.1:{server.port}/v1"
     line = f"reward 'judge' gave no score: {url}: HTTP 503: overloaded"
     assert [item.error for item in found] == [line] * 2
+
+
+def test_a_request_that_the_server_refuses_costs_its_episode_alone(tmp_path: Path) -> None:
+    answers = saying(careful, 200, USAGE)
+
+    async def filtered(path: str, body: dict[str, Any], headers: dict[str, str]) -> Reply:
+        refused = "Genoa" in str(body.get("messages"))
+        return (
+            Reply({"error": {"message": "content"}}, 400) if refused else await answers(path, body, headers)
+        )
+
+    server = FakeServer(filtered)
+    with server.running() as url:
+        mix = RewardMix({"judge": 1.0}, {"judge": {"url": url, "cache": str(tmp_path / "v"), "retries": 0}})
+        refused, judged = score(mix, "Genoa", "Paris")
+    assert "refused the request" in (refused.error or "")
+    assert "data.max_prompt_length" not in (refused.error or "")
+    assert not judged.error
 
 
 def test_a_server_that_dies_costs_the_episodes_that_are_not_judged_yet(tmp_path: Path) -> None:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import io
 import os
 import pty
-import random
 import re
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
-from tests.cli_mistakes import evaluate, place, shell, train
-from tests.training import questions, turns
+from tests.cli_mistakes import evaluate, fine_tune, place, shell, train
 
 from srl import progress
 from srl.cli import output
 from srl.cli.output import Pace, duration
-from srl.data.demonstration_file import write_demonstrations
 
 __all__ = ["place", "shell"]
 
@@ -198,11 +194,7 @@ def test_a_training_run_counts_its_episodes_and_prompts(shell, place, works):
 
 
 def test_a_fine_tuning_counts_demonstrations_and_steps(shell, place, works):
-    rng = random.Random(0)
-    shown = [replace(each, metadata={"turns": turns(each, rng)}) for each in questions("train", 8)]
-    write_demonstrations(shell.folder / "shown.jsonl", shown)
-    command = train(place, "--algo", "sft", "--steps", 2, "--set", "sft.train_files=shown.jsonl")
-    code, _, err = shell.typed(*command)
+    code, _, err = shell.typed(*fine_tune(place, "--steps", 2))
     assert code == 0, err
     assert works["fine-tuning steps of 2"] == [1, 2]
     (name,) = (name for name in works if name.startswith("demonstrations of "))

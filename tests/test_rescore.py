@@ -15,7 +15,7 @@ from srl.answers import f1
 from srl.cli import main
 from srl.config import load_config, save_config
 from srl.errors import UserError
-from srl.evaluate.rescore import measured, parse_rewards, rescore
+from srl.evaluate.rescore import describe, measured, parse_rewards, rescore
 from srl.store import LogWriter, RunInfo, read_records
 from srl.store.rescores import rescore_files
 from srl.store.stream import read_trajectories
@@ -204,6 +204,18 @@ def test_rewards_are_summed_by_weight_with_their_parts_and_the_options_of_the_ru
     assert len(totals) == 28
     assert max(abs(value) for (value,) in totals) < 1e-12
     assert ("format/well_formed",) in asked(run, "SELECT DISTINCT measure FROM rescores")
+
+
+def test_another_prompt_under_the_same_name_is_another_rescore(tmp_path):
+    pytest.importorskip("srl_reward_models")
+    prompt = tmp_path / "judge.txt"
+    sets = ["reward.judge.url=http://127.0.0.1:9", f"reward.judge.prompt={prompt}"]
+    config, found = load_config(sets=sets).config, []
+    for text in ("Right?", "Wrong?", "Right?"):
+        prompt.write_text(text)
+        found.append(describe({"judge": 1.0}, config))
+    assert found[0] == found[2] != found[1]
+    assert found[0].startswith(f'judge=1 (prompt="{prompt}", url=')
 
 
 def test_other_weights_are_another_rescore(run):

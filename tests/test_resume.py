@@ -219,7 +219,7 @@ def test_other_questions_are_said_aloud(workspace, tmp_path):
     (file,) = chosen.data.val_files
     write_questions(file, questions("validation", 3))
     resume(only_run(workspace), workspace=Workspace(workspace), terminal=said, steps=3)
-    assert f"started with other questions: {file} has changed since (data.val_files)" in said.text
+    assert f"started with other questions: the files of data.val_files ({file}) have changed" in said.text
 
 
 def test_another_reference_is_refused(setting, workspace, tmp_path):

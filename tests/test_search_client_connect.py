@@ -12,7 +12,7 @@ from tests.search_handlers import URL, Handler, Recorder, ask, client, echo, rai
 
 from srl.errors import UserError
 from srl.serve import HttpSearch
-from srl.serve.client.request import is_loopback, retrieve_url
+from srl.serve.client.request import is_loopback, new_client, retrieve_url
 
 
 def test_an_answer_from_another_index_is_a_fault_that_names_both():
@@ -112,6 +112,21 @@ def test_loopback_never_goes_through_a_proxy():
         False,
         False,
     ]
+
+
+def test_a_proxy_is_for_the_servers_elsewhere_alone(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    client = new_client(["http://127.0.0.1:8000", "http://[::1]:8000", "http://node2:8000"], "")
+
+    def pool(url: str) -> str:
+        return type(client._transport_for_url(httpx.URL(url))._pool).__name__
+
+    assert pool("http://node2:8000/retrieve") == "AsyncHTTPProxy"
+    assert {pool(f"http://{host}:8000/retrieve") for host in ("127.0.0.1", "[::1]")} == {
+        "AsyncConnectionPool"
+    }
 
 
 def test_a_health_page_that_never_ends_is_no_answer():

@@ -96,9 +96,24 @@ def test_episode_that_a_reward_cannot_score_reaches_verl_without_a_mask():
     assert [output.extra_fields["srl_valid"] for output in sent] == [True, False]
 
 
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_episode_that_fails_before_its_first_turn_has_a_masked_token_for_verl():
+    from srl.train.verl.agent_loop import to_output
+
+    made = episode(0, passages=None)
+    made.segments, made.end = made.segments[:1], "failed"
+    output = to_output(made, Score(0.0), SimpleNamespace(steps=[], seconds=0.0))
+    assert (output.response_ids, output.response_mask) == ([made.token_ids[-1]], [0])
+    assert output.response_logprobs == [0.0]
+    row = output.extra_fields
+    assert (row["srl_valid"], row["srl_turn_ends"]) == (False, [])
+    assert tokens_by_trajectory({"advantages": torch.zeros(1, 1)}, [row], [False], [1]) == {}
+
+
 def test_failed_episode_is_in_no_baseline_and_no_mean():
     """Groups q (1, failed, 1) and the filled-up row: nothing to tell apart, and a mean score of 1."""
-    rows = [extra(srl_id="a"), extra(srl_id="b", srl_valid=False), extra(srl_id="c"), extra()]
+    rows = [extra(srl_id=name, srl_valid=name != "b", srl_turn_ends=[1]) for name in "abcd"]
     config = load_config(None, None, "grpo", {"rollout.n": 3}).config
     step = batch(rows)
     made = compute_advantages(step, config, manager.load("algorithm", "grpo"), kl_controller("fixed", 0.0))

@@ -63,6 +63,15 @@ def test_marker_that_names_nothing_is_set_right(tmp_path, text):
     assert latest(tmp_path).read_text() == "10"
 
 
+def test_first_checkpoint_counts_once_its_step_has_ended(tmp_path):
+    """It is saved before the validation of its step, and gets checksums and the marker after it."""
+    checkpoint(tmp_path, 100)
+    assert step_to_resume(tmp_path, "verl") == -1
+    folder = checkpoint_path(tmp_path, 100, "verl")
+    write_manifest(folder, CHECKPOINT, {"files": checksums(folder)})
+    assert step_to_resume(tmp_path, "verl") == 100
+
+
 def test_marker_goes_where_no_checkpoint_is_whole(tmp_path):
     checkpoint(tmp_path, 3, ("actor",))
     latest(tmp_path).write_text("3")
@@ -73,6 +82,7 @@ def test_marker_goes_where_no_checkpoint_is_whole(tmp_path):
 def test_checkpoint_that_lost_its_manifest_is_not_gone_on_from(tmp_path):
     run = tmp_path / "run"
     checkpoint(run, 9)
+    write_latest_verl_step(run, 9)
     assert step_to_resume(run, "verl") == 9, "an older version wrote none"
     checkpoint(run, 10)
     write_latest_verl_step(run, 10)

@@ -135,6 +135,7 @@ def test_a_finished_run_that_gets_more_steps_asks_the_questions_of_those_steps(t
 def test_grpo_samples_what_the_local_backend_samples(towns, tmp_path):
     """Same seed, same weights: the first step's ids, masks and rewards are those of the local backend."""
     kl = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.001}
+    kl["actor.loss_agg_mode"] = "seq-mean-token-sum"
     more = settings(**kl, **{"actor.optim.lr_scheduler_type": "linear"})
     file = write_config(towns, "grpo", **more)
     workspace = tmp_path / "ws"
@@ -157,5 +158,6 @@ def test_grpo_samples_what_the_local_backend_samples(towns, tmp_path):
     assert metric(theirs, "env/number_of_valid_search")[1] == metric(ours, "env/number_of_valid_search")[1]
     used = metric(theirs, "actor/lr")
     assert used[1] > used[2] > used[3] > 0, "the learning rate does not fall as it does locally"
-    for name in ("actor/grad_norm", "actor/pg_loss"):
+    assert not rows(theirs, "SELECT name FROM metrics WHERE phase = 'train' AND name LIKE 'val%'")
+    for name in ("actor/grad_norm", "actor/pg_loss", "actor/entropy"):
         assert metric(theirs, name)[1] == pytest.approx(metric(ours, name)[1], rel=1e-3, abs=1e-6), name

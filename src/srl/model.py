@@ -301,8 +301,8 @@ def _notes(tokenizer: PreTrainedTokenizerBase, path: Path) -> list[str]:
     notes = []
     if "strftime_now" in str(tokenizer.chat_template or ""):
         notes.append(
-            "the chat template puts today's date into the prompts: they are others on another day, also when "
-            "a run is resumed"
+            "the chat template puts today's date into the prompts: they change from day to day, also when a "
+            "run is resumed"
         )
     if tokenizer.eos_token is None:
         notes.append("the tokenizer has no EOS token: a turn ends at a stop string or its token cap only")

@@ -133,16 +133,11 @@ def with_passages(messages: Sequence[Mapping[str, str]], rendered: str) -> list[
     """The prompt's messages with the passages that the policy read where a template says `{information}`.
 
     The log has the template's messages, and the prompt as it was rendered for the model: the passages are
-    what stands there between the texts before and after that place. Where these are not found, the message
-    is the rendered prompt.
+    what stands there between the last information tags.
     """
-    found = [dict(message) for message in messages]
-    for message in found:
-        before, place, after = (part.strip() for part in message["content"].partition(INFORMATION))
-        if place:
-            start = rendered.find(before) + len(before)
-            end = rendered.find(after, start) if after else -1
-            passages = rendered[start:end].strip()
-            known = before in rendered and end >= 0
-            message["content"] = message["content"].replace(place, passages, 1) if known else rendered
-    return found
+    _, tag, after = rendered.rpartition("<information>")
+    shown, end, _ = after.partition("</information>")
+    if not end:
+        return [dict(message) for message in messages]
+    read = f"{tag}{shown}{end}"
+    return [{**message, "content": message["content"].replace(INFORMATION, read, 1)} for message in messages]

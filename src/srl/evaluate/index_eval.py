@@ -39,14 +39,14 @@ class SearchResults:
 
     `hits` are ids and scores, best first; none where the search failed, with the reason in `failures`.
     `answer_ranks` are the ranks of the first passage with an accepted answer, where these were asked for, and
-    `passages` the first passages of each question by their ids, where these were asked for.
+    `passages` its first passages, where these were asked for.
     """
 
     hits: Mapping[str, list[tuple[str, float]]]
     failures: Mapping[str, str]
     seconds: float
     answer_ranks: Mapping[str, int | None] = field(default_factory=dict)
-    passages: Mapping[str, Passage] = field(default_factory=dict)
+    passages: Mapping[str, list[Passage]] = field(default_factory=dict)
 
     def rankings(self) -> dict[str, list[str]]:
         """The ids of the hits, best first."""
@@ -94,15 +94,16 @@ def search_all(
     hits: dict[str, list[tuple[str, float]]] = {}
     failures: dict[str, str] = {}
     ranks: dict[str, int | None] = {}
-    passages: dict[str, Passage] = {}
+    passages: dict[str, list[Passage]] = {}
     began = perf_counter()
     for start in range(0, len(questions), _ASKED_AT_ONCE):
         batch = questions[start : start + _ASKED_AT_ONCE]
         outcomes = index.outcomes([question.text for question in batch], depth)
         for question, outcome in zip(batch, outcomes, strict=True):
             _take(hits, failures, ranks if for_answers else None, question, outcome)
-            first = [] if isinstance(outcome, Exception) else outcome[:keep]
-            passages |= {hit.passage.id: hit.passage for hit in first}
+            if keep:
+                first = [] if isinstance(outcome, Exception) else outcome[:keep]
+                passages[question.id] = [hit.passage for hit in first]
         if progress is not None:
             progress(start + len(batch))
     return SearchResults(hits, failures, perf_counter() - began, ranks, passages)

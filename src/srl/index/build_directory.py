@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_directory, read_json, resumable_directory, write_json
 from srl.index.manifest import KIND, RECORD
-from srl.manifests import MANIFEST, read_manifest, replaceable
+from srl.manifests import MANIFEST, DamagedError, check_files, read_manifest, replaceable
 
 NOTE = "building.json"
 BESIDES = (MANIFEST, RECORD, NOTE)
@@ -33,8 +33,17 @@ class BuildDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether an interrupted build of this plan had written everything, and was only to be renamed."""
-        return (self.directory / MANIFEST).is_file()
+        """Whether an interrupted build of this plan had written everything, and was only to be renamed.
+
+        All files are read: after a power loss they may be shorter than the manifest says.
+        """
+        if not (self.directory / MANIFEST).is_file():
+            return False
+        expected = read_manifest(self.directory, KIND).get("checksums") or {}
+        with suppress(DamagedError):
+            check_files(self.directory, expected)
+            return bool(expected)
+        return False
 
     def check_corpus(self, digest: str) -> None:
         """Note the digest of the corpus, whose passages are in the directory already.

@@ -374,6 +374,14 @@ async def returns_ids(
     return found.answer is not None and _returned_ids(found.answer) is not None
 
 
+class RefusedError(UserError):
+    """A request that the server refuses, and not for a parameter; `why` is what it said, without the hint."""
+
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(f"{why}; {hint}")
+        self.why = why
+
+
 class OpenAiEngine(Engine):
     """Asks the server for one turn at a time, `max_num_seqs` of them at once.
 
@@ -437,9 +445,10 @@ class OpenAiEngine(Engine):
                 return answer
             refused = _refused(payload, answer)
             if not refused:
-                raise UserError(
-                    f"{self.server.options.url}: {answer}; episode {name} has {len(token_ids)} tokens and "
-                    f"asks for {sampling.max_tokens} (data.max_prompt_length, data.max_response_length)"
+                raise RefusedError(
+                    f"{self.server.options.url}: {answer}",
+                    f"episode {name} has {len(token_ids)} tokens and asks for {sampling.max_tokens} "
+                    "(data.max_prompt_length, data.max_response_length)",
                 )
             for key in set(refused) - self._dropped:
                 self._dropped.add(key)

@@ -7,7 +7,7 @@ running log consists of immutable Parquet parts, and a finished one is a databas
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -74,11 +74,16 @@ def _lost(path: Path | str) -> list[Damage]:
     return [damage for damage in found if damage]
 
 
+def _once(logs: Iterable[Path]) -> list[Path]:
+    """Each log once, however often it is named, and by whatever path."""
+    return list({log.resolve(): log for log in logs}.values())
+
+
 def copies_of_runs(logs: Sequence[Path]) -> dict[Path, Path]:
     """The logs that are copies of another one's run, each with the log that is read instead of it.
 
     That is the log in the directory with the run's name, else the first. All tables name a run by its id, so
-    a copy would add its rows to those of the run.
+    a copy would add its rows to those of the run. Links to a log are the log itself.
     """
     found: dict[str, list[Path]] = {}
     if len(logs) > 1:
@@ -88,7 +93,7 @@ def copies_of_runs(logs: Sequence[Path]) -> dict[Path, Path]:
     copies = dict[Path, Path]()
     for run_id, of_run in found.items():
         kept = next((log for log in of_run if log.parent.name == run_id), of_run[0])
-        copies |= {log: kept for log in of_run if log != kept}
+        copies |= {log: kept for log in of_run if log.resolve() != kept.resolve()}
     return copies
 
 
@@ -150,7 +155,7 @@ def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn
         else:
             for damage in [*(lost for path in paths for lost in _lost(path)), *without.values()]:
                 warn(left_out(damage))
-            logs = list(dict.fromkeys(log for path in paths for log in find_logs(path)))
+            logs = _once(log for path in paths for log in find_logs(path))
             for copy, log in copies_of_runs(logs).items():
                 warn(f"{copy.parent} is left out: it is a copy of the run in {log.parent}")
             return done
@@ -185,7 +190,7 @@ def _connect(
     paths: Sequence[Path | str], without: Damages, spill: Path | None = None, memory: str | None = None
 ) -> duckdb.DuckDBPyConnection:
     """A connection over the logs at `paths`; sealed if there is a directory to `spill` to."""
-    logs = list(dict.fromkeys(log for path in paths for log in existing_logs(path)))
+    logs = _once(log for path in paths for log in existing_logs(path))
     copies = copies_of_runs(logs)
     logs = [log for log in logs if log not in copies]
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})

@@ -266,7 +266,7 @@ def _evaluated(
             words = _WORDS.get(setting, f"episodes of {setting}")
             info = run_info(run.path, subject, config, digests)
             with (
-                tells_how_to_resume(lambda: "the same command continues the evaluation", run.path),
+                tells_how_to_resume(lambda: _how_to_continue(config, fresh), run.path),
                 LogWriter(run.log, info, adds=True, warn=note) as log,
                 counted(words, n * len(questions)) as count,
             ):
@@ -280,6 +280,16 @@ def _evaluated(
                     )
                 )  # fmt: skip
         return Evaluation.read(run.path, questions, n, len(plan.wanted), coverage)
+
+
+def _how_to_continue(config: Config, fresh: bool) -> str:
+    """What is said when an evaluation is stopped."""
+    mode, cassette = config.search.cassette_use or ("", "")
+    if mode == "record":
+        return f"an evaluation that records starts over: remove {cassette}, or name another cassette"
+    if mode:
+        return "an evaluation that replays a cassette starts over"
+    return f"the same command{' without --fresh' if fresh else ''} continues the evaluation"
 
 
 _WORDS = {"search": "episodes with search", "no_search": "episodes without search"}

@@ -92,10 +92,12 @@ def check_demonstrations(config: Config, workspace: Workspace) -> None:
             "sft.train_files to a file that `srl data demonstrations` writes"
         )
     of_world = Path(str(sft.train_files)).resolve().is_relative_to(workspace.worlds.resolve())
-    if search.index is None and search.url is None and not search.replays and not of_world:
+    searches = config.rollout.search and not search.replays
+    if searches and search.index is None and search.url is None and not of_world:
         raise UserError(
             f"sft.train_files={sft.train_files} without data.train_files: the made-up world's passages would "
-            "answer its searches; set data.train_files and search.index, or name their file with --config"
+            "answer its searches; set data.train_files and search.index, or give --config the file that has "
+            "them"
         )
 
 

@@ -123,12 +123,15 @@ def step_to_resume(run: Path, backend: BackendName) -> int:
     """The step that `run` resumes from, −1 where it has no checkpoint.
 
     On verl it is the latest by verl's own file, if that checkpoint is whole, else the newest whole one; the
-    file names it afterwards. The checkpoint is read whole. Raises DamagedError, with what to type, where a
+    file names it afterwards. Without the file, no step with a checkpoint has ended, unless its checksums were
+    written. The checkpoint is read whole. Raises DamagedError, with what to type, where a
     file differs from what was saved.
     """
     if backend == "local":
         return max(checkpoints(run), default=-1)
     whole, latest = whole_verl_steps(run), run / CHECKPOINTS / VERL_LATEST
+    if not latest.is_file():
+        whole = [step for step in whole if is_checked(checkpoint_path(run, step, backend))]
     if not whole:
         latest.unlink(missing_ok=True)
         return -1
@@ -264,8 +267,8 @@ def warn_about_other_questions(run: Path, record: RunRecord, config: Config, not
         if key in now and now[key] != before:
             files = ", ".join(getattr(config.data, key.removeprefix("data.")))
             note(
-                f"warning: {run.name} started with other questions: {files} has changed since ({key}); what "
-                "is measured from here on does not compare with what was before"
+                f"warning: {run.name} started with other questions: the files of {key} ({files}) have "
+                "changed since; what is measured from here on does not compare with what was before"
             )
 
 

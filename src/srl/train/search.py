@@ -34,10 +34,22 @@ def load_search(config: Config, workspace: Workspace, note: Note) -> SearchTool 
         return None
     mode, file = config.search.cassette_use or ("", "")
     topk = config.search.topk
-    search = Replay(file, topk=topk) if mode == "replay" else _retrievers(config, workspace, note)
+    search = _replayed(config, file) if mode == "replay" else _retrievers(config, workspace, note)
     interrupts.run(_reach(search))
     _check_digest(config, search)
     return Recorder(search, file, topk=topk, append=True) if mode == "record" else search
+
+
+def _replayed(config: Config, file: str) -> Replay:
+    """The cassette. Raises UserError if it has named retrievers that the configuration lacks."""
+    search = Replay(file, topk=config.search.topk)
+    lacking = sorted({*getattr(search, "retrievers", ())} - config.search.retrievers.keys())
+    if lacking:
+        raise UserError(
+            f"the cassette {file} was recorded with the retrievers {', '.join(lacking)}, and "
+            "search.retrievers does not name them; set them as in the run that recorded it"
+        )
+    return search
 
 
 def _retrievers(config: Config, workspace: Workspace, note: Note) -> SearchTool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srl_hybrid.fusion import best, fuse
+from srl_hybrid.fusion import best, fuse, fuse_first
 
 EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
 
@@ -58,6 +58,7 @@ def test_the_order_of_the_retrievers_changes_nothing(found, weights, constant, o
     one, other = fuse(found, weights, constant), fuse(turned, weights, constant)
     assert one == other
     assert best(one, 5, ord) == best(other, 5, ord)
+    assert fuse_first(found, weights, constant, 1) == fuse_first(turned, weights, constant, 1)
 
 
 @given(rankings, weights, constant)

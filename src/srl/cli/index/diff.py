@@ -116,7 +116,7 @@ def _passages(index: Index, results: SearchResults, question: str, k: int) -> li
     """The passages of the first `k` hits that were measured."""
     names = [name for name, _ in results.hits[question][:k]]
     if index.passages is None:
-        return [results.passages[name] for name in names]
+        return results.passages[question]
     return [index.passages[row] for name in names if (row := index.passages.row(name)) is not None]
 
 

@@ -131,13 +131,20 @@ def bearer_token() -> str:
 def new_client(
     urls: Sequence[str], token: str, transport: httpx.AsyncBaseTransport | None = None
 ) -> httpx.AsyncClient:
-    """An HTTP client for search servers that sends the token; each request sets its own time-out."""
+    """An HTTP client for search servers that sends the token; each request sets its own time-out.
+
+    A proxy of the environment is not used for this machine, also where other servers are reached by it.
+    """
+    hosts = {httpx.URL(url).host for url in urls}
+    here = {host for host in hosts if is_loopback(host)}
+    direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in here}
     return httpx.AsyncClient(
         transport=transport,
         headers={"Authorization": f"Bearer {token}"} if token else None,
         timeout=None,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
-        trust_env=not all(is_loopback(httpx.URL(url).host) for url in urls),
+        trust_env=here != hosts,
+        mounts=direct,
         follow_redirects=True,
     )
 

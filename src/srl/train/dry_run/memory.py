@@ -47,7 +47,8 @@ PROCESS = 3 * GIB // 5
 class Layout:
     """How a backend spreads a run over machines and devices.
 
-    `workers` are the devices that train. Megatron cuts a network into `model_parts`. In generation, a copy of
+    `workers` are the devices that train. FSDP shards states over `shard_group` of them (0: all), and each
+    group has a copy. Megatron cuts a network into `model_parts`. In generation, a copy of
     the policy is spread over `copy_gpus`. `episode_workers` and `single_processes` are verl's: processes that
     run episodes, spread over the machines, and those that run once, on one machine.
     """
@@ -56,6 +57,7 @@ class Layout:
     cpu: bool = False
     workers: int = 1
     nodes: int = 1
+    shard_group: int = 0
     model_parts: int = 1
     copy_gpus: int = 1
     episode_workers: int = 0
@@ -75,7 +77,12 @@ class Layout:
     @property
     def shards(self) -> int:
         """Pieces that weights and gradients are cut into."""
-        return self.workers if self.kind == "fsdp" else self.model_parts
+        return (self.shard_group or self.workers) if self.kind == "fsdp" else self.model_parts
+
+    @property
+    def optimiser_shards(self) -> int:
+        """Pieces that the optimiser's state is cut into; Megatron's is spread over all workers."""
+        return self.shards if self.kind == "fsdp" else self.workers
 
     def state_bytes(self, itemsize: int) -> tuple[int, int, int]:
         """Bytes per number of weights, of gradients and of AdamW's state: the moments, and a float32 copy of
@@ -188,8 +195,8 @@ def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
         ("adapter weights", "", shape.adapter, weight, layout.shards, weights_away),
         ("critic weights", "", shape.critic, weight, layout.shards, weights_away),
         ("reference weights", "", reference, weight, layout.shards, weights_away),
-        ("policy optimiser", adamw, shape.trainable, optimiser, layout.workers, states_away),
-        ("critic optimiser", adamw, shape.critic_trained, optimiser, layout.workers, states_away),
+        ("policy optimiser", adamw, shape.trainable, optimiser, layout.optimiser_shards, states_away),
+        ("critic optimiser", adamw, shape.critic_trained, optimiser, layout.optimiser_shards, states_away),
         ("gradients", one, most, gradient, layout.shards, False),
     )
     parts = []
@@ -242,7 +249,7 @@ def _update(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     if shape.critic:
         candidates.append(_pass(shape, config, layout, config.critic))
     if layout.kind != "local":
-        step = -(-STEP * max(shape.trainable, shape.critic_trained) // layout.workers)
+        step = -(-STEP * max(shape.trainable, shape.critic_trained) // layout.optimiser_shards)
         how = "gradients and a square root of moments in float32"
         candidates.append([Part("optimiser step", 0, step, how)])
     return max(candidates, key=lambda parts: sum(part.update for part in parts))

@@ -133,7 +133,8 @@ def plan_local(config: Config) -> RunPlan:
     target, shape = pick_device(config.model.device), _shape(config)
     layout = Layout("local", cpu=target.type == "cpu")
     speed, assumed = _measured(config, shape, target), half_of_the_budgets(config)
-    planned = _plan(config, config, shape, device_of(target), layout, warnings=_local_warnings(config))
+    said = _local_warnings(config, target)
+    planned = _plan(config, config, shape, device_of(target), layout, warnings=said)
     times = step_times(shape, config, speed, assumed)
     return replace(planned, speed=speed, assumed=assumed, time=times)
 
@@ -148,17 +149,18 @@ def _plan_elsewhere(config: Config) -> RunPlan:
         LocalFit(name, settings_that_fit(counted, shape, size, memory * 2**30))
         for name, memory in GPUS.items()
     )
-    planned = _plan(config, counted, shape, NOT_HERE, layout, warnings=_local_warnings(config))
+    said = _local_warnings(config, torch.device("cuda"))
+    planned = _plan(config, counted, shape, NOT_HERE, layout, warnings=said)
     return replace(planned, local_fits=tuple(fits))
 
 
-def _local_warnings(config: Config) -> tuple[str, ...]:
+def _local_warnings(config: Config, target: torch.device) -> tuple[str, ...]:
     """Lines for what the local backend refuses, and where vLLM generates, whose memory is not planned."""
     engine: str = config.rollout.engine
     if torch.cuda.is_available() or engine != "auto":
         engine = engine_name(config)
     said = [*local_errors(config), *truncation_errors(config, engine)]
-    if engine == "vllm" and config.model.device != "cpu":
+    if engine == "vllm" and target.type == "cuda":
         share = config.rollout.gpu_memory_utilization
         said.append(
             f"vLLM generates, and takes rollout.gpu_memory_utilization={share:g} of the GPU, not the KV "
@@ -258,10 +260,12 @@ def layout_of(composed: DictConfig, config: Config, job: Job) -> Layout:
     copy_gpus, parts = rollout.tensor_model_parallel_size, 1
     if megatron:
         parts = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
+    size = (composed.actor_rollout_ref.actor.get("fsdp_config") or {}).get("fsdp_size") or 0
+    group = size if 0 < size < nodes * gpus else 0
     once = 4 + composed.transfer_queue.backend.SimpleStorage.num_data_storage_units
     return Layout(
         kind="megatron" if is_megatron(config) else "fsdp", cpu=job.cpu, workers=nodes * gpus, nodes=nodes,
-        model_parts=parts, copy_gpus=copy_gpus, episode_workers=rollout.agent.num_workers,
+        shard_group=group, model_parts=parts, copy_gpus=copy_gpus, episode_workers=rollout.agent.num_workers,
         single_processes=once,
     )  # fmt: skip
 

@@ -108,18 +108,19 @@ def to_output(
 ) -> AgentLoopOutput:
     """A trajectory in verl's terms: the response is everything after the prompt, with our mask.
 
-    A failed episode keeps its tokens and has a mask of zeros, so it is in no loss and in no mean. The fields
-    `srl_…` are what `srl.train.verl.batch.step_batch` reads; positions count from the response's start.
+    A failed episode keeps its tokens and has a mask of zeros, so it is in no loss and in no mean. If it has
+    none, it gets a masked one: verl needs a token for the reward. The fields `srl_…` are what
+    `srl.train.verl.batch.step_batch` reads; positions count from the response's start.
     """
     start = len(trajectory.segments[0].token_ids)
-    mask = trajectory.response_mask[start:]
+    mask = trajectory.response_mask[start:] or [0]
     searching = sum(search.latency_s for search in trajectory.searches)
     versions = engine.steps or [trajectory.step]
     return AgentLoopOutput(
         prompt_ids=trajectory.token_ids[:start],
-        response_ids=trajectory.token_ids[start:],
+        response_ids=trajectory.token_ids[start:] or trajectory.token_ids[-1:],
         response_mask=mask if trajectory.valid else [0] * len(mask),
-        response_logprobs=trajectory.logprobs[start:],
+        response_logprobs=trajectory.logprobs[start:] or [0.0],
         reward_score=score.value if trajectory.valid else 0.0,
         num_turns=trajectory.turns,
         metrics=AgentLoopMetrics(

@@ -80,7 +80,7 @@ def tokens_by_trajectory(
     return {
         item["srl_id"]: {name: values[row, :length].tolist() for name, values in columns.items()}
         for row, (item, fill, length) in rows
-        if not fill
+        if not fill and item["srl_turn_ends"]  # without a turn it has no token but the one for verl
     }
 
 

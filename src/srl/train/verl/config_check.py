@@ -18,6 +18,8 @@ from math import gcd
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
 from srl.config.keys import plain
@@ -288,11 +290,18 @@ def _workers(composed: DictConfig) -> int:
 
 
 def _machines(composed: DictConfig, config: Config) -> Iterator[str]:
-    """Several machines need a Ray cluster that is running; without an address a run starts its own."""
+    """Several machines need a Ray cluster that is running; without an address a run starts its own, with the
+    GPUs that are here."""
     if composed.trainer.nnodes > 1 and config.cluster.address is None:
         yield (
             f"cluster.nnodes = {composed.trainer.nnodes}: several machines need an existing Ray cluster; "
             "run `ray start` on each and set cluster.address=auto"
+        )
+    here, wanted = torch.cuda.device_count(), composed.trainer.n_gpus_per_node
+    if composed.trainer.device != "cpu" and config.cluster.address is None and 0 < here < wanted:
+        yield (
+            f"cluster.n_gpus_per_node = {wanted}: this machine has {here} GPU{'s' if here > 1 else ''}; "
+            f"set cluster.n_gpus_per_node={here}"
         )
 
 

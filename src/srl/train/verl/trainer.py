@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.utils.padding import response_to_nested
 
+from srl.advantage.masked import masked_mean
 from srl.config import load_saved
 from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
@@ -177,7 +178,10 @@ class SearchTrainer(PPOTrainerSync):
         step = step_batch(known, extra, padding, correction)
         result = compute_advantages(step, self.srl, self.algorithm, self.kl)
         self.step_metrics = result.metrics | returns_and_values(step, result)
-        columns = token_columns(step, result, known.get("entropy"))
+        entropy = known.get("entropy")
+        if entropy is not None and bool(step.mask.any()):  # verl aggregates its own like the loss
+            self.step_metrics["actor/entropy"] = float(masked_mean(entropy.float(), step.mask))
+        columns = token_columns(step, result, entropy)
         self.tokens = tokens_by_trajectory(columns, extra, padding, mask.offsets().diff().tolist())
         fields = update_fields(step, result)
         nested = {name: response_to_nested(value, mask) for name, value in fields.items()}
@@ -188,12 +192,17 @@ class SearchTrainer(PPOTrainerSync):
         )
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
-        """verl's metrics, overridden by ours of the same name; then the step goes to the log."""
+        """verl's metrics, overridden by ours of the same name; then the step goes to the log.
+
+        verl has put those of the step's validation among them, which has its own place in the log.
+        """
         super()._compute_metrics(batch, metrics, *args, **named)
         metrics.update(self.step_metrics)
-        known = self._finish("train", _numbers(metrics), self.tokens)
-        metrics.update(known)
+        numbers = _numbers(metrics)
+        trained = {name: numbers[name] for name in numbers if not name.startswith(_OF_VALIDATION)}
+        metrics.update(self._finish("train", trained, self.tokens))
         self.step_metrics, self.tokens = {}, {}
+        self._stop_if_broken()
         if self._folder(self.global_steps).is_dir():
             self._settle_checkpoint()
 
@@ -310,6 +319,10 @@ class SearchTrainer(PPOTrainerSync):
         known = ray.get(self.log_actor.state.remote()).val_em if trainer.keep_best_ckpt else None
         for folder in superseded_checkpoints(self.run, trainer.max_ckpt_to_keep, "verl", known):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+_OF_VALIDATION = ("val/", "val-core/", "val-aux/")
+"""What the names of a validation's metrics begin with."""
 
 
 @contextmanager

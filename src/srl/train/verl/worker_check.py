@@ -69,7 +69,7 @@ def _last_line(error: BaseException) -> str:
 def check_search(run: Path, workers: Sequence[Any]) -> None:
     """Raises UserError naming a search server that a machine cannot reach: 127.0.0.1 differs on each."""
     config = load_saved(run)
-    if not config.rollout.search or config.search.url is None:
+    if not config.rollout.search or config.search.url is None or config.search.replays:
         return
     asked = [worker.__ray_call__.remote(search_problems, run) for worker in workers]
     for found in map(_got, asked):

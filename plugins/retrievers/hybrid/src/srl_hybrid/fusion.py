@@ -32,7 +32,8 @@ def fuse_first(
     So the first ids do not depend on how long the rankings are.
     """
     first = {name: ranking[:depth] for name, ranking in rankings.items()}
-    others = chain.from_iterable(zip_longest(*(ranking[depth:] for ranking in rankings.values())))
+    rest = (rankings[name][depth:] for name in sorted(rankings))
+    others = chain.from_iterable(zip_longest(*rest))
     return followed_by(fuse(first, weights, rank_constant), (one for one in others if one is not None))
 
 

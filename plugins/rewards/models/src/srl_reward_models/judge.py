@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from srl.errors import SrlError, UserError
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine, Sampling
+from srl.rollout.openai_engine import RefusedError
 from srl.safe_text import quoted, refuse_credentials
 from srl.trajectory import Score, Trajectory
 from srl_reward_models.verdicts import Case, Verdict, Verdicts, cache_path
@@ -191,6 +192,8 @@ class Judge:
         sampling = Sampling(max_tokens=self._options.max_tokens, temperature=0.0)
         try:
             completion = await self.engine.generate(case.key, ids, sampling)
+        except RefusedError as error:
+            raise self._no_verdict(f"refused the request: {error.why}", Verdict("")) from error
         except UserError as error:
             self._given_up = self._given_up or str(error)
             raise
@@ -201,18 +204,16 @@ class Judge:
         word = said.strip().lower()
         found = Verdict(word, int(used["prompt_tokens"]), int(used["completion_tokens"]), used.get("cost"))
         if word not in self._options.verdicts:
-            raise self._no_verdict(said, found)
+            words = ", ".join(self._options.verdicts)
+            raise self._no_verdict(f"said {quoted(said, 80)!r}; expected one of {words}", found)
         self._without_verdict = 0
         self._verdicts.keep(case, found, self.prompt)
         return found
 
-    def _no_verdict(self, said: str, request: Verdict) -> NoVerdictError | UserError:
+    def _no_verdict(self, what: str, request: Verdict) -> NoVerdictError | UserError:
         """What is raised for a reply that is no verdict: UserError after too many in a row."""
         self._without_verdict += 1
-        why = (
-            f"the judge {self.model} said {quoted(said, 80)!r}; expected one of "
-            f"{', '.join(self._options.verdicts)}"
-        )
+        why = f"the judge {self.model} {what}"
         if self._without_verdict < _MOST_WITHOUT_VERDICT:
             return NoVerdictError(why, request)
         self._given_up = (
