@@ -246,7 +246,7 @@ def test_a_request_that_the_server_refuses_costs_its_episode_alone(tmp_path: Pat
     answers = saying(careful, 200, USAGE)
 
     async def filtered(path: str, body: dict[str, Any], headers: dict[str, str]) -> Reply:
-        refused = "Genoa" in str(body.get("messages"))
+        refused = "Turin" in str(body.get("messages"))
         return (
             Reply({"error": {"message": "content"}}, 400) if refused else await answers(path, body, headers)
         )
@@ -254,7 +254,7 @@ def test_a_request_that_the_server_refuses_costs_its_episode_alone(tmp_path: Pat
     server = FakeServer(filtered)
     with server.running() as url:
         mix = RewardMix({"judge": 1.0}, {"judge": {"url": url, "cache": str(tmp_path / "v"), "retries": 0}})
-        refused, judged = score(mix, "Genoa", "Paris")
+        refused, judged = score(mix, "Turin", "Paris")
     assert "refused the request" in (refused.error or "")
     assert "data.max_prompt_length" not in (refused.error or "")
     assert not judged.error

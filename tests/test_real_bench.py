@@ -200,7 +200,7 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
     assert found["curves"] == {"grpo": {"0": {"val/em": {"steps": [0], "values": [0.5]}}}}
     assert not {"questions_file", "place"} & found["rows"]["closed-book"]["0"].keys()
     (tmp_path / "real_learning.json").write_text(json.dumps(found))
-    monkeypatch.setattr(real_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(real_tables, "RESULT", tmp_path / "real_learning.json")
     lines = real_tables.learning().splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [
         "| closed-book", "| cold start", "| + GRPO, seed 0", "| + GRPO, seed 1",
@@ -229,7 +229,7 @@ def test_results_of_another_cache_stay_until_its_cold_start_is_replaced():
 
 
 def test_without_results_a_table_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(real_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(real_tables, "RESULT", tmp_path / "real_learning.json")
     for name, made in real_tables.TABLES.items():
         assert made() == real_tables.NOTHING, name
 

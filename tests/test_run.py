@@ -13,7 +13,7 @@ from srl.errors import UserError
 from srl.store import RunInfo
 from srl.train import run as runs
 from srl.train.report import reporters
-from srl.train.run_directory import LOG, Progress, RunRecord, checkpoint_path
+from srl.train.run_directory import LOG, Progress, RunRecord, checkpoint_path, write_latest_verl_step
 from srl.train.search import IndexDigests
 from srl.workspace import Workspace
 
@@ -49,6 +49,8 @@ class FakeBackend:
         folder = checkpoint_path(run, 2, self.name)
         for part in ("actor", "data.pt", "srl.json"):
             (folder / part).mkdir(parents=True, exist_ok=True)
+        if self.name == "verl":
+            write_latest_verl_step(run, 2)
         return Progress(2, 1.5, 0.1, 0.2, 0.3)
 
 

@@ -164,6 +164,10 @@ def test_a_copy_of_a_run_is_left_out_of_a_folder_of_runs(tmp_path, names, caplog
         assert connection.execute("SELECT path FROM runs").fetchall() == [(str(kept / "log"),)]
         assert one(connection, "SELECT count(*) FROM steps") == 1
     assert f"{copy} is left out: it is a copy of the run in {kept}" in caplog.text
+    (tmp_path / "runs" / "link").symlink_to(kept)
+    with srl.store.open(tmp_path / "runs") as connection:
+        assert one(connection, "SELECT count(*) FROM steps") == 1
+    assert "link" not in caplog.text
     assert steps_of(copy) == [1]
 
 

@@ -7,7 +7,7 @@ running log consists of immutable Parquet parts, and a finished one is a databas
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -79,21 +79,31 @@ def _once(logs: Iterable[Path]) -> list[Path]:
     return list({log.resolve(): log for log in logs}.values())
 
 
-def copies_of_runs(logs: Sequence[Path]) -> dict[Path, Path]:
+def copies_of_runs(logs: Sequence[Path], damaged: Collection[Path] = ()) -> dict[Path, Path]:
     """The logs that are copies of another one's run, each with the log that is read instead of it.
 
-    That is the log in the directory with the run's name, else the first. All tables name a run by its id, so
-    a copy would add its rows to those of the run. Links to a log are the log itself.
+    That is one without damage, of several the one in the directory with the run's name, else the first. All
+    tables name a run by its id, so a copy would add its rows to those of the run. Links to a log are the log
+    itself.
     """
     found: dict[str, list[Path]] = {}
-    if len(logs) > 1:
-        for log in logs:
-            with suppress(UserError, OSError):
-                found.setdefault(str(run_info.load(log)["run"]["run_id"]), []).append(log)
+    for log in logs:
+        with suppress(UserError, OSError):
+            found.setdefault(str(run_info.load(log)["run"]["run_id"]), []).append(log)
     copies = dict[Path, Path]()
     for run_id, of_run in found.items():
-        kept = next((log for log in of_run if log.parent.name == run_id), of_run[0])
+        kept = min(of_run, key=lambda log: (log in damaged, log.parent.name != run_id))
         copies |= {log: kept for log in of_run if log.resolve() != kept.resolve()}
+    return copies
+
+
+def _copies_in_folders(paths: Sequence[Path | str], without: Damages) -> dict[Path, Path]:
+    """Those among the logs of each path. Logs that are named one by one may be parts of one run."""
+    damaged = {damage.log for damage in without.values()}
+    copies = dict[Path, Path]()
+    for path in paths:
+        if len(logs := find_logs(path)) > 1:
+            copies |= copies_of_runs(logs, damaged)
     return copies
 
 
@@ -155,9 +165,10 @@ def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn
         else:
             for damage in [*(lost for path in paths for lost in _lost(path)), *without.values()]:
                 warn(left_out(damage))
-            logs = _once(log for path in paths for log in find_logs(path))
-            for copy, log in copies_of_runs(logs).items():
-                warn(f"{copy.parent} is left out: it is a copy of the run in {log.parent}")
+            damaged = {damage.log for damage in without.values()}
+            for copy, log in _copies_in_folders(paths, without).items():
+                if copy not in damaged:
+                    warn(f"{copy.parent} is left out: it is a copy of the run in {log.parent}")
             return done
 
 
@@ -191,7 +202,7 @@ def _connect(
 ) -> duckdb.DuckDBPyConnection:
     """A connection over the logs at `paths`; sealed if there is a directory to `spill` to."""
     logs = _once(log for path in paths for log in existing_logs(path))
-    copies = copies_of_runs(logs)
+    copies = _copies_in_folders(paths, without)
     logs = [log for log in logs if log not in copies]
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:

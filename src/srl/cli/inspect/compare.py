@@ -68,7 +68,7 @@ def _compared(asked: list[tuple[str, int | None]], phase: str | None) -> Diff:
     from srl.store.reader import copies_of_runs, find_logs
 
     found = paths([run for run, _ in asked])
-    if copies_of_runs([log for path in dict.fromkeys(found) for log in find_logs(path)]):
+    if copies_of_runs([log for path in found for log in find_logs(path)]):
         raise UserError(f"{found[0]} and {found[1]} are copies of the same run")
 
     def compared(log: Any) -> Diff:
