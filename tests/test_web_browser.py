@@ -200,6 +200,16 @@ def test_run_page_follows_what_is_written(tab, site):
     assert page.locator("#live").inner_text() == "live"
 
 
+def test_empty_workspace_shows_its_first_run_when_it_starts(chromium, tmp_path):
+    with running(create_app(Workspace(tmp_path))) as url:
+        page = chromium.new_page()
+        page.goto(url.removesuffix("/retrieve"))
+        assert "Nothing to show" in page.content()
+        write_step(new_log(tmp_path / "runs" / GRPO), 1)
+        page.get_by_role("link", name=GRPO).first.wait_for(timeout=15_000)
+        page.close()
+
+
 def test_theme_follows_the_system_until_one_is_chosen(tab):
     page = tab("/", color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
