@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from srl.config import load_config
 from srl.errors import UserError
+from srl.train.verl import worker_check
 from srl.train.verl.registration import WorkerReport
-from srl.train.verl.worker_check import check_reports
+from srl.train.verl.worker_check import check_reports, check_search
 
 MINE = WorkerReport(
     "node1",
@@ -60,3 +62,12 @@ def test_worker_that_says_nothing_ends_the_run_by_name(found):
     with pytest.raises(UserError, match=r"^worker training 1 .*is srl-search installed there") as caught:
         check_reports({"training 1": found}, MINE)
     assert "\n" not in str(caught.value)
+
+
+def test_replayed_searches_ask_no_server(monkeypatch, tmp_path):
+    sets = ["search.url=http://127.0.0.1:9", "search.cassette=replay c"]
+    monkeypatch.setattr(worker_check, "load_saved", lambda run: load_config(sets=sets).config)
+    check_search(tmp_path, [object()])
+    sets.pop()
+    with pytest.raises(AttributeError, match="__ray_call__"):
+        check_search(tmp_path, [object()])

@@ -323,6 +323,12 @@ def digest_file(path: Path | str, report: Callable[[int], object] | None = None)
     return digest.hexdigest()
 
 
+def digest_path(path: Path) -> str:
+    """32 hex digits of a file, or of the files directly in a directory: their names and bytes."""
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    return digest_text(*(text for file in files for text in (file.name, digest_file(file))))
+
+
 def digest_text(*parts: str) -> str:
     """32 hex digits (blake2b-128) of the parts; `("ab", "c")` and `("a", "bc")` differ."""
     digest = blake2b(digest_size=16)

@@ -23,7 +23,7 @@ from srl.config.paths import option_paths
 from srl.errors import UserError
 from srl.evaluate.intervals import Interval, interval
 from srl.evaluate.retrieval_metrics import document_of
-from srl.files import digest_file, digest_text
+from srl.files import digest_path
 from srl.plugins import manager
 from srl.progress import counted
 from srl.reward import RewardMix
@@ -126,17 +126,9 @@ def _described(name: str, weight: float, config: Config) -> str:
     version = [f"code {known.version}"] if manager.is_import_path(name) else []
     more = [*version, *(f"{key}={json.dumps(value)}" for key, value in sorted(options.items()))]
     for (key, *_), _ in option_paths("reward", name, options):
-        if found := _content(Path(options[key])):
-            more.append(f"{key} {found[:12]}")
+        if (path := Path(options[key])).exists():
+            more.append(f"{key} {digest_path(path)[:12]}")
     return f"{name}={weight:g}" + (f" ({', '.join(more)})" if more else "")
-
-
-def _content(path: Path) -> str:
-    """A digest of a file, or of the files of a directory; empty for a name of something else."""
-    if path.is_file():
-        return digest_file(path)
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
-    return digest_text(*(text for file in files for text in (file.name, digest_file(file)))) if files else ""
 
 
 def _ids(table: pa.Table) -> set[str]:

@@ -11,12 +11,12 @@ from typing import Any
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_directory, read_json, resumable_directory, write_json
 from srl.index.manifest import KIND, RECORD
+from srl.index.passages import FOLDER
 from srl.manifests import MANIFEST, DamagedError, check_files, read_manifest, replaceable
 
 NOTE = "building.json"
 BESIDES = (MANIFEST, RECORD, NOTE)
 """Files of a build's directory that are not the index's own."""
-_PASSAGES = "passages"
 _REPLACEABLE = replaceable(KIND, "an index", besides=BESIDES)
 
 
@@ -53,7 +53,7 @@ class BuildDirectory:
         """
         before = self._noted.get("corpus_digest")
         if before not in (None, digest) and self._overwrite:
-            _empty(self.directory, keep=_PASSAGES)
+            _empty(self.directory, keep=FOLDER)
         elif before not in (None, digest):
             raise UserError(
                 f"{self.directory} has an unfinished index of another corpus: expected digest "

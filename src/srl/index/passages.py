@@ -22,7 +22,7 @@ import numpy as np
 from srl.errors import UserError
 from srl.trajectory import Passage
 
-_FOLDER = "passages"
+FOLDER = "passages"
 _ENCODING = ("utf-8", "surrogatepass")
 
 
@@ -100,7 +100,7 @@ def keep_passages(
     A retriever's `build` calls this first. Inside `srl index build` the passages are already stored; a
     retriever used alone stores them itself. `progress` is called with the number of passages stored so far.
     """
-    folder = Path(directory) / _FOLDER
+    folder = Path(directory) / FOLDER
     if isinstance(passages, PassageStore) and passages.directory == folder:
         return passages
     return write_passages(passages, folder, progress)
@@ -108,7 +108,7 @@ def keep_passages(
 
 def open_passages(directory: Path | str) -> PassageStore:
     """The passages that `keep_passages` stored in the index at `directory`, memory-mapped."""
-    return PassageStore(Path(directory) / _FOLDER)
+    return PassageStore(Path(directory) / FOLDER)
 
 
 def write_passages(

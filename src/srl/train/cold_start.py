@@ -11,7 +11,7 @@ import torch
 
 from srl.config import Config
 from srl.config.sections import Model, Section, Sft
-from srl.files import atomic_directory, digest_file, digest_text
+from srl.files import atomic_directory, digest_path, digest_text
 from srl.input_files import check_input
 from srl.manifests import ABOUT
 from srl.model import pick_device, pick_dtype, save_model
@@ -97,8 +97,7 @@ def _without_paths(model: Model, device: torch.device) -> Model:
 
 def _content(value: object) -> str:
     if isinstance(value, Path):
-        files = sorted(file for file in value.iterdir() if file.is_file()) if value.is_dir() else [value]
-        return digest_text(*(text for file in files for text in (file.name, digest_file(file))))
+        return digest_path(value)
     if isinstance(value, Section):
         return value.model_dump_json(exclude=_HARMLESS)
     return repr(value)

@@ -125,8 +125,8 @@ class RerankRetriever(RetrieverBase):
         if not np.isfinite(scores).all():
             return Fault("failed", "the cross-encoder's score is not a number; try --set dtype=float32")
         by_id = {passage.id: passage for passage in passages}
-        rated = dict(zip((passage.id for passage in passages), scores.tolist(), strict=False))
-        rated = followed_by(rated, by_id)
+        reranked = (passage.id for passage in passages[: self.options.depth])
+        rated = followed_by(dict(zip(reranked, scores.tolist(), strict=True)), by_id)
         first = {passage_id: rank for rank, passage_id in enumerate(by_id)}
         place = first.__getitem__ if self._store is None else self._store.row
         return [Hit(by_id[one], rated[one]) for one in best(rated, k, place)]
