@@ -97,9 +97,8 @@ def copies_of_runs(logs: Sequence[Path], damaged: Collection[Path] = ()) -> dict
     return copies
 
 
-def _copies_in_folders(paths: Sequence[Path | str], without: Damages) -> dict[Path, Path]:
+def _copies_in_folders(paths: Sequence[Path | str], damaged: Collection[Path]) -> dict[Path, Path]:
     """Those among the logs of each path. Logs that are named one by one may be parts of one run."""
-    damaged = {damage.log for damage in without.values()}
     copies = dict[Path, Path]()
     for path in paths:
         if len(logs := find_logs(path)) > 1:
@@ -114,7 +113,7 @@ def open_logs(*paths: Path | str, warn: Warn = _logger.warning) -> duckdb.DuckDB
     files and write. Damaged parts and runs are left out, with a call of `warn`. Raises UserError if there is
     no readable log.
     """
-    return _patiently(paths, lambda without: _connect(paths, without), warn)
+    return _patiently(paths, lambda without, copies: _connect(paths, without, copies), warn)
 
 
 def reading(
@@ -132,10 +131,10 @@ def reading(
     what it read of finished logs. Raises UserError if nothing can be read.
     """
 
-    def once(without: Damages) -> T:
+    def once(without: Damages, copies: Collection[Path]) -> T:
         with (
             TemporaryDirectory(prefix="srl-", ignore_cleanup_errors=True) as spill,
-            _connect(paths, without, Path(spill) if sealed else None, memory) as connection,
+            _connect(paths, without, copies, Path(spill) if sealed else None, memory) as connection,
         ):
             return _interruptible(connection, read)
 
@@ -145,13 +144,17 @@ def reading(
         raise UserError(in_one_line(error)) from error
 
 
-def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn: Warn) -> T:
-    """Return `action(without)`; retried if the writer moved files meanwhile, then without damaged files."""
+def _patiently(
+    paths: Sequence[Path | str], action: Callable[[Damages, Collection[Path]], T], warn: Warn
+) -> T:
+    """Return `action(without, copies)`; retried if the writer moved files meanwhile, then without damage."""
     without: dict[Path, Damage] = {}
     tries = TRIES
     while True:
+        damaged = {damage.log for damage in without.values()}
         try:
-            done = action(without)
+            copies = _copies_in_folders(paths, damaged)
+            done = action(without, copies.keys())
         except Exception as error:
             cause = error.__cause__ if isinstance(error.__cause__, duckdb.Error) else error
             if isinstance(cause, _MOVED) and tries > 1:
@@ -165,8 +168,7 @@ def _patiently(paths: Sequence[Path | str], action: Callable[[Damages], T], warn
         else:
             for damage in [*(lost for path in paths for lost in _lost(path)), *without.values()]:
                 warn(left_out(damage))
-            damaged = {damage.log for damage in without.values()}
-            for copy, log in _copies_in_folders(paths, without).items():
+            for copy, log in copies.items():
                 if copy not in damaged:
                     warn(f"{copy.parent} is left out: it is a copy of the run in {log.parent}")
             return done
@@ -198,11 +200,14 @@ def _interruptible(
 
 
 def _connect(
-    paths: Sequence[Path | str], without: Damages, spill: Path | None = None, memory: str | None = None
+    paths: Sequence[Path | str],
+    without: Damages,
+    copies: Collection[Path],
+    spill: Path | None = None,
+    memory: str | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """A connection over the logs at `paths`; sealed if there is a directory to `spill` to."""
+    """A connection over the logs at `paths` but `copies`; sealed if there is a directory to `spill` to."""
     logs = _once(log for path in paths for log in existing_logs(path))
-    copies = _copies_in_folders(paths, without)
     logs = [log for log in logs if log not in copies]
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     try:
