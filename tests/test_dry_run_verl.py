@@ -79,6 +79,12 @@ def test_states_are_shared_within_the_group_that_fsdp_shards_over():
     groups = footprint(shape, config, Layout("fsdp", workers=16, shard_group=8))
     for name in ("policy weights", "policy optimiser", "gradients"):
         assert bytes_of(groups, name) == bytes_of(footprint(shape, config, EIGHT), name)
+
+
+@pytest.mark.slow
+@pytest.mark.must_run
+def test_plan_has_the_group_that_fsdp_shards_over():
+    pytest.importorskip("verl")
     given = made("cluster.n_gpus_per_node=16", "verl.actor_rollout_ref.actor.fsdp_config.fsdp_size=8")
     assert "each worker holds 1/8 of the policy" in plan_verl(given, planned_job(given)).machines["training"]
 

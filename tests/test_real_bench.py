@@ -23,12 +23,6 @@ from srl.evaluate.episode_results import EpisodeResult
 from srl.trajectory import Question
 
 
-def test_seeds_share_the_cold_start_and_nothing_else(tmp_path):
-    benches = [Bench(tmp_path, tmp_path, tmp_path, seed, "small") for seed in (0, 1)]
-    assert [bench.key("cold-start") for bench in benches] == ["cold-start-s0"] * 2
-    assert [bench.key("grpo") for bench in benches] == ["grpo-s0", "grpo-s1"]
-
-
 def result(name: str, em: float = 0.0, hops: int | None = 2, evidence: float | None = 1.0) -> EpisodeResult:
     return EpisodeResult(
         question_id=name, sample=0, data_source="hotpotqa", split="test", hops=hops, kind="bridge",
@@ -217,15 +211,26 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
     assert "┊ Doc 1\n┊ Doc 2\n```\n\n3 of 70 two-hop" in real_tables.transcript()
 
 
-def test_results_of_another_cache_stay_until_its_cold_start_is_replaced():
-    rows = {"cold start": {"0": 1}, "+ GRPO": {"0": 2}, "closed-book": {"0": 3}}
-    known = {"rows": rows, "curves": {"a": 4}}
-    nothing = {"rows": {}, "curves": {}}
+def test_results_stay_but_for_those_of_a_seed_that_this_cache_has():
+    rows = {"cold start": {"0": 1, "1": 7}, "+ GRPO": {"0": 2}, "closed-book": {"0": 3}}
+    known = {
+        "rows": rows,
+        "compared": {"+ GRPO": {"0": 8}},
+        "curves": {"a": {"0": 4, "1": 9}},
+        "transcript": {},
+    }
+    nothing = {kind: {} for kind in measure.KINDS}
     assert measure.with_known(nothing, known) == known
+    assert measure.with_known(known, {}) == known
     base = measure.with_known({**nothing, "rows": {"closed-book": {"0": 5}}}, known)
     assert base == {**known, "rows": {**rows, "closed-book": {"0": 5}}}
-    other = measure.with_known({"rows": {"cold start": {"0": 6}}, "curves": {"b": 7}}, known)
-    assert other == {"rows": {"closed-book": {"0": 3}, "cold start": {"0": 6}}, "curves": {"b": 7}}
+    again = measure.with_known({**nothing, "rows": {"cold start": {"0": 6}}}, known)
+    assert again == {
+        "rows": {"cold start": {"0": 6, "1": 7}, "closed-book": {"0": 3}},
+        "compared": {}, "curves": {"a": {"1": 9}}, "transcript": {},
+    }  # fmt: skip
+    other = measure.with_known({**nothing, "curves": {"a": {"2": 6}}}, known)
+    assert other == {**known, "curves": {"a": {"0": 4, "1": 9, "2": 6}}}
 
 
 def test_without_results_a_table_says_so(monkeypatch, tmp_path):

@@ -8,8 +8,9 @@
 
 Each part is a sequence of commands of `srl`, printed as they run, and its outputs are under `--cache`. The
 same command again continues where it was stopped, also in the middle of a run; parts that are done are left
-alone. A signal (Ctrl-C, SIGTERM) ends the command that runs, then the benchmark. Once there are data and a
-cold start, parts and seeds may run at the same time.
+alone. A signal (Ctrl-C, SIGTERM) ends the command that runs, then the benchmark. Once there are data and
+demonstrations, seeds may run at the same time. Each has a cold start of its own, so they may also run on
+different machines, with the same --out.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def save(bench: Bench, out: Path, origin: str) -> None:
     about = {"model_origin": origin, "data_origin": "see docs/results.md"}
     known = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
     found = measure.with_known(measure.collected(bench), known)
-    found |= {"provenance": provenance(["python bench/real"], about), "preset": bench.preset}
+    here = provenance(["python bench/real"], about)
+    found["provenance"] = known.get("provenance", {}) | {str(bench.seed): here}
+    found["preset"] = bench.preset
     out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(f"in {out}", file=sys.stderr)
 

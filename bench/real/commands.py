@@ -28,8 +28,6 @@ SMALL = (
 )  # fmt: skip
 """Settings of the smoke run."""
 SMOKE_STEPS = 2
-SHARED = ("cold-start", "r1-start")
-"""Runs that all seeds share; their own seed is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +100,7 @@ class Bench:
         else:
             share_compiled_code(workspace, self.cache / "compiled")
             sets = [*self.sets, *(SMALL if self.smoke else ())]
-            how = [
-                "--preset",
-                self.preset,
-                "--seed",
-                0 if name in SHARED else self.seed,
-                *arguments,
-                *options(sets),
-            ]
+            how = ["--preset", self.preset, "--seed", self.seed, *arguments, *options(sets)]
         limit = SMOKE_STEPS if self.smoke and steps is None else steps
         how += [] if limit is None else ["--steps", limit]
         return self._finished(workspace, [*how, "--json"])
@@ -127,7 +118,7 @@ class Bench:
 
     def key(self, name: str) -> str:
         """The name of a run with its seed."""
-        return f"{name}-s{0 if name in SHARED else self.seed}"
+        return f"{name}-s{self.seed}"
 
     def trained(self, name: str) -> Trained | None:
         """The run `name` if it has finished, else None."""

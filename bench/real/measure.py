@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,8 @@ CURVES = (
     "response_length/mean", "env/number_of_valid_search", "env/ratio_of_valid_action", "critic/score/mean",
     "train/em", "val/em",
 )  # fmt: skip
+KINDS = ("rows", "compared", "curves", "transcript")
+"""What is measured, each by name and seed."""
 SHOWN = 200
 """Characters of a passage in the transcript."""
 
@@ -325,7 +327,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 
 def collected(bench: Bench) -> dict[str, Any]:
     """All that has been measured: rows, comparisons, curves and transcripts by name and seed."""
-    found: dict[str, Any] = {"rows": {}, "compared": {}, "curves": {}, "transcript": {}}
+    found: dict[str, Any] = {kind: {} for kind in KINDS}
     for file in sorted((bench.cache / "state").glob("*.json")):
         value = json.loads(file.read_text(encoding="utf-8"))["value"]
         if file.stem == "demonstrations":
@@ -333,22 +335,36 @@ def collected(bench: Bench) -> dict[str, Any]:
         elif named := _MEASURED.fullmatch(file.stem):
             kind, run, seed = named[1], named[2], named[3] or "0"
             for name, one in value.items() if kind in ("row", "compared") else [(run, value)]:
-                kept = {key: part for key, part in one.items() if key not in _OWN}
-                found["rows" if kind == "row" else kind].setdefault(name, {})[seed] = kept
+                result = {key: part for key, part in one.items() if key not in _OWN}
+                found["rows" if kind == "row" else kind].setdefault(name, {})[seed] = result
     return found
 
 
 def with_known(found: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """`found`, what this cache has measured, and of the results `known` before what it has not.
 
-    The base's rows depend on nothing that was trained, so they are kept one by one. All others come from one
-    cold start, and are kept only where this cache has none of them.
+    A seed's results come from its own cold start: if this cache has any of a seed, all that was known of it
+    goes. The base's rows depend on nothing that was trained, so they are kept one by one.
     """
-    rows = known.get("rows", {})
-    kept = {name: rows[name] for name in BASE.values() if name in rows}
-    if found["rows"].keys() <= set(BASE.values()):
-        return {**found, **known, "rows": rows | found["rows"]}
-    return {**found, "rows": kept | found["rows"]}
+    bases = set(BASE.values())
+    replaced = {
+        seed for kind in KINDS for name, seeds in found[kind].items() if name not in bases for seed in seeds
+    }
+    merged = {**known, **found}
+    for kind in KINDS:
+        names = dict.fromkeys([*known.get(kind, {}), *found[kind]])
+        rows = {
+            name: kept(known, kind, name, set() if name in bases else replaced) | found[kind].get(name, {})
+            for name in names
+        }
+        merged[kind] = {name: seeds for name, seeds in rows.items() if seeds}
+    return merged
+
+
+def kept(known: Mapping[str, Any], kind: str, name: str, replaced: Collection[str]) -> dict[str, Any]:
+    """The results that were known of a row or run, by seed, but for the seeds `replaced`."""
+    seeds = known.get(kind, {}).get(name, {})
+    return {seed: value for seed, value in seeds.items() if seed not in replaced}
 
 
 _OWN = {"questions_file", "place"}
