@@ -54,7 +54,8 @@ The help of every command. Results go to stdout, everything else to stderr; `--j
 programs.
 
 Exit codes: 0 success; 1 a check failed; 2 an error in the input or the environment; 70 a bug in srl, with
-the traceback in a file; 129, 130 and 143 a closed terminal, Ctrl-C and SIGTERM.
+the traceback in a file; 129, 130 and 143 a closed terminal, Ctrl-C and SIGTERM;
+141 the reader of the output closed the pipe.
 """
 
 STORE_INTRO = """\

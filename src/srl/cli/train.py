@@ -3,7 +3,7 @@ configurations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -243,9 +243,24 @@ def _configured(
 
     flags = {"model.path": model and _model(model), "trainer.seed": seed, steps_key(algo or ""): steps}
     resolved = load_config(preset, config, None if algo in (SFT, RFT) else algo, {**flags, **logged}, sets)
-    for warning in resolved.warnings:
+    for warning in (*resolved.warnings, *_unread_fine_tuning(algo, resolved)):
         output.note(f"warning: {warning}")
     return resolved
+
+
+def _unread_fine_tuning(algo: str | None, resolved: Any) -> Iterator[str]:
+    """Typed settings of fine-tuning that a run from a given model does not read: it makes no cold start."""
+    if algo in (SFT, RFT) or resolved.config.model.path is None:
+        return
+    from srl.config.cross_checks import TYPED
+
+    keys = [key for key, origin in resolved.origins.items() if key.startswith("sft.") and origin in TYPED]
+    if keys:
+        yield (
+            f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect: training starts from "
+            f"{resolved.config.model.path} as it is; fine-tune first with --algo sft, "
+            "then give --model RUN@best"
+        )
 
 
 def _logged(algo: str | None, run: str, condition: str | None, context: typer.Context) -> dict[str, str]:

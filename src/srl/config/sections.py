@@ -166,7 +166,8 @@ class Data(Section):
     """Passages to search, JSON lines with `id` and `contents`. The index is built from them."""
     template: File | None = None
     """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tiny, tiny-r1, or a text file
-    with `{question}`. With `{information}` in it, as in rag, the question is searched for first and the
+    with `{question}`. A text with neither `<search>` nor `{information}` is a prompt without search, for
+    rollout.search=false. With `{information}` in it, as in rag, the question is searched for first and the
     passages stand there. null: use the prompts in the files unchanged."""
     examples: File | None = None
     """Worked examples for the template few-shot: a text file, each with a line `Question: …` and below it an
@@ -580,7 +581,9 @@ class Ref(Section):
 
 
 class Sft(Section):
-    """Supervised fine-tuning: on demonstrations before RL, or on episodes that a policy sampled."""
+    """Supervised fine-tuning: `--algo sft`, the rounds of `--algo rft`, and the cold start of a run without
+    model.path. With model.path RL starts from that model as it is: fine-tune it first with `--algo sft`, and
+    give `--model RUN@best`."""
 
     train_files: File | None = None
     """Demonstrations, JSON lines `{"question", "golden_answers", "turns": ["…", …]}`, with `data_source` and
