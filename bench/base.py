@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from srl.data.corpus import write_corpus
-from srl.data.demonstrations import demonstrations, hazard, look_up
+from srl.data.demonstrations import demonstrations, guess_turn, look_up
 from srl.data.world import RELATIONS, make_world, name_words, questions
 from srl.data.write_world import KINDS
 from srl.files import write_json
@@ -56,7 +56,7 @@ def world_tokenizer() -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     said = [f"{item.sentence} {item.question} {item.phrase}" for item in RELATIONS.values()]
-    said += [look_up(""), hazard(""), template("tiny").prompt, template("tiny").feedback]
+    said += [look_up(""), guess_turn(""), template("tiny").prompt, template("tiny").feedback]
     text = " ".join([*said, "Doc ( Title : ) No results found . … ? &"]).replace("?", " ? ")
     words = [word for word in dict.fromkeys(text.split()) if not word.startswith(("<", "{"))]
     words += [str(number) for number in range(1, 10)]

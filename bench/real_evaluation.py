@@ -3,9 +3,9 @@
     python bench/real_evaluation.py --data DIRECTORY [--budget 400] [--model DIRECTORY]
 
 The questions are test questions of 2WikiMultihopQA, HotpotQA, Natural Questions and SQuAD; the corpus is the
-passages that come with them. `--data` is the folder that has the published files, as tests/shared_data.py names
-them. The model is that of bench/speed. Answers are logged in the workspace under `--cache`: the same command
-continues where it was stopped, and a larger budget generates only the questions that are new.
+passages that come with them. `--data` is the folder that has the published files, as tests/shared_data.py
+names them. The model is that of bench/speed. Answers are logged in the workspace under `--cache`: the same
+command continues where it was stopped, and a larger budget generates only the questions that are new.
 """
 
 from __future__ import annotations

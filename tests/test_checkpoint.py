@@ -144,7 +144,7 @@ def test_an_adapter_is_saved_by_itself_and_merged(tmp_path):
     assert (path / "adapter" / "adapter_model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("broken", ["save_model", "write_json", "_trained"])
+@pytest.mark.parametrize("broken", ["save_model", "write_json", "trained_weights"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_checkpoint_that_was_not_finished_is_not_there(tmp_path, monkeypatch, broken, error):
     them = learner()
@@ -204,6 +204,15 @@ def test_the_validation_of_a_saved_step_changes_its_state_alone(tmp_path):
     assert changed == {"state.json", "manifest.json"}, "the others are links"
     progress = load_checkpoint(path, learner(), optimisers(learner()))
     assert (progress.val_em, progress.awaits_validation) == ({3: 0.5}, False)
+
+
+def test_a_file_that_somebody_put_into_a_checkpoint_stays_when_its_validation_is_added(tmp_path):
+    them = learner()
+    path = save(tmp_path, them, optimisers(them), awaits_validation=True)
+    (path / "model.gguf").write_text("mine")
+    validated(tmp_path, them)
+    assert (path / "model.gguf").read_text() == "mine"
+    assert load_checkpoint(path, learner(), optimisers(learner())).val_em == {3: 0.5}
 
 
 def test_a_disk_without_links_has_copies(tmp_path, monkeypatch):

@@ -27,6 +27,11 @@ from srl.plugins import manager
 
 __all__ = ["site"]
 
+
+class OutOfMemoryError(RuntimeError):
+    """As PyTorch calls it."""
+
+
 HEAVY = {
     "torch",
     "transformers",
@@ -164,6 +169,11 @@ def ends(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
             PermissionError(errno.EACCES, "Permission denied", "/root"),
             2,
             "srl: Permission denied: /root; check",
+        ),
+        (
+            OutOfMemoryError("CUDA out of memory. Tried.\nx"),
+            2,
+            "srl: CUDA out of memory. Tried. Free the GPU, or",
         ),
         (typer.BadParameter("too many"), 2, "srl: Invalid value: too many; type: srl eval --help"),
     ],

@@ -17,7 +17,7 @@ from srl.errors import UserError
 from srl.plugins import manager
 from srl.reward import RewardMix
 from srl.store import read_records
-from srl.train.dynamic_sampling import GroupChoice, compared, differ, metric_value, with_metric
+from srl.train.dynamic_sampling import REWARD, GroupChoice, compared, differ, metric_value, with_metric
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.run import resume
 from srl.train.run_directory import checkpoints
@@ -151,6 +151,11 @@ def test_rewards_of_a_turn_that_differ_by_rounding_are_equal():
     assert not differs("turn_rloo", [(0.1 + 0.2, 0.2), (0.3, 0.2)])
 
 
+def test_totals_that_differ_by_rounding_are_equal():
+    for turn_level in (True, False):
+        assert not differ([compared(Score(total), REWARD, turn_level) for total in (0.1 + 0.2, 0.3)])
+
+
 def test_turns_count_only_where_the_metric_is_the_reward():
     score = Score(1.0, {"em": 1.0}, (0.5, 0.5))
     assert compared(score, "reward", True) == (1.0, 0.5)
@@ -278,6 +283,25 @@ def test_a_resumed_run_asks_and_learns_what_it_would_have(setting, tmp_path, mon
     assert ids[0] == ids[1]
     weights = [(run / "checkpoints/step-000003/model.safetensors").read_bytes() for run in (whole, cut)]
     assert weights[0] == weights[1]
+
+
+def test_failed_episodes_are_counted_over_the_step_and_not_over_a_generation_batch(
+    setting, workspace, monkeypatch
+):
+    """One of the four episodes of the second batch fails: of the step's that is at most one in eight."""
+    asked: dict[str, int] = {}
+
+    def value(item):
+        place = asked.setdefault(item.question.id, len(asked))
+        if (place, item.sample) == (2, 1):
+            item.end, item.error = "failed", "search failed"
+        return float(place > 1 and item.sample == 0)
+
+    made_rewards(monkeypatch, value)
+    limits = {"trainer__total_training_steps": 1, "search__max_failed": 0.2}
+    ((records, metrics),) = trained(run_of(setting, workspace, **limits)).values()
+    assert metrics["train/num_gen_batches"] > 1
+    assert sum(not record.trajectory.valid for record in records) == 1
 
 
 def test_a_run_without_a_group_that_differs_stops_and_trains_nothing(setting, workspace, monkeypatch):

@@ -19,7 +19,7 @@ from srl.train import load_components
 class OwnCopy(TorchEngine):
     """A torch engine with a copy of the model, as a server has one; `calls` are the trainer's."""
 
-    traits = EngineTraits(keyed_sampling=True, same_weights=False, token_ids=True)
+    traits = EngineTraits(same_weights=False, token_ids=True)
 
     def __init__(self, model, codec, **options):
         super().__init__(model, codec, **options)
@@ -52,7 +52,7 @@ class FailsOnce(OwnCopy):
 
 
 class AnswersInText(OwnCopy):
-    traits = EngineTraits(keyed_sampling=True, same_weights=False, token_ids=False)
+    traits = EngineTraits(same_weights=False, token_ids=False)
 
 
 @pytest.fixture

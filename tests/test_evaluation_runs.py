@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scripts import TableSearch
 from tests.tiny_models import byte_level_tokenizer, tiny_model
 
 import srl.store
@@ -363,6 +366,30 @@ def test_at_most_as_many_episodes_as_said_are_in_memory(tmp_path: Path) -> None:
         )  # fmt: skip
     assert written == 60
     assert most <= 3 * 4
+
+
+def test_an_episode_that_cannot_be_written_ends_it_with_everything_closed(tmp_path: Path) -> None:
+    codec, closed = Codec(byte_level_tokenizer()), list[str]()
+
+    class Closes(TableSearch):
+        async def aclose(self) -> None:
+            closed.append("search")
+
+    def full(batch: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log:
+        log.write = full  # type: ignore[method-assign,assignment]
+        before = threading.active_count()
+        with pytest.raises(OSError, match="No space left"):
+            asyncio.run(
+                generate(
+                    [(QUESTIONS[0], 0)], Says(codec), Closes(), log, codec=codec,
+                    template=template("search-r1"), options=EpisodeOptions(), at_once=4,
+                )
+            )  # fmt: skip
+        assert threading.active_count() == before
+    assert closed == ["search"]
 
 
 def test_episodes_that_ended_before_an_error_are_in_the_log(

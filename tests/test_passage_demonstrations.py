@@ -115,6 +115,26 @@ def test_failed_search_is_one_line_and_nothing_is_written(asked, index, tmp_path
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_search_that_fails_is_asked_once_more_and_then_costs_its_question(
+    asked, index, tmp_path, monkeypatch, times
+):
+    real, faults = in_process.outcomes_of, iter([Fault("timed_out", "no answer")] * times)
+
+    def failing(retriever: object, queries: list[str], topk: int) -> list[object]:
+        found = real(retriever, queries, topk)
+        return [
+            next(faults, hits) if query == ASKED["first"][0] else hits
+            for query, hits in zip(queries, found, strict=True)
+        ]
+
+    monkeypatch.setattr(in_process, "outcomes_of", failing)
+    out, allowed = tmp_path / "out.jsonl", settings(index, "eval.max_failed=0.2")
+    made = write_passage_demonstrations(allowed, [str(asked)], out, Workspace(tmp_path))
+    assert set(turns_of(out)) == ({"first", "second"} if times == 1 else {"second"})
+    assert made.sources[0].dropped["a search failed"] == times - 1
+
+
 def test_command_says_what_became_of_the_questions(shell: Shell, asked, index):  # noqa: F811
     made = "data", "demonstrations", "--from", "passages", "--data", asked, "--index", index
     typed = *made, "--out", "d.jsonl"

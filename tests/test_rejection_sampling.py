@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -335,6 +338,42 @@ def test_rounds_resume_where_they_stopped(
     assert [phase for phase, _ in asked].count("train") == again
     assert metrics(run) == metrics(whole[0])
     assert bench._files(run) == bench._files(whole[0])
+    assert sampled_ids(run) == sampled_ids(whole[0])
+
+
+@pytest.mark.slow
+def test_a_first_round_that_is_stopped_twice_keeps_its_episodes(
+    setting: Path, workspace: Path, whole: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one batch of round 1, and then in the validation that comes before it."""
+    score, roll_out, asked = RewardMix.score, EpisodeRunner.roll_out, list[tuple[str, int]]()
+    calls = {"first": itertools.count(1), "second": itertools.count(1)}
+
+    def stopped(attempt: str, call: int) -> Callable[..., Any]:
+        def breaking(*arguments, **named):
+            if next(calls[attempt]) == call:
+                signal.raise_signal(signal.SIGINT)
+            return score(*arguments, **named)
+
+        return breaking
+
+    def noted(runner, questions, phase, step, *rest, **named):
+        asked.append((phase, step))
+        return roll_out(runner, questions, phase, step, *rest, **named)
+
+    with interrupts.handled(), monkeypatch.context() as patch:
+        patch.setattr(RewardMix, "score", stopped("first", 10 + 32 + 5))
+        with pytest.raises(KeyboardInterrupt):
+            train(config(setting, "ppo", **ROUNDS), workspace, "rft")
+    run = only_run(workspace)
+    with interrupts.handled(), monkeypatch.context() as patch:
+        patch.setattr(RewardMix, "score", stopped("second", 3))
+        with pytest.raises(KeyboardInterrupt):
+            resume(run, workspace=Workspace(workspace), terminal=Said())
+    monkeypatch.setattr(EpisodeRunner, "roll_out", noted)
+    assert resume(run, workspace=Workspace(workspace), terminal=Said()).steps == 2
+    assert asked.count(("train", 1)) == 1, "the second batch alone"
+    assert metrics(run) == metrics(whole[0])
     assert sampled_ids(run) == sampled_ids(whole[0])
 
 

@@ -80,6 +80,13 @@ def test_value_is_the_weighted_sum_and_parts_are_unweighted() -> None:
     assert result == Score(2 * 0.25 - 0.5 * 3, {"one": 0.25, "two": 3})
 
 
+def test_parts_that_are_all_1_make_1() -> None:
+    """0.7 + 0.2 + 0.1 is less than 1 where floats are added one after the other."""
+    weights = {"a": 0.7, "b": 0.2, "c": 0.1}
+    [result] = score([trajectory()], weights, a=constant(1), b=constant(1), c=constant(1))  # type: ignore[arg-type]
+    assert result.value == 1
+
+
 def test_plain_and_async_plugins_mix_and_keep_the_order() -> None:
     batch = [trajectory("x"), trajectory("y"), trajectory("z")]
     named = {"x": 1.0, "y": 2.0, "z": 3.0}

@@ -133,7 +133,7 @@ def test_external_loggers_are_closed_however_a_run_ends(tmp_path, monkeypatch):
     closed = []
 
     class Logger:
-        def __init__(self, directory: Path) -> None:
+        def __init__(self, directory: Path, resumed_from: int | None) -> None:
             self.directory = directory
 
         def close(self) -> None:

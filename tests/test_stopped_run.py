@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from bench.resume import differences
 from tests.training import Said, config, train, write_setting
 
@@ -116,6 +117,25 @@ def test_it_goes_on_bit_for_bit_from_the_step_before(
     assert resume(run, workspace=Workspace(workspace), terminal=said).steps == STEPS
     assert "from step-000002" in said.text
     assert differences(run, expected) == []
+
+
+def test_a_gpu_without_memory_loses_only_the_step_under_way_and_says_what_takes_less(
+    setting: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    breaks_scoring(monkeypatch, "train", 3, full)
+    with pytest.raises(UserError) as caught:
+        train(chosen(setting, "grpo"), workspace, "grpo")
+    run = only_run(workspace)
+    (newest,) = checkpoints(run).values()
+    assert newest.name == "step-000002"
+    said = str(caught.value)
+    assert said.startswith(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. If another program took the memory"
+    )
+    assert f"train --resume --run {run.name}`" in said
+    assert "rollout.max_num_seqs or actor.ppo_max_token_len: srl" in said
+    assert said.endswith(f"train --config {run}/config.yaml --model {newest} --set KEY=VALUE")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from tests.training import TOWNS, questions
 
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import write_questions
+from srl.errors import UserError
 from srl.protocol import parse_action
-from srl.train.write_demonstrations import Acceptance
-from srl.trajectory import Hit, Passage, Question, Search, Segment, Trajectory
+from srl.reward import RewardMix
+from srl.train.write_demonstrations import Acceptance, Journal
+from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
 
 ASKED = 6
 
@@ -287,6 +289,64 @@ def test_a_reward_can_decide_instead_of_the_exact_match(shell: Shell, place, cor
     assert code == 0, err
     assert json.loads(out)["demonstrations"] == 6
     assert json.loads(out)["rejected"] == {}
+
+
+def test_an_episode_that_the_reward_cannot_score_is_asked_again(
+    shell: Shell, place, corpus, server, teacher, monkeypatch  # noqa: F811
+):  # fmt: skip
+    async def no_score(self, trajectories):
+        return [Score(0.0, error="reward 'judge' gave no score: it is down") for _ in trajectories]
+
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    command = (*command, "--min-reward", "1", *options(server))
+    with monkeypatch.context() as patch:
+        patch.setattr(RewardMix, "score", no_score)
+        code, _, err = shell.typed(*command)
+    assert code == 1
+    assert "failed for 6 of 6 questions" in err
+    teacher.asked = []
+    code, out, err = shell.typed(*command)
+    assert code == 0, err
+    assert len(teacher.asked) == 6
+    assert out.splitlines()[0] == "d.jsonl  5 demonstrations of 6 questions"
+
+
+def test_a_question_is_lost_only_if_every_attempt_failed(
+    shell: Shell, place, corpus, server, teacher, monkeypatch  # noqa: F811
+):  # fmt: skip
+    add = Journal.add
+    fails = {0: {"brusk", "velmar"}, 1: {"velmar"}}
+
+    def failing(journal, file, trajectory, reward, attempt):
+        if any(town in trajectory.question.text for town in fails[attempt]):
+            trajectory.end, trajectory.error = "failed", "engine failed: gone"
+        add(journal, file, trajectory, reward, attempt)
+
+    monkeypatch.setattr(Journal, "add", failing)
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    command = (*command, "--attempts", "2", "--temperature", "1", *options(server))
+    code, _, err = shell.typed(*command)
+    assert code == 1
+    assert "failed for 1 of 6 questions, more than eval.max_failed=0.1" in err
+    code, _, err = shell.typed(*command, "--set", "eval.max_failed=0.2")
+    assert code == 0, err
+    assert "every attempt failed for 1 of 6 questions; the same command with --overwrite asks them" in err
+    assert Path("d.jsonl.partial").exists()
+    fails.clear()
+    fails.update({0: set(), 1: set()})
+    code, _, err = shell.typed(*command, "--overwrite")
+    assert code == 0, err
+    assert not Path("d.jsonl.partial").exists()
+
+
+def test_one_process_at_a_time_keeps_a_teachers_answers(tmp_path):
+    path, header = tmp_path / "d.jsonl.partial", {"format": 3}
+    with Journal(path, header, Acceptance()).open():
+        with pytest.raises(UserError, match=r"another process writes .*d\.jsonl\.partial; wait for it"):
+            Journal(path, header, Acceptance()).open()
+    with pytest.raises(UserError, match="answers of another teacher"):
+        Journal(path, {"format": 4}, Acceptance()).open()
+    Journal(path, header, Acceptance()).open().close()
 
 
 def played(*turns: str, shown: str = "b", gold: tuple[str, ...] = ("b",)) -> Trajectory:

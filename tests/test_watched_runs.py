@@ -342,6 +342,7 @@ class FakeWandB:
         self.rows, self.axis, self.last = [], None, -1
 
     def init(self, **given):
+        self.given = given
         return self
 
     def define_metric(self, name, step_metric=None):
@@ -365,6 +366,7 @@ def test_curves_of_wandb_have_the_steps_that_are_made_again_after_a_roll_back(se
     with reporters(config(setting, trainer__logger=["wandb"]), tmp_path) as (logger,):
         for number, step in enumerate((1, 2, 3, 2, 3)):
             logger.metrics(step, {"train/em": float(number)})
+    assert (wandb.given["id"], wandb.given["resume"]) == (tmp_path.name, "allow"), "a resumed run is one run"
     assert wandb.curve("train/em") == [(1, 0.0), (2, 1.0), (3, 2.0), (2, 3.0), (3, 4.0)]
 
 

@@ -34,6 +34,11 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU has no memory left: PyTorch's error, which is not imported here."""
+    return type(error).__name__ == "OutOfMemoryError"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that is not blank; the name of its class where there is none."""
     lines = (line.strip() for line in str(error).splitlines())

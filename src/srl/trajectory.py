@@ -40,6 +40,15 @@ class Question:
     prompt: tuple[Mapping[str, str], ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def hops(self) -> int | None:
+        """The hops that the question needs, which pandas may have made 2.0 or a file may have as text; None
+        for anything but a whole number from 0 up."""
+        hops = self.metadata.get("hops")
+        if (isinstance(hops, float) and hops.is_integer()) or (isinstance(hops, str) and hops.isdecimal()):
+            hops = int(hops)
+        return hops if type(hops) is int and 0 <= hops < 2**31 else None
+
 
 @dataclass(frozen=True, slots=True)
 class Passage:

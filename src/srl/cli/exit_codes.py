@@ -15,7 +15,7 @@ from signal import SIGINT, Signals
 from typing import Any
 
 from srl import interrupts
-from srl.errors import EXIT_BUG, EXIT_OK, EXIT_SIGNAL, EXIT_USER, SrlError
+from srl.errors import EXIT_BUG, EXIT_OK, EXIT_SIGNAL, EXIT_USER, SrlError, first_line, is_out_of_memory
 
 EXIT_BROKEN_PIPE = 141
 _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -98,6 +98,8 @@ def _environment_error(error: BaseException) -> str | None:
 
     from srl.files import target_of, why_not_written
 
+    if is_out_of_memory(error):
+        return f"{first_line(error)} Free the GPU, or lower rollout.max_num_seqs"
     where = getattr(error, "filename", None)
     if why := why_not_written(error):
         return f"{why.replace(';', f' at {where};') if where else why} and try again"

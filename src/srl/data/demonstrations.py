@@ -49,7 +49,7 @@ def conclude(read: Hop) -> str:
     return f"<think> {read.sentence} </think> <answer> {read.value} </answer>"
 
 
-def hazard(name: str) -> str:
+def guess_turn(name: str) -> str:
     """Answer without having read anything."""
     return f"<think> I guess {name} . </think> <answer> {name} </answer>"
 
@@ -64,7 +64,7 @@ def demonstrate(question: Question, world: World, noise: Noise, rng: random.Rand
     draw = rng.random()
     if draw < noise.right:
         return _search(way, world, noise, rng)
-    guess = hazard(way[0].entity)
+    guess = guess_turn(way[0].entity)
     if draw < noise.right + noise.wrong_span:
         return [look_up(_wrong_span(question, way[0].entity, rng)), guess]
     return [guess]
@@ -111,6 +111,6 @@ def demonstrations(
     names = list(world.facts)
     out = []
     for question in questions:
-        turns = [hazard(rng.choice(names))] if noise is None else demonstrate(question, world, noise, rng)
+        turns = [guess_turn(rng.choice(names))] if noise is None else demonstrate(question, world, noise, rng)
         out.append(replace(question, metadata={**question.metadata, "turns": turns}))
     return out

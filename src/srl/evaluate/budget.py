@@ -174,8 +174,8 @@ def _strata(sets: Mapping[str, Sequence[Question]]) -> Iterator[tuple[Stratum, l
 
 
 def _label(question: Question) -> str:
-    hops, kind = (question.metadata.get(name) for name in ("hops", "type"))
-    parts = (f"{hops} hops" if hops is not None else "", str(kind or ""))
+    hops, kind = question.hops, question.metadata.get("type")
+    parts = ("" if hops is None else f"{hops} hops", str(kind or ""))
     return ", ".join(part for part in parts if part)
 
 

@@ -127,12 +127,11 @@ def _titles(question: Question) -> list[str]:
 
 def _of_question(question: Question) -> dict[str, Any]:
     metadata = question.metadata
-    hops = metadata.get("hops")
     return {
         "question_id": question.id,
         "data_source": question.data_source,
         "split": question.split,
-        "hops": hops if type(hops) is int else None,
+        "hops": question.hops,
         "kind": str(metadata.get("type") or ""),
         "document": document_of(metadata),
     }

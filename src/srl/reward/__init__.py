@@ -20,6 +20,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import fsum
 from typing import Any, Protocol, runtime_checkable
 
 from srl.errors import SrlError, UserError
@@ -153,7 +154,7 @@ class RewardMix:
                 return self._failed(trajectory, error, parts)
             self._warn(name, error)
         parts |= {name: float(score.value) for name, score in named.items()}
-        value = sum(self.weights[name] * score.value for name, score in named.items())
+        value = fsum(self.weights[name] * score.value for name, score in named.items())  # 1 where all are 1
         per_turn = self._per_turn(trajectory, named)
         if self.overlong is not None:
             parts[OVERLONG] = self.overlong(trajectory)

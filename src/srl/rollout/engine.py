@@ -89,12 +89,11 @@ def check_turn(request_id: str, token_ids: Sequence[int], sampling: Sampling, ma
 class EngineTraits:
     """What a caller may rely on.
 
-    `keyed_sampling`: `Sampling.key` alone seeds a turn, so runs repeat. `same_weights`: it generates with the
-    tensors of the trainer's own model, so nothing is copied and `sync` is not called. `token_ids`: the ids
-    that it returns are those that were sampled, so they can be trained on.
+    `same_weights`: it generates with the tensors of the trainer's own model, so nothing is copied and `sync`
+    is not called. `token_ids`: the ids that it returns are those that were sampled, so they can be trained
+    on.
     """
 
-    keyed_sampling: bool
     same_weights: bool
     token_ids: bool
 
@@ -157,7 +156,7 @@ class ScriptedEngine(Engine):
     Its log-probs are 0. A turn longer than its token limit is cut there, as a model's would be.
     """
 
-    traits = EngineTraits(keyed_sampling=True, same_weights=True, token_ids=True)
+    traits = EngineTraits(same_weights=True, token_ids=True)
 
     def __init__(self, codec: Codec, script: Script) -> None:
         self.codec = codec

@@ -403,7 +403,7 @@ class OpenAiEngine(Engine):
     ) -> None:
         self.codec, self.server, self.note = codec, server, note
         self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
-        self.traits = EngineTraits(keyed_sampling=False, same_weights=False, token_ids=token_ids)
+        self.traits = EngineTraits(same_weights=False, token_ids=token_ids)
         self._dropped: set[str] = set()
         self._chats: dict[str, _Chat] = {}
         self._slots: asyncio.Semaphore | None = None

@@ -117,7 +117,7 @@ class TorchEngine(Engine):
     start together or when others finish, and between turns an episode may wait for its search only.
     """
 
-    traits = EngineTraits(keyed_sampling=True, same_weights=True, token_ids=True)
+    traits = EngineTraits(same_weights=True, token_ids=True)
 
     def __init__(
         self,

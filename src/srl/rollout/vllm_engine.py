@@ -136,7 +136,7 @@ class VllmEngine(Engine):
     where vLLM is missing, of another version, or does not run this model.
     """
 
-    traits = EngineTraits(keyed_sampling=False, same_weights=False, token_ids=True)
+    traits = EngineTraits(same_weights=False, token_ids=True)
 
     def __init__(
         self,

@@ -137,14 +137,13 @@ def _trajectory_row(record: Record, position: int, searches: list[Row], once: _O
 
 
 def _question_columns(question: Question) -> Row:
-    hops = question.metadata.get("hops")
     return {
         "question_id": question.id,
         "question": question.text,
         "prompt": _json([dict(message) for message in question.prompt]),
         "data_source": question.data_source,
         "split": question.split,
-        "hops": hops if type(hops) is int and 0 <= hops < 2**31 else None,
+        "hops": question.hops,
         "metadata": _json(dict(question.metadata)),
         "golden_answers": question.golden_answers,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shlex
 import shutil
@@ -15,7 +14,7 @@ import torch
 
 from srl.config import Config
 from srl.errors import UserError, first_line
-from srl.files import atomic_directory, read_json, write_json
+from srl.files import atomic_directory, link_or_copy, read_json, write_json
 from srl.manifests import (
     ABOUT,
     CHECKPOINT,
@@ -84,9 +83,9 @@ def save_checkpoint(
         for name, optimiser in optimisers.items():
             _save(optimiser.state_dict(), trainer / f"{name}-optimiser.pt")
         if has_lora(learner.actor):  # else its weights are the model's
-            _save(_trained(learner.actor), trainer / "actor.pt")
+            _save(trained_weights(learner.actor), trainer / "actor.pt")
         if learner.critic is not None:
-            _save(_trained(learner.critic), trainer / "critic.pt")
+            _save(trained_weights(learner.critic), trainer / "critic.pt")
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
     _drop_superseded(run, progress, keep, keep_best)
     return path
@@ -96,30 +95,23 @@ def save_validated(run: Path, progress: Progress, keep: int | None, keep_best: b
     """Put the validation of its step into a checkpoint that was saved before it, and delete as
     `save_checkpoint` does.
 
-    The checkpoint is replaced whole or not at all. Its other files are linked, or copied where the disk has
-    no links.
+    The checkpoint is replaced whole or not at all. Its other files, also those that somebody else put into
+    it, are linked, or copied where the disk has no links.
     """
     path = checkpoint_path(run, progress.step)
-    with atomic_directory(path, replace=_REPLACEABLE) as folder:
-        shutil.copytree(path, folder, copy_function=_link, dirs_exist_ok=True)
+    with atomic_directory(path, replace=lambda path: None) as folder:
+        shutil.copytree(path, folder, copy_function=link_or_copy, dirs_exist_ok=True)
         write_json(folder / STATE, {"format": 1, **asdict(progress)})
         files = read_manifest(path, CHECKPOINT)["files"] | checksums(folder, [STATE])
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": files})
     _drop_superseded(run, progress, keep, keep_best)
 
 
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
 def _drop_superseded(run: Path, progress: Progress, keep: int | None, keep_best: bool) -> None:
     for old in superseded_checkpoints(run, keep, val_em=progress.val_em if keep_best else None):
         old.rename(old.with_name(f".{old.name}.dropped"))
     for dropped in checkpoint_path(run, progress.step).parent.glob(".step-*.dropped"):
-        shutil.rmtree(dropped)
+        shutil.rmtree(dropped, ignore_errors=True)  # tried again with the next checkpoint
 
 
 def _save(tensors: object, path: Path) -> None:
@@ -128,7 +120,7 @@ def _save(tensors: object, path: Path) -> None:
         torch.save(tensors, file)
 
 
-def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The weights that are trained: those of the adapter if there is one."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
@@ -150,9 +142,9 @@ def load_checkpoint(path: Path, learner: Networks, optimisers: dict[str, Optimis
         check_checkpoint(path)
     progress = _read_state(path / STATE)
     try:
-        _put(learner.actor, _actor_weights(path, learner))
+        put_weights(learner.actor, _actor_weights(path, learner))
         if learner.critic is not None:
-            _put(learner.critic, _critic_weights(trainer / "critic.pt"))
+            put_weights(learner.critic, _critic_weights(trainer / "critic.pt"))
         for name, optimiser in optimisers.items():
             optimiser.load_state_dict(_load(trainer / f"{name}-optimiser.pt"))
     except (OSError, ValueError, RuntimeError) as error:
@@ -184,9 +176,9 @@ def _critic_weights(path: Path) -> dict[str, torch.Tensor]:
     return saved
 
 
-def _put(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
+def put_weights(model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
     """Copy `saved` into the trained weights. Raises ValueError if names or shapes differ."""
-    weights = _trained(model)
+    weights = trained_weights(model)
     if unmatched := sorted(weights.keys() ^ saved.keys()):
         raise ValueError(f"{unmatched[0]} is not in both the model and the checkpoint")
     for name, weight in weights.items():

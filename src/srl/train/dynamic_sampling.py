@@ -94,7 +94,7 @@ def compared(score: Score, metric: str, turn_level: bool) -> Returns:
     """What dynamic sampling compares of an episode. With `turn_level` credit (`Algorithm.turn_level`) two
     episodes of equal reward differ where one had got more of it before a turn that both take.
     """
-    value = metric_value(score, metric)
+    value = round(metric_value(score, metric), 9)  # sums of equal parts may differ in their last bit
     if metric != REWARD or not turn_level or not score.per_turn:
         return (value,)
     return value, *(round(value - before, 9) for before in accumulate(score.per_turn[:-1]))

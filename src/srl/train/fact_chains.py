@@ -27,12 +27,14 @@ RECOVERY = 0.2
 _YES_NO = ("yes", "no")
 
 
-def search_failed(fault: str) -> UserError:
-    """The error for a search that failed while demonstrations were made."""
-    return UserError(
-        f"search failed ({fault}); test it with `srl index search` or `srl serve check`, then type the same "
-        "command again"
-    )
+class SearchFailedError(UserError):
+    """A search failed while a demonstration was made."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(
+            f"search failed ({fault}); test it with `srl index search` or `srl serve check`, then type the "
+            "same command again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class Chain:
     async def _ask(self, query: str) -> Search:
         found = await self.search.search(query)
         if found.is_fault:
-            raise search_failed(f"{found.status}: {found.error}")
+            raise SearchFailedError(f"{found.status}: {found.error}")
         return found
 
     def _docs(self, found: Search, lookup: Lookup | None = None) -> list[Doc]:

@@ -246,7 +246,7 @@ class LocalTrainer:
 
     def _saved_if_stopped(self) -> AbstractContextManager[None]:
         """`saved_if_stopped` for the state as it is now."""
-        self._note_networks()
+        self._note_controllers()
         return saved_if_stopped(
             self.run_directory, self.config.trainer, self.progress, self.optimisers.values(),
             self._save_as_noted, self.runner.terminal.note,
@@ -274,9 +274,9 @@ class LocalTrainer:
     def _note_state(self) -> None:
         """Bring the progress up to date for a checkpoint, once the log has its step."""
         self.runner.wait_for_log()
-        self._note_networks()
+        self._note_controllers()
 
-    def _note_networks(self) -> None:
+    def _note_controllers(self) -> None:
         self.progress.kl = self.learner.kl_control.state_dict()
         self.progress.watch = self.watcher.state_dict()
 
@@ -329,7 +329,8 @@ class LocalTrainer:
         self.runner.terminal.note(f"rolled back to step {done.to_step}, with {scale:g} × the learning rate")
 
     def _sample(self, step: int, order: QuestionOrder) -> Sampled:
-        """The scored episodes of a step, in as many generation batches as it takes.
+        """The scored episodes of a step, in as many generation batches as it takes. Raises UserError when too
+        many of them failed.
 
         An error puts those that have ended in the log, which a resumed run samples again.
         """
@@ -345,7 +346,9 @@ class LocalTrainer:
                     self._check_drawn(step, drawer, len(questions))
                 if not questions:
                     break
-                sampled.add(*self._roll_out(step, questions), section.metric, turn_level)
+                found = self._roll_out(step, questions)
+                self.runner.check_failures([*sampled.trajectories, *found[0]])
+                sampled.add(*found, section.metric, turn_level)
             sampled.asked = position
             sampled.choice.require_differing(step, self._new_run(f"rollout.n={2 * self.config.rollout.n}"))
             if isinstance(drawer, PassRateOrder):
@@ -384,14 +387,13 @@ class LocalTrainer:
         return f"start a new run{start}: {new_run_command(run, *model, '--set', setting)}"
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
-        """The episodes of one generation batch. Raises UserError when too many of them failed."""
+        """The episodes of one generation batch, and their scores."""
         with tells_how_to_resume_after_faults(self.run_directory):
             with self._timed("gen"):
                 options, n = self.runner.environment.options, self.config.rollout.n
                 trajectories = self.runner.roll_out(questions, "train", step, options, n)
             with self._timed("reward"):
                 scores = self.runner.score(trajectories)
-        self.runner.check_failures(trajectories)
         return trajectories, scores
 
     def _log_unfinished(self, step: int, trajectories: Sequence[Trajectory]) -> None:
@@ -481,7 +483,7 @@ class LocalRun:
         if lack := lack_of_room(trainer, self.steps, run, self.checkpoint_size, saves_best=best):
             self.terminal.note(f"warning: {lack}")
         with (
-            reporters(self.config, run) as also,
+            reporters(self.config, run, resumed_from) as also,
             LogWriter(run / LOG, info, warn=lambda text: self.terminal.note(f"warning: {text}")) as log,
         ):
             runner = EpisodeRunner(self.config, self.environment, self.engine, log, self.terminal, also)

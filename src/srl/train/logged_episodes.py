@@ -64,11 +64,13 @@ class Selection:
             f"{self.distinct:,} of them distinct)"
         )
         sources = Counter(item.question.data_source for item in self.episodes)
-        hops = Counter(item.question.metadata.get("hops") for item in self.episodes)
+        hops = Counter(item.question.hops for item in self.episodes)
         yield "by data source: " + ", ".join(f"{name} {count:,}" for name, count in sorted(sources.items()))
         if hops.keys() != {None}:
             known = sorted(hops.items(), key=lambda item: (item[0] is None, item[0]))
-            yield "by hops: " + ", ".join(f"{number or 'unknown'} {count:,}" for number, count in known)
+            yield "by hops: " + ", ".join(
+                f"{'unknown' if number is None else number} {count:,}" for number, count in known
+            )
 
 
 def select_episodes(

@@ -28,7 +28,7 @@ from srl.rollout.engine import Script, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, OnProgress, PromptTooLongError, run_episode
 from srl.rollout.observation import fit_information
 from srl.serve.named_retrievers import aclose, connect
-from srl.train.fact_chains import RECOVERY, ChainOptions, fact_chain, search_failed
+from srl.train.fact_chains import RECOVERY, ChainOptions, SearchFailedError, fact_chain
 from srl.train.load_components import episode_options, load_codec
 from srl.train.make_missing import Note
 from srl.train.questions import load_questions, load_template
@@ -150,14 +150,14 @@ class _Episodes:
     async def _run(self, question: Question, script: Script, on_progress: OnProgress | None = None) -> None:
         """Run the turns of `script` as an episode, which must end with the answer.
 
-        Raises NoDemonstration, and UserError if a search fails.
+        Raises NoDemonstration, and SearchFailedError.
         """
         episode = await run_episode(
             question, ScriptedEngine(self.codec, script), self.search, codec=self.codec,
             template=self.template, options=self.options, phase="sft", on_progress=on_progress,
         )  # fmt: skip
         if not episode.valid:
-            raise search_failed(episode.fault)
+            raise SearchFailedError(episode.fault)
         if not EpisodeResult.of(episode).em:
             raise NoDemonstration(NO_ROOM)
 
@@ -219,7 +219,7 @@ def _write(
 ) -> DemonstrationsMade:  # fmt: skip
     questions = load_questions(tuple(files), config, episodes.codec, note, limit)
     with counted("demonstrations", len(questions)) as count:
-        found = interrupts.run(_all(questions, episodes.search, make, count))
+        found = interrupts.run(_all(questions, episodes.search, make, config.eval.max_failed, count))
     sources = {item.data_source: SourceCounts(item.data_source) for item in questions}
     for question, one in zip(questions, found, strict=True):
         sources[question.data_source].add(one)
@@ -245,21 +245,34 @@ def _codec(config: Config, note: Note) -> Codec:
 
 
 async def _all(
-    questions: Sequence[Question], search: SearchTool, make: Make, count: Count
+    questions: Sequence[Question], search: SearchTool, make: Make, limit: float, count: Count
 ) -> list[_Made | str]:
-    """A demonstration of each question, or why there is none."""
+    """A demonstration of each question, or why there is none.
 
-    async def one(question: Question) -> _Made | str:
+    A question whose search failed is tried once more. Raises SearchFailedError where more than the share
+    `limit` of the questions, or all that were asked together, failed twice.
+    """
+    failed: list[SearchFailedError] = []
+
+    async def one(question: Question, tries: int = 2) -> _Made | str:
         try:
             return await make(question)
         except NoDemonstration as reason:
             return str(reason)
+        except SearchFailedError as error:
+            if tries > 1:
+                return await one(question, tries - 1)
+            failed.append(error)
+            return "a search failed"
 
     found: list[_Made | str] = []
     try:
         await connect(search)
         for start in range(0, len(questions), AT_ONCE):
-            found += await asyncio.gather(*map(one, questions[start : start + AT_ONCE]))
+            before, together = len(failed), questions[start : start + AT_ONCE]
+            found += await asyncio.gather(*map(one, together))
+            if len(failed) > limit * len(questions) or len(failed) - before == len(together):
+                raise failed[-1]
             count(len(found))
     finally:
         await aclose(search)

@@ -220,14 +220,9 @@ def _by_hops(mix: Mapping[str, float]) -> bool:
 
 def _part(question: Question, mix: Mapping[str, float]) -> str:
     """The name that a question has in a mix: its number of hops, or its data source."""
-    return _hops(question) if _by_hops(mix) else question.data_source
-
-
-def _hops(question: Question) -> str:
-    """The number of hops, which pandas may have made 2.0; `unknown` for anything but a whole number."""
-    hops = question.metadata.get("hops")
-    text = str(int(hops) if isinstance(hops, float) and hops.is_integer() else hops)
-    return text if text.isdecimal() else _NO_HOPS
+    if not _by_hops(mix):
+        return question.data_source
+    return _NO_HOPS if question.hops is None else str(question.hops)
 
 
 def _shares(mix: Mapping[str, float], names: Iterable[str]) -> list[float]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,7 +20,13 @@ from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.progress import counted
 from srl.store import Record, read_records, reading
-from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
+from srl.train.checkpoint import (
+    load_newest,
+    put_weights,
+    save_checkpoint,
+    save_validated,
+    trained_weights,
+)
 from srl.train.episodes import EpisodeRunner
 from srl.train.fine_tuning import Loop, Tuned
 from srl.train.load_components import LoadedModel
@@ -61,6 +68,8 @@ class RejectionSampling:
         config, questions = self.config, self.runner.environment.splits.train
         rounds = config.trainer.total_training_steps
         order = order_of(questions, config.data, config.trainer.seed, config.rft)
+        if self.sampled:  # before anything that may be stopped
+            self._keep_sampled(self.progress.step + 1, order.batch(self.progress.step + 1))
         if self.progress.step == 0 and config.trainer.val_before_train:
             self.runner.validate(self.progress)
             self.progress.test_em_start = self.runner.test(0)
@@ -89,34 +98,46 @@ class RejectionSampling:
         episodes = [record.trajectory for record in records]
         scores = [record.score or Score(0.0) for record in records]
         metrics |= step_metrics(episodes, scores) | seconds
-        metrics["critic/score/mean"] = sum(score.value for score in scores) / len(scores)
+        valid = [score.value for episode, score in zip(episodes, scores, strict=True) if episode.valid]
+        metrics["critic/score/mean"] = fmean(valid) if valid else 0.0
         self.runner.record(number, "train", [], metrics)
         self.runner.terminal.step(number, self.config.trainer.total_training_steps, metrics)
 
-    def _sample(self, number: int, questions: Sequence[Question]) -> Iterator[Record]:
-        """The scored episodes of the round, by `data.train_batch_size` questions; each batch is logged at
-        once. Those that the log has are not sampled again."""
-        size, known = self.config.data.train_batch_size, {item.trajectory.id: item for item in self.sampled}
-        self.sampled = []
+    def _keep_sampled(self, number: int, questions: Sequence[Question]) -> None:
+        """Log again what the log had of a round that was cut off: whole batches, the others are lost."""
+        known = {record.trajectory.id: record for record in self.sampled}
+        whole = [ids for _, ids in self._batches(number, questions) if known.keys() >= set(ids)]
+        self.sampled = [known[name] for ids in whole for name in ids]
+        self.runner.record(number, "train", self.sampled, {})
+
+    def _batches(
+        self, number: int, questions: Sequence[Question]
+    ) -> Iterator[tuple[Sequence[Question], list[str]]]:
+        """The questions of a round, by `data.train_batch_size`, with the ids of their episodes."""
+        size, samples = self.config.data.train_batch_size, range(self.config.rollout.n)
         for start in range(0, len(questions), size):
             batch = questions[start : start + size]
-            ids = [
-                Trajectory(question, sample=sample, step=number).id
-                for question in batch
-                for sample in range(self.config.rollout.n)
-            ]
-            if not all(name in known for name in ids):
-                records = self._roll_out(number, batch)
-            else:
-                records = [known[name] for name in ids]
-            self.runner.record(number, "train", records, {})
+            pairs = [(question, sample) for question in batch for sample in samples]
+            yield batch, [Trajectory(item, sample=sample, step=number).id for item, sample in pairs]
+
+    def _sample(self, number: int, questions: Sequence[Question]) -> Iterator[Record]:
+        """The scored episodes of the round; each batch is logged at once. Those that the log has are not
+        sampled again. Raises UserError when too many of them failed."""
+        known, ended = {record.trajectory.id: record for record in self.sampled}, list[Trajectory]()
+        self.sampled = []
+        for batch, ids in self._batches(number, questions):
+            is_known = known.keys() >= set(ids)
+            records = [known[name] for name in ids] if is_known else self._roll_out(number, batch)
+            ended += [record.trajectory for record in records]
+            self.runner.check_failures(ended)
+            if not is_known:
+                self.runner.record(number, "train", records, {})
             yield from records
 
     def _roll_out(self, number: int, questions: Sequence[Question]) -> list[Record]:
         options, n = self.runner.environment.options, self.config.rollout.n
         trajectories = self.runner.roll_out(questions, "train", number, options, n)
         scores = self.runner.score(trajectories)
-        self.runner.check_failures(trajectories)
         return list(map(Record, trajectories, scores))
 
     def _select(self, number: int) -> Selection:
@@ -145,7 +166,7 @@ class RejectionSampling:
         """Fine-tune with a new optimiser and schedule; the metrics of the last step, and all tokens."""
         sft, model = with_epochs(self.config.sft, len(episodes)), self.tuned.actor
         if self.first is not None:
-            _put(model, self.first)
+            put_weights(model, self.first)
         data = batches(episodes, sft, self.config.trainer.seed + number)
         last, tokens, began = dict[str, float](), 0.0, time.perf_counter()
 
@@ -212,15 +233,5 @@ def _sampled(run: Path, number: int) -> list[Record]:
     return reading([run / LOG], lambda log: read_records(log, "phase = 'train' AND step = ?", [number]))
 
 
-def _trained(policy: torch.nn.Module) -> Weights:
-    return {name: value for name, value in policy.named_parameters() if value.requires_grad}
-
-
 def _copied(policy: LoadedModel) -> Weights:
-    return {name: value.detach().clone() for name, value in _trained(policy.model).items()}
-
-
-def _put(model: torch.nn.Module, weights: Weights) -> None:
-    with torch.no_grad():
-        for name, value in _trained(model).items():
-            value.copy_(weights[name])
+    return {name: value.clone() for name, value in trained_weights(policy.model).items()}

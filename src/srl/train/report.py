@@ -39,15 +39,16 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def reporters(config: Config, run: Path) -> Iterator[list[Reporter]]:
-    """The external loggers that `trainer.logger` names, closed at the end; `console` is none."""
+def reporters(config: Config, run: Path, resumed_from: int | None = None) -> Iterator[list[Reporter]]:
+    """The external loggers that `trainer.logger` names, closed at the end; `console` is none. A run that is
+    resumed after the step `resumed_from` goes on with what they have of it."""
     trainer, opened = config.trainer, list[Reporter]()
     try:
         if "tensorboard" in trainer.logger:
-            opened.append(_TensorBoard(run / "tensorboard"))
+            opened.append(_TensorBoard(run / "tensorboard", resumed_from))
         if "wandb" in trainer.logger:
             name = trainer.experiment_name or run.name
-            opened.append(_WandB(trainer.project_name, name, config.model_dump()))
+            opened.append(_WandB(trainer.project_name, name, run.name, config.model_dump()))
         yield opened
     finally:
         for reporter in opened:
@@ -55,10 +56,11 @@ def reporters(config: Config, run: Path) -> Iterator[list[Reporter]]:
 
 
 class _TensorBoard:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, resumed_from: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(directory))
+        purged = None if resumed_from is None else resumed_from + 1  # steps that are made again
+        self.writer = SummaryWriter(str(directory), purge_step=purged)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -74,11 +76,11 @@ _STEP = "training/global_step"
 class _WandB:
     """W&B's own step only rises, and a run that was rolled back counts again: the curves have `_STEP`."""
 
-    def __init__(self, project: str, experiment: str, config: Any) -> None:
+    def __init__(self, project: str, experiment: str, run: str, config: Any) -> None:
         import wandb
 
         try:
-            self.run = wandb.init(project=project, name=experiment, config=config)
+            self.run = wandb.init(project=project, name=experiment, id=run, resume="allow", config=config)
         except wandb.Error as error:
             why = quoted(first_line(error))
             raise UserError(

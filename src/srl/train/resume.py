@@ -13,7 +13,7 @@ import srl.store
 from srl import interrupts
 from srl.config import Config, save_config
 from srl.config.load import SAVED
-from srl.errors import UserError
+from srl.errors import UserError, first_line, is_out_of_memory
 from srl.files import NotWritten, digest_file, digest_text, read_json, why_not_written
 from srl.manifests import DamagedError, check_checkpoint, is_checked
 from srl.store.lock import LogLock, left_behind
@@ -95,6 +95,23 @@ def tells_how_to_resume_after_faults(run: Path) -> Iterator[None]:
         if resume_command(run) not in str(error):
             error.add_note(f"once it works again, {resume_with(run)}")
         raise
+
+
+@contextmanager
+def tells_what_takes_less_memory(run: Path) -> Iterator[None]:
+    """Raises UserError, with what to type, where a GPU without memory ends the body."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        newest = max(checkpoints(run), default=None)
+        model = [] if newest is None else ["--model", str(checkpoint_path(run, newest))]
+        command = new_run_command(run, *model, "--set", "KEY=VALUE")
+        raise UserError(
+            f"{first_line(error)} If another program took the memory, {resume_with(run)} once it is free. "
+            f"Else start a run with a lower rollout.max_num_seqs or actor.ppo_max_token_len: {command}"
+        ) from error
 
 
 def new_run_command(run: Path, *options: str) -> str:

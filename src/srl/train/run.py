@@ -192,7 +192,7 @@ def _train(
     def how() -> str:
         return resuming.how_to_resume(run, resuming.step_to_resume(run, record.backend), record.algo)
 
-    with resuming.tells_how_to_resume(how, run):
+    with resuming.tells_how_to_resume(how, run), resuming.tells_what_takes_less_memory(run):
         progress = trainer.train(run, run_info(run, config, record, trainer.digests), resumed_from)
     return _summary(run, config, record, progress)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from srl.config.sections import Trainer
 from srl.errors import UserError, first_line
 from srl.train.make_missing import Note
@@ -27,7 +29,8 @@ def saved_if_stopped(
     run: Path, trainer: Trainer, progress: Progress, optimisers: Iterable[Optimiser],
     save: Callable[[], object], note: Note,
 ) -> Iterator[None]:  # fmt: skip
-    """Call `save` where a signal or a UserError ends the body, unless the checkpoint of `progress` is there.
+    """Call `save` where a signal, a UserError or a GPU without memory ends the body, unless the checkpoint of
+    `progress` is there.
 
     It is not called once the body has begun to change weights or counted its step, at step 0, and where
     `trainer.save_freq` is 0. A checkpoint that cannot be written is reported with `note`, and the error of
@@ -37,7 +40,7 @@ def saved_if_stopped(
     step, begun = progress.step, [each.begun for each in followed]
     try:
         yield
-    except (KeyboardInterrupt, UserError):
+    except (KeyboardInterrupt, UserError, torch.OutOfMemoryError):
         is_whole = progress.step == step and begun == [each.begun for each in followed]
         if trainer.save_freq and step > 0 and is_whole and step not in checkpoints(run):
             note(f"stopping: saving the checkpoint of step {step}")

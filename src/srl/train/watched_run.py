@@ -80,4 +80,4 @@ def drop_checkpoints_after(run: Path, step: int) -> None:
     for path in [path for at, path in checkpoints(run).items() if at > step]:
         hidden = path.with_name(f".{path.name}.dropped")
         path.rename(hidden)
-        shutil.rmtree(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)  # what stays is deleted with the next checkpoint

@@ -16,7 +16,7 @@ from srl.config.watch_sections import Watch
 from srl.trajectory import Phase
 
 Metrics = Mapping[str, float]
-Beside = Literal["threshold", "highest", "median", "fall"]
+ComparedWith = Literal["threshold", "highest", "median", "fall"]
 """What a value is compared with: the threshold itself; that share of the run's highest level; so many times
 the median of the last steps; or the highest value minus the threshold."""
 ACTS = ("stop", "rollback")
@@ -48,7 +48,7 @@ class Rule:
     metric: str
     value: Callable[[Metrics, Limits], float | None]
     above: bool = True
-    beside: Beside = "threshold"
+    compared_with: ComparedWith = "threshold"
     phase: Phase = "train"
 
 
@@ -95,21 +95,23 @@ RULES: dict[str, Rule] = {
     "entropy_high": Rule("actor/entropy", _first("actor/entropy")),
     "kl": Rule("actor/ref_kl", _first("actor/ref_kl", "critic/kl")),
     "sampler_mismatch": Rule("rollout/logprob_diff/mean", _first("rollout/logprob_diff/mean")),
-    "grad_norm": Rule("actor/grad_norm", _first("actor/grad_norm"), beside="median"),
+    "grad_norm": Rule("actor/grad_norm", _first("actor/grad_norm"), compared_with="median"),
     "skipped_steps": Rule("actor/skipped_steps", _skipped),
-    "searches_low": Rule("env/number_of_valid_search", _searched, above=False, beside="highest"),
+    "searches_low": Rule("env/number_of_valid_search", _searched, above=False, compared_with="highest"),
     "searches_high": Rule(
         "env/number_of_valid_search / rollout.max_turns − env/finish_ratio", _searched_without_answer
     ),
     "valid_actions": Rule(
-        "env/ratio_of_valid_action", _first("env/ratio_of_valid_action"), above=False, beside="highest"
+        "env/ratio_of_valid_action", _first("env/ratio_of_valid_action"), above=False, compared_with="highest"
     ),
     "repetition": Rule("env/repetition", _first("env/repetition")),
-    "length_low": Rule("response_length/mean", _first("response_length/mean"), above=False, beside="highest"),
+    "length_low": Rule(
+        "response_length/mean", _first("response_length/mean"), above=False, compared_with="highest"
+    ),
     "length_high": Rule("response_length/mean / the most tokens", _share_of_longest),
     "equal_groups": Rule("env/equal_groups_share − train/em", _equally_wrong),
     "explained_variance": Rule("critic/vf_explained_var", _first("critic/vf_explained_var"), above=False),
-    "val_em": Rule("val/em", _first("val/em"), above=False, beside="fall", phase="val"),
+    "val_em": Rule("val/em", _first("val/em"), above=False, compared_with="fall", phase="val"),
 }
 """Every watch, by the name of its section."""
 
@@ -158,13 +160,13 @@ class Course:
 
     def bound(self, rule: Rule, threshold: float) -> float | None:
         """What the next value is compared with; None while too little is known."""
-        if rule.beside == "threshold":
+        if rule.compared_with == "threshold":
             return threshold
-        if rule.beside == "median":
+        if rule.compared_with == "median":
             return threshold * median(self.recent) if len(self.recent) >= LEVEL else None
         if self.highest is None:
             return None
-        return self.highest - threshold if rule.beside == "fall" else self.highest * threshold
+        return self.highest - threshold if rule.compared_with == "fall" else self.highest * threshold
 
     def note(self, step: int, value: float, is_beyond: bool, rule: Rule) -> None:
         """Count the step, and let its value change what later ones are compared with."""
@@ -174,8 +176,14 @@ class Course:
         self.good = self.good if is_beyond else step
         if is_beyond or not math.isfinite(value):
             return
-        self.recent = [*self.recent, value][-(WINDOW if rule.beside == "median" else LEVEL) :]
-        level = value if rule.beside == "fall" else median(self.recent) if len(self.recent) >= LEVEL else None
+        self.recent = [*self.recent, value][-(WINDOW if rule.compared_with == "median" else LEVEL) :]
+        level = (
+            value
+            if rule.compared_with == "fall"
+            else median(self.recent)
+            if len(self.recent) >= LEVEL
+            else None
+        )
         if level is not None:
             self.highest = level if self.highest is None else max(self.highest, level)
 

@@ -7,8 +7,10 @@ file beside the output, so that an interrupted command goes on where it stopped.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -33,6 +35,8 @@ from srl.train.questions import load_questions, load_template
 from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import Workspace
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +115,23 @@ class Journal:
     def open(self) -> IO[str]:
         """Read what is there, and open the file to append.
 
-        Raises UserError for another teacher's answers, a damaged line, and a file that cannot be written. A
-        last line that was cut off is left out.
+        Raises UserError for another teacher's answers, a damaged line, and a file that cannot be written or
+        that another process writes. A last line that was cut off is left out.
         """
-        data = self.path.read_bytes() if self.path.is_file() else b""
+        file = self._locked()
+        try:
+            size = self._read()
+            file.truncate(size)
+            if not size:
+                _write(file, self.header)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _read(self) -> int:
+        """Read the whole lines of the file, and return their size in bytes."""
+        data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         rows = [json_object(line, f"{self.path}:{n}") for n, line in enumerate(whole.splitlines(), start=1)]
         if rows and rows[0] != self.header:
@@ -130,14 +147,23 @@ class Journal:
                 raise UserError(
                     f"{self.path}:{number} is damaged ({type(error).__name__}: {error}); remove the line"
                 ) from error
+        return len(whole)
+
+    def _locked(self) -> IO[str]:
+        """The file to append to, locked as long as it is open, where the file system has locks."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {error.strerror}; give another --out") from error
-        file.truncate(len(whole))
-        if not rows:
-            _write(file, self.header)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process writes {self.path}; wait for it to end, or give another --out"
+            ) from error
+        except OSError as error:
+            log.debug("the file system of %s has no locks: %s", self.path, error)
         return file
 
     def _keep(self, row: Mapping[str, Any]) -> None:
@@ -215,8 +241,8 @@ def write_accepted_episodes(
 ) -> Written:
     """Ask each question until it has its demonstrations, `attempts` times at most, and write them.
 
-    Raises UserError, and CheckFailed where more than `eval.max_failed` of the episodes were lost to faults or
-    none was accepted; what was answered until then is kept for the next call.
+    Raises UserError, and CheckFailed where faults left more than `eval.max_failed` of the questions without
+    an episode or none was accepted; what was answered until then is kept for the next call.
     """
     if out.is_dir():
         raise UserError(f"{out} is a directory, expected a file: give another --out")
@@ -225,7 +251,7 @@ def write_accepted_episodes(
     search = load_search(config, workspace, note)
     header = _header(config, teacher, acceptance, search)
     journal = Journal(out.with_name(f"{out.name}.partial"), header, acceptance)
-    lost: list[Trajectory] = []
+    lost: dict[str, Trajectory] = {}  # by question
     with journal.open() as file, closing(teacher.engine):
         if journal.asked:
             note(f"{len(journal.asked):,} episodes of an earlier call are kept")
@@ -233,12 +259,20 @@ def write_accepted_episodes(
         asking = _Asking(config, teacher, search, rewards, journal, file)
         for attempt in range(attempts):
             left = [item for item in questions if journal.is_to_ask(item, attempt)]
-            lost += [trajectory for trajectory in asking.ask(left, attempt) if not trajectory.valid]
+            for trajectory in asking.ask(left, attempt):
+                if not trajectory.valid:
+                    lost[key_of(trajectory.question)] = trajectory
+    unanswered = [lost[key] for key in lost.keys() - {key for key, _ in journal.asked}]
     shown, rejected = list(_demonstrations(questions, journal)), journal.reasons(questions)
-    _check(journal, lost, len(questions), config.eval.max_failed, shown, rejected)
+    _check(journal, unanswered, len(questions), config.eval.max_failed, shown, rejected)
     write_demonstrations(out, shown)
     if journal.has_others(questions):
         note(f"{journal.path} is kept: it has answers to other questions")
+    elif unanswered:
+        note(
+            f"{journal.path} is kept: every attempt failed for {len(unanswered):,} of {len(questions):,} "
+            "questions; the same command with --overwrite asks them again"
+        )
     else:
         journal.path.unlink()
     answered = sum(key_of(item) in journal.turns for item in questions)
@@ -312,10 +346,13 @@ class _Asking:
             await aclose(self.search)
 
     async def _reward(self, trajectory: Trajectory) -> float:
-        """The reward of the settings, where acceptance asks for it."""
+        """The reward of the settings, where acceptance asks for it. An episode without a score, such as one
+        whose judge is down, fails: it is neither accepted nor rejected."""
         if self.rewards is None:
             return 0.0
         (score,) = await self.rewards.score([trajectory])
+        if score.error:
+            trajectory.end, trajectory.error = "failed", score.error
         return score.value
 
 
@@ -323,12 +360,14 @@ def _check(
     journal: Journal, lost: Sequence[Trajectory], questions: int, limit: float, shown: Sequence[Question],
     rejected: Counter[str],
 ) -> None:  # fmt: skip
-    """Raises CheckFailed for too many lost episodes, and where nothing can be written."""
+    """Raises CheckFailed where too many questions have no episode but those `lost`, one for each, and where
+    nothing can be written."""
     if len(lost) > limit * questions:
         found = failed_episodes(lost)
         raise CheckFailed(
-            f"{found.what} failed in {found.failed} episodes, more than eval.max_failed={limit:g} "
-            f"({found.fault}); type the same command again to ask only what is missing"
+            f"{found.what} failed for {found.failed} of {questions} questions, more than "
+            f"eval.max_failed={limit:g} ({found.fault}); type the same command again to ask only what is "
+            "missing"
         )
     if not shown:
         more = f"try more --attempts, which go on from {journal.path}, or another teacher"

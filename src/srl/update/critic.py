@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from srl.model import add_lora
+from srl.model import Float32Head, add_lora
 from srl.update.actor import Experience, mean_metrics, mini_batches, skipped_steps
 from srl.update.batch import Batch
 from srl.update.logits import states_before, trunk
 from srl.update.losses import LossAggMode, count_for, value_loss
 from srl.update.optimiser import Optimiser
-from srl.update.packing import micro_batches_of
+from srl.update.packing import packed_micro_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +46,7 @@ class Critic(nn.Module):
             self.decoder.requires_grad_(True)
         width = self.decoder.config.hidden_size
         parameter = next(self.decoder.parameters())
-        self.head = nn.Linear(width, 1, bias=False, device=parameter.device, dtype=parameter.dtype)
+        self.head = Float32Head(width, 1, bias=False, device=parameter.device, dtype=parameter.dtype)
         nn.init.zeros_(self.head.weight)
 
     def get_decoder(self) -> PreTrainedModel:
@@ -75,7 +75,7 @@ def batched_values(critic: Critic, batch: Batch, *, max_tokens: int) -> Tensor:
     """Values `(B, T)` of a whole batch, in micro-batches, without gradients."""
     values = torch.zeros_like(batch.response_mask)
     critic.eval()
-    for index in micro_batches_of(critic.decoder, batch, max_tokens):
+    for index in packed_micro_batches(critic.decoder, batch, max_tokens):
         rows = batch.rows(index)
         values[index, : rows.input_ids.shape[1]] = critic(rows)
     return values
@@ -121,7 +121,7 @@ def accumulate_critic(
     denominator = count_for(part.loss_mask, normalise, horizon)
     tokens = float(part.loss_mask.sum())
     total: dict[str, float] = {}
-    for index in micro_batches_of(critic.decoder, part.batch, max_tokens):
+    for index in packed_micro_batches(critic.decoder, part.batch, max_tokens):
         rows = part.rows(index)
         assert rows.values is not None, "the critic's update needs the values from before it"
         loss, metrics = value_loss(

@@ -12,7 +12,6 @@ from torch import Tensor
 from srl.advantage import masked_mean
 from srl.errors import UserError, nearest
 
-KLKind = Literal["k1", "k2", "k3", "k3+"]
 VERL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "low_var_kl+": "k3+"}
 
 

@@ -92,7 +92,7 @@ def packs(model: PreTrainedModel) -> bool:
 def micro_batches_of(model: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
     """Row indices in groups of at most `max_tokens` tokens of a forward pass of `logits_of`."""
     if logits_of(model) is head_on_trunk:
-        return packing.micro_batches_of(trunk(model), batch, max_tokens)
+        return packing.packed_micro_batches(trunk(model), batch, max_tokens)
     return micro_batches(batch.lengths, max_tokens)
 
 

@@ -106,7 +106,7 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     )
 
 
-def micro_batches_of(trunk: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
+def packed_micro_batches(trunk: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
     """Row indices in groups of at most `max_tokens` tokens of a forward pass, with the padding if it pads."""
     return rows_within(batch, max_tokens) if packs(trunk) else micro_batches(batch.lengths, max_tokens)
 
@@ -237,6 +237,8 @@ def _can_pack(trunk: PreTrainedModel) -> bool:
     config._attn_implementation = ATTENTION
     try:
         same = _gives_the_same(trunk)
+    except torch.OutOfMemoryError:
+        raise
     except Exception:  # whatever a model's own code does with inputs that it does not know
         same = False
     if not same:

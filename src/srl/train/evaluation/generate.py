@@ -61,8 +61,10 @@ async def generate(
     except ExceptionGroup as several:
         raise several.exceptions[0] from several
     finally:
-        writer.finish()
-        await aclose(search)
+        try:
+            writer.finish()
+        finally:
+            await aclose(search)
 
 
 class RunningEm:
@@ -117,12 +119,14 @@ class _Writer:
             await asyncio.sleep(0 if last else PAUSE_S)
 
     def finish(self) -> None:
-        """Write what is left where `run` was cancelled."""
-        self._end()
-        if self._ended.qsize():
-            self._start(self._taken())
+        """Write what is left where `run` was cancelled. Raises the error of a write."""
+        try:
             self._end()
-        self._thread.shutdown()
+            if self._ended.qsize():
+                self._start(self._taken())
+                self._end()
+        finally:
+            self._thread.shutdown()
 
     def _taken(self) -> list[Trajectory | None]:
         return [self._ended.get_nowait() for _ in range(self._ended.qsize())]

@@ -12,7 +12,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling, stop_reason
 from srl.train.verl.job import TORCH
 
-TRAITS = EngineTraits(keyed_sampling=False, same_weights=False, token_ids=True)
+TRAITS = EngineTraits(same_weights=False, token_ids=True)
 
 
 @dataclass(slots=True)

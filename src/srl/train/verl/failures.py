@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srl.errors import SrlError, UserError
+from srl.errors import SrlError, UserError, is_out_of_memory
 from srl.files import why_not_written
 from srl.train.resume import resume_with
 from srl.train.run_directory import LOG
@@ -116,7 +116,7 @@ def final_error(error: BaseException, run: Path, failure: str = "") -> BaseExcep
         return UserError(f"{what}: {reason(first)}; {remedy} and {resume_with(run)}")
     if isinstance(first, RayError):
         return UserError(f"{reason(first)}; {resume_with(run)}")
-    if type(first).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(first):
         return UserError(f"GPU out of memory: {plain_line(first)}; {_LESS_MEMORY}")
     first.__cause__ = RemoteError(_ANSI.sub("", str(error)))
     return first

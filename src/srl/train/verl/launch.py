@@ -89,7 +89,10 @@ class VerlRun:
         composed = validated(config, job)
         for line in notes(config, job):
             terminal.note(line)
-        with reporters(config, run) as also, ray_cluster(composed, run.name, variables, quiet=terminal.quiet):
+        with (
+            reporters(config, run, resumed_from) as also,
+            ray_cluster(composed, run.name, variables, quiet=terminal.quiet),
+        ):
             writer = _log_writer(run, info, config, resumed_from)
             return watch(lambda: _trainer(composed, run, self.splits), writer, run, config, terminal, also)
 
