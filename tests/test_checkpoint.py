@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.live_tensors import Live
 from tests.training import SETTINGS, tokenizer
 
+from srl import files
 from srl.advantage import Algorithm
 from srl.config import load_config
 from srl.errors import UserError
@@ -222,7 +223,7 @@ def test_a_disk_without_links_has_copies(tmp_path, monkeypatch):
     def refused(*given):
         raise PermissionError
 
-    monkeypatch.setattr(checkpoint.os, "link", refused)
+    monkeypatch.setattr(files.os, "link", refused)
     validated(tmp_path, them)
     check_checkpoint(path)
     assert load_checkpoint(path, learner(), optimisers(learner())).val_em == {3: 0.5}
@@ -272,7 +273,7 @@ def test_an_old_checkpoint_is_out_of_sight_before_it_is_removed(tmp_path, monkey
     those = optimisers(them)
     save(tmp_path, them, those, step=1, keep=1)
 
-    def dying(path):
+    def dying(path, **named):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
