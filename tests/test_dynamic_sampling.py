@@ -292,6 +292,8 @@ def test_failed_episodes_are_counted_over_the_step_and_not_over_a_generation_bat
     asked: dict[str, int] = {}
 
     def value(item):
+        if item.phase != "train":
+            return 0.0
         place = asked.setdefault(item.question.id, len(asked))
         if (place, item.sample) == (2, 1):
             item.end, item.error = "failed", "search failed"

@@ -375,7 +375,7 @@ def test_an_episode_that_cannot_be_written_ends_it_with_everything_closed(tmp_pa
         async def aclose(self) -> None:
             closed.append("search")
 
-    def full(batch: object) -> None:
+    def full(*given: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with LogWriter(tmp_path / "log", RunInfo("run"), adds=True) as log:
