@@ -32,7 +32,8 @@ def measured() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def learning() -> str:
-    """EM on the mean over sets, F1, EM of each set and of the questions of several hops, searches."""
+    """EM on the mean over sets, F1, EM of the questions of several hops, of those that compare no two things
+    and of each set, searches."""
     lines, names = [], list[str]()
     for name, row in measured():
         sets = {one["name"]: one["measures"] for one in row["sets"]}
@@ -40,10 +41,30 @@ def learning() -> str:
         means = [estimate(sets[MEAN][measure], "full") for measure in ("em", "f1")]
         each = [share(sets[one]["em"]["mean"]) for one in names]
         several = share(row["groups"]["hops>1"]["em"]["mean"])
+        others = share(em_without_comparisons(row["groups"]))
         searches = f"{row['groups']['all']['searches']:.2f}"
-        lines.append([name, f"{row['questions']:,}", *means, several, *each, searches])
-    headers = ["", "questions", "EM (95%)", "F1 (95%)", "EM, several hops", *names, "searches"]
+        lines.append([name, f"{row['questions']:,}", *means, several, others, *each, searches])
+    headers = [
+        "",
+        "questions",
+        "EM (95%)",
+        "F1 (95%)",
+        "EM, several hops",
+        "EM, no comparisons",
+        *names,
+        "searches",
+    ]
     return table(headers, lines) if lines else NOTHING
+
+
+def em_without_comparisons(groups: Mapping[str, Any]) -> float:
+    """EM of the questions whose answer is not one of two things that they name."""
+    names = [name for name in groups if name.startswith("type=") and name.endswith("comparison")]
+    every, compared = groups["all"], [groups[name] for name in names]
+    right = every["questions"] * every["em"]["mean"] - sum(
+        one["questions"] * one["em"]["mean"] for one in compared
+    )
+    return right / (every["questions"] - sum(one["questions"] for one in compared))
 
 
 def groups() -> str:

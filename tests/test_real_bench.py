@@ -200,7 +200,8 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
         "| closed-book", "| cold start", "| + GRPO, seed 0", "| + GRPO, seed 1",
     ]  # fmt: skip
     assert (
-        "| 1,500 | 1.000 (.950 to 1.050) | 1.000 (.950 to 1.050) | 1.000 | 1.000 | 1.000 | 2.00 |" in lines[4]
+        "| 1,500 | 1.000 (.950 to 1.050) | 1.000 (.950 to 1.050) | 1.000 | 1.000 | 1.000 | 1.000 | 2.00 |"
+        in lines[4]
     )
     assert "| 61 min, 40 steps |" in real_tables.behaviour()
     assert (
@@ -209,6 +210,16 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
     )
     assert "| hops 1 |" in real_tables.groups()
     assert "┊ Doc 1\n┊ Doc 2\n```\n\n3 of 70 two-hop" in real_tables.transcript()
+
+
+def test_em_without_comparisons_leaves_both_kinds_out():
+    def group(questions, em):
+        return {"questions": questions, "em": {"mean": em}}
+
+    found = {"all": group(10, 0.5), "type=hotpotqa/bridge": group(2, 1.0)}
+    assert real_tables.em_without_comparisons(found) == 0.5
+    found |= {"type=hotpotqa/comparison": group(3, 1.0), "type=2wiki/bridge_comparison": group(2, 0.5)}
+    assert real_tables.em_without_comparisons(found) == pytest.approx((5 - 3 - 1) / 5)
 
 
 def test_results_stay_but_for_those_of_a_seed_that_this_cache_has():
