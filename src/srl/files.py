@@ -139,6 +139,21 @@ def locked(directory: Path, taken: str | None = None) -> Iterator[None]:
         os.close(descriptor)
 
 
+def lock_open_file(file: IO[Any], taken: str) -> None:
+    """Lock `file` as long as it is open, where the file system has locks.
+
+    Where another process holds it, raises UserError with the text `taken`.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(taken) from error
+    except OSError as error:
+        import logging
+
+        logging.getLogger(__name__).debug("the file system of %s has no locks: %s", file.name, error)
+
+
 def link_or_copy(source: Path | str, target: Path | str) -> None:
     """Link `source` to the new path `target`, or copy it where hard links are not possible; directories file
     by file.

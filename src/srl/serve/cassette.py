@@ -9,9 +9,7 @@ out. A line with `session` starts what a resumed run adds.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
 from srl.errors import UserError
-from srl.files import FORMAT, check_format, digest_text
+from srl.files import FORMAT, check_format, digest_text, lock_open_file
 from srl.index import Index
 from srl.renamed import current_fields
 from srl.serve.named_retrievers import aclose, connect, digest_of, indexes_of
 from srl.trajectory import Hit, Passage, Search, SearchStatus, SearchTool, current_episode
-
-log = logging.getLogger(__name__)
 
 KIND = "search cassette"
 _KINDS = (KIND, "search tape")
@@ -237,22 +233,14 @@ class CassetteWriter:
 
     def _open(self) -> BinaryIO:
         self._file = open(self._path, "ab")  # noqa: SIM115 - open until `close`
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            log.debug("the file system of the cassette %s has no locks: %s", self._path, error)
+        taken = f"another run is recording to the cassette {self._path}; choose another name"
+        lock_open_file(self._file, taken)
         return self._file
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except BlockingIOError as error:
-            raise UserError(
-                f"another run is recording to the cassette {self._path}; choose another name"
-            ) from error
         except OSError as error:
             raise UserError(f"the cassette {self._path} cannot be written: {error.strerror}") from error
 

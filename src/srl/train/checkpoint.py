@@ -6,6 +6,7 @@ import pickle
 import shlex
 import shutil
 import warnings
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,7 +31,7 @@ from srl.manifests import (
 from srl.model import has_lora, load_model, save_model
 from srl.train.model_card import write_card
 from srl.train.resume import names_a_way_around
-from srl.train.run_directory import STATE, Progress, checkpoint_path, superseded_checkpoints
+from srl.train.run_directory import CHECKPOINTS, STATE, Progress, checkpoint_path, superseded_checkpoints
 from srl.update.critic import Critic
 from srl.update.kl import KLController
 from srl.update.optimiser import Optimiser
@@ -108,9 +109,14 @@ def save_validated(run: Path, progress: Progress, keep: int | None, keep_best: b
 
 
 def _drop_superseded(run: Path, progress: Progress, keep: int | None, keep_best: bool) -> None:
-    for old in superseded_checkpoints(run, keep, val_em=progress.val_em if keep_best else None):
-        old.rename(old.with_name(f".{old.name}.dropped"))
-    for dropped in checkpoint_path(run, progress.step).parent.glob(".step-*.dropped"):
+    delete_checkpoints(run, superseded_checkpoints(run, keep, val_em=progress.val_em if keep_best else None))
+
+
+def delete_checkpoints(run: Path, paths: Iterable[Path]) -> None:
+    """Delete checkpoints of `run`, each hidden first by a rename, and what is left of earlier ones."""
+    for path in paths:
+        path.rename(path.with_name(f".{path.name}.dropped"))
+    for dropped in (run / CHECKPOINTS).glob(".step-*.dropped"):
         shutil.rmtree(dropped, ignore_errors=True)  # tried again with the next checkpoint
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from srl.config import Config
 from srl.errors import UserError
-from srl.train.checkpoint import load_checkpoint
+from srl.train.checkpoint import delete_checkpoints, load_checkpoint
 from srl.train.experience import Learner
 from srl.train.learning_rate import lr_scale
 from srl.train.resume import new_run_command
@@ -76,8 +75,5 @@ def roll_back(
 
 
 def drop_checkpoints_after(run: Path, step: int) -> None:
-    """Delete the checkpoints of later steps, each hidden first by a rename."""
-    for path in [path for at, path in checkpoints(run).items() if at > step]:
-        hidden = path.with_name(f".{path.name}.dropped")
-        path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)  # what stays is deleted with the next checkpoint
+    """Delete the checkpoints of later steps."""
+    delete_checkpoints(run, [path for at, path in checkpoints(run).items() if at > step])

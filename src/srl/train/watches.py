@@ -177,13 +177,9 @@ class Course:
         if is_beyond or not math.isfinite(value):
             return
         self.recent = [*self.recent, value][-(WINDOW if rule.compared_with == "median" else LEVEL) :]
-        level = (
-            value
-            if rule.compared_with == "fall"
-            else median(self.recent)
-            if len(self.recent) >= LEVEL
-            else None
-        )
+        level: float | None = value
+        if rule.compared_with != "fall":
+            level = median(self.recent) if len(self.recent) >= LEVEL else None
         if level is not None:
             self.highest = level if self.highest is None else max(self.highest, level)
 

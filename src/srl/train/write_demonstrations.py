@@ -7,10 +7,8 @@ file beside the output, so that an interrupted command goes on where it stopped.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,7 +21,7 @@ from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
 from srl.errors import CheckFailed, UserError
 from srl.evaluate.episode_results import EpisodeResult
-from srl.files import digest_text, json_object
+from srl.files import digest_text, json_object, lock_open_file
 from srl.progress import Count, counted
 from srl.protocol import STOP_STRINGS
 from srl.reward import RewardMix
@@ -35,8 +33,6 @@ from srl.train.questions import load_questions, load_template
 from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import Workspace
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +152,7 @@ class Journal:
             file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {error.strerror}; give another --out") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another process writes {self.path}; wait for it to end, or give another --out"
-            ) from error
-        except OSError as error:
-            log.debug("the file system of %s has no locks: %s", self.path, error)
+        lock_open_file(file, f"another process writes {self.path}; wait for it to end, or give another --out")
         return file
 
     def _keep(self, row: Mapping[str, Any]) -> None:
