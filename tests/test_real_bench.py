@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from bench import real_tables
 from bench.real import measure, parts
-from bench.real.commands import Bench, output_of
+from bench.real.commands import Bench, Trained, output_of
 from tests.shared_data import shared_data
 
 from srl.data.demonstration_file import read_demonstrations
@@ -262,6 +262,26 @@ def test_rag_learns_the_questions_of_the_demonstrations_and_of_the_run(bench, tm
     assert [json.loads(line)["turns"] for line in path.read_text().splitlines()] == [
         ["<answer> A </answer>"], ["<answer> C </answer>"],
     ]  # fmt: skip
+
+
+def test_every_source_that_rag_learns_from_has_a_share(bench, monkeypatch):
+    """Its questions are also those that GRPO asked, and GRPO asks sources that no demonstration is of."""
+    typed: list[str] = []
+    trained = Trained(bench.cache / "run", {"steps": 5}, 1.0)
+    monkeypatch.setattr(parts, "grpo", lambda bench: None)
+    monkeypatch.setattr(parts, "asked", lambda bench, name: {"a"})
+    monkeypatch.setattr(parts, "write_answers", lambda bench, name, text, asked: bench.prepared / name)
+    monkeypatch.setattr(parts, "tokens", lambda bench, trained: 100)
+    monkeypatch.setattr(Bench, "trained", lambda self, name: trained)
+    monkeypatch.setattr(Bench, "train", lambda self, name, *arguments, steps: trained)
+    monkeypatch.setattr(
+        Bench, "train_once", lambda self, name, *arguments, steps: typed.extend(map(str, [*arguments, steps]))
+    )
+    parts.rag(bench)
+    shared = {one.split("=")[0] for one in typed if one.startswith("sft.mix.")}
+    training = {source.split(":")[0] for source in parts.SOURCES if ":train=" in source}
+    assert shared == {f"sft.mix.{name}" for name in training}
+    assert typed[-1] == "10", "two runs of 100 tokens each, of which five steps have 100"
 
 
 def test_cold_start_learns_to_read_from_one_kind_of_demonstrations_and_chains_from_the_other(

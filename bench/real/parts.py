@@ -48,7 +48,9 @@ READ = {"squad": 1800}
 CHAINED = {"hotpotqa": 96, "2wikimultihopqa": 96}
 """Training questions of several hops that demonstrations are made for from their supporting facts: few.
 Reinforcement learning has all questions."""
-TAUGHT = ("sft.steps=80", "trainer.test_freq=40", "trainer.save_freq=40")
+CHECKED = ("trainer.test_freq=40", "trainer.save_freq=40")
+"""How often fine-tuning is measured on the validation questions."""
+TAUGHT = ("sft.steps=80", *CHECKED)
 """Fine-tuning on both."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in ASKED.items())
 ROUNDS, ROUND, SAMPLES = 3, 160, 8
@@ -96,9 +98,9 @@ def common(bench: Bench) -> list[str]:
     return options([*paths, f"search.index={bench.index}", *([] if bench.smoke else [asked])])
 
 
-def sft_mix(bench: Bench) -> list[str]:
+def sft_mix(bench: Bench, shares: Mapping[str, float] = SHARES) -> list[str]:
     """The shares of fine-tuning; none in a smoke run, whose demonstrations may be of one source."""
-    return [] if bench.smoke else mix_of(SHARES)
+    return [] if bench.smoke else mix_of(shares)
 
 
 def mix_of(shares: Mapping[str, float]) -> list[str]:
@@ -191,15 +193,15 @@ def rft(bench: Bench) -> None:
 def rag(bench: Bench) -> None:
     """Retrieve-once RAG, fine-tuned on the searcher's questions with as many tokens.
 
-    These are the questions and the tokens of the cold start and GRPO, known when both have ended. The best
-    checkpoint by validation counts, as for the cold start.
+    These are the questions and the tokens of the cold start and GRPO, known when both have ended, in GRPO's
+    shares. The best checkpoint by validation counts, as for the cold start.
     """
     grpo(bench)
     answer = "<answer> {answer} </answer>"
     shown = write_answers(bench, "rag.jsonl", answer, asked=asked(bench, "grpo"))
     arguments = [
         "--algo", "sft", "--model", bench.model, *common(bench),
-        *options([*RETRIEVED, f"sft.train_files={shown}", *sft_mix(bench)]),
+        *options([*RETRIEVED, *CHECKED, f"sft.train_files={shown}", *sft_mix(bench, ASKED)]),
     ]  # fmt: skip
 
     def steps() -> int:
