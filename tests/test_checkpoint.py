@@ -285,6 +285,19 @@ def test_an_old_checkpoint_is_out_of_sight_before_it_is_removed(tmp_path, monkey
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
 
 
+def test_a_step_is_deleted_twice_where_an_open_file_keeps_the_first(tmp_path, monkeypatch):
+    """As NFS does. A run that is rolled back makes the same step again."""
+    them = learner()
+    those = optimisers(them)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "shutil", SimpleNamespace(rmtree=lambda path, **named: None))
+        for _ in range(2):
+            checkpoint.delete_checkpoints(tmp_path, [save(tmp_path, them, those, step=1)])
+    assert not checkpoints(tmp_path)
+    checkpoint.delete_checkpoints(tmp_path, [])
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     them = learner()
     path = save(tmp_path, them, optimisers(them))

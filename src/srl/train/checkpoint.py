@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -113,9 +114,13 @@ def _drop_superseded(run: Path, progress: Progress, keep: int | None, keep_best:
 
 
 def delete_checkpoints(run: Path, paths: Iterable[Path]) -> None:
-    """Delete checkpoints of `run`, each hidden first by a rename, and what is left of earlier ones."""
+    """Delete checkpoints of `run`, each hidden first by a rename, and what is left of earlier ones.
+
+    Each gets a name of its own: where a file is still open, NFS keeps the directory of an earlier checkpoint
+    of the same step.
+    """
     for path in paths:
-        path.rename(path.with_name(f".{path.name}.dropped"))
+        path.rename(path.with_name(f".{path.name}.{token_hex(4)}.dropped"))
     for dropped in (run / CHECKPOINTS).glob(".step-*.dropped"):
         shutil.rmtree(dropped, ignore_errors=True)  # tried again with the next checkpoint
 
