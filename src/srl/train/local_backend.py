@@ -382,9 +382,8 @@ class LocalTrainer:
         """How to go on with another setting; a run that is resumed keeps its own."""
         run, trainer = self.run_directory, self.config.trainer
         newest = newest_once_stopped(run, trainer, self.progress.step)
-        model = [] if newest is None else ["--model", str(checkpoint_path(run, newest))]
         start = "" if newest is None else " from the newest checkpoint"
-        return f"start a new run{start}: {new_run_command(run, *model, '--set', setting)}"
+        return f"start a new run{start}: {new_run_command(run, setting, newest)}"
 
     def _roll_out(self, step: int, questions: list[Question]) -> tuple[list[Trajectory], list[Score]]:
         """The episodes of one generation batch, and their scores."""

@@ -150,11 +150,8 @@ class RejectionSampling:
         try:
             check_kept(found, sft.filter)
         except UserError as error:
-            checkpoint = checkpoint_path(self.run_directory, number - 1)
-            start = ["--model", str(checkpoint)] if number > 1 else []
-            command = new_run_command(
-                self.run_directory, "--algo", RFT, *start, "--set", "sft.filter=CONDITION"
-            )
+            before = number - 1 or None
+            command = new_run_command(self.run_directory, "sft.filter=CONDITION", before, "--algo", RFT)
             raise UserError(
                 f"round {number}: {error}; a resumed run keeps its filter, so start another: {command}"
             ) from error

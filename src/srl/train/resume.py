@@ -105,18 +105,18 @@ def tells_what_takes_less_memory(run: Path) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        newest = max(checkpoints(run), default=None)
-        model = [] if newest is None else ["--model", str(checkpoint_path(run, newest))]
-        command = new_run_command(run, *model, "--set", "KEY=VALUE")
+        command = new_run_command(run, "KEY=VALUE", max(checkpoints(run), default=None))
         raise UserError(
             f"{first_line(error)} If another program took the memory, {resume_with(run)} once it is free. "
             f"Else start a run with a lower rollout.max_num_seqs or actor.ppo_max_token_len: {command}"
         ) from error
 
 
-def new_run_command(run: Path, *options: str) -> str:
-    """The command of a new run with the settings of `run` and these options."""
-    return Workspace(run.parent.parent).command("train", "--config", str(run / SAVED), *options)
+def new_run_command(run: Path, setting: str, step: int | None, *options: str) -> str:
+    """The command of a new run with the settings of `run` but `setting`, from its checkpoint at `step`."""
+    model = [] if step is None else ["--model", str(checkpoint_path(run, step))]
+    given = ["--config", str(run / SAVED), *options, *model, "--set", setting]
+    return Workspace(run.parent.parent).command("train", *given)
 
 
 def too_many_failures(run: Path, found: FailedEpisodes, limit: float) -> UserError | None:

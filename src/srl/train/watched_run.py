@@ -45,8 +45,7 @@ def how_to_start_again(run: Path, config: Config, good: int | None, rollbacks: i
     It has the settings of this run, and a learning rate below that of its last steps.
     """
     lower = f"actor.optim.lr={config.actor.optim.lr * config.watch.rollback_lr_factor ** (rollbacks + 1):.3g}"
-    model = [] if good is None else ["--model", str(checkpoint_path(run, good))]
-    command = new_run_command(run, *model, "--set", lower)
+    command = new_run_command(run, lower, good)
     if good is None:
         return f"there is no good checkpoint: start again with a lower learning rate: {command}"
     return f"start from the last good checkpoint with a lower learning rate: {command}"
