@@ -80,6 +80,14 @@ def test_preset_gives_every_algorithm_the_same_number_of_episodes(preset, algo):
     assert config.data.train_batch_size * config.rollout.n == 128
 
 
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_preset_small_shares_what_episodes_read_and_has_no_reference(algo):
+    config = load_config("small", algo=algo).config
+    assert config.rollout.n == 8
+    assert not config.algorithm.use_kl_in_reward
+    assert not config.actor.use_kl_loss
+
+
 def test_algorithm_named_in_a_preset_brings_its_defaults():
     assert load_config("one-gpu").config.actor.use_kl_loss
     assert not load_config("one-gpu", algo="ppo").config.actor.use_kl_loss

@@ -150,7 +150,7 @@ class RejectionSampling:
         try:
             check_kept(found, sft.filter)
         except UserError as error:
-            before = number - 1 or None
+            before = number - 1 if number > 1 else None
             command = new_run_command(self.run_directory, "sft.filter=CONDITION", before, "--algo", RFT)
             raise UserError(
                 f"round {number}: {error}; a resumed run keeps its filter, so start another: {command}"

@@ -113,7 +113,7 @@ def tells_what_takes_less_memory(run: Path) -> Iterator[None]:
 
 
 def new_run_command(run: Path, setting: str, step: int | None, *options: str) -> str:
-    """The command of a new run with the settings of `run` but `setting`, from its checkpoint at `step`."""
+    """A new run's command with the settings of `run` but `setting`, from its checkpoint at `step` if any."""
     model = [] if step is None else ["--model", str(checkpoint_path(run, step))]
     given = ["--config", str(run / SAVED), *options, *model, "--set", setting]
     return Workspace(run.parent.parent).command("train", *given)
