@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from tests.live_server import free_port
+from starlette.responses import PlainTextResponse
+from tests.live_server import free_port, running
 from tests.verl_runs import kill, only_run, processes_of, said, srl, wait_until_gone, write_config
 
-from srl.index import build_index
+from srl.index import build_index, open_index
+from srl.serve.server import create_app
 from srl.store import reading
 from srl.train.resume import how_to_resume, step_to_resume
 
@@ -35,6 +40,14 @@ SMALL = {
 def towns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("towns")
     return folder
+
+
+def index(towns: Path) -> Path:
+    """The index of the towns' corpus."""
+    found = towns / "index"
+    if not found.is_dir():
+        build_index(towns / "corpus.jsonl", found, "bm25", {})
+    return found
 
 
 class Search:
@@ -138,10 +151,43 @@ def entries(run: Path) -> list[tuple[str, int]]:
     return reading([run], lambda log: log.execute(query).fetchall())
 
 
+def refusing_searches(app: Any) -> Any:
+    """A search server that answers the requests without a query of a health check, and no other."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] != "/retrieve":
+            await app(scope, receive, send)
+            return
+        request = await receive()
+
+        async def again() -> Any:
+            return request
+
+        refused = json.loads(request["body"])["queries"]
+        await (PlainTextResponse("out of order", 500) if refused else app)(scope, again, send)
+
+    return serve
+
+
+def test_a_validation_whose_searches_fail_ends_the_run(towns, tmp_path):
+    workspace = tmp_path / "ws"
+    write_config(towns, "grpo")  # corpus and model
+    with running(refusing_searches(create_app(open_index(index(towns))))) as url:
+        settings = {**SMALL, "search.retries": 0, "search.url": url, "search.max_failed": 0.0}
+        file = write_config(towns, "grpo", **settings)
+        with typed(workspace, "train", "--backend", "verl", "--algo", "grpo", "--config", str(file)) as begun:
+            assert begun.process.wait(LIMIT_S) == 2, begun.text[-4000:]
+            last = begun.text.splitlines()[-1]
+    run = only_run(workspace)
+    assert re.match(r"srl: search failed in \d+ of \d+ episodes, more than search.max_failed=0 \(", last)
+    assert entries(run) == [], "a validation without its searches is not in the log"
+    wait_until_gone(run)
+
+
 def test_a_run_outlives_its_search_server_and_goes_on_after_its_processes_died(towns, tmp_path):
     workspace = tmp_path / "ws"
     write_config(towns, "grpo")  # corpus and model
-    build_index(towns / "corpus.jsonl", towns / "index", "bm25", {})
+    index(towns)
     search = Search(towns / "index")
     file = write_config(towns, "grpo", **SMALL, **{"search.url": search.url})
     try:

@@ -130,7 +130,7 @@ def test_a_run_that_fails_leaves_the_episodes_of_its_unfinished_step(log):
     add(writer, 2, count=1)
     add(writer, 1, "val", count=3)
     writer.close("failed")
-    assert entries(log) == [("train", 1, 2), ("val", 1, 3), ("train", 2, 1)]
+    assert entries(log) == [("train", 1, 2), ("train", 2, 1)], "an unfinished validation has measured nothing"
     assert rows(log, "SELECT status FROM runs") == [("failed",)]
 
 

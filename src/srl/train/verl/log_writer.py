@@ -180,7 +180,8 @@ class LogActor:
     def close(self, status: str, error: str = "") -> Progress:
         """Close the log, with the error that ended the run.
 
-        An unfinished run's log gets the episodes of its unfinished step too.
+        An unfinished run's log gets the episodes of its unfinished step too; an unfinished evaluation has
+        measured nothing, and is left out.
         """
         self._closed = True
         if status == "finished":
@@ -191,7 +192,7 @@ class LogActor:
             self._writes.wait()
             for step, phase in list(self._open):
                 records = self._taken(step, phase, None)
-                if records:
+                if records and phase == "train":
                     self._log.write(step, phase, records, measured(records, phase))
         self._log.close(status, error)
         return self.progress

@@ -138,7 +138,7 @@ class SearchTrainer(PPOTrainerSync):
 
     def on_sample_end(self) -> None:
         self._stop_if_broken()
-        self._stop_on_failures()
+        self._stop_on_failures("train")
         self._mark("putting the rollout to sleep")
         super().on_sample_end()
 
@@ -239,7 +239,10 @@ class SearchTrainer(PPOTrainerSync):
         return bool(getattr(self.srl.data, f"{phase}_files"))
 
     def _evaluate(self, phase: Phase) -> dict[str, float]:
-        """Run verl's validation on the questions of `phase`; the metrics of the local backend."""
+        """Run verl's validation on the questions of `phase`; the metrics of the local backend.
+
+        Raises UserError, and logs nothing, where search failed in more episodes than is allowed.
+        """
         self._mark(f"{phase} questions")
         validation = self.val_dataloader
         try:
@@ -250,6 +253,7 @@ class SearchTrainer(PPOTrainerSync):
         finally:
             self.val_dataloader = validation
         self._stop_if_broken()
+        self._stop_on_failures(phase)
         return self._finish(phase, _numbers(metrics))
 
     def _finish(self, phase: Phase, metrics: Mapping[str, float], tokens: Any = None) -> dict[str, float]:
@@ -269,9 +273,9 @@ class SearchTrainer(PPOTrainerSync):
         lost = sum(map(len, self.replay_buffer.failure_keys.values()))
         return f"verl dropped {lost} questions; the reason is in the logs of Ray's workers" if lost else ""
 
-    def _stop_on_failures(self) -> None:
-        """Raises UserError when search failed in more episodes than is allowed."""
-        found = ray.get(self.log_actor.failed_episodes.remote(self.global_steps, "train"))
+    def _stop_on_failures(self, phase: Phase) -> None:
+        """Raises UserError when search failed in more of the step's episodes of `phase` than is allowed."""
+        found = ray.get(self.log_actor.failed_episodes.remote(self.global_steps, phase))
         if error := too_many_failures(self.run, found, self.srl.search.max_failed):
             raise error
 
