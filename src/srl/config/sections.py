@@ -158,6 +158,10 @@ class Data(Section):
     train_files: Files | None = None
     """Training questions: one or several files, Parquet in verl's schema or JSON lines. null: those of
     world."""
+    exclude_files: Files | None = None
+    """Questions of train_files that are left out, by their ids in these files of demonstrations or
+    questions. With the demonstrations of a cold start, reinforcement learning has the questions that it was
+    not shown."""
     val_files: Files | None = None
     """Questions for validation during training. Must not be the test questions."""
     test_files: Files | None = None
@@ -252,8 +256,8 @@ class Search(Section):
     max_query_chars: Count = 1000
     """Longest query, in characters. A longer one is rejected, and the policy is told."""
     max_failed: Share = 0.05
-    """Largest share of a step's episodes that failed searches, rewards and engine faults may cost; above it
-    the run stops. On the local backend it holds for the episodes of a validation or test, too."""
+    """Largest share of a step's episodes that failed searches, rewards and engine faults may cost, also of
+    the episodes of a validation or test; above it the run stops."""
 
     @property
     def cassette_use(self) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from srl.data.published_rows import Record, describe
@@ -53,6 +54,11 @@ def read_demonstrations(path: Path) -> list[Question]:
     if not found:
         raise UserError(f"{path}: expected demonstrations, found none")
     return list(found.values())
+
+
+def are_demonstrations(path: Path) -> bool:
+    """Whether the first line of a file of JSON lines is a demonstration. Raises UserError as reading does."""
+    return any("turns" in row for _, row in islice(read_jsonl(path), 1))
 
 
 def _demonstration(record: Record, name: str) -> Question:

@@ -117,8 +117,11 @@ def check_data(config: Config) -> None:
 def unusable_files(config: Config) -> Iterator[str]:
     """A line for each missing file of questions, and for each pipe, which `--resume` could not read again."""
     data = config.data
-    for file in filter(None, (data.corpus, config.sft.train_files)):
+    for file in filter(None, (data.corpus, config.sft.train_files, *(data.exclude_files or ()))):
         yield from _unreadable(Path(file))
+    for file in data.exclude_files or ():
+        if not Path(file).exists():
+            yield f"{file}: no such file (data.exclude_files)"
     for key in ("train_files", "val_files", "test_files"):
         for file in getattr(data, key) or ():
             yield from _unreadable(Path(file))

@@ -7,9 +7,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from srl.config import Config
-from srl.data.parquet import read_questions
+from srl.data.demonstration_file import are_demonstrations, read_demonstrations
+from srl.data.parquet import is_parquet, read_questions
 from srl.data.splits import check_sources, proportional
 from srl.errors import UserError
 from srl.progress import counted
@@ -29,7 +31,10 @@ def load_splits(config: Config, codec: Codec, note: Note, algo: str) -> Splits:
     """The questions of a run. Raises UserError if there is none to train on, or `data.mix` does not fit."""
     splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
     if not splits.train:
-        raise UserError("no training question is left; set data.train_files, or raise data.max_prompt_length")
+        raise UserError(
+            "no training question is left; set data.train_files, exclude fewer with "
+            "data.exclude_files, or raise data.max_prompt_length"
+        )
     check_mix(splits.train, config, algo)
     warn_about_unlisted_retrievers(splits.train, config, note)
     return splits
@@ -44,7 +49,30 @@ def check_mix(questions: Sequence[Question], config: Config, algo: str) -> None:
 def load_split(phase: Phase, config: Config, codec: Codec, note: Note) -> list[Question]:
     """The questions of one phase: train, val or test."""
     limits: dict[Phase, int | None] = {"val": config.eval.val_questions, "test": config.eval.test_questions}
-    return load_questions(getattr(config.data, f"{phase}_files"), config, codec, note, limits.get(phase))
+    files: tuple[str, ...] = getattr(config.data, f"{phase}_files") or ()
+    read = [item for file in files for item in read_questions(file)]
+    if phase == "train" and config.data.exclude_files and read:
+        read = _without(read, config.data.exclude_files, note)
+    return load_questions(files, config, codec, note, limits.get(phase), read)
+
+
+def _without(questions: list[Question], files: tuple[str, ...], note: Note) -> list[Question]:
+    """The questions whose ids are not in `files`. Raises UserError where none is: ids of other data."""
+    excluded = {item.id for file in files for item in _named(Path(file))}
+    kept = [item for item in questions if item.id not in excluded]
+    if len(kept) == len(questions):
+        raise UserError(
+            f"data.exclude_files={', '.join(files)}: none of the {len(excluded):,} ids is that of a "
+            f"question of data.train_files, such as {questions[0].id!r}"
+        )
+    note(f"left out {len(questions) - len(kept):,} training questions that are in data.exclude_files")
+    return kept
+
+
+def _named(path: Path) -> list[Question]:
+    """The questions, or demonstrations, of a file."""
+    demonstrations = not is_parquet(path) and are_demonstrations(path)
+    return read_demonstrations(path) if demonstrations else read_questions(path)
 
 
 def load_questions(

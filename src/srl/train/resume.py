@@ -43,6 +43,7 @@ from srl.train.watches import Watcher
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
+_QUESTIONS = ("train_files", "exclude_files", "val_files", "test_files")
 LEFT_BEHIND_S = 60.0
 """Longest wait, in seconds, for a process that a stopped run left behind; Ray's end by themselves."""
 _PROGRESS = """
@@ -269,7 +270,7 @@ def warn_about_other_indexes(run: Path, record: RunRecord, now: IndexDigests, no
 
 def question_digests(config: Config) -> dict[str, str]:
     """A digest of the files of each set of questions, by the key that names them."""
-    found = {key: getattr(config.data, key) or () for key in ("train_files", "val_files", "test_files")}
+    found = {key: getattr(config.data, key) or () for key in _QUESTIONS}
     return {
         f"data.{key}": digest_text(*map(digest_file, files))
         for key, files in found.items()

@@ -60,6 +60,7 @@ RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "re
 
 READ_BY_US: dict[str, str] = {
     "data.train_files": "our data set reads the questions",
+    "data.exclude_files": "our data set reads the questions",
     "data.val_files": "our data set reads the questions",
     "data.test_files": "our data set reads the questions",
     "data.world": "the made-up world, as in local training",
