@@ -38,6 +38,7 @@ from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.many_episodes import rollout
 from srl.train.baselines import BASELINES, baseline_config, chosen_baselines
 from srl.train.questions import choose_template, load_questions
+from srl.train.sft import with_prompts
 from srl.trajectory import Hit, Passage, Search, Trajectory
 
 ANSWER = "<answer>Ossa Trell</answer>"
@@ -268,8 +269,12 @@ def test_examples_are_one_message_where_the_chat_template_drops_thoughts(place, 
     tokenizer = copy.deepcopy(byte_level_tokenizer())
     tokenizer.chat_template = CHAT.replace("CONTENT", content)
     config = load_config(sets=["data.template=few-shot", "data.max_prompt_length=9999"]).config
-    asked = load_questions((str(place / "test.jsonl"),), config, Codec(tokenizer), lambda text: None)
+    codec = Codec(tokenizer)
+    asked = load_questions((str(place / "test.jsonl"),), config, codec, lambda text: None)
     assert [message["role"] for message in asked[0].prompt] == roles
+    shown = [replace(item, prompt=()) for item in asked]
+    fitting, _ = with_prompts(shown, codec, choose_template(config), EpisodeOptions(max_prompt_length=9999))
+    assert fitting == asked, "a demonstration has the prompt of its question"
     text = "".join(message["content"] for message in asked[0].prompt)
     assert all(says in text for _, says in examples_in(EXAMPLES))
 

@@ -313,6 +313,26 @@ def test_the_demos_model_under_settings_that_are_not_its_own_is_warned_of(
     assert said == warned
 
 
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (["--model", "mine", "--set", "data.train_files=mine.parquet"], True),
+        (["--preset", "small", "--model", "mine", "--set", "data.train_files=mine.parquet"], False),
+        (["--model", "mine"], False),
+        (["--set", "data.train_files=mine.parquet"], False),
+    ],
+)
+def test_the_demos_settings_with_another_model_and_questions_are_warned_of(
+    monkeypatch, capsys, tmp_path, arguments, warned
+):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("srl.cli.train._runs", lambda: SimpleNamespace(start=lambda *given, **named: None))
+    monkeypatch.setattr("srl.cli.train._tell", lambda *given: None)
+    assert main(["train", *arguments]) == 0
+    assert ("warning: tiny has the demo's prompt" in capsys.readouterr().err) == warned
+
+
 @pytest.mark.parametrize("old", [["--engine", "verl"], ["--engine=verl"]])
 def test_an_option_by_its_old_name_works_and_is_warned_of_once(monkeypatch, capsys, old):
     started = []

@@ -83,6 +83,7 @@ OF_THE_RUN: dict[str, object] = {
     "rft.start": "first",
     "data.train_files": ("others.parquet",),
     "data.val_files": ("others.parquet",),
+    "data.exclude_files": ("others.jsonl",),
     "data.test_files": ("others.parquet",),
     "search.digest": None,
     "data.shuffle": False,
@@ -226,6 +227,19 @@ def test_a_cold_start_with_adapters_is_the_same_in_every_workspace(place, tmp_pa
         torch.manual_seed(stir)
         made(place, tmp_path / str(stir), model__lora_rank=2)
     assert len({model_digest(path) for path in tmp_path.glob("*/models/cold-start-*")}) == 1
+
+
+def test_demonstrations_that_are_left_out_are_said(place, tmp_path):
+    rows = [demonstration(word, True) for word in WORDS]
+    rows[0]["turns"] = [f"<answer> {'born ' * 90} </answer>"]
+    (tmp_path / "mine.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    said: list[str] = []
+    chosen = configured(place, {"sft.train_files": tmp_path / "mine.jsonl", "sft.epochs": 1.0})
+    cold_started(chosen, Workspace(tmp_path / "ws"), said.append)
+    (warning,) = (text for text in said if text.startswith("warning"))
+    assert "1 of 4 demonstrations do not play as they are written; the first is 'mine/1'" in warning
+    (started,) = (text for text in said if text.startswith("cold start: "))
+    assert started.startswith("cold start: up to ")
 
 
 def test_threads_of_the_search_do_not_build_the_index_again(place, tmp_path):

@@ -16,8 +16,8 @@ from srl.workspace import Workspace
 RUN = "20261122T000000Z-tiny-ppo-s0-0001"
 PATHS = {
     "model.path", "model.tokenizer", "data.train_files", "data.val_files", "data.test_files", "data.corpus",
-    "data.template", "data.examples", "search.index", "search.retrievers.<name>.index", "search.cassette",
-    "ref.path", "sft.train_files", "sft.log", "trainer.plugin_path",
+    "data.exclude_files", "data.template", "data.examples", "search.index", "search.retrievers.<name>.index",
+    "search.cassette", "ref.path", "sft.train_files", "sft.log", "trainer.plugin_path",
 }  # fmt: skip
 TEXTS = {
     "model.device", "model.lora_target_modules", "model.attn_implementation", "search.url", "search.digest",

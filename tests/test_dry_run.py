@@ -671,6 +671,15 @@ def test_the_disk_of_a_resumed_run_has_room_for_the_checkpoints_to_come_alone(mo
     assert said.endswith(" free; free some space")
 
 
+def test_every_round_of_rejection_sampling_is_counted_and_no_setting_is_named(monkeypatch, tmp_path):
+    trainer = Trainer(save_freq=10, max_ckpt_to_keep=2)
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: SimpleNamespace(free=29 * 2**30))
+    assert disk_space.lack_of_room(trainer, 30, tmp_path, 2**30) is None
+    said = disk_space.lack_of_room(trainer, 30, tmp_path, 2**30, keeps_all=True)
+    assert said.startswith("the checkpoints to come take up to 30.00 GiB (30 of 1.00 GiB), and the disk of ")
+    assert said.endswith(" free; free some space")
+
+
 def test_a_disk_without_room_for_the_checkpoints_is_a_warning(saved, monkeypatch, tmp_path):
     monkeypatch.setenv("SRL_WORKSPACE", str(tmp_path / "not" / "there"))
     config = configured(saved["qwen2"], algorithm__name="grpo", trainer__max_ckpt_to_keep=2)

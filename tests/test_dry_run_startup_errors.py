@@ -129,7 +129,15 @@ def test_a_chat_template_that_does_not_work_is_said_once(place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "key", ["data.train_files", "data.val_files", "data.test_files", "data.corpus", "sft.train_files"]
+    "key",
+    [
+        "data.train_files",
+        "data.exclude_files",
+        "data.val_files",
+        "data.test_files",
+        "data.corpus",
+        "sft.train_files",
+    ],
 )
 def test_a_pipe_is_refused_that_a_resumed_run_could_not_read_again(place, tmp_path, key):
     pipe = tmp_path / "pipe"

@@ -78,15 +78,14 @@ def test_files_that_exclude_all_or_nothing_are_refused_by_run_and_plan(place, nu
     chosen = config(place, data__exclude_files=file)
     with pytest.raises(UserError, match=message):
         train(chosen, place / "work")
-    if not numbers:
-        assert any(message in error for error in startup_errors(chosen))
+    assert any(message in error for error in startup_errors(chosen))
 
 
 def test_a_missing_file_is_named_with_its_key(place):
     chosen = config(place, data__exclude_files=str(place / "none.jsonl"))
     with pytest.raises(UserError, match=r"none\.jsonl: no such file \(data\.exclude_files\)"):
         train(chosen, place / "work")
-    assert f"{place / 'none.jsonl'}: no such file (data.exclude_files)" in set(startup_errors(chosen))
+    assert list(startup_errors(chosen)) == [f"{place / 'none.jsonl'}: no such file (data.exclude_files)"]
 
 
 def test_a_run_asks_no_excluded_question_and_says_so_when_the_file_has_changed(place):

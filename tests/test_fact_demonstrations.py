@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,18 @@ def test_search_that_misses_is_reworded_and_with_recovery_kept_as_it_was(index):
     assert answer_of(kept) == "Mira Oswin"
 
 
+def test_a_miss_is_kept_only_where_every_hop_has_a_search_left(index):
+    """Of two hops, with two searches an episode, the question gets its chain without a miss."""
+    question = asks(
+        "In Quenton, when was the director of the silver pass born?", "24 August 1886", "The Silver Pass",
+        "Arno Rusk", evidences=[DIRECTED, BORN],
+    )  # fmt: skip
+    roomy, tight = (chain_of(question, index, recovery=1.0, max_searches=most) for most in (3, 2))
+    right = ["the silver pass director", "Arno Rusk date of birth"]
+    assert (roomy.recovered, roomy.queries) == (True, ["Quenton", *right])
+    assert (tight.recovered, tight.queries) == (False, right)
+
+
 def test_question_without_facts_and_passage_that_is_not_there_are_left_out(index):
     assert dropped(Question("q", "Who?", ("x",)), index) == "no supporting facts"
     lost = Question(
@@ -358,6 +371,16 @@ def test_excerpt_has_the_value_and_the_questions_words():
     assert said == "the mayor of Quenton is Mira Oswin"
 
 
+async def played(item: Question, config: Config, search: LocalSearch) -> Trajectory:
+    """A demonstration as fine-tuning runs it."""
+    codec = TextCodec()
+    engine = ScriptedEngine(codec, lambda request, turn: item.metadata["turns"][turn])
+    return await run_episode(
+        item, engine, search, codec=codec, template=template("search-r1"), options=episode_options(config),
+        phase="sft",
+    )  # fmt: skip
+
+
 def settings(index: Path, *more: str) -> Config:
     return load_config(preset=None, sets=[f"search.index={index}", "trainer.seed=3", *more]).config
 
@@ -432,6 +455,15 @@ def test_questions_without_any_demonstration_are_one_line(shell: Shell, tmp_path
     assert not Path("d.jsonl").exists()
 
 
+def test_questions_whose_prompts_are_all_too_long_are_one_line(shell: Shell, asked, index):  # noqa: F811
+    short = ("--set", "data.max_prompt_length=8", "--set", "data.filter_overlong_prompts=true")
+    code, out, err = shell.typed(*typed(asked, index, *short))
+    assert (code, out) == (2, "")
+    assert re.fullmatch(
+        r"srl: no question is left of \S+; raise data.max_prompt_length", err.splitlines()[-1]
+    )
+
+
 def test_passage_beyond_the_budget_of_an_observation_does_not_count(asked, index, tmp_path):
     """Of eight hits 60 pieces of three bytes hold the first; the two hops need a search each."""
     small = settings(index, "search.topk=8", "rollout.max_obs_length=60")
@@ -453,6 +485,25 @@ def test_demonstration_that_an_episode_cannot_hold_is_left_out(asked, index, tmp
             tmp_path / "d.jsonl", Workspace(tmp_path),
         )  # fmt: skip
     assert not (tmp_path / "d.jsonl").exists()
+
+
+def test_a_chain_whose_episode_shows_less_is_left_out(asked, index, tmp_path):
+    """Where the episode has less room than an observation, a chain may not name what is no longer shown."""
+    search, seen, rooms = LocalSearch(open_index(index), 3), set[tuple[Any, ...]](), list[int]()
+    lengths = ("rollout.max_turn_tokens=80", "rollout.max_obs_length=130", "rollout.min_answer_tokens=40")
+    for room in range(130, 410, 20):
+        config, file = (
+            settings(index, f"data.max_response_length={room}", *lengths),
+            tmp_path / f"{room}.jsonl",
+        )
+        with suppress(CheckFailed):
+            write_fact_demonstrations(config, [str(asked)], file, Workspace(tmp_path))
+            for item in read_demonstrations(file):
+                episode = asyncio.run(played(item, config, search))
+                seen.add((item.id, *(found.shown for found in episode.searches)))
+                rooms.append(room)
+    assert seen == {("made/q", 3), ("made/r", 2)}
+    assert 130 < min(rooms) < 300, "with less room there is no demonstration"
 
 
 REAL = {
@@ -496,16 +547,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Demonstratio
 def episodes(real) -> list[Trajectory]:
     """The demonstrations as fine-tuning runs them."""
     config, written, _ = real
-    search, codec = LocalSearch(open_index(Path(config.search.index)), config.search.topk), TextCodec()
-    prompt = template("search-r1")
-
-    async def run(item: Question) -> Trajectory:
-        engine = ScriptedEngine(codec, lambda request, turn: item.metadata["turns"][turn])
-        return await run_episode(
-            item, engine, search, codec=codec, template=prompt, options=episode_options(config), phase="sft"
-        )
-
-    return [asyncio.run(run(item)) for item in read_demonstrations(written.file)]
+    search = LocalSearch(open_index(Path(config.search.index)), config.search.topk)
+    return [asyncio.run(played(item, config, search)) for item in read_demonstrations(written.file)]
 
 
 def texts_before(episode: Trajectory, turn: int) -> str:

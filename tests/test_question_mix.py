@@ -209,7 +209,7 @@ def test_batches_of_demonstrations_have_the_shares_of_their_sources_or_hops(tmp_
 
 def test_a_mix_that_does_not_fit_the_demonstrations_names_its_own_key(tmp_path):
     rows = shown(tmp_path / "d.jsonl", nq=20)
-    with pytest.raises(UserError, match=r"sft\.mix has no share for the data source 'nq'"):
+    with pytest.raises(UserError, match=r"sft\.mix has no share for the data source 'nq' of question nq0 \("):
         batches(rows, Sft(mix={"squad": 1}), seed=0)
     with pytest.raises(UserError, match=r"sft\.mix needs at least .* lower its share or sft\.batch_size"):
         batches(rows, Sft(mix={"nq": 1}, batch_size=32), seed=0)

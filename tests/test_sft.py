@@ -83,6 +83,18 @@ def test_a_demonstration_that_does_not_play_as_it_is_written_is_left_out(tmp_pat
         demonstrated(file, *arguments)
 
 
+def test_a_demonstration_whose_prompt_is_too_long_is_left_out(tmp_path):
+    file, notes = tmp_path / "mine.jsonl", []
+    long = replace(shown(name="long"), text="what flag has " + "velmar " * 60)
+    write_demonstrations(file, [long, shown()])
+    found = demonstrated(
+        file, TableSearch(PASSAGES[:1]), Codec(tokenizer()), template("tiny"),
+        replace(OPTIONS, max_prompt_length=32), notes.append,
+    )  # fmt: skip
+    assert [item.question.id for item in found] == ["demo/0"]
+    assert re.search(r"is 'long': its prompt has \d+ tokens, more than data.max_prompt_length = 32", notes[0])
+
+
 def test_further_demonstrations_of_a_question_have_numbers(tmp_path):
     """As where the files of two kinds of demonstrations are put together."""
     file = tmp_path / "both.jsonl"

@@ -232,6 +232,20 @@ def test_answers_of_another_teacher_are_not_mixed_in(shell: Shell, place, corpus
     assert shell.left() == before
 
 
+def test_answers_that_were_accepted_without_evidence_are_not_taken_for_others(
+    shell: Shell, place, corpus, server, teacher  # noqa: F811
+):  # fmt: skip
+    """Also where the reward weighs the evidence."""
+    teacher.down = {"velmar"}
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl",
+               "--min-reward", "0.01")  # fmt: skip
+    weights = options(server, "reward.weights.format=1", "reward.weights.evidence=0.25")
+    assert shell.typed(*command, *weights)[0] == 1
+    code, _, err = shell.typed(*command, "--evidence", *weights)
+    assert code == 2, err
+    assert "another teacher or setting (acceptance); remove it to start over" in err.splitlines()[-1]
+
+
 def test_wrong_answers_are_asked_again_up_to_the_number_of_attempts(
     shell: Shell, place, corpus, server, teacher  # noqa: F811
 ):  # fmt: skip

@@ -86,8 +86,8 @@ def demonstrations(
         ),
     ] = None,
     template: TemplateName = None,
-    preset: Annotated[str | None, typer.Option(help="Preset to take settings from.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file to take settings from.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of the training that follows.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of the training that follows.")] = None,
     sets: Sets = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier output of this command.")
@@ -97,7 +97,8 @@ def demonstrations(
     """Write right episodes for fine-tuning: a teacher's, or made from supporting facts or passages.
 
     The teacher is MODEL, or with --set rollout.engine=openai the model of a server. If the command is
-    interrupted, type it again: what was answered is kept beside the output.
+    interrupted, type it again: what was answered is kept beside the output. Give the --preset or --config of
+    the training: it decides what of a search is shown, and how long a turn may be.
 
     With --from facts no model runs. Evidence triples, decompositions and gold titles become searches, which
     are made in the index; one that does not bring its passage is reworded, or the question is left out.

@@ -49,7 +49,10 @@ Examples = Annotated[
 ]
 
 EpisodesEach = Annotated[int, typer.Option("--n", min=1, help="Episodes per question.")]
-OwnPreset = Annotated[str | None, typer.Option(help="Preset, instead of the settings of the model's run.")]
+OwnPreset = Annotated[
+    str | None,
+    typer.Option(help="Preset, instead of the settings of the model's run, or else the defaults."),
+]
 OwnConfig = Annotated[
     Path | None, typer.Option(help="YAML file, instead of the settings of the model's run.")
 ]

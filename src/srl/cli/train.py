@@ -363,11 +363,17 @@ def _start(resolved: Any, algo: str | None, backend: str, json: bool) -> None:
 
 
 def _warn_of_demo_model(resolved: Any) -> None:
-    """Say so where settings that are not the demo's train its model, since no other is given."""
+    """Say so where settings that are not the demo's train its model, or the demo's a model and questions that
+    are not."""
     config = resolved.config
-    if config.model.path or config.sft.log or str(config.data.template).startswith("tiny"):
-        return
-    output.note(f"warning: {resolved.preset} without a model trains the demo's model; give --model")
+    demo = str(config.data.template).startswith("tiny")
+    if demo and config.model.path and config.data.train_files:
+        output.note(
+            f"warning: {resolved.preset} has the demo's prompt, without instructions, and its limits of "
+            "length; --preset small and one-gpu are for pretrained models"
+        )
+    elif not (demo or config.model.path or config.sft.log):
+        output.note(f"warning: {resolved.preset} without a model trains the demo's model; give --model")
 
 
 def _resume(run: str, steps: int | None, json: bool) -> None:

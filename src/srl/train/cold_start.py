@@ -123,8 +123,9 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     recipe = Recipe.of(config, demonstration_file(config, workspace, note), search)
 
     def fine_tuned(path: Path) -> None:
-        note(f"cold start: {recipe.sft.steps} steps on {recipe.demonstrations.name} → {path}")
-        make(recipe, search, path, lambda model: choose_threads(model, config, TRAINING_PASSES, note))
+        most = "" if recipe.sft.epochs is None else "up to "
+        note(f"cold start: {most}{recipe.sft.steps} steps on {recipe.demonstrations.name} → {path}")
+        make(recipe, search, path, lambda model: choose_threads(model, config, TRAINING_PASSES, note), note)
 
     return make_if_missing(workspace.models / f"{_NAME}{recipe.key()[:8]}", fine_tuned)
 
@@ -141,14 +142,15 @@ def _without_cassette(config: Config) -> Config:
 
 
 def make(
-    recipe: Recipe, search: SearchTool | None, path: Path, prepare: Callable[[PreTrainedModel], object]
-) -> None:
+    recipe: Recipe, search: SearchTool | None, path: Path, prepare: Callable[[PreTrainedModel], object],
+    note: Note,
+) -> None:  # fmt: skip
     """Fine-tune the model of `recipe` into the new directory `path`; `prepare` is called with it before."""
     torch.manual_seed(recipe.seed)
     paths = {"path": str(recipe.start), "tokenizer": str(recipe.tokenizer)}
     policy = load_policy(recipe.model.model_copy(update=paths), lambda text: None)
     prepare(policy.model)
-    shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options)
+    shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options, note)
     fine_tune_policy(recipe.sft, policy, shown, recipe.max_tokens, recipe.seed)
     with atomic_directory(path) as folder:
         save_model(policy.model, policy.codec.tokenizer, folder)

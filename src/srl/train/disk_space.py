@@ -17,19 +17,24 @@ LOCAL = Layout("local")
 
 
 def lack_of_room(
-    trainer: Trainer, steps: int, run: Path, size: int, *, saves_best: bool = False
+    trainer: Trainer, steps: int, run: Path, size: int, *, saves_best: bool = False, keeps_all: bool = False
 ) -> str | None:
     """What to say if the checkpoints of `run`, of `size` bytes each, do not fit its disk.
 
     Those that the run has already are not counted: the disk has them. `steps` are those of the whole run.
-    `saves_best` is as for `kept_checkpoints`.
+    `saves_best` is as for `kept_checkpoints`. With `keeps_all` every step is saved and stays, as of `--algo
+    rft`.
     """
+    if keeps_all:
+        trainer = trainer.model_copy(update={"save_freq": 1, "max_ckpt_to_keep": None})
     existing = next(path for path in (run, *run.absolute().parents) if path.is_dir())
     free, there = shutil.disk_usage(existing).free, checkpoints(run)
     more = kept_checkpoints(trainer, steps, there, saves_best=saves_best).most - len(there)
     if more * size <= free:
         return None
-    fewer = "" if trainer.max_ckpt_to_keep == 1 or there else ", or set trainer.max_ckpt_to_keep=1"
+    fewer = (
+        "" if trainer.max_ckpt_to_keep == 1 or there or keeps_all else ", or set trainer.max_ckpt_to_keep=1"
+    )
     return (
         f"the checkpoints to come take up to {gib(more * size)} ({more} of {gib(size)}), and the disk of "
         f"{run} has {gib(free)} free; free some space{fewer}"
@@ -66,12 +71,15 @@ def kept_checkpoints(
     return KeptCheckpoints(newest, best, most)
 
 
-def checkpoint_bytes(actor: torch.nn.Module, critic: torch.nn.Module | None = None) -> int:
+def checkpoint_bytes(
+    actor: torch.nn.Module, critic: torch.nn.Module | None = None, *, optimiser: bool = True
+) -> int:
     """Bytes on disk of a checkpoint of the local backend: a model, and what resuming needs.
 
-    That is AdamW's state, and what is trained of a critic; an adapter is also there merged into the model.
+    That is AdamW's state with `optimiser`, and what is trained of a critic; an adapter is also there merged
+    into the model.
     """
-    trained = [*_trained(actor), *(_trained(critic) if critic else ())]
+    trained = [*_trained(actor), *(_trained(critic) if critic else ())] if optimiser else []
     state = sum(weight.numel() * LOCAL.state_bytes(weight.element_size())[2] for weight in trained)
     model, adapted = list(actor.parameters()), _trained(actor)
     again = _bytes(adapted) if len(adapted) < len(model) else 0

@@ -64,7 +64,8 @@ class ChainOptions:
 class Chain:
     """A demonstration in the making: its turns, and what its searches showed.
 
-    `lookups` are all that the question needs. `known` are the texts that a query may use: the question and
+    `lookups` are all that the question needs. `observed` are the searches that were written down, with what
+    was shown of them. `known` are the texts that a query may use: the question and
     what was shown. `said` is what was read since the last search. `keeps_miss`: the next search that brings
     no supporting passage is kept, once. `reworded` counts the passages that the first wording did not bring.
     """
@@ -80,6 +81,7 @@ class Chain:
     known: list[str]
     turns: list[str] = field(default_factory=list)
     queries: list[str] = field(default_factory=list)
+    observed: list[Search] = field(default_factory=list)
     shown: list[Doc] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     reworded: int = 0
@@ -137,11 +139,13 @@ class Chain:
         return [_doc(rank, hit, text) for rank, (hit, text) in pairs]
 
     def _may_keep(self, found: Search) -> bool:
-        """Whether a search that missed its passage may be kept: it brings no other supporting one either."""
+        """Whether a search that missed its passage may be kept: it brings no other supporting one either, and
+        leaves a search for each that is wanted."""
         hits = [hit.passage for hit in found.hits]
-        wanted = (lookup for lookup in self.lookups if self.seen(lookup) is None)
+        wanted = [lookup for lookup in self.lookups if self.seen(lookup) is None]
         brings = any(lookup.is_in(passage, passage.contents) for lookup in wanted for passage in hits)
-        return self.keeps_miss and not brings
+        has_room = len(self.queries) + len(wanted) < self.max_searches
+        return self.keeps_miss and has_room and not brings
 
     def _keep_miss(self, lookup: Lookup, name: str, query: str, found: Search) -> None:
         self._write_search(lookup, name, query, found)
@@ -155,6 +159,7 @@ class Chain:
         self.turns.append(f"{_think(thought)}<search> {escape(query)} </search>")
         self.queries.append(query)
         docs = self._docs(found)
+        self.observed.append(self.show(found))
         self.shown += docs
         self.known += [doc.whole for doc in docs]
 

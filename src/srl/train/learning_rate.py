@@ -90,6 +90,8 @@ def rate_notes(
     `scale` is the factor that roll-backs have left on the rates.
     """
     if algo == SFT:
+        if after.sft.epochs is not None:  # may end the run, and its schedule, earlier
+            return
         rates = [after.sft.optim.lr * sft_factor(config.sft)(k) for config, k in _steps(before, after, done)]
         yield _rate_note("policy", after.sft.optim.lr_scheduler_type, after.sft.steps, done, rates)
         return

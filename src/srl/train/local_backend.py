@@ -479,7 +479,10 @@ class LocalRun:
     def train(self, run: Path, info: RunInfo, resumed_from: int | None) -> Progress:
         """Train to the end of the run. An interruption leaves log and checkpoints to be resumed."""
         trainer, best = self.config.trainer, info.algo == SFT and self.config.sft.patience is not None
-        if lack := lack_of_room(trainer, self.steps, run, self.checkpoint_size, saves_best=best):
+        lack = lack_of_room(
+            trainer, self.steps, run, self.checkpoint_size, saves_best=best, keeps_all=info.algo == RFT
+        )
+        if lack:
             self.terminal.note(f"warning: {lack}")
         with (
             reporters(self.config, run, resumed_from) as also,
@@ -526,7 +529,7 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
         )
     tokens, steps = tokens_of_updates(config, algo), total_steps(config, algo)
     if algo in (SFT, RFT):
-        size = checkpoint_bytes(policy.model)
+        size = checkpoint_bytes(policy.model, optimiser=algo == SFT)
         compile_updates(config, [trunk(policy.model)], tokens, workspace, terminal.note)
     if algo == RFT:
         return LocalRun(config, terminal, environment, engine, rft_loop(config, policy), where, steps, size)

@@ -31,7 +31,7 @@ from srl.serve.named_retrievers import aclose, connect
 from srl.train.fact_chains import RECOVERY, ChainOptions, SearchFailedError, fact_chain
 from srl.train.load_components import episode_options, load_codec
 from srl.train.make_missing import Note
-from srl.train.questions import load_questions, load_template
+from srl.train.questions import load_some_questions, load_template
 from srl.train.search import load_search
 from srl.trajectory import Question, Search, SearchTool, Trajectory
 from srl.workspace import Workspace
@@ -122,7 +122,9 @@ class _Episodes:
     async def from_facts(self, question: Question, options: ChainOptions) -> _Made:
         """A chain of searches. Raises NoDemonstration."""
         chain = await fact_chain(question, self.search, self.shown, options)
-        await self._run(question, lambda request, turn: "".join(chain.turns[turn : turn + 1]))
+        episode = await self._run(question, lambda request, turn: "".join(chain.turns[turn : turn + 1]))
+        if [_seen(found) for found in episode.searches] != [_seen(found) for found in chain.observed]:
+            raise NoDemonstration(NO_ROOM)
         return _Made(chain.turns, len(chain.queries), chain.reworded, chain.recovered)
 
     async def from_passages(self, question: Question) -> _Made:
@@ -147,7 +149,9 @@ class _Episodes:
             raise NoDemonstration(NO_ROOM) from None
         return _Made(turns, searches)
 
-    async def _run(self, question: Question, script: Script, on_progress: OnProgress | None = None) -> None:
+    async def _run(
+        self, question: Question, script: Script, on_progress: OnProgress | None = None
+    ) -> Trajectory:
         """Run the turns of `script` as an episode, which must end with the answer.
 
         Raises NoDemonstration, and SearchFailedError.
@@ -160,6 +164,12 @@ class _Episodes:
             raise SearchFailedError(episode.fault)
         if not EpisodeResult.of(episode).em:
             raise NoDemonstration(NO_ROOM)
+        return episode
+
+
+def _seen(found: Search) -> tuple[str, ...]:
+    """The texts of a search that the model was shown."""
+    return tuple(found.shown_texts)
 
 
 def _answer(question: Question, wanted: Collection[str], texts: Sequence[str]) -> str:
@@ -217,7 +227,7 @@ def _write(
     config: Config, files: Sequence[str], out: Path, episodes: _Episodes, make: Make,
     limit: int | Mapping[str, int] | None, note: Note,
 ) -> DemonstrationsMade:  # fmt: skip
-    questions = load_questions(tuple(files), config, episodes.codec, note, limit)
+    questions = load_some_questions(files, config, episodes.codec, note, limit)
     with counted("demonstrations", len(questions)) as count:
         found = interrupts.run(_all(questions, episodes.search, make, config.eval.max_failed, count))
     sources = {item.data_source: SourceCounts(item.data_source) for item in questions}

@@ -30,14 +30,19 @@ SPLITS: tuple[Phase, ...] = ("train", "val", "test")
 def load_splits(config: Config, codec: Codec, note: Note, algo: str) -> Splits:
     """The questions of a run. Raises UserError if there is none to train on, or `data.mix` does not fit."""
     splits = Splits(*(load_split(phase, config, codec, note) for phase in SPLITS))
-    if not splits.train:
-        raise UserError(
-            "no training question is left; set data.train_files, exclude fewer with "
-            "data.exclude_files, or raise data.max_prompt_length"
-        )
-    check_mix(splits.train, config, algo)
+    check_training_questions(splits.train, config, algo)
     warn_about_unlisted_retrievers(splits.train, config, note)
     return splits
+
+
+def check_training_questions(questions: Sequence[Question], config: Config, algo: str) -> None:
+    """Raises UserError where there is none, or `data.mix` does not fit them."""
+    if not questions:
+        raise UserError(
+            "no training question is left; set data.train_files, exclude fewer with data.exclude_files, or "
+            "raise data.max_prompt_length"
+        )
+    check_mix(questions, config, algo)
 
 
 def check_mix(questions: Sequence[Question], config: Config, algo: str) -> None:
@@ -110,6 +115,19 @@ def load_questions(
     if limit is not None:
         questions = stratified(questions, limit)
     return _without_overlong(questions, config, codec, note)
+
+
+def load_some_questions(
+    files: Sequence[str],
+    config: Config,
+    codec: Codec,
+    note: Note,
+    limit: int | Mapping[str, int] | None = None,
+) -> list[Question]:
+    """`load_questions`, and UserError where none is left."""
+    if found := load_questions(tuple(files), config, codec, note, limit):
+        return found
+    raise UserError(f"no question is left of {', '.join(files)}; raise data.max_prompt_length")
 
 
 def stratified(questions: Sequence[Question], size: int | Mapping[str, int]) -> list[Question]:

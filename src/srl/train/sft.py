@@ -37,6 +37,7 @@ from srl.train.learning_rate import sft_factor
 from srl.train.load_components import LoadedModel
 from srl.train.make_missing import Note
 from srl.train.question_order import MixedOrder
+from srl.train.questions import needs_one_message, prompt_messages
 from srl.trajectory import Question, SearchTool, Trajectory
 from srl.update.batch import Batch, collate
 from srl.update.logits import micro_batches_of
@@ -60,9 +61,10 @@ def demonstrated(
     a note says so. Raises UserError if none is left.
     """
     shown = read_demonstrations(file)
-    episodes = demonstrate(shown, search, codec=codec, template=template, options=options)
+    fitting, wrong = with_prompts(shown, codec, template, options)
+    episodes = demonstrate(fitting, search, codec=codec, template=template, options=options)
     whys = [not_as_written(item, codec, options) for item in episodes]
-    wrong = [(item.question.id, why) for item, why in zip(episodes, whys, strict=True) if why is not None]
+    wrong += [(item.question.id, why) for item, why in zip(episodes, whys, strict=True) if why is not None]
     if wrong:
         name, why = wrong[0]
         said = (
@@ -73,6 +75,29 @@ def demonstrated(
             raise UserError(said)
         note(f"warning: {said}; they are left out")
     return [item for item, why in zip(episodes, whys, strict=True) if why is None]
+
+
+def with_prompts(
+    questions: Sequence[Question], codec: Codec, template: Template, options: EpisodeOptions
+) -> tuple[list[Question], list[tuple[str, str]]]:
+    """The questions with the prompts that reinforcement learning gives them; and ids of those whose prompt is
+    too long, with what to say. A template that retrieves makes its prompts while an episode runs."""
+    if template.retrieves:
+        return list(questions), []
+    one_message, longest = needs_one_message(template, codec), options.max_prompt_length
+    fitting, wrong = list[Question](), list[tuple[str, str]]()
+    for question in questions:
+        prompt = prompt_messages(template.messages(question.text), one_message)
+        if (length := len(codec.encode_prompt(prompt)[0])) <= longest:
+            fitting.append(replace(question, prompt=prompt))
+        else:
+            wrong.append(
+                (
+                    question.id,
+                    f"its prompt has {length:,} tokens, more than data.max_prompt_length = {longest}",
+                )
+            )
+    return fitting, wrong
 
 
 def not_as_written(episode: Trajectory, codec: Codec, options: EpisodeOptions) -> str | None:
@@ -184,12 +209,13 @@ def batches(trajectories: Sequence[Trajectory], sft: Sft, seed: int) -> Iterator
     Raises UserError where `sft.mix` does not fit them.
     """
     if sft.mix:
-        named = [replace(item.question, id=str(place)) for place, item in enumerate(trajectories)]
+        named = {f"{item.question.id} (number {place})": item for place, item in enumerate(trajectories, 1)}
+        questions = [replace(item.question, id=name) for name, item in named.items()]
         order = MixedOrder(
-            named, sft.batch_size, seed, True, sft.mix, key="sft.mix", smaller="sft.batch_size"
+            questions, sft.batch_size, seed, True, sft.mix, key="sft.mix", smaller="sft.batch_size"
         )
         chosen = map(order.batch, range(1, sft.steps + 1))
-        return ([trajectories[int(item.id)] for item in batch] for batch in chosen)
+        return ([named[item.id] for item in batch] for batch in chosen)
     return _shuffled(trajectories, sft, random.Random(seed))
 
 

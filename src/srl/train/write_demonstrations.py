@@ -29,7 +29,7 @@ from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import Generation, episode_options, load_generation, load_rewards
 from srl.train.make_missing import Note
-from srl.train.questions import load_questions, load_template
+from srl.train.questions import load_some_questions, load_template
 from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import Workspace
@@ -236,7 +236,7 @@ def write_accepted_episodes(
     if out.is_dir():
         raise UserError(f"{out} is a directory, expected a file: give another --out")
     teacher = load_generation(config, note)
-    questions = load_questions(tuple(files), config, teacher.codec, note, limit)
+    questions = load_some_questions(files, config, teacher.codec, note, limit)
     search = load_search(config, workspace, note)
     header = _header(config, teacher, acceptance, search)
     journal = Journal(out.with_name(f"{out.name}.partial"), header, acceptance)
@@ -285,14 +285,14 @@ def _header(
     """What the answers in a journal depend on most."""
     weights = {} if acceptance.min_reward is None else config.reward.weights
     return {
-        "format": 3,
+        "format": 4,
         "teacher": teacher.name,
         "temperature": config.eval.temperature,
         "template": load_template(config).name,
         "max_turns": config.rollout.max_turns,
         "search": config.rollout.search,
         "index": IndexDigests.of(search).as_fields(),
-        "acceptance": {**asdict(acceptance), **weights},
+        "acceptance": {**asdict(acceptance), "weights": weights},
     }
 
 

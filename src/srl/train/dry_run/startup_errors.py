@@ -22,7 +22,7 @@ from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
 from srl.train.load_components import load_algorithm, load_codec
 from srl.train.make_missing import check_corpus, start_of, unusable_files
-from srl.train.questions import SPLITS, check_mix, choose_template, load_split, load_template
+from srl.train.questions import SPLITS, check_training_questions, choose_template, load_split, load_template
 from srl.train.report import check_loggers
 from srl.trajectory import Phase
 
@@ -73,17 +73,18 @@ def _question_checks(config: Config) -> Iterator[Callable[[], object]]:
         yield partial(codec.encode_prompt, choose_template(config).messages("Who?"))
     for phase in SPLITS:
         files = getattr(config.data, f"{phase}_files") or ()
-        if codec is not None and all(Path(file).is_file() for file in files):
+        excluded = (config.data.exclude_files or ()) if phase == "train" else ()
+        if codec is not None and all(Path(file).is_file() for file in (*files, *excluded)):
             yield partial(_check_split, phase, config, codec)
         else:
             yield from (partial(read_questions, file) for file in files if Path(file).is_file())
 
 
 def _check_split(phase: Phase, config: Config, codec: Codec) -> None:
-    """The questions of one phase; those to train on fit `data.mix`."""
+    """The questions of one phase; there are some to train on, which fit `data.mix`."""
     found = load_split(phase, config, codec, lambda note: None)
-    if phase == "train" and found:
-        check_mix(found, config, config.algorithm.name)
+    if phase == "train" and config.data.train_files:
+        check_training_questions(found, config, config.algorithm.name)
 
 
 def _load_codec(config: Config) -> Codec | None:
