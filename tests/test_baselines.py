@@ -36,6 +36,7 @@ from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Sampling, ScriptedEngine
 from srl.rollout.episode import EpisodeOptions, PromptTooLongError
 from srl.rollout.many_episodes import rollout
+from srl.rollout.observation import fit_information
 from srl.train.baselines import BASELINES, baseline_config, chosen_baselines
 from srl.train.questions import choose_template, load_questions
 from srl.train.sft import with_prompts
@@ -133,8 +134,8 @@ def test_a_prompt_with_passages_never_exceeds_its_limit(codec, room, longest, wo
     pages = [Passage(str(number), f'"{text}"\n{text}') for number, text in enumerate(words)]
     empty = len(codec.encode_prompt(RAG.messages(QUESTION.text, render_information([])))[0])
     limits = {**AT_ONCE, "max_prompt_length": empty + room, "max_obs_length": longest}
-    smallest = len(codec.encode_text(render_information(["…" if pages else ""])))
-    if min(room, longest) < smallest:
+    hits = [Hit(page, 1.0) for page in pages]
+    if fit_information(hits, min(room, longest), codec) is None:
         with pytest.raises(PromptTooLongError, match=r"raise data\.max_prompt_length"):
             play(codec, [ANSWER], TableSearch(pages), template=RAG, options=limits)
         return
@@ -144,6 +145,19 @@ def test_a_prompt_with_passages_never_exceeds_its_limit(codec, room, longest, wo
     assert len(inside) == 1
     assert len(codec.encode_text(f"\n{inside[0]}\n")) <= longest
     assert trajectory.end == "answered"
+
+
+def test_a_question_that_rag_has_no_room_for_is_left_out_before_a_run_begins(codec):
+    """Every question that is asked gets a prompt, whatever it retrieves."""
+    long = [replace(QUESTION, id=f"q/{n}", text="Who " + "was " * n + "it?") for n in range(0, 400, 4)]
+    sets = ["data.template=rag", "rollout.max_turns=0", "data.filter_overlong_prompts=true"]
+    config = load_config(sets=[*sets, "data.max_prompt_length=300"]).config
+    asked = load_questions((), config, codec, str, read=long)
+    assert 0 < len(asked) < len(long)
+    page = Passage("1", "Title\n" + "The sea is near. " * 50)
+    for question in asked:
+        limits = {**AT_ONCE, "max_prompt_length": 300}
+        assert play(codec, [ANSWER], TableSearch([page]), template=RAG, question=question, options=limits)
 
 
 def test_passages_that_do_not_fit_at_all_are_one_clear_line(codec):

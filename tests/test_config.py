@@ -21,7 +21,7 @@ from srl.config import (
     to_yaml,
 )
 from srl.config.cross_checks import check_fine_tuning
-from srl.config.keys import keys, place
+from srl.config.keys import keys, place, plain
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
 from srl.plugins import manager
@@ -78,6 +78,16 @@ ALGORITHMS = ("ppo", "grpo", "rloo", "turn_rloo", "gspo", "cispo", "reinforce", 
 def test_preset_gives_every_algorithm_the_same_number_of_episodes(preset, algo):
     config = load_config(preset, algo=algo).config
     assert config.data.train_batch_size * config.rollout.n == 128
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "one-gpu"])
+def test_another_name_of_an_algorithm_has_the_same_settings(preset):
+    one, other = (
+        plain(load_config(preset, algo=name).config.model_dump())
+        for name in ("reinforce++", "reinforce_plus_plus")
+    )
+    assert one.pop("algorithm") != other.pop("algorithm"), "each has its own name"
+    assert one == other
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -354,6 +364,7 @@ def test_critic_is_not_checked_where_there_is_none():
         (["algorithm.use_kl_in_reward=true"], "the KL counts twice"),
         (["rollout.top_p=.95"], "rollout.top_p = 0.95"),
         (["rollout.n=1"], "rollout.n = 1: grpo compares"),
+        (["trainer.critic_warmup=3"], "trainer.critic_warmup = 3: grpo has no critic, so nothing learns"),
         (["reward.weights={em: 0}"], "every weight in reward.weights is 0 (em)"),
         (
             ["watch.kl.action=rollback", "trainer.max_ckpt_to_keep=1"],

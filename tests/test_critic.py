@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.rows import experience, gradients, trajectory
 
+from srl.errors import UserError
 from srl.model import add_lora, new_model, without_lora
 from srl.update.critic import (
     Critic,
@@ -210,6 +211,11 @@ def test_what_was_read_and_rows_that_are_out_teach_the_critic_nothing():
     assert update_critic(made, optimiser, failed, clip=None, mini_batch_rows=4) == {
         "critic/skipped_steps": 0.0
     }
+
+
+def test_a_rank_above_the_width_names_the_critics_key():
+    with pytest.raises(UserError, match=r"^critic\.lora_rank=4096 is more than the model's width"):
+        Critic(policy(), lora_rank=4096)
 
 
 @pytest.mark.parametrize(("make", "rank"), [(policy, 0), (policy, 4), (adapted, 4)])

@@ -194,6 +194,14 @@ def test_an_observation_fits_its_budget_and_keeps_its_closing_tag(codec, words, 
     assert (cut is None) == (render_passage(1, hit).strip() in text)
 
 
+def test_an_observation_without_anything_of_its_passage_is_none(codec):
+    hit = Hit(Passage("1", "Velmar\n" + "The flag is red. " * 20), 1.0)
+    found = [fit_information([hit], budget, codec) for budget in range(120)]
+    least = next(each for each in found if each is not None)
+    assert 'Title: "V' in least.text or "Title: V" in least.text
+    assert found.index(least) > len(codec.encode_text("\n\n<information>Doc 1(Title:  … </information>\n\n"))
+
+
 @given(words=st.lists(st.text("ab1 ", min_size=1, max_size=6), min_size=9, max_size=40))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 def test_what_is_left_of_a_cut_passage_is_whole_words_of_it_that_were_shown(codec, words):

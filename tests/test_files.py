@@ -225,6 +225,16 @@ def test_killed_writer_leaves_no_target_and_the_next_writer_cleans_up(tmp_path):
     assert names(target) == ["whole"]
 
 
+def test_a_directory_without_locks_can_be_used(tmp_path, monkeypatch):
+    def no_locks(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("srl.files.fcntl.flock", no_locks)
+    for taken in (None, "another process writes there"):
+        with files.locked(tmp_path, taken):
+            pass
+
+
 def test_another_writer_that_lives_is_left_alone(tmp_path):
     host = files._host()
     others = [

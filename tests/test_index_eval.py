@@ -246,6 +246,18 @@ def test_a_server_is_measured_as_its_index_is(here, capsys):
     assert "expected either a directory or a server" in capsys.readouterr().err
 
 
+def test_a_server_is_asked_long_questions_as_its_index_is(here, capsys):
+    """A policy's queries are limited to 1,000 characters, those of a test collection are not."""
+    write("q.tsv", f"a\tport of Italy {'and so on ' * 200}")
+    write("q.qrels", "a 0 p1 1")
+    asked = ["--questions", "q.tsv", "--qrels", "q.qrels", "--json"]
+    with served("i") as url:
+        assert main(["index", "eval", "--url", url, *asked]) == 0
+    there = json.loads(capsys.readouterr().out)
+    assert main(["index", "eval", "i", *asked]) == 0
+    assert there["metrics"] == json.loads(capsys.readouterr().out)["metrics"]
+
+
 def test_a_server_with_other_ids_is_not_taken_for_a_bad_one():
     index = Scripted({"q": ["x", "y"]})
     found = evaluate_index(index, LabelledQuestions([Question("q", "q", ())], {"q": {"a": 1}}), (1,))

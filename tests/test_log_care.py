@@ -399,6 +399,19 @@ def test_a_run_that_went_on_elsewhere_becomes_one(tmp_path, times):
         assert log.execute("SELECT run_id, status FROM runs").fetchall() == [(RUN, "finished")]
 
 
+@pytest.mark.parametrize("name", ["", "..", "../away", "/tmp/away"])
+def test_a_log_whose_run_has_no_name_of_a_directory_is_damaged(tmp_path, capsys, name):
+    """A log from somebody else cannot have a merge write outside of --out."""
+    run = written(tmp_path / "a" / "runs" / RUN, range(1, 3))
+    manifest = json.loads((run / "log" / "manifest.json").read_text())
+    manifest["run"]["run_id"] = name
+    (run / "log" / "manifest.json").write_text(json.dumps(manifest))
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["inspect", "merge", str(run), "-o", str(tmp_path / "all")]) == 2
+    assert "run_id is the name of a directory" in capsys.readouterr().err
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
+
+
 def test_watches_of_a_merged_log_have_the_order_in_which_they_fired(tmp_path, times):
     """A run that was rolled back from step 8 to 5, and went on elsewhere from the checkpoint of step 7."""
     one = written(tmp_path / "a" / RUN, range(1, 8))

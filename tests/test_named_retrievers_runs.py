@@ -7,8 +7,10 @@ import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse, PlainTextResponse
 from tests.live_server import running
 from tests.training import Said, train
 from tests.two_retrievers import PAPERS, only_run, script, searched, settings, write_place
@@ -225,6 +227,24 @@ def test_the_index_must_be_the_expected_one(place, tmp_path):
     assert digest_of(loaded(settings(place, search__digest=digest[:12]), tmp_path)) == digest
     with pytest.raises(UserError, match=f"search.digest: expected digest {'0' * 12}, found {digest}"):
         loaded(settings(place, search__digest="0" * 12), tmp_path)
+
+
+async def nameless(scope: Any, receive: Any, send: Any) -> None:
+    """A search server that answers everything with nothing, and names no index, as Search-R1's does."""
+    if scope["type"] != "http" or scope["path"] != "/retrieve":
+        await PlainTextResponse("", 404)(scope, receive, send)
+        return
+    queries = json.loads((await receive())["body"])["queries"]
+    await JSONResponse({"result": [[] for _ in queries]})(scope, receive, send)
+
+
+def test_a_server_that_names_no_index_is_not_taken_for_the_expected_one(place, tmp_path):
+    with running(nameless) as url:
+        served = {"search__index": None, "search__url": [url]}
+        assert digest_of(loaded(settings(place, "search.retrievers={}", **served), tmp_path)) == ""
+        expected = settings(place, "search.retrievers={}", search__digest="0" * 12, **served)
+        with pytest.raises(UserError, match=f"search.digest: expected digest {'0' * 12}, found none"):
+            loaded(expected, tmp_path)
 
 
 def test_an_older_description_knows_no_retrievers():

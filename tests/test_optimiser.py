@@ -108,12 +108,12 @@ def test_the_norm_of_many_bfloat16_gradients_is_taken_in_float32():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gradient_that_is_no_number_takes_no_step(dtype, bad):
     weight, other = parameter([1.0], dtype), parameter([1.0], dtype)
-    optimiser = Optimiser([weight, other], lr=0.1)
+    optimiser = Optimiser([weight, other], lr=0.1, schedule=lambda step: 1 / (step + 1))
     steps(optimiser, [weight, other], [0.5])
-    kept = [weight.item(), other.item()]
+    kept, rate = [weight.item(), other.item()], optimiser.lr
     weight.grad, other.grad = torch.tensor([bad], dtype=dtype), torch.tensor([1.0], dtype=dtype)
     assert not math.isfinite(optimiser.step())
-    assert [weight.item(), other.item()] == kept
+    assert ([weight.item(), other.item()], optimiser.lr) == (kept, rate)
     assert weight.grad is None
     steps(optimiser, [weight, other], [0.5])
     assert weight.item() == other.item() != kept[0], "the next gradient is not spoilt"

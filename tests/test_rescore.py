@@ -250,6 +250,7 @@ def test_a_reward_of_the_current_directory_needs_no_package(run, own_rewards, ca
         ("rescore_rewards:Judge", "raised ConnectionError: cannot connect to 127.0.0.1:9"),
         ("rescore_rewards:Fussy", "raised ZeroDivisionError"),
         ("rescore_rewards:Down", "'rescore_rewards:Down' gave no score: it is down; nothing was kept"),
+        ("rescore_rewards:Down=0", "'rescore_rewards:Down' gave no score: it is down; nothing was kept"),
         ("nope", "no reward 'nope'"),
         ("f1=much", "--reward f1=much: expected NAME or NAME=WEIGHT"),
         ("=1", "--reward =1: expected NAME"),

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,9 @@ from srl.errors import UserError
 from srl.serve.in_process import LocalSearch
 from srl.train.episodes import EpisodeRunner
 from srl.train.evaluate_model import settings_of
-from srl.train.resume import only_this_process, too_many_failures
+from srl.train.resume import only_this_process, too_many_failures, with_its_dtype
 from srl.train.run import resume
-from srl.train.run_directory import checkpoints
+from srl.train.run_directory import RunRecord, checkpoints
 from srl.trajectory import FailedEpisodes
 from srl.workspace import Workspace
 
@@ -220,6 +221,23 @@ def test_other_questions_are_said_aloud(workspace, tmp_path):
     write_questions(file, questions("validation", 3))
     resume(only_run(workspace), workspace=Workspace(workspace), terminal=said, steps=3)
     assert f"started with other questions: the files of data.val_files ({file}) have changed" in said.text
+
+
+def test_a_run_keeps_the_precision_that_auto_meant_where_it_started(workspace, tmp_path):
+    write_setting(tmp_path)
+    train(config(tmp_path, trainer__total_training_steps=1, model__dtype="auto"), workspace)
+    run, notes = only_run(workspace), []
+    record, saved = RunRecord.read(run), load_saved(run)
+    assert (saved.model.dtype, record.dtype) == ("auto", "float32")
+    assert with_its_dtype(run, record, saved, notes.append).model.dtype == "float32"
+    assert notes == []
+    elsewhere = replace(record, dtype="bfloat16")
+    assert with_its_dtype(run, elsewhere, saved, notes.append).model.dtype == "bfloat16"
+    assert notes == [
+        f"{run.name} goes on in bfloat16, as it began; on this device model.dtype=auto is float32"
+    ]
+    older = replace(record, dtype="")
+    assert with_its_dtype(run, older, saved, notes.append) == saved
 
 
 def test_another_reference_is_refused(setting, workspace, tmp_path):

@@ -83,6 +83,10 @@ def test_no_hits_are_empty():
         ('{"result": [[{"id": "1"}]]}', "neither contents nor text, only id"),
         ('{"result": [[{"document": {"id": "1", "contents": "c"}, "score": "high"}]]}', "a score is 'high'"),
         ('{"result": [[{"document": {"id": "1", "contents": "c"}, "score": NaN}]]}', "a score is nan"),
+        (
+            f'{{"result": [[{{"document": {{"id": "1", "contents": "c"}}, "score": 1{"0" * 400}}}]]}}',
+            "a score is 1000",
+        ),
     ],
 )
 def test_an_answer_that_is_none_is_a_fault_with_its_reason(text, reason):

@@ -12,7 +12,7 @@ from tests.search_sites import ONE, TWO, Clock, Later, Site, ask, client, run
 from srl.errors import UserError
 from srl.serve import HttpSearch
 from srl.serve.client.failover import FIRST_REST_S, THRESHOLD
-from srl.serve.client.request import health_url, without_secrets
+from srl.serve.client.request import health_url, page_url, without_secrets
 from srl.trajectory import Search
 
 
@@ -238,6 +238,19 @@ def test_connecting_to_another_index_than_the_runs_names_both():
 )
 def test_each_index_of_a_server_has_a_health_page(url, page):
     assert health_url(url) == page
+
+
+@pytest.mark.parametrize(
+    ("url", "page"),
+    [
+        ("http://h:1/retrieve/wiki", "http://h:1/metrics"),
+        ("http://h/v1/retrieve", "http://h/v1/metrics"),
+        ("http://retriever:8000/search", "http://retriever:8000/metrics"),
+        ("http://retrieve/retrieve?key=1", "http://retrieve/metrics"),
+    ],
+)
+def test_a_page_beside_retrieve_is_on_the_same_host(url, page):
+    assert page_url(url, "metrics") == page
 
 
 def test_messages_show_no_password_and_no_key_of_a_url():

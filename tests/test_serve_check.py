@@ -141,6 +141,20 @@ def test_a_server_that_answers_wrongly_does_not_conform(result, name, detail):
     assert detail in found(report, name).detail
 
 
+def test_texts_with_the_word_document_are_not_wrapped_documents():
+    def texts(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.method == "POST" else {}
+        if not isinstance(queries := body.get("queries"), list):
+            return httpx.Response(422)
+        if not body.get("return_scores"):
+            found = ["a document", "another document"]
+        else:
+            found = [{"document": text, "score": 1.0} for text in ("a document", "another document")]
+        return httpx.Response(200, json={"result": [found for _ in queries]})
+
+    assert found(check(texts), "return_scores: false gives bare documents").passed
+
+
 def test_a_server_that_finds_nothing_leaves_it_open():
     report = check(lambda request: httpx.Response(200, json={"result": [[], []]}))
     assert not report.conforms

@@ -207,6 +207,27 @@ def test_a_search_that_fails_is_a_502_and_the_server_goes_on(index, caplog):
     assert result(client, query="fox")[0][0]["id"] == "fox"
 
 
+class Malformed:
+    """A retriever whose hits for `boom` are none that can be written."""
+
+    def __init__(self, hit: object) -> None:
+        self.hit = hit
+
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        return [[self.hit if query == "boom" else Hit(Passage(query, query), 1.0)] for query in queries]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("hit", [Hit(Passage(7, "x"), 1.0), Hit(Passage("x", "x"), None), None])  # type: ignore[arg-type]
+def test_hits_that_cannot_be_written_are_a_502_and_the_server_goes_on(index, caplog, hit):
+    client = Client(create_app(Index(index.directory, index.manifest, Malformed(hit)), threads=1))
+    for _ in range(2):
+        response = client.post("/retrieve", json={"query": "boom"})
+        assert response.status_code == 502
+        assert "the search failed: the retriever returned no hits that can be written (" in response.text
+    assert "the hits of a search cannot be written" in caplog.text
+    assert result(client, query="fox")[0][0]["id"] == "fox"
+
+
 def test_a_busy_port_is_one_line():
     with bind(port=0) as taken:
         taken.listen()

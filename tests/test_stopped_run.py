@@ -138,6 +138,23 @@ def test_a_gpu_without_memory_loses_only_the_step_under_way_and_says_what_takes_
     assert said.endswith(f"train --config {run}/config.yaml --model {newest} --set KEY=VALUE")
 
 
+def test_a_signal_that_falls_into_a_checkpoint_loses_no_step(
+    setting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, calls = local_backend.save_checkpoint, itertools.count()
+
+    def stopped(*given: object, **named: object) -> object:
+        if next(calls) == 0:
+            raise KeyboardInterrupt
+        return save(*given, **named)
+
+    monkeypatch.setattr(local_backend, "save_checkpoint", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        train(chosen(setting, "ppo", **{"trainer.save_freq": 3, "trainer.test_freq": 0}), tmp_path, "ppo")
+    (run,) = (tmp_path / "runs").iterdir()
+    assert list(checkpoints(run)) == [3]
+
+
 @pytest.mark.parametrize(
     ("settings", "name", "call"),
     [

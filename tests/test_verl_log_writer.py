@@ -382,5 +382,5 @@ def test_a_reward_that_gives_no_score_is_told_once_and_its_episodes_count_as_fai
         failed = replace(episode(number, step=1), end="failed", error=fault)
         writer.add(1, "train", Record(failed, Score(0.0, error=fault)))
     writer.add(1, "train", record(episode(3, step=1)))
-    assert writer.poll().notes == (f"warning: {fault}",)
+    assert writer.poll().notes == (fault,)
     assert writer.failed_episodes(1, "train") == FailedEpisodes(3, 4, fault, "the reward")

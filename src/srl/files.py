@@ -124,16 +124,14 @@ def _is_taken(path: Path) -> bool:
 
 @contextmanager
 def locked(directory: Path, taken: str | None = None) -> Iterator[None]:
-    """Hold a lock on the directory; the system releases it when the process dies.
+    """Hold a lock on the directory, where the file system has locks; the system releases it when the process
+    dies.
 
     Where another process holds it, raises UserError with the text `taken`; without one it waits.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if taken is None else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise UserError(taken or "") from error
+        _lock(descriptor, directory, taken)
         yield
     finally:
         os.close(descriptor)
@@ -144,14 +142,18 @@ def lock_open_file(file: IO[Any], taken: str) -> None:
 
     Where another process holds it, raises UserError with the text `taken`.
     """
+    _lock(file.fileno(), file.name, taken)
+
+
+def _lock(descriptor: int, name: object, taken: str | None) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if taken is None else fcntl.LOCK_NB))
     except BlockingIOError as error:
-        raise UserError(taken) from error
+        raise UserError(taken or "") from error
     except OSError as error:
         import logging
 
-        logging.getLogger(__name__).debug("the file system of %s has no locks: %s", file.name, error)
+        logging.getLogger(__name__).debug("the file system of %s has no locks: %s", name, error)
 
 
 def link_or_copy(source: Path | str, target: Path | str) -> None:

@@ -316,14 +316,16 @@ def _notes(tokenizer: PreTrainedTokenizerBase, path: Path) -> list[str]:
 
 
 def add_lora(
-    model: PreTrainedModel, rank: int, alpha: int = 32, target_modules: str | Sequence[str] = "all-linear"
-) -> None:
+    model: PreTrainedModel, rank: int, alpha: int = 32, target_modules: str | Sequence[str] = "all-linear",
+    key: str = "model.lora_rank",
+) -> None:  # fmt: skip
     """Freeze `model` and add a trainable LoRA adapter (arXiv 2106.09685) in place, ΔW = alpha/rank · BA.
 
-    `all-linear` is every linear layer but the head. Raises UserError, also for a rank above its width.
+    `all-linear` is every linear layer but the head. Raises UserError, also for a rank above its width, which
+    names the `key` that sets it.
     """
     if rank > (width := model.config.get_text_config().hidden_size):
-        raise UserError(f"model.lora_rank={rank} is more than the model's width, {width}: give a smaller one")
+        raise UserError(f"{key}={rank} is more than the model's width, {width}: give a smaller one")
     from peft import LoraConfig
 
     names = target_modules if isinstance(target_modules, str) else list(target_modules)

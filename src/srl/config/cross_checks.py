@@ -345,6 +345,11 @@ def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:
     if weights and not any(weights.values()) and not config.reward.overlong_buffer.enable:
         yield f"every weight in reward.weights is 0 ({', '.join(weights)}): nothing is rewarded"
     yield from _rollback_warnings(config)
+    if config.trainer.critic_warmup > 0 and not algorithm.needs_critic:
+        yield (
+            f"trainer.critic_warmup = {config.trainer.critic_warmup}: {algorithm.name} has no critic, so "
+            "nothing learns in these steps; set it to 0"
+        )
     usual = algorithm.defaults.get("rollout.n", 1)
     if config.rollout.n == 1 and usual != 1:
         yield f"rollout.n = 1: {algorithm.name} compares the episodes of one question; {usual} is usual"

@@ -66,7 +66,7 @@ def load_config(
     name = _algorithm_name(given)
     plugin = algorithm_plugin(name)
     settings = list(flatten(plugin.defaults, lambda path: f"algorithm {name}"))
-    settings += [setting for layer in layers for setting in layer.for_algorithm(name)] + typed
+    settings += [setting for layer in layers for setting in layer.for_algorithm(name, plugin.name)] + typed
     values = defaults()
     for setting in settings:
         put(values, setting)
@@ -173,8 +173,9 @@ class Layer:
     extends: str | None = None
     says_extends: bool = False
 
-    def for_algorithm(self, name: str) -> list[Setting]:
-        return self.settings + self.per_algorithm.get(name, [])
+    def for_algorithm(self, *names: str) -> list[Setting]:
+        """The settings, and those of the first of these names of an algorithm that has any."""
+        return self.settings + next(filter(None, map(self.per_algorithm.get, names)), [])
 
 
 def preset_names() -> list[str]:

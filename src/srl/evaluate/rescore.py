@@ -104,11 +104,8 @@ def rescore(run: Path, weights: Mapping[str, float]) -> Rescored:
             (directory,) = srl.store.find_logs(run)
             file = rescore_file(directory, rewards)
             known = read_rescores(file)
-            mixes = {
-                name: RewardMix({name: weights[name]}, {name: config.reward.options(name)})
-                for name in weights
-            }
-            scored = _score_all(log, mixes, rewards, known, file)
+            mixes = {name: RewardMix({name: 1.0}, {name: config.reward.options(name)}) for name in weights}
+            scored = _score_all(log, mixes, weights, rewards, known, file)
         with srl.store.open(run) as log:
             return Rescored(run.name, rewards, scored, len(_ids(known)), _rows(log, rewards, weights))
     except duckdb.Error as error:
@@ -138,6 +135,7 @@ def _ids(table: pa.Table) -> set[str]:
 def _score_all(
     log: duckdb.DuckDBPyConnection,
     mixes: Mapping[str, RewardMix],
+    weights: Mapping[str, float],
     rewards: str,
     known: pa.Table,
     file: Path,
@@ -158,16 +156,18 @@ def _score_all(
         write(known)
         for batch in read_trajectories(log, _BATCH):
             new = [item for item in batch if item.id in missing]
-            write(_table(logged[0][0], new, _scores(mixes, new, runner), rewards, now))
+            write(_table(logged[0][0], new, _scores(mixes, weights, new, runner), rewards, now))
             scored += len(new)
             count(scored)
     return scored
 
 
 def _scores(
-    rewards: Mapping[str, RewardMix], trajectories: list[Trajectory], runner: asyncio.Runner
-) -> list[Score]:
-    """The sum of all rewards. Raises UserError that names the reward, for what it raises and for no score."""
+    rewards: Mapping[str, RewardMix], weights: Mapping[str, float], trajectories: list[Trajectory],
+    runner: asyncio.Runner,
+) -> list[Score]:  # fmt: skip
+    """The weighted sum of all rewards, and each as a part. Raises UserError that names the reward, for what
+    it raises and for no score, whatever its weight."""
     columns = []
     for name, reward in rewards.items():
         with manager.named_errors(manager.find("reward", name)):
@@ -179,7 +179,8 @@ def _scores(
                 )
     return [
         Score(
-            sum(score.value for score in scores), {k: v for score in scores for k, v in score.parts.items()}
+            sum(weights[name] * score.value for name, score in zip(rewards, scores, strict=True)),
+            {k: v for score in scores for k, v in score.parts.items()},
         )
         for scores in zip(*columns, strict=True)
     ]

@@ -7,6 +7,7 @@ import asyncio
 from srl import interrupts
 from srl.index import Fault
 from srl.serve.client import HttpSearch
+from srl.serve.wire import Limits
 from srl.trajectory import Hit, Search
 
 
@@ -35,7 +36,7 @@ class ServedIndex:
             await client.aclose()
 
     async def _ask(self, queries: list[str], k: int) -> list[list[Hit] | Fault]:
-        client = HttpSearch(self.url, k)
+        client = HttpSearch(self.url, k, max_query_chars=Limits().query_chars)
         try:
             found = await asyncio.gather(*(client.search(query) for query in queries))
         finally:

@@ -82,7 +82,7 @@ def _weighted(values: Iterable[tuple[float | None, float]]) -> float | None:
 
 def _row(name: str, sample: Sample, episodes: Mapping[str, Sequence[EpisodeResult]]) -> Row:
     asked = {question: episodes[question] for question in sample.ids}
-    documents = {question: found[0].document or question for question, found in asked.items()}
+    documents = {question: found[0].cluster for question, found in asked.items()}
     over: Mean = "questions" if name == ALL_QUESTIONS else "sets"
     measures = {}
     for measure in MEASURES:

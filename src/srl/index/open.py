@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from srl.index.retriever import (
 from srl.index.verification import verify_once
 from srl.plugins import manager
 from srl.plugins.options import validated
+from srl.safe_text import quoted
 from srl.trajectory import Hit, Passage
 
 
@@ -119,9 +121,19 @@ def _check_same(directory: Path, manifest: Manifest, found: Mapping[str, str]) -
     for name, digest in manifest.identity.items():
         if found.get(name) != digest:
             raise UserError(
-                f"{directory} was built with another {name}: expected digest {digest[:12]}, found "
-                f"{found.get(name, 'none')[:12]}; use the one it was built with, or build the index again"
+                f"{directory} was built with another {name}: expected {_shown(digest)}, found "
+                f"{_shown(found.get(name))}; use the one it was built with, or build the index again"
             )
+
+
+_DIGEST = re.compile(r"[0-9a-f]{32,}")
+
+
+def _shown(value: str | None) -> str:
+    """The beginning of a digest; other values, such as a prefix of queries, are quoted."""
+    if value is None:
+        return "none"
+    return f"digest {value[:12]}" if _DIGEST.fullmatch(value) else repr(quoted(value, 60))
 
 
 def check_index(directory: Path | str) -> Manifest:

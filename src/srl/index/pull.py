@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ import httpx
 
 from srl.data.hub import hub_library
 from srl.errors import UserError, nearest
-from srl.files import read_json, write_json
+from srl.files import locked, read_json, write_json
 from srl.hub_models import hub_reason
 from srl.index.download import Part, Target, check, fetch, partial
 from srl.manifests import MANIFEST, read_manifest, write_manifest
@@ -256,17 +254,10 @@ def _locked(out: Path) -> Iterator[None]:
     """Lock the directory. Raises UserError where another process has locked it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another srl index pull is writing to {out}; wait for it to end") from None
+    with locked(out, f"another srl index pull is writing to {out}; wait for it to end"):
         yield
-    finally:
-        os.close(lock)
 
 
 def hub_headers() -> dict[str, str]:

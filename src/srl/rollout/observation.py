@@ -28,7 +28,7 @@ class Information(NamedTuple):
 
 
 def fit_information(hits: Sequence[Hit], budget: int, codec: Codec) -> Information | None:
-    """The observation in at most `budget` tokens; None if not even one word fits.
+    """The observation in at most `budget` tokens; None if nothing of the first passage fits.
 
     Whole passages are dropped from the end; the last one left is cut in its middle. The closing tag is
     always kept.
@@ -58,10 +58,12 @@ def _cut_middle(passage: str, budget: int, codec: Codec) -> Information | None:
         kept = (low + high) // 2
         start, stop = kept - kept // 3, len(passage) - kept // 3
         text, ids = _encode_information([_joined(passage[:start], passage[stop:])], codec)
-        if len(ids) <= budget:
-            best, low = Information(text, ids, 1, _words_left(passage, start, stop)), kept + 1
-        else:
+        if len(ids) > budget:
             high = kept - 1
+            continue
+        low = kept + 1
+        if start > len(_LABEL):  # else nothing of the passage itself is there
+            best = Information(text, ids, 1, _words_left(passage, start, stop))
     return best
 
 
@@ -75,4 +77,4 @@ def _words_left(passage: str, start: int, stop: int) -> str:
         start -= 1
     while stop < len(passage) and not (passage[stop - 1].isspace() or passage[stop].isspace()):
         stop += 1
-    return _joined(passage[:start].removeprefix(_LABEL), passage[stop:])
+    return _joined(passage[len(_LABEL) : start], passage[stop:])

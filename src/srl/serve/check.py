@@ -14,6 +14,7 @@ import httpx
 from srl.errors import UserError
 from srl.safe_text import quoted
 from srl.serve.client import is_loopback, retrieve_url
+from srl.serve.client.request import page_url
 from srl.serve.wire import DIGEST_HEADER, MAX_QUOTED, read_answer, read_digest
 from srl.trajectory import Hit
 
@@ -180,7 +181,7 @@ class _Probe:
                 (found,) = read_answer(answer, 1, self.topk)
             except ValueError as error:
                 raise _ProblemError(str(error)) from error
-            if any("document" in item for item in json.loads(answer)["result"][0]):
+            if any(isinstance(item, dict) and "document" in item for item in json.loads(answer)["result"][0]):
                 raise _ProblemError("the documents are wrapped as if scores had been requested")
             _same_passages(found, hits)
         return None
@@ -214,15 +215,10 @@ class _Probe:
 
     def _beside(self, method: str, page: str, body: Any = None) -> httpx.Response:
         try:
-            response = self.client.request(method, self._page(page), json=body)
+            response = self.client.request(method, page_url(self.url, page), json=body)
         except httpx.HTTPError as error:
             raise _ProblemError(f"{type(error).__name__}: {error}") from error
         return response if response.status_code == 200 else _fail(f"HTTP {response.status_code}")
-
-    def _page(self, name: str) -> str:
-        """The URL of a page beside /retrieve, also if the URL names an index."""
-        before, found, _ = self.url.rpartition("/retrieve")
-        return f"{before}/{name}" if found else str(httpx.URL(self.url).join(name))
 
     def _health(self) -> str:
         found = _json(self._beside("GET", "health"))

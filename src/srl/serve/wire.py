@@ -185,9 +185,13 @@ def read_hit(item: Any) -> Hit:
     document, score = item, 0.0
     if isinstance(item, dict) and "document" in item:
         document, score = item["document"], item.get("score", 0.0)
-    if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
+    try:
+        value = math.nan if isinstance(score, bool) or not isinstance(score, int | float) else float(score)
+    except OverflowError:  # an integer beyond any float
+        value = math.inf
+    if not math.isfinite(value):
         raise ValueError(f"a score is {_shown(score)}")
-    return Hit(read_document(document), float(score))
+    return Hit(read_document(document), value)
 
 
 def read_document(document: Any) -> Passage:

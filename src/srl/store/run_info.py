@@ -108,8 +108,11 @@ def _check(manifest: Mapping[str, Any]) -> None:
     """Raise KeyError, TypeError or ValueError for unexpected fields."""
     Process(**manifest["writer"])
     _worked_s(manifest, None)
-    if not isinstance(manifest["run"]["run_id"], str) or not isinstance(manifest["status"], str):
+    run_id = manifest["run"]["run_id"]
+    if not isinstance(run_id, str) or not isinstance(manifest["status"], str):
         raise TypeError("run_id and status are texts")
+    if run_id in ("", ".", "..") or Path(run_id).name != run_id:
+        raise ValueError("run_id is the name of a directory")
 
 
 def status(manifest: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ class Evaluation:
     Where the coverage of the questions is known, they include `srl.evaluate.coverage.coverage_metrics`.
 
     `run` is its run, and `generated` the number of episodes that were not in its log before. `failed` counts
-    the episodes that faults ended.
+    the episodes that faults ended. `coverage` is that of this evaluation, not of an earlier one of its run.
     """
 
     results: list[EpisodeResult]
@@ -55,6 +55,7 @@ class Evaluation:
     run: Path
     generated: int
     failed: FailedEpisodes
+    coverage: WrittenCoverage | None = None
 
     @classmethod
     def read(
@@ -77,7 +78,7 @@ class Evaluation:
         metrics = summarise(results, prefix="eval")
         if coverage is not None:
             metrics |= coverage_metrics(results, coverage.found)
-        return cls(results, metrics, em_interval(results), run, generated, failed)
+        return cls(results, metrics, em_interval(results), run, generated, failed, coverage)
 
 
 _FAULTS = """

@@ -219,7 +219,7 @@ class LocalTrainer:
             self.progress.awaits_validation = True
             if saves and not saved:
                 saved = True
-                self._save(None)
+                self._save_whole(None)
         with nullcontext() if acts else self._saved_if_stopped():
             found = [*fired, *(self._validate() if validates else [])]
         self.progress.awaits_validation = False
@@ -233,7 +233,7 @@ class LocalTrainer:
                 self.run_directory, self.progress, trainer.max_ckpt_to_keep, trainer.keep_best_ckpt
             )
         elif saves:
-            self._save(trainer.max_ckpt_to_keep)
+            self._save_whole(trainer.max_ckpt_to_keep)
 
     def _validates(self, step: int) -> bool:
         every = self.config.trainer.test_freq
@@ -254,6 +254,14 @@ class LocalTrainer:
 
     def _is_last_or_due(self, step: int, every: int) -> bool:
         return step == self.config.trainer.total_training_steps or due(step, every)
+
+    def _save_whole(self, keep: int | None) -> None:
+        """`_save`, anew where a signal stops it."""
+        try:
+            self._save(keep)
+        except KeyboardInterrupt:
+            with self._saved_if_stopped():
+                raise
 
     def _save(self, keep: int | None) -> None:
         """Save a checkpoint, and delete all but the newest `keep` (None: delete none)."""

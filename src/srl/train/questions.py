@@ -15,7 +15,14 @@ from srl.data.parquet import is_parquet, read_questions
 from srl.data.splits import check_sources, proportional
 from srl.errors import UserError
 from srl.progress import counted
-from srl.protocol import WITHOUT_SEARCH, Template, read_examples, template
+from srl.protocol import (
+    NO_INFORMATION,
+    WITHOUT_SEARCH,
+    Template,
+    read_examples,
+    render_information,
+    template,
+)
 from srl.rollout.codec import Codec
 from srl.train.episodes import Splits
 from srl.train.make_missing import Note
@@ -23,6 +30,8 @@ from srl.train.question_order import order_of
 from srl.train.run_directory import RFT, SFT
 from srl.trajectory import Phase, Question
 
+LEAST_INFORMATION = render_information(['Doc 1(Title: "Encyclopaedia") …'])
+"""A short observation, which a prompt that is made of what was retrieved must have room for."""
 SPLITS: tuple[Phase, ...] = ("train", "val", "test")
 """The phases that have questions of their own, in the order of `Splits`."""
 
@@ -94,7 +103,8 @@ def load_questions(
 
     A question without a prompt of its own gets that of the template. Raises UserError for an id that occurs
     twice, for a data source in `limit` that no question has, and for a prompt longer than
-    `data.max_prompt_length` unless `data.filter_overlong_prompts`.
+    `data.max_prompt_length` unless `data.filter_overlong_prompts`; one that retrieves needs room for a word
+    of a passage.
     """
     as_written = takes_written_prompts(config)
     prompting = choose_template(config)
@@ -164,11 +174,15 @@ def prompt_messages(messages: tuple[dict[str, str], ...], one_message: bool) -> 
 
 
 def _without_overlong(questions: list[Question], config: Config, codec: Codec, note: Note) -> list[Question]:
-    longest = config.data.max_prompt_length
+    longest, prompting = config.data.max_prompt_length, choose_template(config)
+    room = len(codec.encode_text(LEAST_INFORMATION)) if prompting.retrieves else 0
     with counted("reading prompts", len(questions)) as count:
         lengths = []
         for done, question in enumerate(questions, start=1):
-            lengths.append(len(codec.encode_prompt(question.prompt)[0]))
+            prompt = question.prompt
+            if prompting.retrieves:
+                prompt = prompting.messages(question.text, NO_INFORMATION)
+            lengths.append(len(codec.encode_prompt(prompt)[0]) + room)
             count(done)
     fitting = [item for item, length in zip(questions, lengths, strict=True) if length <= longest]
     dropped = len(questions) - len(fitting)

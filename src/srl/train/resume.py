@@ -257,6 +257,22 @@ def check_reference(run: Path, record: RunRecord, config: Config, digest: str) -
         )
 
 
+def dtype_here(config: Config) -> str:
+    """What `model.dtype` comes to on this device."""
+    from srl.model import pick_device, pick_dtype
+
+    return str(pick_dtype(config.model.dtype, pick_device(config.model.device))).removeprefix("torch.")
+
+
+def with_its_dtype(run: Path, record: RunRecord, config: Config, note: Note) -> Config:
+    """`config` with the precision that `model.dtype=auto` meant where the run started."""
+    if config.model.dtype != "auto" or not record.dtype:
+        return config
+    if (here := dtype_here(config)) != record.dtype:
+        note(f"{run.name} goes on in {record.dtype}, as it began; on this device model.dtype=auto is {here}")
+    return config.with_settings({"model.dtype": record.dtype})
+
+
 def warn_about_other_indexes(run: Path, record: RunRecord, now: IndexDigests, note: Note) -> None:
     """Warn of every retriever whose index is not the one the run started with, or is unknown now."""
     before = IndexDigests(record.index_digest, record.retriever_digests)

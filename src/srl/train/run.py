@@ -99,6 +99,7 @@ def start(
         record = RunRecord(
             preset, algo, resuming.utc_now(), backend, trainer.reference, **trainer.digests.as_fields(),
             question_digests=resuming.question_digests(config),
+            dtype=resuming.dtype_here(config) if backend == "local" else "",
         )  # fmt: skip
         record.save(run)
         terminal.note(
@@ -128,6 +129,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     trains.check(config)
     check_loggers(config.trainer.logger)
     config = with_local_models(config, workspace, terminal.note)
+    config = resuming.with_its_dtype(run, record, config, terminal.note)
     trainer = trains.prepare(config, record.algo, workspace, terminal)
     resuming.check_reference(run, record, config, trainer.reference)
     resuming.warn_about_other_indexes(run, record, trainer.digests, terminal.note)

@@ -95,6 +95,8 @@ class RunRecord:
     started: str
     backend: BackendName = "local"
     reference_digest: str = ""
+    dtype: str = ""
+    """What `model.dtype` came to on this backend; empty on verl, and in older runs."""
     index_digest: str = ""
     retriever_digests: dict[str, str] = field(default_factory=dict)
     question_digests: dict[str, str] = field(default_factory=dict)

@@ -41,7 +41,7 @@ class Critic(nn.Module):
         super().__init__()
         self.decoder = _trunk_without_adapter(policy, shared=lora_rank > 0)
         if lora_rank > 0:
-            add_lora(self.decoder, lora_rank, lora_alpha, lora_target_modules)
+            add_lora(self.decoder, lora_rank, lora_alpha, lora_target_modules, "critic.lora_rank")
         else:
             self.decoder.requires_grad_(True)
         width = self.decoder.config.hidden_size

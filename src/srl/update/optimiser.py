@@ -88,7 +88,7 @@ class Optimiser:
     def step(self) -> float:
         """Clip, update and zero the gradients; the gradient's norm before clipping.
 
-        The update is skipped if the norm is not finite.
+        The update is skipped if the norm is not finite, and the learning rate stays, as in verl.
         """
         self.begun += 1
         for parameter, master in self._copies():
@@ -99,8 +99,8 @@ class Optimiser:
             with torch.no_grad():
                 for parameter, master in self._copies():
                     parameter.copy_(master)
+            self.scheduler.step()
         self.adamw.zero_grad(set_to_none=True)
-        self.scheduler.step()
         if self._trims:
             return_free_memory()
         return float(norm)
@@ -129,6 +129,8 @@ class Optimiser:
             own = self.adamw.state[self.masters[number]]
             for name, value in saved.items():
                 _copy(value, own[name])
+        if len(state["masters"]) != len(self._copies()):
+            raise ValueError("its weights have another precision (model.dtype) than this run's")
         for (_, master), value in zip(self._copies(), state["masters"], strict=True):
             _copy(value, master)
         self.scheduler.load_state_dict(state["scheduler"])

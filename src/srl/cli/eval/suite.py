@@ -174,13 +174,11 @@ def show_sets(report: ModelReport) -> None:
 
 def _settings(report: ModelReport) -> Iterator[tuple[str, Path, list[Row]]]:
     """The name of each setting, the file of the questions used, and its rows."""
-    from srl.evaluate.coverage import read_coverage
     from srl.evaluate.suite_table import suite_rows
 
     assert report.sample is not None
     for name, found in report.settings.items():
-        covered = read_coverage(found.run)
-        rows = suite_rows(found.results, report.sample, covered.found if covered else None)
+        rows = suite_rows(found.results, report.sample, found.coverage and found.coverage.found)
         yield name, report.sample.file_in(found.run), rows
 
 

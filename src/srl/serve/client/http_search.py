@@ -78,7 +78,7 @@ class HttpSearch:
         self._retries, self._backoff_s = retries, backoff_s
         self._transport, self._sleep = transport, sleep
         self._token = bearer_token()
-        self._digest = digest
+        self._expected, self._found_digest = digest, ""
         self._batcher = QueryBatcher(self._answer, max_batch, max_query_chars)
         self._servers = Servers(self.urls, self._responds, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,17 +87,17 @@ class HttpSearch:
     @property
     def index_digest(self) -> str:
         """The digest of the index that answers; empty until it is known, and if servers name none."""
-        return self._digest
+        return self._found_digest
 
     async def connect(self) -> str:
-        """The index digest of the servers, which every later answer must have.
+        """The index digest of the servers, which every later answer must have; empty if they name none.
 
         Raises UserError, naming the servers at fault, if one does not answer searches, if they have
         different indexes, or if the index is not the one that this client was made for.
         """
         statuses = await ask_servers(self._open_client(), self.urls, self._topk, self._timeout_s)
-        self._digest = agreed_digest(statuses, self._digest)
-        return self._digest
+        self._found_digest = agreed_digest(statuses, self._found_digest or self._expected)
+        return self._found_digest
 
     async def search(self, query: str) -> Search:
         """The outcome of one query; never raises.
@@ -105,7 +105,7 @@ class HttpSearch:
         `timed_out`, `refused` and `failed` are infrastructure faults. An empty or overlong query is
         `rejected` without being sent.
         """
-        return await self._batcher.search(query, self._digest)
+        return await self._batcher.search(query, self._found_digest)
 
     async def aclose(self) -> None:
         """Close the connections; the next search opens new ones."""
@@ -166,7 +166,7 @@ class HttpSearch:
 
     def _failed(self, queries: list[str], sent: int, fault: RequestFault) -> list[Search]:
         why = str(fault)
-        return [Search(query, (), fault.status, 0.0, sent, why, self._digest) for query in queries]
+        return [Search(query, (), fault.status, 0.0, sent, why, self._found_digest) for query in queries]
 
     def wait_s(self, queries: Sequence[str], attempt: int, faults: Sequence[RequestFault]) -> float:
         """Seconds to wait after attempt number `attempt` (from 1).
@@ -188,9 +188,10 @@ class HttpSearch:
         return hits, digest
 
     def _check_digest(self, url: str, digest: str) -> None:
-        if digest and not digest.startswith(self._digest):
-            raise RequestFault("failed", wrong_index(without_secrets(url), digest, self._digest), "setup")
-        self._digest = digest or self._digest
+        known = self._found_digest or self._expected
+        if digest and not digest.startswith(known):
+            raise RequestFault("failed", wrong_index(without_secrets(url), digest, known), "setup")
+        self._found_digest = digest or self._found_digest
 
     async def _responds(self, server: Server) -> bool:
         """Whether a server that failed answers on its health page again, with anything but a 5xx."""

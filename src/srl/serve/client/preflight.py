@@ -77,7 +77,7 @@ def problems(statuses: Sequence[ServerStatus], digest: str = "") -> list[str]:
 
 
 def agreed_digest(statuses: Sequence[ServerStatus], digest: str = "") -> str:
-    """The digest that all servers have; `digest` if none names its own.
+    """The digest that all servers have, which begins with `digest`; empty if none names its own.
 
     Raises UserError, one line that names every server at fault, unless all can answer.
     """
@@ -86,7 +86,7 @@ def agreed_digest(statuses: Sequence[ServerStatus], digest: str = "") -> str:
         raise UserError(f"{len(lines)} search servers cannot be used: {' · '.join(lines)}")
     if lines:
         raise UserError(lines[0])
-    return next((one.digest for one in statuses if one.digest), digest)
+    return next((one.digest for one in statuses if one.digest), "")
 
 
 def wrong_index(name: str, digest: str, expected: str) -> str:

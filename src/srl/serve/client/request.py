@@ -168,6 +168,14 @@ def health_url(url: str) -> str:
     return str(parsed.copy_with(path=path, query=None))
 
 
+def page_url(url: str, page: str) -> str:
+    """A page beside /retrieve, also where `url` names an index."""
+    parsed = httpx.URL(url)
+    before, found, _ = parsed.path.rpartition("/retrieve")
+    path = f"{before}/{page}" if found else parsed.join(page).path
+    return str(parsed.copy_with(path=path, query=None))
+
+
 def without_secrets(url: str) -> str:
     """`url` without user name, password, query and fragment."""
     parsed = httpx.URL(url)

@@ -278,7 +278,7 @@ def _answered(
     return Answered(
         outcomes,
         cached,
-        len(queries) - cached - new,
+        len(wanted) - new,
         max((max(0.0, batch.started - arrived) for batch in batches), default=0.0),
         max((batch.embed_s for batch in batches), default=0.0),
         max((batch.search_s for batch in batches), default=0.0),
@@ -304,3 +304,7 @@ def _encoded(outcome: Sequence[Hit] | Fault) -> EncodedHits | Fault:
         return encode(outcome)
     except ValueError as error:
         return Fault("failed", str(error))
+    except Exception as error:  # a retriever may return anything
+        log.exception("the hits of a search cannot be written")
+        why = f"the retriever returned no hits that can be written ({type(error).__name__}: {error})"
+        return Fault("failed", why.partition("\n")[0])

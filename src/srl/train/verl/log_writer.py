@@ -91,7 +91,7 @@ class LogActor:
         """Keep a finished, scored episode, a repeated one once; one that comes after its step is dropped."""
         self._last, self._started = time.monotonic(), True
         if record.score is not None and record.score.error and not self._told:
-            self._notes.append(f"warning: {record.score.error}")
+            self._notes.append(record.score.error)
             self._told = True
         if (step, phase) not in self._done and not self._closed:
             self._open[step, phase][record.trajectory.id] = record
