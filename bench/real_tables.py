@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.markdown_table import table
 
 RESULT = Path(__file__).parent / "results" / "real_learning.json"
+SHORTER = RESULT.with_name("real_learning_shorter.json")
+"""Results with a cold start of half as many steps, after which RL asked all questions."""
 ORDER = (
     "closed-book", "R1 without search", "base as it is", "base, few-shot", "retrieve-once RAG, fine-tuned",
     "cold start", "+ GRPO", "+ PPO", "+ the levers of tiny-hard", "+ rejection sampling",
@@ -19,23 +22,25 @@ NOTHING = "Nothing has been measured yet: `make bench-real`.\n"
 MEAN = "mean over sets"
 
 
-def load() -> dict[str, Any]:
-    return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {"rows": {}}
+def load(file: Path | None = None) -> dict[str, Any]:
+    """The results in `file`, by default those of the recipe as it is."""
+    file = file or RESULT
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"rows": {}}
 
 
-def measured() -> Iterator[tuple[str, dict[str, Any]]]:
+def measured(file: Path | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row of each seed with its name, in the order of the table."""
-    rows = load()["rows"]
+    rows = load(file)["rows"]
     for name in (name for name in ORDER if name in rows):
         for seed, row in sorted(rows[name].items()):
             yield (f"{name}, seed {seed}" if len(rows[name]) > 1 else name), row
 
 
-def learning() -> str:
+def learning(file: Path | None = None) -> str:
     """EM on the mean over sets, F1, EM of the questions of several hops, of those that compare no two things
     and of each set, searches."""
     lines, names = [], list[str]()
-    for name, row in measured():
+    for name, row in measured(file):
         sets = {one["name"]: one["measures"] for one in row["sets"]}
         names = names or [one for one in sets if one != MEAN and one != "all questions"]
         means = [estimate(sets[MEAN][measure], "full") for measure in ("em", "f1")]
@@ -99,10 +104,10 @@ def behaviour() -> str:
     return table(headers, lines) if lines else NOTHING
 
 
-def differences() -> str:
+def differences(file: Path | None = None) -> str:
     """The paired tests: all questions, and those of several hops."""
     lines = []
-    for name, seeds in load().get("compared", {}).items():
+    for name, seeds in load(file).get("compared", {}).items():
         for seed, found in sorted(seeds.items()):
             lines += [
                 [f"{name}, seed {seed}", questions, *difference(found[key])]
@@ -157,4 +162,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "real_learning_behaviour": behaviour,
     "real_learning_differences": differences,
     "real_learning_transcript": transcript,
+    "real_learning_shorter": partial(learning, SHORTER),
+    "real_learning_shorter_differences": partial(differences, SHORTER),
 }

@@ -305,7 +305,7 @@ def test_cold_start_learns_to_read_from_one_kind_of_demonstrations_and_chains_fr
     )
     parts.cold_start(bench)
     limits = {kind: [one for one in options if "=" in one] for kind, options in typed.items()}
-    assert limits == {"passages": ["squad=1800"], "facts": ["hotpotqa=96", "2wikimultihopqa=96"]}
+    assert limits == {"passages": ["squad=2400"], "facts": ["hotpotqa=300", "2wikimultihopqa=300"]}
     assert (bench.prepared / parts.SHOWN).read_text() == "passages\nfacts\n"
     assert f"sft.train_files={bench.prepared / parts.SHOWN}" in trained
     state = json.loads((bench.cache / "state" / "demonstrations.json").read_text())

@@ -13,6 +13,7 @@ from bench.real.commands import Bench, Trained, options
 
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import read_questions
+from srl.files import atomic_file
 from srl.trajectory import Question
 
 SOURCES = (
@@ -43,18 +44,17 @@ several hops, the gold passages that a search is the first to show count as much
 KL."""
 PASSAGE_WORDS = 60
 """Longer passages are split: SQuAD's and NQ's paragraphs, and HotpotQA's introductions, have up to 300."""
-READ = {"squad": 1800}
+READ = {"squad": 2400}
 """Training questions that the model learns to read passages on: demonstrations from what they retrieve."""
-CHAINED = {"hotpotqa": 96, "2wikimultihopqa": 96}
-"""Training questions of several hops that demonstrations are made for from their supporting facts: few.
-Reinforcement learning has all questions."""
+CHAINED = {"hotpotqa": 300, "2wikimultihopqa": 300}
+"""Half of the training questions of several hops: demonstrations of them are made from supporting facts."""
 CHECKED = ("trainer.test_freq=40", "trainer.save_freq=40")
 """How often fine-tuning is measured on the validation questions."""
-TAUGHT = ("sft.steps=80", *CHECKED)
+TAUGHT = ("sft.steps=160", *CHECKED)
 """Fine-tuning on both."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in ASKED.items())
-ROUNDS, ROUND, SAMPLES = 3, 160, 8
-"""Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 30 × 16 × 8."""
+ROUNDS, ROUND, SAMPLES = 3, 192, 8
+"""Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 36 × 16 × 8."""
 RETRIEVED = ("data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=512")
 """Settings of retrieve-once RAG: the passages that the question retrieves are in the prompt."""
 SHOWN = "demonstrations.jsonl"
@@ -137,7 +137,7 @@ def made(bench: Bench, kind: str) -> Path:
 
 def demonstrated(bench: Bench, kind: str, amounts: Mapping[str, int]) -> dict[str, Any]:
     """Make the demonstrations of a kind, for so many questions of each source; the report of the command."""
-    limits = [f"{name}={min(count, 40) if bench.smoke else count}" for name, count in amounts.items()]
+    limits = [f"{name}={min(count, 20) if bench.smoke else count}" for name, count in amounts.items()]
     brief = ["--thoughts", "brief"] if kind == "facts" else []
     out = bench.srl(
         bench.cache, "data", "demonstrations", bench.model, "--from", kind, *brief, "--data",
@@ -156,26 +156,38 @@ def start(bench: Bench) -> str:
     return f"{found.run}@best"
 
 
+def asked_by_rl(bench: Bench, shares: Iterable[str] = MIX) -> list[str]:
+    """The questions of reinforcement learning: in which shares, and none that the cold start was shown, whose
+    answers the model knows by heart."""
+    return options([*shares, f"data.exclude_files={bench.prepared / SHOWN}"])
+
+
 def grpo(bench: Bench) -> None:
     """GRPO from the cold start."""
-    bench.train_once("grpo", "--algo", "grpo", "--model", start(bench), *common(bench), *options([*MIX]))
+    bench.train_once("grpo", "--algo", "grpo", "--model", start(bench), *common(bench), *asked_by_rl(bench))
 
 
 def ppo(bench: Bench) -> None:
     """PPO from the cold start."""
-    bench.train_once("ppo", "--algo", "ppo", "--model", start(bench), *common(bench), *options([*MIX]))
+    bench.train_once("ppo", "--algo", "ppo", "--model", start(bench), *common(bench), *asked_by_rl(bench))
 
 
 def tiny_hard(bench: Bench) -> None:
     """The levers of the preset `tiny-hard`, from the cold start: docs/algorithms.md, `turn_rloo`."""
     bench.train_once(
-        "tiny-hard", "--algo", "turn_rloo", "--model", start(bench), *common(bench), *options([*TINY_HARD])
+        "tiny-hard",
+        "--algo",
+        "turn_rloo",
+        "--model",
+        start(bench),
+        *common(bench),
+        *asked_by_rl(bench, TINY_HARD),
     )
 
 
 def mask(bench: Bench) -> None:
     """GRPO with retrieved tokens in the loss, from the same start."""
-    settings = options([*MIX, "actor.mask_observations=false"])
+    settings = [*asked_by_rl(bench), *options(["actor.mask_observations=false"])]
     bench.train_once("grpo-no-mask", "--algo", "grpo", "--model", start(bench), *common(bench), *settings)
 
 
@@ -186,7 +198,13 @@ def rft(bench: Bench) -> None:
                 f"trainer.total_training_steps={ROUNDS}",
                 "sft.steps=30", "sft.optim.lr=5e-5"]  # fmt: skip
     bench.train_once(
-        "rft", "--algo", "rft", "--model", start(bench), *common(bench), *options([*MIX, *settings])
+        "rft",
+        "--algo",
+        "rft",
+        "--model",
+        start(bench),
+        *common(bench),
+        *asked_by_rl(bench, [*MIX, *settings]),
     )
 
 
@@ -198,7 +216,7 @@ def rag(bench: Bench) -> None:
     """
     grpo(bench)
     answer = "<answer> {answer} </answer>"
-    shown = write_answers(bench, "rag.jsonl", answer, asked=asked(bench, "grpo"))
+    shown = write_answers(bench, f"rag-s{bench.seed}.jsonl", answer, asked=asked(bench, "grpo"))
     arguments = [
         "--algo", "sft", "--model", bench.model, *common(bench),
         *options([*RETRIEVED, *CHECKED, f"sft.train_files={shown}", *sft_mix(bench, ASKED)]),
@@ -222,7 +240,7 @@ def r1(bench: Bench) -> None:
     first = [*common(bench), *alone, *options([f"sft.train_files={shown}", *sft_mix(bench)])]
     taught = bench.train_once("r1-start", "--algo", "sft", "--model", bench.model, *first)
     bench.train_once(
-        "r1", "--algo", "grpo", "--model", f"{taught.run}@best", *common(bench), *options([*MIX]), *alone
+        "r1", "--algo", "grpo", "--model", f"{taught.run}@best", *common(bench), *asked_by_rl(bench), *alone
     )
 
 
@@ -257,7 +275,8 @@ def demonstration(question: Question, turn: str) -> dict[str, Any]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with atomic_file(path) as file:
+        file.writelines(f"{json.dumps(row)}\n" for row in rows)
 
 
 def tokens(bench: Bench, trained: Trained) -> int:
