@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +161,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "real_learning_behaviour": behaviour,
     "real_learning_differences": differences,
     "real_learning_transcript": transcript,
-    "real_learning_shorter": partial(learning, SHORTER),
-    "real_learning_shorter_differences": partial(differences, SHORTER),
+    "real_learning_shorter": lambda: learning(SHORTER),
+    "real_learning_shorter_differences": lambda: differences(SHORTER),
 }

@@ -258,7 +258,7 @@ def test_another_encoder_is_another_index_and_is_not_searched_with(plugin, corpu
     plugin.WEIGHTS[0] = "bbbb"
     other = build_index(corpus, tmp_path / "other", "shards")
     assert one.digest != other.digest
-    with pytest.raises(UserError, match=r"built with another encoder: expected digest aaaa, found bbbb"):
+    with pytest.raises(UserError, match=r"built with another encoder: expected 'aaaa', found 'bbbb'"):
         open_index(tmp_path / "one")
 
 

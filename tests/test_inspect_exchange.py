@@ -13,6 +13,7 @@ from tests.store_builder import episode, new_log, question, read, record
 import srl.store
 from srl.browse.messages import write_messages
 from srl.browse.trajectories import Filter
+from srl.browse.transcript import _steps as transcript_steps
 from srl.browse.verl_dump import dump_files, read_dump
 from srl.cli import main
 from srl.errors import UserError
@@ -131,6 +132,17 @@ def test_a_prompt_with_passages_is_exported_as_it_was_read(tmp_path, text):
     assert prompt == {"role": "user", "content": text.format(shown)}
     assert answered["role"] == "assistant"
     assert "rendered" not in found[made.id]
+
+
+def test_a_search_for_the_prompt_is_none_of_the_policys():
+    """Also where it failed, so that there is no turn."""
+    asked = replace(question(), prompt=({"role": "user", "content": "{information} who?"},))
+    made = episode(asked=asked)
+    shown = transcript_steps(record(made))
+    assert [len(step.searches) for step in shown] == [1, *[0] * (len(shown) - 1)]
+    plain = transcript_steps(record(episode()))
+    assert not plain[0].searches
+    assert sum(len(step.searches) for step in plain) == 1
 
 
 def test_feedback_is_the_users(tmp_path):

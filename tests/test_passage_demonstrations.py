@@ -91,7 +91,7 @@ def test_passage_that_is_not_shown_does_not_count(asked, index, tmp_path, templa
 @pytest.mark.parametrize(
     "setting",
     [
-        "rollout.max_turn_tokens=16", "data.template=rag data.max_prompt_length=100",
+        "rollout.max_turn_tokens=16",
         "rollout.max_turn_tokens=50 data.max_response_length=60",
     ],
 )  # fmt: skip
@@ -101,6 +101,14 @@ def test_question_that_an_episode_cannot_hold_is_left_out(asked, index, tmp_path
     with pytest.raises(CheckFailed, match="no question got a demonstration"):
         write_passage_demonstrations(overlong, [str(asked)], out, Workspace(tmp_path))
     assert not out.exists()
+
+
+def test_questions_without_room_for_a_passage_in_the_prompt_are_left_out(asked, index, tmp_path):
+    rag = ("data.template=rag", "data.max_prompt_length=100", "data.filter_overlong_prompts=true")
+    with pytest.raises(UserError, match=r"no question is left of .*; raise data\.max_prompt_length"):
+        write_passage_demonstrations(
+            settings(index, *rag), [str(asked)], tmp_path / "out.jsonl", Workspace(tmp_path)
+        )
 
 
 def test_failed_search_is_one_line_and_nothing_is_written(asked, index, tmp_path, monkeypatch):

@@ -245,7 +245,8 @@ def test_results_stay_but_for_those_of_a_seed_that_this_cache_has():
 
 
 def test_without_results_a_table_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(real_tables, "RESULT", tmp_path / "real_learning.json")
+    for file in ("RESULT", "SHORTER"):
+        monkeypatch.setattr(real_tables, file, tmp_path / "nothing.json")
     for name, made in real_tables.TABLES.items():
         assert made() == real_tables.NOTHING, name
 

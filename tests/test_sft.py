@@ -92,7 +92,7 @@ def test_a_demonstration_whose_prompt_is_too_long_is_left_out(tmp_path):
         replace(OPTIONS, max_prompt_length=32), notes.append,
     )  # fmt: skip
     assert [item.question.id for item in found] == ["demo/0"]
-    assert re.search(r"is 'long': its prompt has \d+ tokens, more than data.max_prompt_length = 32", notes[0])
+    assert re.search(r"is 'long': its prompt has \d+ tokens, more than data.max_prompt_length=32", notes[0])
 
 
 def test_further_demonstrations_of_a_question_have_numbers(tmp_path):

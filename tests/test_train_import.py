@@ -232,6 +232,7 @@ def test_verl_counts_mini_batches_as_srl_does(tmp_path):
         ("reward.reward_kwargs.overlong_buffer_cfg.len=64", "reward.overlong_buffer.len", 64),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3", "rollout.max_turns", 2),
         ("actor_rollout_ref.rollout.multi_turn.max_user_turns=3", "rollout.max_turns", 3),
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=0", "rollout.max_turns", 4),
         ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
         ("actor_rollout_ref.rollout.val_kwargs.temperature=0.6", "eval.temperature", 0.0),
         ("data.train_files=\"[a.parquet,'b c.parquet']\"", "data.train_files", ("a.parquet", "b c.parquet")),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from srl import __version__
-from srl.browse.messages import Batch, batches, with_passages
+from srl.browse.messages import Batch, batches, searches_of_prompt, with_passages
 from srl.browse.trajectories import Filter
 from srl.browse.transcript import search_json
 from srl.errors import UserError
@@ -179,12 +179,12 @@ def _prompt(made: Trajectory) -> Iterator[ChatMessage]:
 
 
 def _messages(made: Trajectory) -> Iterator[ChatMessage]:
-    """What followed the prompt: each search is a tool call, and the observation its result."""
+    """What followed the prompt: each search of the policy is a tool call, and the observation its result."""
     from inspect_ai.model import ChatMessageAssistant, ChatMessageUser
     from inspect_ai.tool import ToolCall
 
     by_turn: dict[int, list[tuple[str, Search]]] = {}
-    for place, search in enumerate(made.searches):
+    for place, search in list(enumerate(made.searches))[len(searches_of_prompt(made)) :]:
         by_turn.setdefault(search.turn, []).append((f"{made.id}-s{place}", search))
     waiting: list[tuple[str, Search]] = []
     for place, segment in enumerate(made.segments):

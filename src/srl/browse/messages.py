@@ -17,6 +17,7 @@ from srl.errors import UserError
 from srl.files import atomic_file
 from srl.protocol import INFORMATION
 from srl.store import Record, read_with_rows
+from srl.trajectory import Search, Trajectory
 
 SIZE = 1000
 """The most trajectories that are in memory at a time."""
@@ -127,6 +128,12 @@ def _as_read(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if rendered := row.pop("rendered"):
             row["messages"] = with_passages(row["messages"], rendered)
     return pa.RecordBatch.from_pylist(rows, schema)
+
+
+def searches_of_prompt(made: Trajectory) -> tuple[Search, ...]:
+    """The search that was made before the first turn, for a prompt with the passages (`{information}`)."""
+    retrieved = any(INFORMATION in message["content"] for message in made.question.prompt or ())
+    return tuple(made.searches[:1]) if retrieved else ()
 
 
 def with_passages(messages: Sequence[Mapping[str, str]], rendered: str) -> list[dict[str, str]]:

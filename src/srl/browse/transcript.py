@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import duckdb
 
+from srl.browse.messages import searches_of_prompt
 from srl.errors import UserError
 from srl.protocol import ENGINE
 from srl.store import PER_TOKEN, Record, read_with_rows, rows
@@ -31,7 +32,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One segment. For one that the policy wrote, also:
+    """One segment, with the search that was made for it if it is a prompt with passages. For one that the
+    policy wrote, also:
 
     `spans` of its text by tags, the `searches` it made, and what training computed for its tokens, each empty
     where it did not.
@@ -137,16 +139,17 @@ def _hit_json(hit: Hit) -> dict[str, Any]:
 
 def _steps(record: Record) -> list[Step]:
     trajectory, steps, start = record.trajectory, [], 0
-    think_is_open = trajectory.think_is_open
+    think_is_open, before = trajectory.think_is_open, searches_of_prompt(record.trajectory)
+    by_policy = trajectory.searches[len(before) :]
     for segment in trajectory.segments:
         stop = start + len(segment.token_ids)
         if segment.is_policy:
-            searches = tuple(search for search in trajectory.searches if search.turn == segment.turn)
+            searches = tuple(search for search in by_policy if search.turn == segment.turn)
             values = {name: tuple((getattr(record, name) or ())[start:stop]) for name in PER_TOKEN}
             steps.append(Step(segment, spans(segment.text, think_is_open), searches, **values))
             think_is_open = False
         else:
-            steps.append(Step(segment))
+            steps.append(Step(segment, searches=before if segment.kind == "prompt" else ()))
         start = stop
     return steps
 

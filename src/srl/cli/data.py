@@ -207,7 +207,7 @@ app.command()(coverage)
 @app.command()
 def tokenizer(
     corpus: Annotated[list[Path], typer.Option(help="Corpus to train on (repeatable).")],
-    out: Annotated[Path, typer.Option(help="Output directory; must not exist.")],
+    out: Annotated[Path, typer.Option(help="Output directory.")],
     questions: Annotated[
         list[Path] | None, typer.Option(help="Questions to train on as well (repeatable).")
     ] = None,

@@ -195,7 +195,7 @@ def without_copies(files: Iterable[Sequence[Question]]) -> list[Question]:
 
 
 def contradicting(questions: Iterable[Question]) -> list[Question]:
-    """The first question of each group in the same words that has two without an answer in common."""
+    """The first question of each group in the same words, where another one shares no answer with it."""
     groups: dict[tuple[str, ...], list[Question]] = {}
     for question in questions:
         groups.setdefault(_words(question), []).append(question)

@@ -70,7 +70,13 @@ def read_suite(name: str) -> Suite:
             f"no suite {name!r}: give a manifest file (YAML), or one of {', '.join(known)}"
             f"{nearest(name, known)}"
         )
-    found = parse(path.read_text(encoding="utf-8-sig"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: expected a suite manifest (YAML) in UTF-8: {error.reason} at byte {error.start}"
+        ) from error
+    found = parse(text, str(path))
     if not isinstance(found, Lined):
         raise UserError(f"{path}: expected a suite manifest with the keys format, name and sets")
     check_format(path, found.pop("format", None))

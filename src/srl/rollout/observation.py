@@ -14,6 +14,9 @@ _CHARS_A_TOKEN = 100
 _LABEL = "Doc 1(Title: "
 """What a rendered passage begins with, and the passage does not."""
 
+LEAST_INFORMATION = render_information([f"{_LABEL}Encyclopaedia …"])
+"""A short observation, which a prompt that is made of what was retrieved must have room for."""
+
 
 class Information(NamedTuple):
     """An observation, as text and ids; it holds the first `shown` hits.

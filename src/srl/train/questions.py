@@ -20,18 +20,16 @@ from srl.protocol import (
     WITHOUT_SEARCH,
     Template,
     read_examples,
-    render_information,
     template,
 )
 from srl.rollout.codec import Codec
+from srl.rollout.observation import LEAST_INFORMATION
 from srl.train.episodes import Splits
 from srl.train.make_missing import Note
 from srl.train.question_order import order_of
 from srl.train.run_directory import RFT, SFT
 from srl.trajectory import Phase, Question
 
-LEAST_INFORMATION = render_information(['Doc 1(Title: "Encyclopaedia") …'])
-"""A short observation, which a prompt that is made of what was retrieved must have room for."""
 SPLITS: tuple[Phase, ...] = ("train", "val", "test")
 """The phases that have questions of their own, in the order of `Splits`."""
 

@@ -94,7 +94,7 @@ def with_prompts(
             wrong.append(
                 (
                     question.id,
-                    f"its prompt has {length:,} tokens, more than data.max_prompt_length = {longest}",
+                    f"its prompt has {length:,} tokens, more than data.max_prompt_length={longest}",
                 )
             )
     return fitting, wrong

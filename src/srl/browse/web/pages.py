@@ -237,7 +237,7 @@ class Pages:
 
         def read(log: duckdb.DuckDBPyConnection) -> dict[str, Any]:
             asked = [(name_a, _number(given, "step_a")), (name_b, _number(given, "step_b"))]
-            if asked[0] == asked[1]:
+            if asked[0] == asked[1] and asked[0][1] is None:
                 asked[0] = (name_a, _earliest(log, given.get("phase") or None))
             found = diff(log, *sides(log, asked, given.get("phase") or None))
             lists = {name: [row for row in found.changes if fits(row)] for name, fits in CHANGES.items()}

@@ -24,8 +24,6 @@ from srl.errors import UserError
 from srl.files import atomic_file
 from srl.store import rows
 
-MOST = 1000
-"""The most trajectories of one report."""
 _AT_ONCE = 8
 """Groups that are read from the log at once."""
 

@@ -28,7 +28,7 @@ class Metrics:
         self._queries = self._counter("queries", "Queries answered.")
         self._hits = self._counter("cache_hits", "Queries answered from the cache.")
         self._shared = self._counter(
-            "deduplicated", "Queries answered together with an identical concurrent query."
+            "deduplicated", "Queries answered together with an identical one, of another request or the same."
         )
         self._total = self._histogram("request", "Time from the arrival of a request to its answer.", SECONDS)
         self._queue = self._histogram(

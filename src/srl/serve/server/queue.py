@@ -35,7 +35,7 @@ class Batch:
 class Answered:
     """The outcome of each query of a request; times in seconds are those of its slowest batch.
 
-    `cached` queries came from the cache; `shared` ones had been asked by another request at the same time.
+    `cached` queries came from the cache; `shared` ones had just been asked, by another request or this one.
     """
 
     outcomes: list[EncodedHits | Fault]
@@ -278,7 +278,7 @@ def _answered(
     return Answered(
         outcomes,
         cached,
-        len(wanted) - new,
+        len(queries) - cached - new,
         max((max(0.0, batch.started - arrived) for batch in batches), default=0.0),
         max((batch.embed_s for batch in batches), default=0.0),
         max((batch.search_s for batch in batches), default=0.0),

@@ -80,11 +80,6 @@ class Shape:
         """Bytes of keys and values for one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
 
-    @property
-    def repeats(self) -> int:
-        """How many query heads share a key head."""
-        return self.heads // self.kv_heads
-
 
 def shape_of(config: Config, path: str | Path, *, needs_critic: bool) -> Shape:
     """The shape of a run that starts from the model `path`; its networks are built on the meta device.

@@ -379,7 +379,7 @@ def _multi_turn(conversion: Conversion) -> None:
             f"max_assistant_turns={assistant} counts the answer too: rollout.max_turns={assistant - 1}, ",
             "and one more turn to answer",
         )
-    if isinstance(user, int) and user >= 0:
+    if isinstance(user, int) and user > 0:  # 0 is no limit in verl
         conversion.ours["rollout.max_turns"] = min(user, conversion.ours.get("rollout.max_turns", user))
     conversion.ours["rollout.max_turn_tokens"] = conversion.value("data.max_response_length")
     conversion.note(
