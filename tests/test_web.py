@@ -369,6 +369,7 @@ def test_comparison_begins_and_ends_with_steps_that_are_not_pruned(get, workspac
         ({"phase": "sft"}, 400),
         ({"show": "x"}, 400),
         ({"a": PPO, "b": PPO, "step_a": "1", "step_b": "1"}, 400),
+        ({"a": PPO, "b": PPO, "step_a": "2", "step_b": "2"}, 400),
     ],
 )
 def test_comparison_that_cannot_be_is_one_line(get, logged, params, status):
