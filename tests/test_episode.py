@@ -190,16 +190,18 @@ def test_an_observation_fits_its_budget_and_keeps_its_closing_tag(codec, words, 
     assert ids == codec.encode_text(text)
     assert text.startswith("\n\n<information>")
     assert text.endswith("</information>\n\n")
-    assert shown == 1
-    assert (cut is None) == (render_passage(1, hit).strip() in text)
+    assert shown == int("Doc 1(Title: …" not in text and "Doc 1(Title: " in text)
+    assert (cut is None) == (not shown or render_passage(1, hit).strip() in text)
 
 
-def test_an_observation_without_anything_of_its_passage_is_none(codec):
+def test_a_passage_of_which_only_the_label_has_room_is_not_shown(codec):
     hit = Hit(Passage("1", "Velmar\n" + "The flag is red. " * 20), 1.0)
-    found = [fit_information([hit], budget, codec) for budget in range(120)]
-    least = next(each for each in found if each is not None)
-    assert 'Title: "V' in least.text or "Title: V" in least.text
-    assert found.index(least) > len(codec.encode_text("\n\n<information>Doc 1(Title:  … </information>\n\n"))
+    found = [each for budget in range(120) if (each := fit_information([hit], budget, codec)) is not None]
+    stubs = [each for each in found if not each.shown]
+    assert stubs == found[: len(stubs)], "more room shows more"
+    assert {each.cut for each in stubs} == {None}
+    assert not any("Velmar" in each.text or "flag" in each.text for each in stubs)
+    assert all('Title: "V' in each.text or "Title: V" in each.text for each in found[len(stubs) :])
 
 
 @given(words=st.lists(st.text("ab1 ", min_size=1, max_size=6), min_size=9, max_size=40))

@@ -19,7 +19,7 @@ LEAST_INFORMATION = render_information([f"{_LABEL}Encyclopaedia …"])
 
 
 class Information(NamedTuple):
-    """An observation, as text and ids; it holds the first `shown` hits.
+    """An observation, as text and ids; it holds the first `shown` hits, none if only a label has room.
 
     `cut`: what is left of the only one, in whole words, where its middle was left out; else None.
     """
@@ -31,7 +31,7 @@ class Information(NamedTuple):
 
 
 def fit_information(hits: Sequence[Hit], budget: int, codec: Codec) -> Information | None:
-    """The observation in at most `budget` tokens; None if nothing of the first passage fits.
+    """The observation in at most `budget` tokens; None if not even a stub of the first passage fits.
 
     Whole passages are dropped from the end; the last one left is cut in its middle. The closing tag is
     always kept.
@@ -64,9 +64,9 @@ def _cut_middle(passage: str, budget: int, codec: Codec) -> Information | None:
         if len(ids) > budget:
             high = kept - 1
             continue
-        low = kept + 1
-        if start > len(_LABEL):  # else nothing of the passage itself is there
-            best = Information(text, ids, 1, _words_left(passage, start, stop))
+        low, is_there = kept + 1, start > len(_LABEL)  # else it is the label alone
+        cut = _words_left(passage, start, stop) if is_there else None
+        best = Information(text, ids, int(is_there), cut)
     return best
 
 
