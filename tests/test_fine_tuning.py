@@ -202,6 +202,15 @@ def test_it_is_extended(setting: Path, workspace: Path) -> None:
         resume(run, workspace=Workspace(workspace), terminal=said, steps=3)
 
 
+def test_nothing_is_said_of_a_schedule_that_ends_with_the_passes(setting: Path, workspace: Path) -> None:
+    """`sft.epochs` ends it before `sft.steps` does, whatever these are."""
+    train(chosen(setting, sft__steps=2, sft__epochs=9.0), workspace, "sft")
+    said = Said()
+    resume(only_run(workspace), workspace=Workspace(workspace), terminal=said, steps=4)
+    assert "has 4 steps now, not 2" in said.text
+    assert "schedule" not in said.text
+
+
 def test_it_stops_when_validation_em_has_stopped_rising(setting: Path, workspace: Path) -> None:
     """A learning rate of nothing: the validation before the first step is the best."""
     frozen = {"sft__optim__lr": 1e-12, "sft__patience": 2, "trainer__test_freq": 1, "trainer__save_freq": 0}

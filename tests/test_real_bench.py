@@ -265,6 +265,24 @@ def test_rag_learns_the_questions_of_the_demonstrations_and_of_the_run(bench, tm
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("part", ["grpo", "ppo", "tiny_hard", "mask", "rft", "r1"])
+def test_reinforcement_learning_asks_nothing_that_the_cold_start_was_shown(bench, monkeypatch, part):
+    typed: list[str] = []
+    trained = Trained(bench.cache / "run", {"steps": 5}, 1.0)
+
+    def train_once(self: Bench, name: str, *arguments: object) -> Trained:
+        typed[:] = map(str, arguments)
+        return trained
+
+    monkeypatch.setattr(parts, "start", lambda bench: "cold@best")
+    monkeypatch.setattr(parts, "write_answers", lambda bench, name, text: bench.prepared / name)
+    monkeypatch.setattr(Bench, "train_once", train_once)
+    getattr(parts, part)(bench)
+    assert f"data.exclude_files={bench.prepared / parts.SHOWN}" in typed
+    mixed = [one.split("=")[0] for one in typed if one.startswith("data.mix.")]
+    assert sorted(mixed) == sorted(f"data.mix.{name}" for name in parts.ASKED)
+
+
 def test_every_source_that_rag_learns_from_has_a_share(bench, monkeypatch):
     """Its questions are also those that GRPO asked, and GRPO asks sources that no demonstration is of."""
     typed: list[str] = []

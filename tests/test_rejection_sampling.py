@@ -26,7 +26,7 @@ from srl.errors import UserError
 from srl.reward import RewardMix
 from srl.rollout.codec import Codec
 from srl.store import LogWriter, Record, RunInfo, read_records
-from srl.train import fine_tuning, rejection_sampling
+from srl.train import fine_tuning, local_backend, rejection_sampling
 from srl.train.episodes import EpisodeRunner
 from srl.train.logged_episodes import check_tokens, select_episodes
 from srl.train.resume import how_to_resume
@@ -250,7 +250,11 @@ ROUNDS = {
 def whole(setting: Path) -> tuple[Path, str]:
     """Two rounds that were never stopped, and what was said."""
     said = Said()
-    train(config(setting, "ppo", **ROUNDS), setting / "rounds", "rft", said)
+    asked: list[dict[str, object]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_backend, "lack_of_room", lambda *given, **named: asked.append(named))
+        train(config(setting, "ppo", **ROUNDS), setting / "rounds", "rft", said)
+    assert asked == [{"saves_best": False, "keeps_all": True}]
     return only_run(setting / "rounds"), said.text
 
 

@@ -156,10 +156,10 @@ def start(bench: Bench) -> str:
     return f"{found.run}@best"
 
 
-def asked_by_rl(bench: Bench, shares: Iterable[str] = MIX) -> list[str]:
-    """The questions of reinforcement learning: in which shares, and none that the cold start was shown, whose
-    answers the model knows by heart."""
-    return options([*shares, f"data.exclude_files={bench.prepared / SHOWN}"])
+def asked_by_rl(bench: Bench, settings: Iterable[str] = MIX) -> list[str]:
+    """The settings of reinforcement learning, such as the shares of its questions. It asks none that the cold
+    start was shown, whose answers the model knows by heart."""
+    return options([*settings, f"data.exclude_files={bench.prepared / SHOWN}"])
 
 
 def grpo(bench: Bench) -> None:
@@ -174,21 +174,15 @@ def ppo(bench: Bench) -> None:
 
 def tiny_hard(bench: Bench) -> None:
     """The levers of the preset `tiny-hard`, from the cold start: docs/algorithms.md, `turn_rloo`."""
-    bench.train_once(
-        "tiny-hard",
-        "--algo",
-        "turn_rloo",
-        "--model",
-        start(bench),
-        *common(bench),
-        *asked_by_rl(bench, TINY_HARD),
-    )
+    bench.train_once("tiny-hard", "--algo", "turn_rloo", "--model", start(bench), *common(bench),
+                     *asked_by_rl(bench, TINY_HARD))  # fmt: skip
 
 
 def mask(bench: Bench) -> None:
     """GRPO with retrieved tokens in the loss, from the same start."""
-    settings = [*asked_by_rl(bench), *options(["actor.mask_observations=false"])]
-    bench.train_once("grpo-no-mask", "--algo", "grpo", "--model", start(bench), *common(bench), *settings)
+    settings = [*MIX, "actor.mask_observations=false"]
+    bench.train_once("grpo-no-mask", "--algo", "grpo", "--model", start(bench), *common(bench),
+                     *asked_by_rl(bench, settings))  # fmt: skip
 
 
 def rft(bench: Bench) -> None:
@@ -197,15 +191,8 @@ def rft(bench: Bench) -> None:
     settings = [f"rft.questions={questions}", f"rollout.n={SAMPLES}",
                 f"trainer.total_training_steps={ROUNDS}",
                 "sft.steps=30", "sft.optim.lr=5e-5"]  # fmt: skip
-    bench.train_once(
-        "rft",
-        "--algo",
-        "rft",
-        "--model",
-        start(bench),
-        *common(bench),
-        *asked_by_rl(bench, [*MIX, *settings]),
-    )
+    bench.train_once("rft", "--algo", "rft", "--model", start(bench), *common(bench),
+                     *asked_by_rl(bench, [*MIX, *settings]))  # fmt: skip
 
 
 def rag(bench: Bench) -> None:

@@ -28,7 +28,12 @@ from srl.train.fetch_models import with_local_models
 from srl.train.load_components import Generation, episode_options, load_generation
 from srl.train.make_missing import Note
 from srl.train.model_card import read_card
-from srl.train.questions import load_questions, load_template, warn_about_unlisted_retrievers
+from srl.train.questions import (
+    check_some_left,
+    load_questions,
+    load_template,
+    warn_about_unlisted_retrievers,
+)
 from srl.train.resume import tells_how_to_resume
 from srl.train.run_directory import CHECKPOINTS, RECORD, BackendName, RunRecord
 from srl.train.search import ChangedIndex, IndexDigests, load_search, new_cassette
@@ -431,8 +436,7 @@ def _same_questions(
     shared = [item.id for item in next(iter(loaded.values())) if item.id in ids]
     if limit is not None and limit < len(shared):
         shared = random.Random(0).sample(shared, limit)
-    if not shared:
-        raise UserError(f"no question is left of {', '.join(files)}; raise data.max_prompt_length")
+    check_some_left(shared, files)
     return _only(set(shared), loaded)
 
 

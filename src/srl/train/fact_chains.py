@@ -130,13 +130,11 @@ class Chain:
             raise SearchFailedError(f"{found.status}: {found.error}")
         return found
 
-    def _docs(self, found: Search, lookup: Lookup | None = None) -> list[Doc]:
+    def _docs(self, found: Search, lookup: Lookup) -> list[Doc]:
         """The passages that the model is shown; none where that of `lookup` is not even a hit."""
-        if lookup and not any(lookup.is_in(hit.passage, hit.passage.contents) for hit in found.hits):
+        if not any(lookup.is_in(hit.passage, hit.passage.contents) for hit in found.hits):
             return []
-        seen = self.show(found)
-        pairs = enumerate(zip(seen.shown_hits, seen.shown_texts, strict=True), start=1)
-        return [_doc(rank, hit, text) for rank, (hit, text) in pairs]
+        return _docs_of(self.show(found))
 
     def _may_keep(self, found: Search) -> bool:
         """Whether a search that missed its passage may be kept: it brings no other supporting one either, and
@@ -158,8 +156,9 @@ class Chain:
         thought = self._thought() or ("" if self.brief else texts.need(lookup.relation, spoken, self.rng))
         self.turns.append(f"{_think(thought)}<search> {escape(query)} </search>")
         self.queries.append(query)
-        docs = self._docs(found)
-        self.observed.append(self.show(found))
+        seen = self.show(found)
+        docs = _docs_of(seen)
+        self.observed.append(seen)
         self.shown += docs
         self.known += [doc.whole for doc in docs]
 
@@ -236,6 +235,12 @@ class Chain:
 
 def _think(thought: str) -> str:
     return f"<think> {escape(thought)} </think>\n" if thought else ""
+
+
+def _docs_of(seen: Search) -> list[Doc]:
+    """The passages that the model is shown of a search."""
+    pairs = enumerate(zip(seen.shown_hits, seen.shown_texts, strict=True), start=1)
+    return [_doc(rank, hit, text) for rank, (hit, text) in pairs]
 
 
 def _doc(rank: int, hit: Hit, text: str) -> Doc:

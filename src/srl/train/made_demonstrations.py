@@ -31,7 +31,7 @@ from srl.serve.named_retrievers import aclose, connect
 from srl.train.fact_chains import RECOVERY, ChainOptions, SearchFailedError, fact_chain
 from srl.train.load_components import episode_options, load_codec
 from srl.train.make_missing import Note
-from srl.train.questions import load_some_questions, load_template
+from srl.train.questions import check_some_left, load_questions, load_template
 from srl.train.search import load_search
 from srl.trajectory import Question, Search, SearchTool, Trajectory
 from srl.workspace import Workspace
@@ -227,7 +227,8 @@ def _write(
     config: Config, files: Sequence[str], out: Path, episodes: _Episodes, make: Make,
     limit: int | Mapping[str, int] | None, note: Note,
 ) -> DemonstrationsMade:  # fmt: skip
-    questions = load_some_questions(files, config, episodes.codec, note, limit)
+    questions = load_questions(tuple(files), config, episodes.codec, note, limit)
+    check_some_left(questions, files)
     with counted("demonstrations", len(questions)) as count:
         found = interrupts.run(_all(questions, episodes.search, make, config.eval.max_failed, count))
     sources = {item.data_source: SourceCounts(item.data_source) for item in questions}

@@ -125,17 +125,10 @@ def load_questions(
     return _without_overlong(questions, config, codec, note)
 
 
-def load_some_questions(
-    files: Sequence[str],
-    config: Config,
-    codec: Codec,
-    note: Note,
-    limit: int | Mapping[str, int] | None = None,
-) -> list[Question]:
-    """`load_questions`, and UserError where none is left."""
-    if found := load_questions(tuple(files), config, codec, note, limit):
-        return found
-    raise UserError(f"no question is left of {', '.join(files)}; raise data.max_prompt_length")
+def check_some_left(questions: Sequence[object], files: Sequence[str]) -> None:
+    """Raises UserError where no question of `files` is left, since all prompts are too long."""
+    if not questions:
+        raise UserError(f"no question is left of {', '.join(files)}; raise data.max_prompt_length")
 
 
 def stratified(questions: Sequence[Question], size: int | Mapping[str, int]) -> list[Question]:

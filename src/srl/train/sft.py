@@ -91,12 +91,8 @@ def with_prompts(
         if (length := len(codec.encode_prompt(prompt)[0])) <= longest:
             fitting.append(replace(question, prompt=prompt))
         else:
-            wrong.append(
-                (
-                    question.id,
-                    f"its prompt has {length:,} tokens, more than data.max_prompt_length={longest}",
-                )
-            )
+            why = f"its prompt has {length:,} tokens, more than data.max_prompt_length={longest}"
+            wrong.append((question.id, why))
     return fitting, wrong
 
 

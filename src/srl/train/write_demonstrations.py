@@ -29,7 +29,7 @@ from srl.rollout.many_episodes import rollout
 from srl.serve.named_retrievers import aclose, connect
 from srl.train.load_components import Generation, episode_options, load_generation, load_rewards
 from srl.train.make_missing import Note
-from srl.train.questions import load_some_questions, load_template
+from srl.train.questions import check_some_left, load_questions, load_template
 from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Question, SearchTool, Trajectory, failed_episodes
 from srl.workspace import Workspace
@@ -236,7 +236,8 @@ def write_accepted_episodes(
     if out.is_dir():
         raise UserError(f"{out} is a directory, expected a file: give another --out")
     teacher = load_generation(config, note)
-    questions = load_some_questions(files, config, teacher.codec, note, limit)
+    questions = load_questions(tuple(files), config, teacher.codec, note, limit)
+    check_some_left(questions, files)
     search = load_search(config, workspace, note)
     header = _header(config, teacher, acceptance, search)
     journal = Journal(out.with_name(f"{out.name}.partial"), header, acceptance)

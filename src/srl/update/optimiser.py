@@ -125,12 +125,12 @@ class Optimiser:
         found, expected = len(state["adamw"]["param_groups"][0]["params"]), len(self.masters)
         if found != expected:
             raise ValueError(f"its optimiser has {found} weights, and this run's has {expected}")
+        if len(state["masters"]) != len(self._copies()):
+            raise ValueError("its weights have another precision (model.dtype) than this run's")
         for number, saved in state["adamw"]["state"].items():
             own = self.adamw.state[self.masters[number]]
             for name, value in saved.items():
                 _copy(value, own[name])
-        if len(state["masters"]) != len(self._copies()):
-            raise ValueError("its weights have another precision (model.dtype) than this run's")
         for (_, master), value in zip(self._copies(), state["masters"], strict=True):
             _copy(value, master)
         self.scheduler.load_state_dict(state["scheduler"])

@@ -162,10 +162,8 @@ def retrieve_url(url: str) -> str:
 
 def health_url(url: str) -> str:
     """The health page for `url`: /health, or /health/NAME for /retrieve/NAME."""
-    parsed = httpx.URL(url)
-    before, found, name = parsed.path.rpartition("/retrieve/")
-    path = f"{before}/health/{name}" if found else parsed.join("health").path
-    return str(parsed.copy_with(path=path, query=None))
+    _, found, name = httpx.URL(url).path.rpartition("/retrieve/")
+    return page_url(url, f"health/{name}" if found else "health")
 
 
 def page_url(url: str, page: str) -> str:
