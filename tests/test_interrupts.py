@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import re
+import selectors
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 
@@ -196,6 +198,33 @@ def test_a_coroutine_that_ends_as_the_signal_comes_ends_the_command_too() -> Non
 
     with interrupts.handled(), pytest.raises(KeyboardInterrupt):
         interrupts.run(ends())
+
+
+def test_a_signal_that_does_not_interrupt_a_waiting_loop_wakes_it() -> None:
+    """Another thread gets the signal here, as if it had come just before the loop's `select`."""
+    main, ended, woken = threading.get_ident(), threading.Event(), []
+
+    async def waits() -> None:
+        loop = asyncio.get_running_loop()
+
+        def signals_when_it_waits() -> None:
+            while sys._current_frames()[main].f_code is not selectors.DefaultSelector.select.__code__:
+                os.sched_yield()
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            if not ended.wait(20):
+                woken.append("by the test")
+                loop.call_soon_threadsafe(lambda: None)
+
+        threading.Thread(target=signals_when_it_waits).start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with interrupts.handled(), pytest.raises(KeyboardInterrupt):
+        interrupts.run(waits())
+    assert woken == []
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_signal_that_falls_into_a_destructor_is_not_lost() -> None:

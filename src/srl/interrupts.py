@@ -91,9 +91,32 @@ async def _registered(coroutine: Coroutine[Any, Any, T]) -> T:
     global _running
     _running = asyncio.current_task()
     try:
-        return await coroutine
+        with _waking(asyncio.get_running_loop()):
+            return await coroutine
     finally:
         _running = None
+
+
+@contextmanager
+def _waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Inside, a signal wakes the loop at any moment.
+
+    A signal in the moment before the loop waits, or in another thread, does not interrupt the wait by itself,
+    and Python runs its handler only afterwards.
+    """
+    import socket
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        loop.add_reader(ours, ours.recv, 4096)
+        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(ours)
 
 
 def _on_signal(number: int, frame: object) -> None:
@@ -121,7 +144,7 @@ def _unwind() -> None:
     if _running is None:
         raise KeyboardInterrupt
     _running.cancel()
-    _running.get_loop().call_soon_threadsafe(lambda: None)  # wakes up a waiting loop
+    _running.get_loop().call_soon_threadsafe(lambda: None)  # wakes the loop where a library took the wakeup fd
 
 
 def _unraisable(found: Any) -> None:
