@@ -20,7 +20,7 @@ from srl.answers import cover_exact_match, exact_match, f1
 from srl.data.sources import SOURCES
 
 Pair = tuple[str, tuple[str, ...]]
-"""A prediction and the accepted answers."""
+"""A prediction and the golden answers."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 ASCII_PUNCTUATION = {chr(code) for code in range(33, 127) if not chr(code).isalnum()}
@@ -86,7 +86,7 @@ REFERENCES = {
 
 
 def empty_gold(prediction: str, golds: Sequence[str], ours: float, theirs: float) -> bool:
-    """An accepted answer of which normalising leaves nothing."""
+    """A golden answer of which normalising leaves nothing."""
     return "" in map(plain, golds)
 
 
@@ -96,7 +96,7 @@ def partly_yes_or_no(prediction: str, golds: Sequence[str], ours: float, theirs:
 
 
 def inside_a_word(prediction: str, golds: Sequence[str], ours: float, theirs: float) -> bool:
-    """An accepted answer stands inside a longer word."""
+    """A golden answer stands inside a longer word."""
     found = [gold for gold in map(plain, golds) if gold in plain(prediction)]
     alone = [gold for gold in found if re.search(rf"(?<!\S){re.escape(gold)}(?!\S)", plain(prediction))]
     return ours < theirs and bool(found) and not alone
@@ -185,14 +185,14 @@ FILES = {
 
 
 def real_answers() -> Iterator[tuple[str, ...]]:
-    """The accepted answers of each question of the published files."""
+    """The golden answers of each question of the published files."""
     for name, file in FILES.items():
         for question in SOURCES[name].questions(shared_data(file), "test"):
             yield question.golden_answers
 
 
 def noisy(answers: Sequence[tuple[str, ...]]) -> Iterator[Pair]:
-    """One accepted answer of each question with one kind of noise, its alias, and the next one's answer."""
+    """One golden answer of each question with one kind of noise, its alias, and the next one's answer."""
     kinds = list(NOISE.values())
     for number, (golds, following) in enumerate(pairwise(answers)):
         yield kinds[number % len(kinds)](golds[number % len(golds)]), golds

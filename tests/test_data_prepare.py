@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from srl.data.corpus import read_corpus
 from srl.data.hub import download
-from srl.data.parquet import read_questions
+from srl.data.parquet import read_questions, write_questions
 from srl.data.prepare import Input, parse_input, prepare
 from srl.data.sources import SOURCES
 from srl.data.splits import (
@@ -93,6 +93,15 @@ def test_two_files_of_one_source_have_no_id_in_common(tmp_path):
     prepare(inputs, tmp_path / "out")
     ids = [q.id for q in read_questions(tmp_path / "out" / "train.parquet")]
     assert ids == ["nq/train/0", "nq/train/1", "nq/train/2", "nq/train/3"]
+
+
+def test_rows_of_a_parquet_file_keep_their_split(tmp_path):
+    """As `srl data prepare nq=nq.parquet` reads what it wrote."""
+    asked = [Question(f"nq/{name}/7", name, ("a",), "nq", name) for name in ("train", "test")]
+    write_questions(tmp_path / "nq.parquet", asked)
+    made = prepare([Input(SOURCES["nq"], (tmp_path / "nq.parquet",))], tmp_path / "out")
+    assert made.questions == {"train": 1, "test": 1}
+    assert made.notes == ()
 
 
 def test_a_file_whose_name_says_no_split_is_training_and_that_is_said(tmp_path):

@@ -17,7 +17,9 @@ from srl.errors import UserError
 from srl.index import build_index, open_index
 from srl.plugins import import_path, manager
 from srl.reward import RewardMix
+from srl.train.make_missing import find_or_build_index
 from srl.trajectory import Passage
+from srl.workspace import Workspace
 
 REWARD = """
     from pydantic import BaseModel
@@ -67,6 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("_directories", "_used"):
         monkeypatch.setattr(import_path, name, [])
+    monkeypatch.setattr(import_path, "_named", set())
     yield here
     monkeypatch.undo()  # it may bring back modules that a test made it forget
     forget_modules(tmp_path)
@@ -122,6 +125,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     for name in ("_directories", "_used"):
         monkeypatch.setattr(import_path, name, [])
+    monkeypatch.setattr(import_path, "_named", set())
 
 
 @pytest.mark.parametrize("name", ["mine", "made"])
@@ -148,6 +152,97 @@ def test_index_makes_nothing_in_the_current_directory_run(folder, tmp_path, monk
     forget(monkeypatch)
     with pytest.raises(UserError, match="no module 'mine' in Python's path; type: PYTHONPATH=DIRECTORY srl"):
         open_index(tmp_path / "index")
+
+
+def test_an_index_does_not_choose_what_a_configuration_imports(folder, tmp_path, monkeypatch):
+    """The user's directory is searched for what the configuration names, and another index names more."""
+    write(folder, "mine.py", RETRIEVER)
+    write(folder, "my_rewards.py", REWARD)
+    import_path.look_in(folder)
+    index = tmp_path / "index"
+    build_index([Passage("p", '"T"\ntext')], index, "mine:First")
+    forget(monkeypatch)
+    sets = [f"search.index={index}", "reward.weights={'my_rewards:Brevity': 1}"]
+    load_config(sets=sets)
+    with pytest.raises(UserError, match="names the retriever 'mine:First': there is no module 'mine'"):
+        open_index(index)
+    assert "mine" not in sys.modules
+    load_config(sets=[*sets, "retriever.name=mine:First"])
+    assert len(open_index(index)) == 1
+
+
+def test_an_index_of_a_retriever_that_names_another_is_looked_into(folder, tmp_path, monkeypatch):
+    pytest.importorskip("srl_hybrid")
+    write(folder, "mine.py", RETRIEVER)
+    import_path.look_in(folder)
+    index, options = tmp_path / "index", {"retrievers": {"mine:First": {}, "bm25": {}}}
+    build_index([Passage(str(row), f'"T"\ntext {row}') for row in range(3)], index, "hybrid", options)
+    forget(monkeypatch)
+    load_config(sets=[f"search.index={index}"])
+    with pytest.raises(UserError, match="names the retriever 'mine:First'"):
+        open_index(index)
+    assert "mine" not in sys.modules
+
+
+def test_a_saved_run_opens_the_index_that_its_configuration_names(folder, tmp_path, monkeypatch):
+    write(folder, "mine.py", RETRIEVER)
+    import_path.look_in(folder)
+    index, run = tmp_path / "index", tmp_path / "run"
+    build_index([Passage("p", '"T"\ntext')], index, "mine:First")
+    config = load_config(sets=[f"search.index={index}", "retriever.name=mine:First"]).config
+    run.mkdir()
+    save_config(run, located(config))
+    forget(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    load_saved(run)
+    assert len(open_index(index)) == 1
+
+
+ERRORS = {
+    "open": ("raise AttributeError('x')", "identity = dict"),
+    "a key": ("raise KeyError('x')", "identity = dict"),
+    "identity": ("self.contents = ''", "def identity(self): raise RuntimeError('x')"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_a_retriever_raises_when_an_index_is_opened_is_its_own_error(
+    folder, tmp_path, monkeypatch, name
+):
+    body, identity = ERRORS[name]
+    good = RETRIEVER.replace("class First:", "class First:\n        identity = dict", 1)
+    write(folder, "mine.py", good)
+    import_path.look_in(folder)
+    build_index([Passage("p", '"T"\ntext')], tmp_path / "index", "mine:First")
+    forget(monkeypatch)
+    bad = good.replace("identity = dict", identity, 1)
+    bad = bad.replace('self.contents = (directory / "first.txt").read_text()', body, 1)
+    write(folder, "mine.py", bad)
+    import_path.look_in(folder)
+    manager.find("retriever", "mine:First")
+    with pytest.raises(UserError, match=r"'mine:First' \(mine .*\) raised .*mine\.py:\d+\)"):
+        open_index(tmp_path / "index")
+
+
+def test_an_index_of_changed_code_is_built_again_by_a_run_and_told_elsewhere(
+    folder, tmp_path, monkeypatch, caplog
+):
+    write(folder, "mine.py", RETRIEVER)
+    write_corpus(folder / "corpus.jsonl", [Passage("p", '"T"\ntext')])
+    sets = ["retriever.name=mine:First", "data.corpus=corpus.jsonl"]
+
+    def made() -> Path:
+        found = load_config(sets=sets).config
+        return find_or_build_index(found, Workspace(tmp_path / "ws"), lambda text: None)
+
+    first = made()
+    assert made() == first
+    forget(monkeypatch)
+    write(folder, "mine.py", f"{RETRIEVER}\n    # changed\n")
+    assert made() != first
+    with caplog.at_level("WARNING", "srl"):
+        open_index(first)
+    assert "was built by another version of mine:First" in caplog.text
 
 
 WRONG = {

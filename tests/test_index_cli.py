@@ -13,6 +13,7 @@ from tests.plugin_site import Site, site  # noqa: F401
 
 from srl.cli import command, main, output
 from srl.cli.options import read_settings
+from srl.data.corpus import read_corpus
 from srl.errors import UserError
 
 PLUGIN = """
@@ -230,6 +231,18 @@ def test_what_another_program_built_is_imported(corpus, site, capsys):  # noqa: 
     assert "plain cannot import an index" in capsys.readouterr().err
     assert main(["index", "import", "gone", "--retriever", "foreign", "--out", "p"]) == 2
     assert "no file or directory gone" in capsys.readouterr().err
+
+
+def test_a_document_in_trec_form_keeps_all_of_its_text(tmp_path):
+    documents = (
+        "<doc><docno>1</docno><text>\n<P>\nfirst\n</P></text><text>second a < b</text></doc>\n"
+        "<DOC><DOCNO> 2 </DOCNO><HEADLINE>Port</HEADLINE><LEADPARA>of Genoa</LEADPARA></DOC>\n"
+        "<doc><docno>3</docno></doc>\n"
+        "<doc><docno>4</docno><title>Genoa</title><leadpara>A port.</leadpara></doc>\n"
+    )
+    (tmp_path / "c.xml").write_text(documents)
+    found = [" ".join(one.contents.split()) for one in read_corpus(tmp_path / "c.xml")]
+    assert found == ['"" first second a < b', '"" Port of Genoa', '""', '"Genoa" A port.']
 
 
 def test_a_corpus_in_trec_form_is_built_and_its_mistakes_have_a_line(corpus, capsys):

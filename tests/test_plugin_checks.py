@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
+from pydantic import BaseModel
 from tests.plugin_site import hook, site
 
 from srl.advantage import (
@@ -419,3 +420,25 @@ def test_unknown_name_is_the_user_s_error_and_no_failed_check(site):
     site.install("srl-search-a", hook("reward", "a"))
     with pytest.raises(UserError, match="no reward 'b'"):
         check_reward("b")
+
+
+class OwnOptions(BaseModel):
+    """Options of a class that is checked before it is a package."""
+
+    max_words: int
+
+
+class Brevity:
+    """Short answers."""
+
+    def __init__(self, options: OwnOptions) -> None:
+        self.options = options
+
+    def score(self, trajectories):
+        return [Score(float(self.options.max_words > 2)) for _ in trajectories]
+
+
+def test_a_class_gets_its_options_as_a_run_gives_them():
+    assert all(check.passed for check in check_reward(Brevity, {"max_words": 3}))
+    with pytest.raises(UserError, match=r"Brevity.max_words"):
+        check_reward(Brevity)

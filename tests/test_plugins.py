@@ -68,6 +68,7 @@ def test_package_that_is_on_the_path_twice_counts_once(site):
     assert [entry.name for entry in manager.installed()] == ["a"]
 
 
+HOOK = "from srl.plugins import hookimpl\n@hookimpl\ndef srl_rewards(register):"
 BROKEN = {
     "import no_such_module_of_anybody": "ModuleNotFoundError: No module named 'no_such_module_of_anybody'",
     "def broken(:": "SyntaxError: ",
@@ -78,6 +79,10 @@ BROKEN = {
         "UserError: there is no hook 'srl_reward'; did you mean 'srl_rewards'?"
     ),
     "from srl.plugins import hookimpl\n@hookimpl\ndef srl_rewards(registry): pass": "PluginValidationError: ",
+    f"{HOOK} register(object, 'x', 's')": "UserError: register: the name is <class 'object'>, expected",
+    f"{HOOK} register('a.b', object, 's')": "UserError: register: the name is 'a.b', expected a text without",
+    f"{HOOK} register('x', 'object', 's')": "UserError: register: 'x' is made by 'object', expected 'module:",
+    f"{HOOK} register('x', object, None)": "UserError: register: the summary of 'x' is None, expected a text",
 }
 
 
@@ -91,6 +96,19 @@ def test_plugin_that_fails_to_import_breaks_no_other_and_is_listed_with_its_erro
     assert bad.error.startswith(BROKEN[source])
     assert "\n" not in bad.error
     assert manager.load("reward", "good") is not None
+
+
+def test_the_argument_of_a_hook_that_is_wrong_is_named(site):
+    site.install("srl-search-bad", "from srl.plugins import hookimpl\n@hookimpl\ndef srl_rewards(reg): pass")
+    (bad,) = manager.installed()
+    assert "'reg'" in bad.error
+
+
+def test_options_that_are_no_pydantic_model_are_an_error_of_one_line(site):
+    source = hook("reward", "odd").replace("'does odd')", "'does odd', options='builtins:dict')")
+    site.install("srl-search-odd", source)
+    with pytest.raises(UserError, match=r"'odd' .* has <class 'dict'> for its options, expected a pydantic"):
+        manager.options_model("reward", "odd")
 
 
 def test_plugin_manager_holds_the_modules_under_package_and_entry_point(site):

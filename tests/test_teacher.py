@@ -16,7 +16,7 @@ from srl.data.parquet import write_questions
 from srl.errors import UserError
 from srl.protocol import parse_action
 from srl.reward import RewardMix
-from srl.train.write_demonstrations import Acceptance, Journal
+from srl.train.write_demonstrations import Acceptance, Journal, _demonstrations, key_of
 from srl.trajectory import Hit, Passage, Question, Score, Search, Segment, Trajectory
 
 ASKED = 6
@@ -363,6 +363,16 @@ def test_one_process_at_a_time_keeps_a_teachers_answers(tmp_path):
     Journal(path, header, Acceptance()).open().close()
 
 
+def test_questions_with_the_same_words_and_answers_have_their_demonstrations_once(tmp_path):
+    journal = Journal(tmp_path / "d.jsonl.partial", {"format": 4}, Acceptance())
+    turns = ["<search> x </search>", "<answer> red </answer>"]
+    asked = [Question(name, "?", ("red",)) for name in ("a", "b")] + [Question("c", "what?", ("red",))]
+    for item in asked[1:]:
+        row = {"question": key_of(item), "attempt": 0, "rejected": None, "turns": turns, "queries": []}
+        journal._keep(row)
+    assert [item.id for item in _demonstrations(asked, journal)] == ["a", "c"]
+
+
 def played(*turns: str, shown: str = "b", gold: tuple[str, ...] = ("b",)) -> Trajectory:
     """An episode of these turns; each search shows the passage `shown`."""
     question = Question("q", "?", ("red",), metadata={"supporting_ids": list(gold)})
@@ -393,9 +403,9 @@ RED, LOOK = "<answer> red </answer>", "<search> flag </search>"
         (played("hm", LOOK, RED), Acceptance(), "a turn without a search or an answer"),
         (played(LOOK, "<search>  FLAG </search>", RED), Acceptance(), "a repeated query"),
         (played(LOOK, RED, shown="a"), Acceptance(), None),
-        (played(LOOK, RED, shown="a"), Acceptance(evidence=True), "supporting passages not shown"),
-        (played(LOOK, RED, gold=("a", "b")), Acceptance(evidence=True), "supporting passages not shown"),
-        (played(LOOK, RED, gold=()), Acceptance(evidence=True), "supporting passages not shown"),
+        (played(LOOK, RED, shown="a"), Acceptance(evidence=True), "gold passages not shown"),
+        (played(LOOK, RED, gold=("a", "b")), Acceptance(evidence=True), "gold passages not shown"),
+        (played(LOOK, RED, gold=()), Acceptance(evidence=True), "gold passages not shown"),
         (played(LOOK, RED), Acceptance(evidence=True), None),
         (played(LOOK, RED), Acceptance(min_reward=0.8), "a reward below 0.8"),
     ],

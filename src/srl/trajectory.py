@@ -26,7 +26,7 @@ REWARD_FAULT = "reward "
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question with its accepted answers.
+    """One question with its golden answers.
 
     `id` is unique across data sets; the trajectories of one question are a group.
     `prompt` holds chat messages (`{"role", "content"}`), rendered by a template of `srl.protocol`.

@@ -46,7 +46,7 @@ def coverage(
     """Count the questions whose gold passages, and whose answer, the corpus has at all.
 
     Gold passages are the supporting_ids or supporting_titles of a question. A question is answerable if the
-    corpus has all its gold passages and the text of an accepted answer. What a question does not name is not
+    corpus has all its gold passages and the text of a golden answer. What a question does not name is not
     asked of the corpus, and yes or no is no text to look for.
 
     \b

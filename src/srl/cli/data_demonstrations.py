@@ -56,7 +56,7 @@ def demonstrations(
         typer.Option(help="Accept a teacher's episodes of this reward (reward.weights); default: EM = 1."),
     ] = None,
     evidence: Annotated[
-        bool, typer.Option("--evidence", help="Accept only episodes that saw all supporting passages.")
+        bool, typer.Option("--evidence", help="Accept only episodes that saw all gold passages.")
     ] = False,
     per_question: Annotated[
         int | None,

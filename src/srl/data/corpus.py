@@ -19,27 +19,35 @@ from srl.trajectory import Passage
 
 
 class PassageIds:
-    """The ids seen so far; row numbers (`0, 1, 2, …`) take no memory, other ids about 150 bytes each."""
+    """The ids seen so far. Numbers that count up (`0, 1, 2, …` or `1, 2, 3, …`) take no memory, other ids
+    about 150 bytes each."""
 
     def __init__(self) -> None:
-        self._rows = 0
+        self._first: int | None = None
+        self._next = 0
         self._others: dict[str, int] = {}
 
     def add(self, passage: Passage) -> Literal["new", "same", "clash"]:
         """Whether the id is new, a repeat with the same contents (up to white space), or a clash."""
         if passage.id in self._others:
             return "same" if self._others[passage.id] == _fingerprint(passage) else "clash"
-        if passage.id == str(self._rows):
-            self._rows += 1
-        elif self._is_earlier_row(passage.id):
+        number = _number(passage.id)
+        if number is not None and self._first is None:
+            self._first = self._next = number
+        if number is not None and number == self._next:
+            self._next += 1
+        elif number is not None and self._first is not None and self._first <= number < self._next:
             return "clash"
         else:
             self._others[passage.id] = _fingerprint(passage)
         return "new"
 
-    def _is_earlier_row(self, name: str) -> bool:
-        counts = len(name) < 16 and name.isascii() and name.isdecimal()
-        return counts and name == str(int(name)) and int(name) < self._rows
+
+def _number(name: str) -> int | None:
+    """The number that an id is, as it would be written."""
+    if len(name) >= 16 or not (name.isascii() and name.isdecimal()):
+        return None
+    return int(name) if name == str(int(name)) else None
 
 
 def _fingerprint(passage: Passage) -> int:

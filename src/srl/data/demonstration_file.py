@@ -36,6 +36,8 @@ def write_demonstrations(path: Path, questions: Iterable[Question]) -> None:
 def read_demonstrations(path: Path) -> list[Question]:
     """Questions with `metadata["turns"]`; further demonstrations of an id are `ID#2`, `ID#3`, …
 
+    White space at the end of a turn is left out: a turn ends with its closing tag.
+
     Raises UserError with file and line, also for a demonstration that an earlier line has.
     """
     found: dict[str, Question] = {}
@@ -70,5 +72,8 @@ def _demonstration(record: Record, name: str) -> Question:
         text=record.text("question"),
         golden_answers=record.texts("golden_answers") if record.row.get("golden_answers") is not None else (),
         data_source=record.text("data_source") if record.row.get("data_source") else record.path.stem,
-        metadata={"turns": turns, **{key: record.row[key] for key in ("hops",) if key in record.row}},
+        metadata={
+            "turns": [turn.rstrip() for turn in turns],
+            **{key: record.row[key] for key in ("hops",) if key in record.row},
+        },
     )

@@ -229,7 +229,7 @@ def _text(record: Record, extra: Mapping[str, Any], prompt: list[dict[str, Any]]
 
 
 def _answers(record: Record) -> tuple[str, ...]:
-    """The accepted answers: `ground_truth.target`, verl's plain `ground_truth`, or `golden_answers`."""
+    """The golden answers: `ground_truth.target`, verl's plain `ground_truth`, or `golden_answers`."""
     model = record.row.get("reward_model") or record.row.get("reward_spec") or {}
     truth = model.get("ground_truth") if isinstance(model, dict) else None
     target = truth.get("target") if isinstance(truth, dict) else truth

@@ -13,7 +13,7 @@ from typing import Any
 from srl.data.corpus import write_corpus
 from srl.data.hub import download
 from srl.data.merge import GoldPassages, Merging
-from srl.data.parquet import write_questions
+from srl.data.parquet import is_parquet, write_questions
 from srl.data.sources import Source, source_of
 from srl.data.split_passages import Splitter, name_parts
 from srl.data.splits import (
@@ -184,7 +184,7 @@ def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Compositio
         questions = list(islice(each.source.questions(path, split, skipped, rows[key]), limit))
         rows[key] += len(questions) + skipped.total()
         for name, own in read.items():
-            own.append([question for question in questions if _split_of(question, each, split) == name])
+            own.append([question for question in questions if _split_of(question, each, path, split) == name])
         _account(made, each, path, split, len(questions), skipped)
     for name, lists in read.items():
         made.splits[name] = without_copies(lists)
@@ -219,9 +219,9 @@ def _only_split(source: Source) -> str | None:
     return next(iter(source.hub_files)) or None if len(source.hub_files) == 1 else None
 
 
-def _split_of(question: Question, each: Input, split: str) -> str:
+def _split_of(question: Question, each: Input, path: Path, split: str) -> str:
     """The split in the row, where the source has one there and no other was asked for."""
-    carries = each.source.format is None and each.split is None
+    carries = (each.source.format is None or is_parquet(path)) and each.split is None
     own = ALIASES.get(question.split.lower(), question.split.lower())
     return own if carries and own in SPLITS else split
 
@@ -231,7 +231,8 @@ def _account(
 ) -> None:
     for reason, number in skipped.items():
         made.notes.append(f"{path.name}: {number:,} rows left out: {reason}")
-    if count and each.split is None and guess_split(path) is None and each.source.format is not None:
+    by_row = each.source.format is None or is_parquet(path)
+    if count and each.split is None and guess_split(path) is None and not by_row:
         made.notes.append(f"{path.name}: read as {split}, since its name has no split; --split changes it")
     entry: dict[str, Any] = {"source": each.source.name, "licence": each.source.licence, "file": path.name}
     entry |= {"digest": digest_file(path), "skipped": dict(skipped)}

@@ -40,7 +40,7 @@ class LabelledQuestions:
 
 
 def read_labelled_questions(path: Path, qrels: Path | None = None) -> LabelledQuestions:
-    """The questions of a file, with the judgements of `qrels`, or with the supporting passages in their rows.
+    """The questions of a file, with the judgements of `qrels`, or with the gold passages in their rows.
 
     Formats: TREC topics, `id <tab> question`, SQuAD, and parquet or JSON lines with a question in each row
     (ours, verl's, FlashRAG's, BEIR's). Raises UserError with the place of a malformed row, and where no
@@ -108,7 +108,7 @@ def _from_parquet(path: Path) -> Iterator[Question]:
 
 
 def _question(record: Record) -> Question:
-    """The question in a row, with its id, answers and supporting passages where the row has them."""
+    """The question in a row, with its id, answers and gold passages where the row has them."""
     named = any(record.row.get(name) is not None for name in _IDS)
     given = [name for name in _ANSWERS if record.row.get(name)]
     answers = record.texts(given[0]) if given else ()
@@ -122,7 +122,7 @@ def _question(record: Record) -> Question:
 
 
 def _named(question: Question) -> dict[str, int]:
-    """The supporting passages that a question names, all with grade 1."""
+    """The gold passages that a question names, all with grade 1."""
     found: Any = question.metadata.get("supporting_ids") or ()
     if isinstance(found, str) or not isinstance(found, list | tuple):
         raise UserError(

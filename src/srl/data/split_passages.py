@@ -3,7 +3,7 @@
 A short passage costs the policy fewer tokens to read. The parts of `ID` are `ID#1`, `ID#2`, … with the same
 title. A question whose gold passage was split names one part in its place: that with the most of its
 supporting sentences, then of the values in its evidence and the titles of its other gold passages, then with
-an accepted answer; the first of equal ones.
+a golden answer; the first of equal ones.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _questions(one: SuiteSet, path: Path) -> list[Question]:
 
 
 def rows_digest(questions: Iterable[Question]) -> str:
-    """32 hex digits for questions and their accepted answers, in any order and any format of the file.
+    """32 hex digits for questions and their golden answers, in any order and any format of the file.
 
     A question mark at the end, white space and repeated answers make no difference.
     """

@@ -1,6 +1,6 @@
 """What must be looked up to answer a question, in order: from the supporting facts in its metadata.
 
-Evidence triples (2WikiMultihopQA), a decomposition (MuSiQue), or the titles of the supporting passages alone
+Evidence triples (2WikiMultihopQA), a decomposition (MuSiQue), or the titles of the gold passages alone
 (HotpotQA; SQuAD's and NQ's questions have one passage).
 """
 
@@ -122,7 +122,7 @@ def _are_texts(*values: object) -> bool:
 
 
 class _Passages:
-    """The supporting passages of a question: titles, ids, and which sentences support."""
+    """The gold passages of a question: titles, ids, and which sentences support."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.titles = [str(title) for title in metadata.get("supporting_titles") or ()]
@@ -216,7 +216,7 @@ def _title(triples: Sequence[Triple], place: int, titles: Sequence[str]) -> str:
             return title
     if len(titles) == len(triples):
         return titles[place]
-    raise NoDemonstration("a triple of no supporting passage")
+    raise NoDemonstration("a triple of no gold passage")
 
 
 def _same_title(one: str, other: str) -> bool:

@@ -21,6 +21,7 @@ _NUMBER = re.compile(r"<num>\s*(?:Number:)?\s*([^\s<]+)", re.IGNORECASE)
 _TITLE = re.compile(r"<title>\s*(?:Topic:)?\s*(.*?)\s*(?=<|\Z)", re.DOTALL | re.IGNORECASE)
 _FIELD = r"<{0}>(.*?)</{0}>"
 _TAGS = {"id": "docno", "title": "title", "text": "text"}
+_MARKUP = re.compile(r"</?[a-z][a-z0-9]*>", re.IGNORECASE)
 _END = re.compile(r"(?<=</doc>)", re.IGNORECASE)
 _HEADERS = ("query-id", "query_id", "qid", "id")
 """First columns of a header line, which BEIR's tables have and TREC's do not."""
@@ -101,9 +102,14 @@ def _judge(judged: dict[str, dict[str, int]], fields: list[str], place: str) -> 
 
 
 def document_records(path: Path) -> Iterator[Record]:
-    """One record `{id, title, text}` per `<doc>`, as a stream. Raises UserError."""
+    """One record `{id, title, text}` per `<doc>`, as a stream. Raises UserError.
+
+    Without `<text>` the text is all of the document.
+    """
     for index, (line, document) in enumerate(_documents(path)):
         row = {name: _field(document, tag) for name, tag in _TAGS.items()}
+        if not row["text"]:
+            row["text"] = _all_text(document)
         yield Record(path, f":{line}", index, row)
 
 
@@ -125,8 +131,20 @@ def _documents(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _field(document: str, name: str) -> str:
-    found = re.search(_FIELD.format(name), document, re.DOTALL | re.IGNORECASE)
-    return html.unescape(found[1]).strip() if found else ""
+    """What all tags of this name have, a line each."""
+    found = re.findall(_FIELD.format(name), document, re.DOTALL | re.IGNORECASE)
+    return "\n".join(filter(None, map(_without_tags, found)))
+
+
+def _all_text(document: str) -> str:
+    """All but id and title, for collections whose text is under other tags (`<headline>`, `<leadpara>`)."""
+    for tag in ("id", "title"):
+        document = re.sub(_FIELD.format(_TAGS[tag]), "", document, flags=re.DOTALL | re.IGNORECASE)
+    return _without_tags(document)
+
+
+def _without_tags(text: str) -> str:
+    return html.unescape(_MARKUP.sub(" ", text)).strip()
 
 
 def _shown(text: str) -> str:

@@ -177,7 +177,7 @@ def questions(
     The share `phrased` of those of one hop ask by a phrase, "What is the leader of X ?", as those of two hops
     name their first one.
 
-    `metadata` has the number of hops, the way to the answer and the supporting passages.
+    `metadata` has the number of hops, the way to the answer and the gold passages.
     """
     rng = random.Random(f"questions {role} {seed}")
     found: dict[str, Question] = {}

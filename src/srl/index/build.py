@@ -7,20 +7,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from srl import __version__
 from srl.data.corpus import read_corpus
 from srl.errors import CheckFailed, UserError
 from srl.index.build_directory import BESIDES, build_directory
 from srl.index.manifest import Manifest, index_digest, mark_files, read_index_manifest
 from srl.index.passages import CorpusDigest, PassageStore, keep_passages
-from srl.index.retriever import RetrieverBase, build_live, load_retriever
+from srl.index.retriever import RetrieverBase, build_live, identity_of, load_retriever
 from srl.index.verification import record
 from srl.input_files import input_name
 from srl.manifests import checksums
 from srl.plugins import manager
-from srl.plugins.options import validated
+from srl.plugins.options import runtime_options, validated
 from srl.trajectory import Passage
 
 Progress = Callable[[str, int, int | None], None]
@@ -98,7 +96,7 @@ def _build(
     make: Callable[[PassageStore, Path, Callable[[int], None]], None] | None,
 ) -> Manifest:
     parameters = build_parameters(retriever, dict(options or {}))
-    identity = dict(builder.identity())
+    identity = identity_of(retriever, builder)
     report, digest, count = progress or _silent, CorpusDigest(), 0
     plan = {"retriever": retriever, "options": parameters, "identity": identity}
     resumable = builder.resumable and make == builder.build
@@ -130,12 +128,6 @@ def build_parameters(retriever: str, options: Mapping[str, Any]) -> dict[str, An
         return {}
     checked = validated(f"retriever.{retriever}", model, options)
     return checked.model_dump(mode="json", exclude=runtime_options(model))
-
-
-def runtime_options(model: type[BaseModel]) -> set[str]:
-    """The options of the machine, not of the index: those with `json_schema_extra={"runtime": True}`."""
-    extras = {name: field.json_schema_extra for name, field in model.model_fields.items()}
-    return {name for name, extra in extras.items() if isinstance(extra, Mapping) and extra.get("runtime")}
 
 
 def check_corpus(directory: Path | str, corpus: Path | str) -> Manifest:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from srl.errors import UserError
-from srl.index.build import build_parameters, make_manifest, runtime_options
+from srl.index.build import build_parameters, make_manifest
 from srl.index.manifest import Manifest, check_files, read_index_manifest
 from srl.index.passages import open_passages
 from srl.index.retriever import (
     Fault,
     RetrieverBase,
     as_retriever,
+    identity_of,
     load_retriever,
     open_retriever,
     outcomes_of,
 )
 from srl.index.verification import verify_once
 from srl.plugins import manager
-from srl.plugins.options import validated
+from srl.plugins.options import runtime_options, validated
 from srl.safe_text import quoted
 from srl.trajectory import Hit, Passage
+
+_logger = logging.getLogger(__name__)
 
 
 class Index:
@@ -78,10 +83,12 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
     """
     directory = Path(directory)
     manifest = check_index(directory)
+    check_may_import(directory, manifest)
     verify_once(directory, manifest)
     made = load_retriever(manifest.retriever, _options(directory, manifest, options or {}))
-    retriever = _open(made, directory)
-    _check_same(directory, manifest, retriever.identity())
+    _warn_of_other_code(directory, manifest)
+    retriever = _open(manifest.retriever, made, directory)
+    _check_same(directory, manifest, identity_of(manifest.retriever, retriever))
     index = Index(directory, manifest, retriever)
     if index.passages is not None and len(index.passages) != manifest.passages:
         raise UserError(
@@ -91,10 +98,35 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
     return index
 
 
-def _open(retriever: RetrieverBase, directory: Path) -> RetrieverBase:
+def check_may_import(directory: Path, manifest: Manifest) -> None:
+    """Raises UserError for a retriever of the index whose code is in the user's own directory alone: the
+    index may be somebody else's."""
+    from srl.plugins.import_path import may_import
+
+    for name in (manifest.retriever, *_texts(manifest.options)):
+        if not may_import(name):
+            module = name.partition(":")[0].partition(".")[0]
+            raise UserError(
+                f"{directory} names the retriever {name!r}: there is no module {module!r} in Python's path; "
+                "if you trust its code, type: PYTHONPATH=DIRECTORY srl …, with its directory"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in options, which may name other retrievers."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain(map(str, value), chain.from_iterable(map(_texts, value.values())))
+    elif isinstance(value, list | tuple):
+        yield from chain.from_iterable(map(_texts, value))
+
+
+def _open(name: str, retriever: RetrieverBase, directory: Path) -> RetrieverBase:
     """Open a retriever on its files. Raises UserError where its plugin cannot read them."""
     try:
-        return open_retriever(retriever, directory)
+        with manager.named_errors(manager.find("retriever", name)):
+            return open_retriever(retriever, directory)
     except (OSError, ValueError, EOFError, KeyError) as error:
         raise UserError(
             f"{directory} cannot be opened; its files are damaged or of another version: "
@@ -112,8 +144,19 @@ def live_index(retriever: str, options: Mapping[str, Any] | None = None) -> Inde
         raise UserError(f"{retriever} searches an index; type: srl index build --retriever {retriever} …")
     with manager.named_errors(manager.find("retriever", retriever)):
         opened = open_retriever(live, None)
-    parameters, identity = build_parameters(retriever, options or {}), dict(opened.identity())
+    parameters, identity = build_parameters(retriever, options or {}), identity_of(retriever, opened)
     return Index(None, make_manifest(retriever, parameters, identity), opened)
+
+
+def _warn_of_other_code(directory: Path, manifest: Manifest) -> None:
+    """Say where the user's own code has changed since the index was built."""
+    entry = manager.find("retriever", manifest.retriever)
+    now = f"{entry.package} {entry.version}"
+    if manager.is_import_path(manifest.retriever) and manifest.retriever_version != now:
+        _logger.warning(
+            "%s was built by another version of %s (%s, now %s); build it again if that matters",
+            directory, manifest.retriever, manifest.retriever_version, now,
+        )  # fmt: skip
 
 
 def _check_same(directory: Path, manifest: Manifest, found: Mapping[str, str]) -> None:
@@ -154,6 +197,8 @@ def _options(directory: Path, manifest: Manifest, given: Mapping[str, Any]) -> d
             )
     model = manager.options_model("retriever", manifest.retriever)
     if model is None:
+        if given:
+            raise UserError(f"no option retriever.{manifest.retriever}.{next(iter(given))}: it has none")
         return dict(manifest.options)
     checked = validated(f"retriever.{manifest.retriever}", model, {**manifest.options, **given})
     runtime = runtime_options(model) & checked.model_fields_set

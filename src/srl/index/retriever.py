@@ -120,6 +120,12 @@ def load_retriever(name: str, options: Mapping[str, Any] | None = None) -> Retri
     return as_retriever(manager.load("retriever", name, dict(options or {})))
 
 
+def identity_of(name: str, retriever: RetrieverBase) -> dict[str, str]:
+    """What `retriever`, the plugin `name`, says of itself. Raises UserError for what it raises."""
+    with manager.named_errors(manager.find("retriever", name)):
+        return dict(retriever.identity())
+
+
 def open_retriever(retriever: RetrieverBase, directory: Path | None) -> RetrieverBase:
     """What searches after `retriever` was opened on `directory`."""
     opened = retriever.open(directory)

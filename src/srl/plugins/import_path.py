@@ -1,7 +1,7 @@
 """Plugins without a package: `module:Class`, imported from Python's path or from the user's own directory.
 
-The user's directories (`look_in`) hold for a name that the user typed or that a run saved. A command that
-opens an index adds none: the index may be somebody else's, and what it names is looked for on Python's path
+The user's directories (`look_in`) hold for a name that the user typed or that a run saved. They do not for
+what an index names (`may_import`): it may be somebody else's, and its code is looked for on Python's path
 alone.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Iterable
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -29,6 +30,8 @@ _METHODS = {"retriever": "search", "reward": "score"}
 """The method that tells a kind, looked for before anything is called."""
 _directories: list[str] = []
 _used: list[str] = []
+_named: set[str] = set()
+"""The names that the user typed, or that a configuration has."""
 
 
 def look_in(*directories: Path | str) -> None:
@@ -50,6 +53,29 @@ def kind_of(name: str) -> str:
     return next((kind for kind, member in members.items() if hasattr(target, member)), "algorithm")
 
 
+def give_names(texts: Iterable[str]) -> None:
+    """Note the names that a configuration has: their code may come from the user's directories."""
+    _named.update(text for text in texts if ":" in text)
+
+
+def may_import(name: str) -> bool:
+    """Whether the code of `name`, which an index names, may be imported.
+
+    It may not if it is in one of the user's directories alone, and no configuration has the name.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        return True  # not a name of this kind
+    top = module.partition(".")[0]
+    if name in _named or top in sys.modules:
+        return True
+    spec = find_spec(top)
+    if spec is None:
+        return not any(_has(directory, top) for directory in _directories)
+    places = (spec.origin, *(spec.submodule_search_locations or ()))
+    return not any(Path(place).is_relative_to(used) for place in places if place for used in _used)
+
+
 @cache
 def imported(kind: str, name: str) -> Plugin:
     """The plugin that `module:Class` names; its version is a digest of the module's file.
@@ -61,9 +87,10 @@ def imported(kind: str, name: str) -> Plugin:
     method = _METHODS.get(kind)
     if method and not callable(getattr(target, method, None)):
         raise UserError(f"{name} is not a valid {kind}: expected a class with a method {method!r}")
+    _named.add(name)
     summary = (inspect.getdoc(target) or "").partition("\n")[0]
     module = name.partition(":")[0]
-    return Plugin(kind, name, module, _digest(module), summary, "", target, _options_model(name, target))
+    return Plugin(kind, name, module, _digest(module), summary, "", target, options_model_of(name, target))
 
 
 def _target(kind: str, name: str) -> Any:
@@ -111,13 +138,17 @@ def _not_found(name: str, missing: str) -> str:
 def _make_importable(module: str) -> None:
     """Put the first directory that has `module` at the end of Python's path."""
     for directory in _directories:
-        if Path(directory, f"{module}.py").is_file() or Path(directory, module, "__init__.py").is_file():
+        if _has(directory, module):
             sys.path.append(directory)
             _used.append(directory)
             return
 
 
-def _options_model(name: str, factory: Any) -> type[BaseModel] | None:
+def _has(directory: str, module: str) -> bool:
+    return Path(directory, f"{module}.py").is_file() or Path(directory, module, "__init__.py").is_file()
+
+
+def options_model_of(name: str, factory: Any) -> type[BaseModel] | None:
     """The pydantic model that the first parameter of `factory` is annotated with."""
     from pydantic import BaseModel
 

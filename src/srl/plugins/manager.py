@@ -98,7 +98,14 @@ def named_errors(entry: Plugin) -> Iterator[None]:
 def options_model(kind: str, name: str) -> type[BaseModel] | None:
     """The pydantic model of a plugin's options, or None where it has none."""
     entry = find(kind, name)
-    return None if entry.options is None else _import(entry, entry.options)
+    if entry.options is None:
+        return None
+    from pydantic import BaseModel
+
+    model = _import(entry, entry.options)
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise UserError(f"{entry} has {model!r} for its options, expected a pydantic model")
+    return model
 
 
 def find(kind: str, name: str) -> Plugin:
@@ -200,7 +207,9 @@ def _registry() -> tuple[pluggy.PluginManager, tuple[Plugin, ...]]:
             plugins.register(module, f"{package}/{point.name}")
             found += _registrations(plugins, module, package, version)
         except (Exception, SystemExit) as error:
-            message = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            lines = str(error).strip().splitlines()
+            kept = lines if isinstance(error, pluggy.PluginValidationError) else lines[:1]
+            message = f"{type(error).__name__}: {'; '.join(kept)}".strip()
             broken.append(Plugin(UNKNOWN, point.name, package, version, "", message))
     order = list(KINDS)
     found.sort(key=lambda entry: (order.index(entry.kind), entry.name, entry.package))
@@ -247,6 +256,12 @@ class _Register:
     found: list[Plugin]
 
     def __call__(self, name: str, factory: Any, summary: str, options: Any = None) -> None:
+        if not isinstance(name, str) or not name or any(one in ".:" or one.isspace() for one in name):
+            raise UserError(f"register: the name is {name!r}, expected a text without '.', ':' and spaces")
+        if not isinstance(summary, str):
+            raise UserError(f"register: the summary of {name!r} is {summary!r}, expected a text")
+        if isinstance(factory, str) and not is_import_path(factory):
+            raise UserError(f"register: {name!r} is made by {factory!r}, expected 'module:Class' or a class")
         self.found.append(Plugin(self.kind, name, self.package, self.version, summary, "", factory, options))
 
 

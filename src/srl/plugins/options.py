@@ -28,6 +28,12 @@ def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) ->
         raise UserError(_first(where, error)) from error
 
 
+def runtime_options(model: type[BaseModel]) -> set[str]:
+    """The options of the machine, not of the index: those with `json_schema_extra={"runtime": True}`."""
+    extras = {name: field.json_schema_extra for name, field in model.model_fields.items()}
+    return {name for name, extra in extras.items() if isinstance(extra, Mapping) and extra.get("runtime")}
+
+
 def _first(where: str, error: ValidationError) -> str:
     """One line about the first thing wrong, and how many more there are."""
     first, *rest = error.errors(include_url=False)

@@ -16,6 +16,8 @@ from typing import Any
 
 from srl.errors import CheckFailed
 from srl.plugins import manager
+from srl.plugins.import_path import options_model_of
+from srl.plugins.options import validated
 from srl.testing.checks import Check
 
 __all__ = [
@@ -71,9 +73,12 @@ def conclude(label: str, outcomes: list[Check]) -> list[Check]:
 def _maker(kind: str, given: Any, options: Mapping[str, Any]) -> Callable[[], Any]:
     if isinstance(given, str):
         return lambda: manager.load(kind, given, options)
-    if isinstance(given, type):
+    if not isinstance(given, type):
+        return lambda: given
+    model = options_model_of(given.__name__, given)
+    if model is None:
         return lambda: given(**options)
-    return lambda: given
+    return lambda: given(validated(given.__name__, model, options))
 
 
 def _label(given: Any) -> str:

@@ -67,7 +67,7 @@ class Chain:
     `lookups` are all that the question needs. `observed` are the searches that were written down, with what
     was shown of them. `known` are the texts that a query may use: the question and
     what was shown. `said` is what was read since the last search. `keeps_miss`: the next search that brings
-    no supporting passage is kept, once. `reworded` counts the passages that the first wording did not bring.
+    no gold passage is kept, once. `reworded` counts the passages that the first wording did not bring.
     """
 
     question: Question
@@ -220,7 +220,7 @@ class Chain:
         self.turns.append(f"{_think(self._thought())}<answer> {escape(text)} </answer>")
 
     def accepted(self, shown: Sequence[str]) -> str:
-        """An accepted answer that stands in a shown text, in the text's case. Raises NoDemonstration."""
+        """A golden answer that stands in a shown text, in the text's case. Raises NoDemonstration."""
         found = [
             (gold, text[slice(*span)])
             for gold in self.question.golden_answers
@@ -338,7 +338,7 @@ def _direction(question: str) -> str:
 
 
 async def _by_titles(facts: Facts, chain: Chain) -> None:
-    """Find the supporting passages, each by its name once that is known, else by the question's words."""
+    """Find the gold passages, each by its name once that is known, else by the question's words."""
     left, found = list(facts.lookups), list[tuple[Lookup, Doc]]()
     while left:
         lookup, name = _next(left, chain, by_name=len(facts.lookups) > 1)

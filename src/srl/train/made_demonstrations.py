@@ -213,7 +213,7 @@ def write_passage_demonstrations(
     limit: int | Mapping[str, int] | None = None,
     note: Note = lambda text: None,
 ) -> DemonstrationsMade:
-    """Write a demonstration of each question that retrieves a passage with its first accepted answer.
+    """Write a demonstration of each question that retrieves a passage with its first golden answer.
 
     It searches for the question as it is, and its answer names the first passage that has it. With a template
     that retrieves for the question (`rag`) it only answers. Raises UserError, and CheckFailed where there is

@@ -12,7 +12,9 @@ from srl.errors import UserError
 from srl.files import digest_file, digest_text
 from srl.index import build_index, load_retriever
 from srl.index.build import build_parameters
+from srl.index.retriever import identity_of
 from srl.input_files import check_input
+from srl.plugins import manager
 from srl.progress import counted_stages
 from srl.workspace import Workspace
 
@@ -158,9 +160,10 @@ def find_or_build_index(config: Config, workspace: Workspace, note: Note) -> Pat
     check_corpus(corpus)
     check_input(corpus, regular=True)
     options = config.retriever.options(name)
-    identity = dict(load_retriever(name, options).identity())
+    identity = identity_of(name, load_retriever(name, options))
     shaping = json.dumps([build_parameters(name, options), identity], sort_keys=True)
-    key = digest_text(digest_file(corpus), name, shaping)[:8]
+    code = [manager.find("retriever", name).version] if manager.is_import_path(name) else []
+    key = digest_text(digest_file(corpus), name, shaping, *code)[:8]
 
     def build(path: Path) -> None:
         note(f"building the index {path}")

@@ -12,8 +12,9 @@ from srl import interrupts
 from srl.config import Config
 from srl.errors import UserError
 from srl.index import Index, check_corpus, live_index, open_index, read_index_manifest
-from srl.index.build import runtime_options
+from srl.index.open import check_may_import
 from srl.plugins import manager
+from srl.plugins.options import runtime_options
 from srl.renamed import current_fields
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
@@ -96,7 +97,9 @@ def _local(config: Config, index: Index, topk: int) -> LocalSearch:
 
 def _runtime_options(config: Config, index: Path) -> dict[str, Any]:
     """The configured retriever options that may differ from the build's, such as threads and devices."""
-    retriever = read_index_manifest(index).retriever
+    manifest = read_index_manifest(index)
+    check_may_import(index, manifest)
+    retriever = manifest.retriever
     model = manager.options_model("retriever", retriever)
     names = runtime_options(model) if model else set()
     return {name: value for name, value in config.retriever.options(retriever).items() if name in names}

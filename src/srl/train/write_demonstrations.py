@@ -41,7 +41,7 @@ class Acceptance:
 
     An episode is accepted if each turn is a search or the answer, no query is repeated, and its answer is
     right: an exact match, or a reward (`reward.weights`) of `min_reward` at least. With `evidence`, all
-    supporting passages of the question were shown. `per_question` episodes of a question are accepted at
+    gold passages of the question were shown. `per_question` episodes of a question are accepted at
     most, and no two of them have the same queries, but for case and spaces.
     """
 
@@ -62,7 +62,7 @@ class Acceptance:
         if len(set(queries)) < len(queries):
             return "a repeated query"
         if self.evidence and found.evidence_recall != 1:
-            return "supporting passages not shown"
+            return "gold passages not shown"
         return None
 
 
@@ -248,8 +248,8 @@ def write_accepted_episodes(
         rewards = None if acceptance.min_reward is None else load_rewards(config)
         asking = _Asking(config, teacher, search, rewards, journal, file)
         for attempt in range(attempts):
-            left = [item for item in questions if journal.is_to_ask(item, attempt)]
-            for trajectory in asking.ask(left, attempt):
+            left = {key_of(item): item for item in questions if journal.is_to_ask(item, attempt)}
+            for trajectory in asking.ask([*left.values()], attempt):
                 if not trajectory.valid:
                     lost[key_of(trajectory.question)] = trajectory
     unanswered = [lost[key] for key in lost.keys() - {key for key, _ in journal.asked}]
@@ -273,9 +273,15 @@ def write_accepted_episodes(
 
 
 def _demonstrations(questions: Sequence[Question], journal: Journal) -> Iterator[Question]:
-    """The accepted episodes in the order of the questions; further ones of a question as `ID#2`, …"""
+    """The accepted episodes in the order of the questions; further ones of a question as `ID#2`, …
+
+    Questions with the same text and answers count as one, the first.
+    """
+    first: dict[str, Question] = {}
     for question in questions:
-        for number, turns in enumerate(journal.turns.get(key_of(question), ()), start=1):
+        first.setdefault(key_of(question), question)
+    for key, question in first.items():
+        for number, turns in enumerate(journal.turns.get(key, ()), start=1):
             name = question.id if number == 1 else f"{question.id}#{number}"
             yield replace(question, id=name, metadata={**question.metadata, "turns": turns})
 

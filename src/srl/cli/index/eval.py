@@ -53,7 +53,7 @@ def evaluate(
     """Measure an index: recall@k, nDCG@10, MRR and MAP over questions, with 95% intervals.
 
     Relevant are the passages in --qrels, else the supporting_ids of the questions (SQuAD: the paragraph of a
-    question). Without either, passages that contain an accepted answer count as relevant, and the metric is
+    question). Without either, passages that contain a golden answer count as relevant, and the metric is
     called answer recall.
 
     \b

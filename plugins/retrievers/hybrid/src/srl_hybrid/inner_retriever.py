@@ -7,9 +7,8 @@ from typing import Any
 
 from srl.errors import UserError
 from srl.index import Fault
-from srl.index.build import runtime_options
 from srl.plugins import manager
-from srl.plugins.options import validated
+from srl.plugins.options import runtime_options, validated
 from srl.trajectory import Hit
 
 Options = Mapping[str, Any]

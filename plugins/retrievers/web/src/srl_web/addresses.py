@@ -8,6 +8,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import httpx
 
+_LOCAL_NAT64 = b"\x00\x64\xff\x9b\x00\x01"
+"""64:ff9b:1::/48 (RFC 8215), whose addresses a local network assigns."""
+_EMBEDDING = b"\x00\x64\xff\x9b" + bytes(8), bytes(12), bytes(8) + b"\xff\xff\x00\x00"
+"""The first 12 bytes of NAT64, of IPv4-compatible and of IPv4-translated addresses."""
+
 
 class PublicTransport(httpx.AsyncBaseTransport):
     """Connects to the checked address itself, so that a second DNS answer cannot redirect the request.
@@ -52,15 +57,18 @@ def is_public(address: str) -> bool:
     (True, False, False)
     """
     ip = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv6Address) and (ip.is_site_local or ip.packed.startswith(_LOCAL_NAT64)):
+        return False
     inner = _inside(ip) if isinstance(ip, IPv6Address) else None
     return ip.is_global and not ip.is_multicast and (inner is None or is_public(str(inner)))
 
 
 def _inside(ip: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address embedded in an IPv6 address: mapped, 6to4, Teredo, or NAT64 (RFC 6052)."""
+    """The IPv4 address embedded in an IPv6 address: mapped, compatible, translated, 6to4, Teredo, or NAT64
+    (RFC 6052)."""
     if ip.teredo:
         return ip.teredo[1]
-    if ip.packed[:12] == b"\x00\x64\xff\x9b" + bytes(8):
+    if ip.packed[:12] in _EMBEDDING:
         return IPv4Address(ip.packed[12:])
     return ip.ipv4_mapped or ip.sixtofour
 

@@ -14,5 +14,5 @@ def srl_rewards(register):
     register(
         "evidence",
         "srl_format.evidence:Evidence",
-        "the share of the supporting passages that searches showed, credited turn by turn",
+        "the share of the gold passages that searches showed, credited turn by turn",
     )

@@ -1,4 +1,4 @@
-"""Retrieval credit: each search is paid for the supporting passages that it shows first."""
+"""Retrieval credit: each search is paid for the gold passages that it shows first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from srl.trajectory import Passage, Score, Search, Trajectory
 
 
 class Evidence:
-    """The share of the question's supporting passages that the policy's searches showed it, 0 to 1, by turns.
+    """The share of the question's gold passages that the policy's searches showed it, 0 to 1, by turns.
 
     A turn gets the share that its search was the first to show; what the prompt showed belongs to no turn.
-    Of a question that names no supporting passages the value is 0, and so is the part `known`.
+    Of a question that names no gold passages the value is 0, and so is the part `known`.
     """
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:

@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS verdicts (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a verdict depends on: the question, its accepted answers, the answer, and who judges how."""
+    """What a verdict depends on: the question, its golden answers, the answer, and who judges how."""
 
     question: str
     golden_answers: tuple[str, ...]
