@@ -90,7 +90,7 @@ ROWS = {
 
 
 def second_hop() -> str:
-    """The preset `tiny-hard` and its levers left out: exact match on the test questions."""
+    """The preset `tiny-hard`, and each of its settings left out: exact match on the test questions."""
     rows = by_row("second_hop")
     lines = []
     for name in (name for name in ROWS if name in rows):

@@ -14,7 +14,7 @@ SHORTER = RESULT.with_name("real_learning_shorter.json")
 """Results with a cold start of half as many steps, after which RL asked all questions."""
 ORDER = (
     "closed-book", "R1 without search", "base as it is", "base, few-shot", "retrieve-once RAG, fine-tuned",
-    "cold start", "+ GRPO", "+ PPO", "+ the levers of tiny-hard", "+ rejection sampling",
+    "cold start", "+ GRPO", "+ PPO", "+ the settings of tiny-hard", "+ rejection sampling",
     "+ GRPO, retrieved tokens trained",
 )  # fmt: skip
 NOTHING = "Nothing has been measured yet: `make bench-real`.\n"

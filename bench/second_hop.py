@@ -1,4 +1,4 @@
-"""How the second hop is found on `tiny-hard`, where nobody shows it: the preset, and its levers left out.
+"""How the second hop is found on `tiny-hard`, where nobody shows it: the preset, and it without each setting.
 
     python bench/second_hop.py [--only recipe credit …] [--jobs 2] [--workspace DIR]
 

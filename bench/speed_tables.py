@@ -106,7 +106,7 @@ def update() -> str:
         for name, row in found.items()
         if "first_s" in row
     ]  # fmt: skip
-    headers = ["update", "seconds", "tokens/s", "eager's time by this", "the first", "of the products' speed",
+    headers = ["update", "seconds", "tokens/s", "speed-up over eager", "the first", "of the products' speed",
                "peak memory"]  # fmt: skip
     speeds = found.get("matrix products, GFLOP/s", {})
     said = ", ".join(f"{value:,.0f} GFLOP/s in {name}" for name, value in speeds.items())

@@ -329,7 +329,7 @@ def test_a_resumed_run_goes_on_without_a_damaged_part(shell: Shell, run: Path) -
         (("trajectories", "--end", "x"), "no end 'x': there are answered, unanswered, truncated, failed"),
         (("trajectories", "--verdict", "x"), "no verdict 'x': there are correct"),
         (("trajectories", "--sort", "x"), "--sort x: no such column"),
-        (("show", "zzz"), "no trajectory 'zzz' in this run"),
+        (("show", "zzz"), "no trajectory 'zzz' in 2"),
         (("curve", "--metric", "val/emm"), "no metric 'val/emm'"),
         (("curve", "--out", "x.doc"), "--out x.doc: expected a name that ends in .png"),
         (("sql", "SELECT * FROM nowhere"), "The tables are runs, steps"),

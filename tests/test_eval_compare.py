@@ -300,7 +300,7 @@ def test_runs_without_a_common_question_say_what_they_ask(workspace):
     ("changed", "what"),
     [
         ({"text": "who is 1?"}, "another text in B than in A: 'who is 1?' and 'what is 1?'"),
-        ({"golden_answers": ("Bern", "Berne")}, "another list of accepted answers"),
+        ({"golden_answers": ("Bern", "Berne")}, "another list of golden answers"),
         ({"data_source": "squad"}, "another data source"),
     ],
 )

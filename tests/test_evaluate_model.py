@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from srl.errors import CheckFailed, UserError
 from srl.evaluate import wilson_interval
 from srl.files import write_json
 from srl.index import build_index, open_index
+from srl.manifests import ABOUT
 from srl.model import save_model
 from srl.protocol import template
 from srl.rollout.codec import Codec
@@ -37,6 +39,7 @@ from srl.train.evaluate_model import (
     _how_to_continue,
     check_failures,
     evaluate_model,
+    local_settings,
     settings_of,
 )
 from srl.train.evaluation.generate import generate
@@ -224,6 +227,25 @@ def test_report_of_a_model_with_and_without_search(place: Path, capsys: pytest.C
         assert report[setting]["metrics"]["em"] == 0
         assert report[setting]["em_interval"] == pytest.approx(list(wilson_interval(0, 4)))
     assert report["no_search"]["metrics"]["env/number_of_valid_search"] == 0
+
+
+def test_a_setting_of_a_file_that_the_models_card_overrides_is_noted(place: Path, tmp_path: Path) -> None:
+    file, notes = tmp_path / "mine.yaml", list[str]()
+    model = shutil.copytree(place / "model", tmp_path / "model")
+    write_card(model / ABOUT, {"template": "search-r1", "search": True})
+    file.write_text("data: {template: r1}\nrollout: {max_turns: 1}\n")
+    given = (model, None, file, {"search.index": place / "index", "data.template": None})
+    config = local_settings(*given, SMALL, Workspace.resolve(), notes.append)
+    assert (config.data.template, config.rollout.max_turns) == ("search-r1", 1)
+    assert notes == [f"data.template = r1 of {file} is not used: the model was trained with search-r1"]
+    local_settings(*given, [*SMALL, "data.template=r1"], Workspace.resolve(), notes.append)
+    assert len(notes) == 1
+
+
+def test_the_tokenizer_of_a_file_is_used_where_a_server_generates(tmp_path):
+    server = "engine: openai, openai: {url: http://127.0.0.1:9/v1}"
+    (tmp_path / "server.yaml").write_text(f"rollout: {{{server}}}\nmodel: {{tokenizer: tok}}\n")
+    assert settings_of(None, None, tmp_path / "server.yaml", {}, []).model.tokenizer == "tok"
 
 
 def test_table_has_a_column_for_each_setting(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,12 @@ def test_same_first_passage_takes_ties_into_account():
     assert not ranking_diff("q", scored("a"), [], 1).same_first
 
 
+def test_rank_biased_overlap_of_equal_lists_is_1_at_any_length():
+    hits = [str(number) for number in range(300)]
+    assert {rank_biased_overlap(hits[:k], hits[:k]) <= 1 for k in range(1, 301)} == {True}
+    assert rank_biased_overlap(hits, hits) == pytest.approx(1)
+
+
 def test_rank_biased_overlap_is_that_computed_by_hand():
     assert rank_biased_overlap("ab", "ba", 0.5) == pytest.approx(0.5 * (0 + 0.5 * 1) + 0.25 * 1)
     assert rank_biased_overlap("abc", "abd", 0.9) == pytest.approx(

@@ -151,12 +151,28 @@ def test_show_for_a_program_has_everything(srl, logs):
     assert shown["metadata"] == {"hops": 3}
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("why", "--json", "--out", "why.json"), ("why", "--json", "--format", "html"),
+        ("sql", "SELECT 1", "--csv", "--json"), ("curve", "--json", "--out", "f.svg"),
+        ("report", "--group", "0", "--limit", "3"), ("report", "--group", "0", "--sort", "step"),
+        ("searches", "--failed", "--by", "source"),
+    ],
+)  # fmt: skip
+def test_options_that_exclude_each_other_are_refused(srl, logs, typed):
+    code, out, err = srl(*typed)
+    first, second = (word for word in typed if word.startswith("--"))
+    assert (code, out) == (2, "")
+    assert all(name in err for name in (first, second, "exclude each other"))
+
+
 def test_show_of_an_id_that_is_none_or_several(srl, logs):
     code, _, err = srl("show", "xyz")
     assert (code, err) == (
         2,
-        "srl: no trajectory 'xyz' in this run; `srl inspect trajectories` lists them, and "
-        "--run NAME looks in another run\n",
+        "srl: no trajectory 'xyz' in any run of this workspace; `srl inspect trajectories RUN` lists those "
+        "of a run\n",
     )
     code, _, err = srl("show", "")
     assert code == 2

@@ -16,6 +16,7 @@ from srl.cli import main
 from srl.config import load_config, save_config
 from srl.errors import UserError
 from srl.evaluate.rescore import describe, measured, parse_rewards, rescore
+from srl.reward import RewardMix
 from srl.store import LogWriter, RunInfo, read_records
 from srl.store.rescores import rescore_files
 from srl.store.stream import read_trajectories
@@ -295,6 +296,30 @@ def test_steps_that_a_resumed_run_samples_again_lose_their_rescores(run):
     assert asked(run, "SELECT DISTINCT phase, step FROM rescores") == [("val", 0)]
     assert rescore(run, {"f1": 1.0}).scored == 1
     assert asked(run, "SELECT value FROM rescores WHERE phase = 'train' AND measure = 'f1'") == [(1.0,)]
+
+
+def test_episodes_that_a_writer_replaces_meanwhile_are_scored_again(run, monkeypatch):
+    log = LogWriter(run / "log", RunInfo(run.name))
+    other = [episode(number, step=2, answer="a new answer") for number in range(4)]
+    real, replaced = RewardMix.score, []
+
+    async def score(self, trajectories):
+        if not replaced:
+            replaced.append(True)
+            log.drop_steps_after(1)
+            log.write(2, "train", [record(item, advantage=None) for item in other], {})
+        return await real(self, trajectories)
+
+    monkeypatch.setattr(RewardMix, "score", score)
+    rescore(run, {"f1": 1.0})
+    log.close("interrupted")
+    query = (
+        "SELECT answer, golden_answers, r.value FROM trajectories t JOIN rescores r ON t.id = trajectory_id "
+        "WHERE t.step = 2 AND measure = 'reward' AND answer IS NOT NULL"
+    )
+    found = asked(run, query)
+    assert len(found) >= len(other)
+    assert [value for *_, value in found] == pytest.approx([f1(answer, gold) for answer, gold, _ in found])
 
 
 def test_an_episode_that_is_sampled_again_loses_its_rescores(run):

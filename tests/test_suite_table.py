@@ -70,6 +70,20 @@ def test_the_answerable_part_of_each_set_and_of_all() -> None:
     assert {(row.answerable, row.em_answerable) for row in suite_rows(found, sample)} == {(None, None)}
 
 
+def test_answerable_questions_of_a_drawn_set_count_as_their_strata() -> None:
+    """Each stratum gives at least two questions, so the small ones are drawn more often than they occur."""
+    hops = {f"a{i}": 2 if i < 800 else 3 if i < 940 else 4 for i in range(1000)}
+    sample = draw(
+        {"a": [Question(name, "Q?", ("a",), "a", metadata={"hops": n}) for name, n in hops.items()]}, 6
+    )
+    found = [result(name, em=float(hops[name] == 2)) for name in sample.ids]
+    everything = {name: Coverage(True, True) for name in sample.ids}
+    (row,) = suite_rows(found, sample, everything)
+    assert (row.measures["em"].mean, row.em_answerable, row.answerable) == pytest.approx((0.8, 0.8, 1.0))
+    (row,) = suite_rows(found, sample, {name: Coverage(hops[name] == 2, True) for name in sample.ids})
+    assert (row.answerable, row.em_answerable) == pytest.approx((0.8, 1.0))
+
+
 def test_one_set_has_no_mean_over_sets() -> None:
     sample = draw({"a": asked("a", 2)})
     assert [row.name for row in suite_rows([result("a0"), result("a1")], sample)] == ["a"]

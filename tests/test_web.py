@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html import unescape
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from tests.store_builder import KLEE, episode, new_log, question, record, search
 
 from srl.browse.web.app import create_app
 from srl.browse.web.heat import _colour, largest_advantage
-from srl.browse.web.rendering import HERE
+from srl.browse.web.rendering import HERE, link
 from srl.cli import main
 from srl.store.prune import prune
 from srl.store.rescores import rescore_file, writing_rescores
@@ -61,6 +62,25 @@ def logged(workspace):
     ]
     log.write(2, "train", [record(one) for one in made], {"train/em": 0.25})
     return [one.id for one in made]
+
+
+def test_a_copy_of_a_run_is_left_out_where_all_runs_are_read(get, logged, workspace):
+    shutil.copytree(workspace / "runs" / GRPO, workspace / "runs" / LATER)
+    query = {
+        "run": "all",
+        "q": "SELECT count(*) AS episodes, count(DISTINCT run_id) AS runs FROM trajectories",
+    }
+    once = re.findall(r"<td[^>]*>\s*(\d+)\s*<", get("/sql", params=query).text)
+    shutil.rmtree(workspace / "runs" / LATER)
+    assert re.findall(r"<td[^>]*>\s*(\d+)\s*<", get("/sql", params=query).text) == once != []
+    shutil.copytree(workspace / "runs" / GRPO, workspace / "runs" / LATER)
+    assert "is left out: it is a copy of the run" in get("/").text
+
+
+def test_a_link_keeps_the_number_0():
+    assert (
+        link("run", "r", "trajectories", hops=0, page=None, q="", wide=False) == "/run/r/trajectories?hops=0"
+    )
 
 
 def hostile(text):

@@ -48,7 +48,7 @@ ROWS = {
     "cold start": Row("cold-start", ENDS),
     "+ GRPO": Row("grpo", ENDS, "cold start"),
     "+ PPO": Row("ppo", ENDS, "cold start"),
-    "+ the levers of tiny-hard": Row("tiny-hard", ENDS, "cold start"),
+    "+ the settings of tiny-hard": Row("tiny-hard", ENDS, "cold start"),
     "+ rejection sampling": Row("rft", OTHERS, "cold start"),
     "+ GRPO, retrieved tokens trained": Row("grpo-no-mask", ENDS, "+ GRPO"),
 }

@@ -173,7 +173,7 @@ def ppo(bench: Bench) -> None:
 
 
 def tiny_hard(bench: Bench) -> None:
-    """The levers of the preset `tiny-hard`, from the cold start: docs/algorithms.md, `turn_rloo`."""
+    """The settings of the preset `tiny-hard`, from the cold start: docs/algorithms.md, `turn_rloo`."""
     bench.train_once("tiny-hard", "--algo", "turn_rloo", "--model", start(bench), *common(bench),
                      *asked_by_rl(bench, TINY_HARD))  # fmt: skip
 
@@ -241,7 +241,7 @@ def asked(bench: Bench, name: str) -> set[str]:
 
 
 def write_answers(bench: Bench, name: str, text: str, asked: Collection[str] = ()) -> Path:
-    """Demonstrations that answer at once, with the first accepted answer: the cold start's questions, and
+    """Demonstrations that answer at once, with the first golden answer: the cold start's questions, and
     those `asked`."""
     path = bench.prepared / name
     chosen = {item.id for item in read_demonstrations(bench.prepared / SHOWN)}.union(asked)

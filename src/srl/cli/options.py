@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,15 @@ import typer
 from srl.errors import UserError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def exclude(given: Mapping[str, bool], why: str) -> None:
+    """Raises UserError if two of the options, by name, are `given`; `why` says what they exclude."""
+    typed = [name for name, is_given in given.items() if is_given]
+    if len(typed) > 1:
+        raise UserError(f"{' and '.join(typed[:2])} exclude each other: {why}")
+
+
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key (repeatable)."),

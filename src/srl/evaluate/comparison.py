@@ -31,7 +31,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation from its log; `asked` has source, text and accepted answers of a question.
+    """An evaluation from its log; `asked` has source, text and golden answers of a question.
 
     `answerable` are the questions that its corpus can answer; None if its coverage is unknown.
     """
@@ -189,7 +189,7 @@ def _check_same(runs: Sequence[Evaluated], common: Sequence[str]) -> None:
                 )
 
 
-_ASKED = ("data source", "text", "list of accepted answers")
+_ASKED = ("data source", "text", "list of golden answers")
 
 
 def _short(value: object, width: int = 60) -> str:

@@ -53,7 +53,7 @@ class Coverage:
     """What the corpus has of one question.
 
     `gold` and `some_gold`: all, and at least one, of its gold passages; None where it names none. `answer`:
-    an accepted answer is in some passage; None where all are yes or no. `missing` are the ids or titles of
+    a golden answer is in some passage; None where all are yes or no. `missing` are the ids or titles of
     the gold passages that the corpus lacks.
     """
 

@@ -43,9 +43,9 @@ class EpisodeResult:
     f1: float
     cover_em: float
     answer_shown: bool
-    """Whether a passage that the policy was shown contains an accepted answer."""
+    """Whether a passage that the policy was shown contains a golden answer."""
     evidence_recall: float | None
-    """The share of the question's supporting passages that were shown, a part being enough; None if it names
+    """The share of the question's gold passages that were shown, a part being enough; None if it names
     none."""
     searches: int
     """Searches with any outcome."""
@@ -104,7 +104,7 @@ def results_of(episodes: Sequence[EpisodeResult] | Sequence[Trajectory]) -> list
 
 
 def evidence_recall(question: Question, ids: Collection[str], titles: Collection[str]) -> float | None:
-    """The share of the question's supporting passages among the passages with these ids and titles.
+    """The share of the question's gold passages among the passages with these ids and titles.
 
     Of a question that names only titles, or beside them the ids of another corpus, it is the share of titles;
     None for one that names neither.

@@ -108,7 +108,7 @@ def rank_biased_overlap(a: Sequence[str], b: Sequence[str], persistence: float =
         seen_b.update(b[depth - 1 : depth])
         agreement = len(seen_a & seen_b) / max(len(seen_a), len(seen_b))
         total += persistence ** (depth - 1) * agreement
-    return (1 - persistence) * total + persistence**k * agreement
+    return min(1.0, (1 - persistence) * total + persistence**k * agreement)  # rounding may exceed 1
 
 
 def _same_first(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> bool:

@@ -38,7 +38,7 @@ class SearchResults:
     """The hits of each question, by its id, without the passages themselves.
 
     `hits` are ids and scores, best first; none where the search failed, with the reason in `failures`.
-    `answer_ranks` are the ranks of the first passage with an accepted answer, where these were asked for, and
+    `answer_ranks` are the ranks of the first passage with a golden answer, where these were asked for, and
     `passages` its first passages, where these were asked for.
     """
 
@@ -251,7 +251,7 @@ def _failures(searched: SearchResults) -> list[str]:
 
 
 def _first_with_answer(hits: Sequence[Hit], golds: Sequence[str]) -> int | None:
-    """The rank, from 1, of the first passage that contains an accepted answer."""
+    """The rank, from 1, of the first passage that contains a golden answer."""
     ranks = (rank for rank, hit in enumerate(hits, 1) if contains_answer(hit.passage.contents, golds))
     return next(ranks, None)
 

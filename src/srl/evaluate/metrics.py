@@ -51,9 +51,9 @@ def answer_metrics(episodes: Episodes, prefix: str = "val") -> dict[str, float]:
         em_completed            without the episodes that failed
         mean@<n>, pass@<k>      of n > 1 samples a question: the mean over questions of the share of right
                                 samples, and of the probability that one of k = 2, 4, … n is right
-        evidence_recall         the share of supporting passages that were shown
+        evidence_recall         the share of gold passages that were shown
         em_evidence_shown       exact match where all of them were
-        answer_shown            the share of completed episodes that were shown an accepted answer, where any
+        answer_shown            the share of completed episodes that were shown a golden answer, where any
                                 searched
         em_answer_shown         exact match where one was
     """

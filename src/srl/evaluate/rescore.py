@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,7 +28,7 @@ from srl.files import digest_path
 from srl.plugins import manager
 from srl.progress import counted
 from srl.reward import RewardMix
-from srl.store.rescores import read_rescores, rescore_file, writing_rescores
+from srl.store.rescores import drop_rescores, read_rescores, rescore_file, writing_rescores
 from srl.store.schema import RESCORE_SCHEMA
 from srl.store.stream import read_trajectories
 from srl.trajectory import Score, Trajectory
@@ -95,19 +96,26 @@ def rescore(run: Path, weights: Mapping[str, float]) -> Rescored:
     """Score the trajectories in the log of `run` with these rewards, and keep the scores in its `rescores`.
 
     Options of the rewards are those of the run's configuration. Trajectories that the same rewards have
-    scored are left out. All scores appear, or none. Raises UserError.
+    scored are left out. All scores appear, or none. An episode that a writer replaced meanwhile (a roll-back,
+    a resumed run) is scored again. Raises UserError.
     """
     config = load_saved(run)
     rewards = describe(weights, config)
+    mixes = {name: RewardMix({name: 1.0}, {name: config.reward.options(name)}) for name in weights}
     try:
-        with srl.store.open(run) as log:
-            (directory,) = srl.store.find_logs(run)
-            file = rescore_file(directory, rewards)
-            known = read_rescores(file)
-            mixes = {name: RewardMix({name: 1.0}, {name: config.reward.options(name)}) for name in weights}
-            scored = _score_all(log, mixes, weights, rewards, known, file)
-        with srl.store.open(run) as log:
-            return Rescored(run.name, rewards, scored, len(_ids(known)), _rows(log, rewards, weights))
+        srl.store.open(run).close()  # an error says that there is no log
+        (directory,) = srl.store.find_logs(run)
+        file = rescore_file(directory, rewards)
+        before, scored = len(_ids(read_rescores(file))), 0
+        while True:
+            with srl.store.open(run) as log:
+                episodes = _episodes(log)
+                scored += _score_all(log, mixes, weights, rewards, read_rescores(file), file)
+            with srl.store.open(run) as log:
+                replaced = {name for name, one in _episodes(log).items() if episodes.get(name, one) != one}
+                if not replaced:
+                    return Rescored(run.name, rewards, scored, before, _rows(log, rewards, weights))
+            drop_rescores(directory, partial(_is_one_of, replaced), [file])
     except duckdb.Error as error:
         raise UserError(f"the log of {run.name} could not be read: {srl.store.in_one_line(error)}") from error
 
@@ -126,6 +134,16 @@ def _described(name: str, weight: float, config: Config) -> str:
         if (path := Path(options[key])).exists():
             more.append(f"{key} {digest_path(path)[:12]}")
     return f"{name}={weight:g}" + (f" ({', '.join(more)})" if more else "")
+
+
+def _is_one_of(replaced: set[str], step: int, phase: str, name: str) -> bool:
+    return name in replaced
+
+
+def _episodes(log: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """The trajectories by id, each with a number that is another once its episode was sampled again."""
+    query = 'SELECT id, hash(step, answer, "end", attempt, tokens, seconds) FROM trajectories'
+    return dict(log.execute(query).fetchall())
 
 
 def _ids(table: pa.Table) -> set[str]:

@@ -48,7 +48,7 @@ def answer_measures(
 ) -> dict[str, dict[str, float]]:
     """The same for questions with known answers only; `ranks` are of the first passage with an answer.
 
-    `answer recall@k` is 1 where one of the first k contains an accepted answer (the top-k accuracy of
+    `answer recall@k` is 1 where one of the first k contains a golden answer (the top-k accuracy of
     Karpukhin et al., 2020), `answer MRR` is 1 / its rank. Such a passage may be about something else.
     """
     measures = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from srl.evaluate.budget import Mean, Sample, SampleEstimate, estimate
-from srl.evaluate.coverage import Coverage, coverage_metrics
+from srl.evaluate.coverage import Coverage
 from srl.evaluate.episode_results import EpisodeResult
 
 MEASURES = {"em": "EM", "f1": "F1", "cover_em": "cover-EM"}
@@ -47,19 +47,30 @@ def suite_rows(
     rows = []
     for name in sample.sets:
         part = sample.of(name)
-        found = coverage_metrics((one for asked in part.ids for one in episodes[asked]), covered or {}, "set")
-        rows.append(
-            replace(
-                _row(name, part, episodes),
-                answerable=found.get("set/answerable"),
-                em_answerable=found.get("set/em_answerable"),
-            )
-        )
+        share, em = _of_answerable(part, episodes, covered or {})
+        rows.append(replace(_row(name, part, episodes), answerable=share, em_answerable=em))
     if len(rows) < 2:
         return rows
     over_sets = _answerable(_row(MEAN_OVER_SETS, sample, episodes), rows, [1] * len(rows))
     over_all = _answerable(_row(ALL_QUESTIONS, sample, episodes), rows, [row.size for row in rows])
     return [*rows, over_sets, over_all]
+
+
+def _of_answerable(
+    part: Sample, episodes: Mapping[str, Sequence[EpisodeResult]], covered: Mapping[str, Coverage]
+) -> tuple[float | None, float | None]:
+    """The share of a set's questions that are answerable, and exact match on these; None where unknown.
+
+    Each question drawn stands for N / n of its stratum, of whose N questions n were drawn.
+    """
+    shares, ems = list[tuple[float | None, float]](), list[tuple[float | None, float]]()
+    for stratum, ids in part.drawn.items():
+        for question in ids:
+            known, weight = covered.get(question), part.sizes[stratum] / len(ids)
+            if known is not None and known.answerable is not None:
+                shares.append((float(known.answerable), weight))
+                ems.append((_mean(episodes[question], "em"), weight * known.answerable))
+    return _weighted(shares), _weighted(ems)
 
 
 def _answerable(mean: Row, rows: Sequence[Row], weights: Sequence[int]) -> Row:

@@ -5,7 +5,7 @@ log/rescores/1a2b3c4d5e6f.parquet    all of the same rewards; the name is a dige
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,9 +44,12 @@ def writing_rescores(file: Path) -> Iterator[Callable[[pa.Table], None]]:
         yield writer.write_table
 
 
-def drop_rescores(log: Path, gone: Callable[[int, str, str], bool]) -> None:
-    """Drop the rows of trajectories that the log has no longer: those with `gone(step, phase, id)`."""
-    for file in rescore_files(log):
+def drop_rescores(
+    log: Path, gone: Callable[[int, str, str], bool], files: Iterable[Path] | None = None
+) -> None:
+    """Drop the rows of trajectories that the log has no longer, those with `gone(step, phase, id)`, from
+    `files` (default: all)."""
+    for file in rescore_files(log) if files is None else files:
         found = read_rescores(file)
         keys = zip(*(found[name].to_pylist() for name in ("step", "phase", "trajectory_id")), strict=True)
         left = found.filter(pa.array([not gone(*key) for key in keys], pa.bool_()))

@@ -131,7 +131,7 @@ _TRAJECTORIES = _columns(
     ("split", pa.string(), "The data set's split."),
     ("hops", pa.int32(), "Hops that the question needs, if its metadata says so."),
     ("metadata", pa.string(), "The question's metadata as JSON."),
-    ("golden_answers", _TEXTS, "The accepted answers."),
+    ("golden_answers", _TEXTS, "The golden answers."),
     ("sample", pa.int32(), "Index among the samples of the question, from 0."),
     ("attempt", pa.int32(), "How many times the episode was resampled after a fault."),
     ("end", pa.string(), "`answered`, `unanswered`, `truncated` or `failed`."),

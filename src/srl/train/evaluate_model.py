@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srl import interrupts
 from srl.config import Config, load_config
-from srl.config.load import SAVED
+from srl.config.keys import plain
+from srl.config.load import SAVED, read_layers
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
 from srl.evaluate.budget import Sample, Selection
@@ -346,10 +348,26 @@ def local_settings(
     """`settings_of` a model that may have to be fetched or converted first."""
     settings = settings_of(model, preset, file, flags, sets)
     local = with_local_models(settings, workspace, note)
-    if model is None or local.model.path == settings.model.path:
-        return local
-    known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
-    return with_local_models(known, workspace, note)
+    if model is not None and local.model.path != settings.model.path:
+        known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
+        local = with_local_models(known, workspace, note)
+    typed = [*(key for key, value in flags.items() if value is not None), *sets]
+    for line in _not_of_the_file(preset, file, local, typed):
+        note(line)
+    return local
+
+
+def _not_of_the_file(
+    preset: str | None, file: Path | None, config: Config, typed: Sequence[str]
+) -> Iterator[str]:
+    """A line for each setting of `file` that the model's card overrides; not for those `typed`."""
+    if file is None:
+        return
+    given = {".".join(setting.path): setting.value for setting in read_layers(preset, file)[-1].settings}
+    for key in ("data.template", "rollout.search"):
+        asked, used = given.get(key), attrgetter(key)(config)
+        if key in given and asked != used and not any(text.startswith(key) for text in typed):
+            yield f"{key} = {plain(asked)} of {file} is not used: the model was trained with {plain(used)}"
 
 
 def preset_name(model: Path | None, preset: str | None, file: Path | None) -> str:
@@ -380,7 +398,8 @@ def settings_of(
     was searched in training. The cassette and the expected digest of the model's run do not apply.
     """
     run = _run_of(model)
-    cleared = ["model.tokenizer=null", "model.lora_rank=0", "model.gradient_checkpointing=false"]
+    cleared = ["model.lora_rank=0", "model.gradient_checkpointing=false"]
+    cleared += [] if model is None else ["model.tokenizer=null"]
     if file is None and preset is None and run is not None and (run / SAVED).is_file():
         file = run / SAVED
         cleared += ["search.cassette=null", "search.digest=null"]

@@ -89,8 +89,7 @@ class Pages:
 
     def runs(self, request: Request) -> Page:
         """All runs: a table, and curves with bands over seeds."""
-        paths = self._runs()
-        if not paths:
+        if not self._runs():
             why = f"no runs in {self._workspace.runs} yet: start one with `srl train`"
             return Page("problem.html", {"why": why}, live=True)
         wanted = request.query_params.get("q", "")
@@ -107,9 +106,7 @@ class Pages:
             }
             return {"rows": found[::-1], "panels": charts(panels), "q": wanted, "drawn": len(drawn)}
 
-        return Page(
-            "runs.html", self._read(paths.values(), read, warnings) | {"warnings": warnings}, live=True
-        )
+        return Page("runs.html", self._read(self._all(), read, warnings) | {"warnings": warnings}, live=True)
 
     def run(self, request: Request) -> Page:
         """One run: its curves, the counts of its trajectories, its configuration."""
@@ -212,9 +209,9 @@ class Pages:
         """One question in every step of the chosen runs, of all by default."""
         wanted, names = request.query_params.get("id", ""), request.query_params.getlist("run")
         known = self._runs()
-        paths = [self._named(name) for name in names] if names else [*known.values()]
+        paths = [self._named(name) for name in names] if names else self._all()
         warnings: list[str] = []
-        found = self._read(paths, lambda log: history(log, wanted), warnings) if paths else []
+        found = self._read(paths, lambda log: history(log, wanted), warnings) if known else []
         if not found:
             raise MissingError(f"no trajectory of the question {wanted!r} in these runs")
         return Page(
@@ -258,7 +255,7 @@ class Pages:
         values: dict[str, Any] = {"q": query, "run": run, "known": [*known], "answer": None, "why": ""}
         warnings: list[str] = []
         if query and known:
-            paths = [*known.values()] if run == "all" else [self._named(run)]
+            paths = self._all() if run == "all" else [self._named(run)]
             try:
                 answer = self._read(paths, lambda log: _limited(log, query), warnings)
             except UserError as error:
@@ -279,6 +276,10 @@ class Pages:
     def _runs(self) -> dict[str, Path]:
         """Every run that has a log, in the order of their starts."""
         return {path.name: path for path in self._workspace.all_runs() if find_logs(path)}
+
+    def _all(self) -> list[Path]:
+        """What to read for all runs: their folder, of which copies of a run are left out."""
+        return [self._workspace.runs]
 
     def _chosen(self, request: Request) -> tuple[str, Path]:
         """The run that the address names; `last` is the latest. Raises MissingError."""

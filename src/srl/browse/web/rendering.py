@@ -67,7 +67,8 @@ def _shown(value: Any, found: tuple[str, ...]) -> Any:
 def link(*parts: object, **parameters: Any) -> str:
     """A path of the page with its query; parameters that are None, empty or False are left out."""
     path = "".join(f"/{quote(str(part), safe='')}" for part in parts) or "/"
-    given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+    left_out = (None, "")
+    given = {name: one for name, one in parameters.items() if one is not False and one not in left_out}
     return path + (f"?{urlencode(given, doseq=True)}" if given else "")
 
 

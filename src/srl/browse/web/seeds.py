@@ -19,7 +19,7 @@ def bands(series: Sequence[Series], runs: Mapping[str, Mapping[str, Any]]) -> li
     A band's label is the name of its run without date, or without seed and number for several. Of bands
     that would be called alike, each also says the keys that differ. A run that is not in `runs` is alone.
     """
-    flat = {run_id: _flat(json.loads(row["config"])) for run_id, row in runs.items()}
+    flat = {run_id: _settings(json.loads(row["config"])) for run_id, row in runs.items()}
     groups: dict[tuple[str, str], list[Series]] = {}
     for one in series:
         config = {key: value for key, value in flat.get(one.run_id, {}).items() if key != _SEED}
@@ -31,6 +31,11 @@ def bands(series: Sequence[Series], runs: Mapping[str, Mapping[str, Any]]) -> li
         band(label + _differences(place, labels, configs), some)
         for place, (label, some) in enumerate(zip(labels, groups.values(), strict=True))
     ]
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, without when a resumed run changed them."""
+    return _flat({key: value for key, value in config.items() if key not in ("changed", "extended")})
 
 
 def _label(runs: Sequence[Series]) -> str:

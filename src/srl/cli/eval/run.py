@@ -50,9 +50,9 @@ _ROWS = {
     "EM of completed": "em_completed",
     "F1": "f1",
     "cover EM": "cover_em",
-    "supporting passages shown": "evidence_recall",
+    "gold passages shown": "evidence_recall",
     "EM where all were shown": "em_evidence_shown",
-    "accepted answer shown": "answer_shown",
+    "golden answer shown": "answer_shown",
     "EM where it was shown": "em_answer_shown",
     "searches per question": "env/number_of_valid_search",
     "valid actions": "env/ratio_of_valid_action",
@@ -113,6 +113,8 @@ def run(
     check_inputs(data, index, url, [name for name in (template, no_search_template) if name])
     if budget is not None and limit is not None:
         raise UserError("--budget and --limit exclude each other: both say how many questions are drawn")
+    if no_search_template and not no_search_too:
+        raise UserError("--no-search-template is for --no-search-too; add that, or leave it out")
     directory, workspace = read_model(model)
     flags = {
         "search.index": index,

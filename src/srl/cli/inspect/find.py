@@ -10,6 +10,7 @@ import typer
 from srl.cli import output
 from srl.cli.inspect.filters import Filters, filtered
 from srl.cli.inspect.shared import Json, Run, RunOption, Wide, app, of_run, paths, print_rows, read
+from srl.cli.options import exclude
 
 
 class SearchesBy(StrEnum):
@@ -65,6 +66,7 @@ def searches(
     from srl.browse.searching import searches as counted
 
     chosen = filters.condition()
+    exclude({"--failed": failed, "--by": by is not SearchesBy.step}, "failed searches are listed one by one")
     if failed:
         most = limit or 2**31 - 1
         found = read(paths([run]), lambda log: failures(log, chosen, most))

@@ -10,9 +10,12 @@ import typer
 from srl.cli import output
 from srl.cli.inspect.filters import Filters, filtered
 from srl.cli.inspect.shared import Run, Sort, app, paths, read, read_holding
+from srl.cli.options import exclude
 
 if TYPE_CHECKING:
     import duckdb
+
+_FIRST, _MOST = "-step", 20
 
 
 @app.command()
@@ -28,10 +31,10 @@ def report(
     ] = None,
     *,
     filters: Filters,
-    sort: Sort = "-step",
+    sort: Sort = _FIRST,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of trajectories.")
-    ] = 20,
+    ] = _MOST,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a chosen part of a run as one HTML file that opens with no network, to keep or to send.
@@ -50,6 +53,8 @@ def report(
         raise UserError(f"{out} exists; give another --out, or --overwrite")
     if group is not None and filters != Filters():
         raise UserError("--group takes all samples of one question in one step; leave the other filters out")
+    exclude({"--group": group is not None, "--limit": limit != _MOST}, "a group is written whole")
+    exclude({"--group": group is not None, "--sort": sort != _FIRST}, "a group has its own order")
     choice = Choice(filters.condition(), sort, limit, group)
 
     def write(log: duckdb.DuckDBPyConnection, path: Path) -> int:

@@ -67,6 +67,7 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
     `last` is the latest in which `action` finds its trajectory, so raises no NoTrajectoryError.
     """
     from srl.browse.transcript import NoTrajectoryError
+    from srl.errors import UserError
     from srl.store import find_logs
     from srl.workspace import Workspace
 
@@ -81,7 +82,12 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
     for path in runs[:-1]:
         with suppress(NoTrajectoryError):
             return in_run(path)
-    return in_run(runs[-1])
+    try:
+        return in_run(runs[-1])
+    except NoTrajectoryError as error:
+        where = "any run of this workspace" if len(runs) > 1 else runs[0].name
+        listed = "`srl inspect trajectories RUN` lists those of a run"
+        raise UserError(f"{str(error).removesuffix('this run')}{where}; {listed}") from error
 
 
 def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True, memory: str | None = None) -> T:

@@ -24,6 +24,7 @@ from srl.cli.inspect.shared import (
     read,
     read_holding,
 )
+from srl.cli.options import exclude
 
 if TYPE_CHECKING:
     from srl.browse.curve import Series
@@ -166,6 +167,7 @@ def curve(
     """
     from srl.browse.curve import curve as series
 
+    exclude({"--json": json, "--out": out is not None}, "one prints the points, the other draws them")
     wanted: list[str | None] = [*metric] if metric else [None]
     chosen = paths(runs or ["last"], trained=runs in (None, [], ["last"]))
     found = read(chosen, lambda log: [series(log, name) for name in wanted])
@@ -227,6 +229,7 @@ def sql(
     from srl.browse.formatting import csv_text
     from srl.browse.sql import sql as ask
 
+    exclude({"--json": json, "--csv": csv}, "both say how rows are printed")
     answer = read(paths(runs or ["last"]), lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe)
     if csv:
         output.verbatim(csv_text(answer.columns, answer.rows))

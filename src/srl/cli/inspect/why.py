@@ -10,6 +10,7 @@ import typer
 
 from srl.cli import output
 from srl.cli.inspect.shared import Json, Run, app, paths, read
+from srl.cli.options import exclude
 
 
 class Form(StrEnum):
@@ -44,6 +45,8 @@ def why(
     from srl.browse.why_report import report
     from srl.files import atomic_file
 
+    exclude({"--json": json, "--out": out is not None}, "JSON goes to stdout; redirect it")
+    exclude({"--json": json, "--format": form is not None}, "both say what the report looks like")
     directory = paths([run], trained=run == "last")
     found = read(directory, lambda log: diagnose(log, run_of(log, directory[0])))
     if json:
