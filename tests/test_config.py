@@ -354,8 +354,23 @@ def test_values_that_contradict_each_other_are_refused(sets, message):
     assert "secret" not in said
 
 
+def test_one_file_for_validation_and_test_is_refused_however_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("./q.jsonl", str(tmp_path / "q.jsonl"), "../" + tmp_path.name + "/q.jsonl"):
+        assert "share q.jsonl" in refused(sets=["data.val_files=q.jsonl", f"data.test_files={name}"])
+
+
 def test_critic_is_not_checked_where_there_is_none():
-    assert load_config(algo="grpo", sets=["critic.ppo_mini_batch_size=3"]).warnings == ()
+    warnings = load_config(algo="grpo", sets=["critic.ppo_mini_batch_size=3"]).warnings
+    assert warnings == ("critic.ppo_mini_batch_size = 3 has no effect: grpo has no critic",)
+
+
+@pytest.mark.parametrize(("warmup", "learns"), [(3, False), (2, True)])
+def test_a_policy_that_never_learns_is_a_warning(warmup, learns):
+    sets = [f"trainer.critic_warmup={warmup}", "trainer.total_training_steps=3"]
+    warnings = load_config(algo="ppo", sets=sets).warnings
+    said = "trainer.critic_warmup = 3: only the critic learns in all of the 3 steps"
+    assert [line.startswith(said) for line in warnings] == [True] * (not learns)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +387,33 @@ def test_critic_is_not_checked_where_there_is_none():
         ),
         (["actor.use_kl_loss=false", "actor.kl_loss_coef=.1"], "actor.kl_loss_coef = 0.1 has no effect"),
         (["algorithm.kl_ctrl.kl_coef=.1"], "algorithm.kl_ctrl.kl_coef = 0.1 has no effect"),
+        (
+            ["algorithm.use_kl_in_reward=true", "actor.use_kl_loss=false", "algorithm.kl_ctrl.target_kl=.1"],
+            "algorithm.kl_ctrl.target_kl = 0.1 has no effect: algorithm.kl_ctrl.type is fixed",
+        ),
+        (
+            ["actor.policy_loss.loss_mode=cispo", "actor.clip_ratio_c=4"],
+            "actor.clip_ratio_c = 4.0 has no effect: actor.policy_loss.loss_mode is cispo",
+        ),
+        (
+            ["actor.loss_agg_constant=9"],
+            "actor.loss_agg_constant = 9 has no effect: actor.loss_agg_mode is token-mean",
+        ),
+        (
+            ["search.index=i", "retriever.bm25.k1=1.5"],
+            "retriever.bm25.k1 = 1.5 has no effect: an index",
+        ),
+        (
+            ["search.url=http://h/", "retriever.name=e5"],
+            "retriever.name = e5 has no effect: the server",
+        ),
+        (["critic.optim.lr=1e-3"], "critic.optim.lr = 0.001 has no effect: grpo has no critic"),
+        (["actor.use_kl_loss=false", "ref.path=m"], "ref.path = m has no effect: there is no KL"),
+        (["model.lora_alpha=9"], "model.lora_alpha = 9 has no effect: model.lora_rank is 0"),
+        (
+            ["algorithm.filter_groups.metric=em"],
+            "algorithm.filter_groups.metric = em has no effect: algorithm.filter_groups.enable is false",
+        ),
         (["algorithm.gamma=.5"], "algorithm.gamma = 0.5 has no effect: grpo does not use it"),
         (
             ["actor.clip_ratio=.1", "actor.clip_ratio_low=.2", "actor.clip_ratio_high=.3"],

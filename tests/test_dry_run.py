@@ -668,16 +668,22 @@ def test_the_disk_of_a_resumed_run_has_room_for_the_checkpoints_to_come_alone(mo
         said = disk_space.lack_of_room(trainer, 300, tmp_path, 2**30)
         assert (said is None) is fits
     assert said.startswith("the checkpoints to come take up to 4.00 GiB (4 of 1.00 GiB), and the disk of ")
-    assert said.endswith(" free; free some space")
+    assert said.endswith(" free; free some space, or set trainer.max_ckpt_to_keep=1")
 
 
-def test_every_round_of_rejection_sampling_is_counted_and_no_setting_is_named(monkeypatch, tmp_path):
-    trainer = Trainer(save_freq=10, max_ckpt_to_keep=2)
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: SimpleNamespace(free=29 * 2**30))
-    assert disk_space.lack_of_room(trainer, 30, tmp_path, 2**30) is None
-    said = disk_space.lack_of_room(trainer, 30, tmp_path, 2**30, keeps_all=True)
-    assert said.startswith("the checkpoints to come take up to 30.00 GiB (30 of 1.00 GiB), and the disk of ")
-    assert said.endswith(" free; free some space")
+@pytest.mark.parametrize(("kept", "most"), [(None, 30), (2, 4), (1, 3)])
+def test_every_round_of_rejection_sampling_is_saved_and_as_many_are_kept_as_of_other_runs(
+    monkeypatch, tmp_path, kept, most
+):
+    trainer = Trainer(save_freq=10, test_freq=0, max_ckpt_to_keep=kept)
+    for free, fits in ((most * 2**30, True), (most * 2**30 - 1, False)):
+        monkeypatch.setattr(
+            disk_space.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free)
+        )
+        said = disk_space.lack_of_room(trainer, 30, tmp_path, 2**30, each_step=True)
+        assert (said is None) is fits
+    assert f"take up to {most}.00 GiB ({most} of 1.00 GiB)" in said
+    assert ("or set trainer.max_ckpt_to_keep=1" in said) is (kept != 1)
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_a_warning(saved, monkeypatch, tmp_path):

@@ -356,6 +356,15 @@ def test_a_pool_that_runs_dry_fills_up_with_groups_that_agree(setting, workspace
     assert any(metrics["train/num_gen_batches"] < 3 for _, metrics in steps.values())
 
 
+def test_the_metric_is_not_read_where_groups_are_not_chosen(setting, workspace):
+    off = {"enable": False, "metric": "em"}
+    run = run_of(
+        setting, workspace, algorithm__filter_groups=off, reward__weights={"f1": 1.0},
+        trainer__total_training_steps=1,
+    )  # fmt: skip
+    assert len(list((run / "checkpoints").iterdir())) == 1
+
+
 def test_groups_of_one_are_refused(setting):
     with pytest.raises(UserError, match=r"filter_groups.enable.* compares .*rollout.n = 1.*set rollout.n=5"):
         config(setting, "grpo", **SETS | {"rollout__n": 1})

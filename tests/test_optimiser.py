@@ -91,6 +91,18 @@ def test_steps_too_small_for_bfloat16_add_up():
     assert weight.item() < 0.99
 
 
+def test_a_second_optimiser_over_the_same_weights_gets_their_gradients():
+    weight = parameter([1.0], torch.bfloat16)
+    first = Optimiser([weight], lr=0.1)
+    steps(first, [weight], [1.0])
+    second = Optimiser([weight], lr=0.1)
+    before = weight.item()
+    (weight * 3).sum().backward()
+    assert second.step() == pytest.approx(3.0)
+    assert weight.item() < before
+    assert first.masters[0].grad is None
+
+
 def test_weights_of_32_bits_are_their_own_masters():
     weight = parameter([1.0])
     assert Optimiser([weight], lr=0.1).masters[0] is weight

@@ -254,7 +254,7 @@ def whole(setting: Path) -> tuple[Path, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_backend, "lack_of_room", lambda *given, **named: asked.append(named))
         train(config(setting, "ppo", **ROUNDS), setting / "rounds", "rft", said)
-    assert asked == [{"saves_best": False, "keeps_all": True}]
+    assert asked == [{"saves_best": False, "each_step": True}]
     return only_run(setting / "rounds"), said.text
 
 

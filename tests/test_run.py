@@ -9,6 +9,8 @@ import pytest
 from tests.training import Said
 
 from srl.config import Config, load_config, load_saved
+from srl.config.keys import keys
+from srl.config.load import CHANGEABLE
 from srl.errors import UserError
 from srl.store import RunInfo
 from srl.train import run as runs
@@ -97,6 +99,66 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_on_its_own_backend(backend,
     assert backend.trained[-1][1] == 2
     assert load_saved(run).trainer.total_training_steps == 5
     assert RunRecord.read(run).extended[0]["after"] == 5
+
+
+def test_a_resumed_run_takes_other_memory_and_checkpoints_and_keeps_what_is_learned(backend, tmp_path):
+    started(backend, tmp_path)
+    run, said = only_run(tmp_path), Said()
+    before = load_saved(run)
+    less = ["actor.ppo_max_token_len=512", "trainer.max_ckpt_to_keep=1", "search.timeout_s=30.0"]
+    runs.resume(run, workspace=Workspace(tmp_path), terminal=said, sets=less)
+    now = load_saved(run)
+    assert (now.actor.ppo_max_token_len, now.trainer.max_ckpt_to_keep) == (512, 1)
+    same = {
+        "actor.ppo_max_token_len": before.actor.ppo_max_token_len, "model.dtype": before.model.dtype,
+        "trainer.max_ckpt_to_keep": before.trainer.max_ckpt_to_keep,
+    }  # fmt: skip
+    assert now.with_settings(same) == before
+    changed = [(one["at"], one["key"], one["after"]) for one in RunRecord.read(run).changed]
+    assert changed == [(2, "actor.ppo_max_token_len", 512), (2, "trainer.max_ckpt_to_keep", 1)]
+    assert (
+        f"actor.ppo_max_token_len is 512 from here on, not {before.actor.ppo_max_token_len}"
+        in said.out.getvalue()
+    )
+    assert "timeout_s" not in said.out.getvalue()
+
+
+def test_a_change_that_a_resumed_run_does_not_read_is_a_warning(backend, tmp_path):
+    started(backend, tmp_path)
+    run, said = only_run(tmp_path), Said()
+    sets = ["critic.ppo_max_token_len=9", "cluster.watchdog_s=60"]
+    runs.resume(run, workspace=Workspace(tmp_path), terminal=said, sets=sets)
+    text = said.out.getvalue()
+    assert "warning: critic.ppo_max_token_len = 9 has no effect: grpo has no critic" in text
+    local = "warning: cluster.watchdog_s=60: no effect without --backend verl" in text
+    assert local is (backend.name == "local")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("search.url=http://127.0.0.1:1/retrieve", "the run searches an index in its own process"),
+        ("actor.optim.lr=1e-3", r"--set actor\.optim\.lr: a resumed run keeps its settings, but for memory"),
+        (
+            "actor.ppo_max_token_len=none",
+            r"actor\.ppo_max_token_len .*none.*\(--set\)|--set.*ppo_max_token_len",
+        ),
+        ("actor.po_max_token_len=1", "no key 'actor.po_max_token_len'"),
+        ("search.max_failed=2", "search.max_failed"),
+    ],
+)
+def test_a_resumed_run_refuses_other_changes_and_stays_as_it_was(backend, tmp_path, text, why):
+    started(backend, tmp_path)
+    run = only_run(tmp_path)
+    before = (run / "config.yaml").read_text()
+    with pytest.raises(UserError, match=why):
+        runs.resume(run, workspace=Workspace(tmp_path), terminal=Said(), sets=[text])
+    assert (run / "config.yaml").read_text() == before
+
+
+def test_every_changeable_setting_is_a_key():
+    documented = {key.name for key in keys()}
+    assert set(CHANGEABLE) - documented == set()
 
 
 def test_a_run_without_checkpoint_is_resumed_from_the_start(backend, tmp_path):

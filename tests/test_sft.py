@@ -63,6 +63,7 @@ NOT_AS_WRITTEN = {
     "searches": ([TURNS[0]] * 5 + TURNS[1:], r"\d of its 6 turns fit \(rollout.max_turns = "),
     "no answer": ([TURNS[0]], "it has no answer"),
     "after the answer": ([*TURNS, TURNS[1]], "turn 3 comes after the answer"),
+    "after its tag": ([f"{TURNS[0]} <think> velmar", TURNS[1]], "turn 1 goes on after </search>"),
     "no action": (["<think> velmar </think>", TURNS[1]], "a turn is neither a search nor an answer"),
 }  # fmt: skip
 

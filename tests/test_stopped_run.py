@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 from bench.resume import differences
 from tests.training import Said, config, train, write_setting
 
-from srl.config import Config
+import srl.store
+from srl.config import Config, load_saved
 from srl.config.sections import Trainer
 from srl.errors import UserError
 from srl.train import local_backend
@@ -134,8 +136,21 @@ def test_a_gpu_without_memory_loses_only_the_step_under_way_and_says_what_takes_
         "CUDA out of memory. Tried to allocate 2.00 GiB. If another program took the memory"
     )
     assert f"train --resume --run {run.name}`" in said
-    assert "rollout.max_num_seqs or actor.ppo_max_token_len: srl" in said
-    assert said.endswith(f"train --config {run}/config.yaml --model {newest} --set KEY=VALUE")
+    before = load_saved(run)
+    seqs, tokens = before.rollout.max_num_seqs - 1, before.actor.ppo_max_token_len - 1
+    assert f"add --set rollout.max_num_seqs=N (below {seqs + 1}) if sampling ran out" in said
+    assert f"--set actor.ppo_max_token_len=N (below {tokens + 1}; of a critic," in said
+    monkeypatch.undo()
+    less, told = [f"rollout.max_num_seqs={seqs}", f"actor.ppo_max_token_len={tokens}"], Said()
+    resume(run, workspace=Workspace(workspace), terminal=told, sets=less)
+    assert f"rollout.max_num_seqs is {seqs} from here on, not {seqs + 1}" in told.text
+    now = load_saved(run)
+    assert (now.rollout.max_num_seqs, now.actor.ppo_max_token_len) == (seqs, tokens)
+    with srl.store.open(run) as log:
+        ((known,),) = log.execute("SELECT config FROM runs").fetchall()
+    assert [(one["at"], one["key"], one["after"]) for one in json.loads(known)["changed"]] == [
+        (2, "rollout.max_num_seqs", seqs), (2, "actor.ppo_max_token_len", tokens),
+    ]  # fmt: skip
 
 
 def test_a_signal_that_falls_into_a_checkpoint_loses_no_step(

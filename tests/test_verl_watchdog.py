@@ -211,8 +211,11 @@ def test_a_gpu_without_room_says_what_takes_less(setting):
         """As torch's."""
 
     line = setting.ended(Trainer(end=OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\n")))
-    assert line.startswith("GPU out of memory: CUDA out of memory. Tried to allocate 2 GiB; start")
-    assert "actor.ppo_max_token_len" in line
+    assert line.startswith(
+        "GPU out of memory: CUDA out of memory. Tried to allocate 2 GiB; resume with `srl "
+    )
+    assert "and add a lower --set actor.ppo_max_token_len=N" in line
+    assert "--set cluster.gpu_memory_utilization=" in line
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import srl.store
 from srl.browse.watches import watches
 from srl.cli import main
 from srl.errors import UserError
+from srl.manifests import check_checkpoint
 from srl.rollout.engine import LogitsNotFinite
 from srl.train import local_backend
 from srl.train.episodes import EpisodeRunner
@@ -167,6 +168,23 @@ def test_a_run_that_is_resumed_after_a_roll_back_keeps_its_rate_and_its_reason(
     assert f"the learning rate of the actor stays at {0.5 * LR:g}" in said.text
     assert rates(run)[5] == pytest.approx(0.5 * LR)
     assert fired_in(run) == fired_in(rolled_back[0])
+
+
+def test_a_roll_back_keeps_what_somebody_put_into_the_checkpoint(setting, tmp_path, monkeypatch):
+    monkeypatch.setitem(RULES, "kl", RATE)
+    real = local_backend.roll_back
+
+    def with_a_note(run, *given):
+        (run / "checkpoints" / "step-000002" / "notes.txt").write_text("mine")
+        return real(run, *given)
+
+    monkeypatch.setattr(local_backend, "roll_back", with_a_note)
+    said = Said()
+    train(config(setting, "grpo", ROLLS_BACK), tmp_path, terminal=said)
+    assert "rolled back to step 2" in said.text
+    again = only_run(tmp_path) / "checkpoints" / "step-000002"
+    assert (again / "notes.txt").read_text() == "mine"
+    check_checkpoint(again)
 
 
 class Killed(BaseException):

@@ -144,7 +144,7 @@ def _unwind() -> None:
     if _running is None:
         raise KeyboardInterrupt
     _running.cancel()
-    _running.get_loop().call_soon_threadsafe(lambda: None)  # wakes the loop where a library took the wakeup fd
+    _running.get_loop().call_soon_threadsafe(lambda: None)  # wakes it where a library took the wakeup fd
 
 
 def _unraisable(found: Any) -> None:

@@ -50,7 +50,11 @@ def train(
     sets: Sets = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Resume a run; --steps extends it."),
+        typer.Option(
+            "--resume",
+            help="Resume a run. --steps extends it, --set changes memory, speed, search servers or "
+            "checkpoints.",
+        ),
     ] = False,
     run: Annotated[str, typer.Option(help="The run to resume, or whose episodes --from-log takes.")] = "last",
     from_log: Annotated[
@@ -84,7 +88,7 @@ def train(
         return
     if resume:
         _refuse_beside_resume(context)
-        _resume(run, steps, json)
+        _resume(run, steps, sets or [], json)
         return
     logged = _logged(algo, run, from_log, context)
     if dry_run and algo in (SFT, RFT) and not logged:
@@ -94,6 +98,8 @@ def train(
     if logged and config is None and not chosen:
         config = _config_of_log(logged["sft.log"])
     resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged)
+    if backend == "local":
+        _warn_of_other_backends(resolved)
     if dry_run and logged:
         _count_episodes(resolved.config, json)
     elif print_config:
@@ -214,9 +220,9 @@ def _refuse_before_command(context: typer.Context, command: str) -> None:
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse options that have no effect on a resumed run, which keeps its configuration except its
-    length."""
-    if options := _typed_options(context, besides=("resume", "run", "steps", "json")):
+    """Refuse options that have no effect on a resumed run, which keeps its configuration except its length
+    and what `--set` may change."""
+    if options := _typed_options(context, besides=("resume", "run", "steps", "sets", "json")):
         raise UserError(
             f"{options}: a resumed run keeps the configuration it started with; "
             "leave it out, or start a new run"
@@ -246,6 +252,19 @@ def _configured(
     for warning in (*resolved.warnings, *_unread_fine_tuning(algo, resolved)):
         output.note(f"warning: {warning}")
     return resolved
+
+
+def _warn_of_other_backends(resolved: Any) -> None:
+    """Say which typed settings are for another backend."""
+    from srl.config.cross_checks import TYPED
+
+    keys = [
+        key for key, origin in resolved.origins.items()
+        if origin in TYPED and key.startswith(("cluster.", "verl."))
+    ]  # fmt: skip
+    if keys:
+        have = "has" if len(keys) == 1 else "have"
+        output.note(f"warning: {', '.join(keys)} {have} no effect without --backend verl")
 
 
 def _unread_fine_tuning(algo: str | None, resolved: Any) -> Iterator[str]:
@@ -376,13 +395,13 @@ def _warn_of_demo_model(resolved: Any) -> None:
         output.note(f"warning: {resolved.preset} without a model trains the demo's model; give --model")
 
 
-def _resume(run: str, steps: int | None, json: bool) -> None:
+def _resume(run: str, steps: int | None, sets: list[str], json: bool) -> None:
     from srl.workspace import Workspace
 
     workspace = Workspace.resolve()
     directory = workspace.find_run(run, trained=True)
     workspace = Workspace.around(directory) or workspace
-    summary = _runs().resume(directory, workspace=workspace, terminal=_terminal(), steps=steps)
+    summary = _runs().resume(directory, workspace=workspace, terminal=_terminal(), steps=steps, sets=sets)
     _tell(summary, json, workspace)
 
 

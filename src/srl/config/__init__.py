@@ -11,6 +11,7 @@ from srl.config.load import (
     preset_names,
     save_config,
     to_yaml,
+    with_changes,
 )
 from srl.config.paths import located
 
@@ -26,4 +27,5 @@ __all__ = [
     "preset_names",
     "save_config",
     "to_yaml",
+    "with_changes",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any, Protocol, cast
 
+from srl.config.key_errors import split_key
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
 from srl.errors import UserError
@@ -269,7 +270,11 @@ def _check_rejection(config: Config) -> None:
 
 
 def _value(config: Config, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)
+    """The value of a key; options of plugins are in mappings, and `module:Class` is one part of a key."""
+    found: Any = config
+    for name in split_key(key):
+        found = found[name] if isinstance(found, Mapping) else getattr(found, name)
+    return found
 
 
 def _check_openai(config: Config) -> None:
@@ -327,7 +332,8 @@ def _check_named(name: str, named: NamedRetriever) -> None:
 
 def _check_splits(config: Config) -> None:
     """Validation must not use test questions: it chooses the checkpoint."""
-    shared = set(config.data.val_files or ()) & set(config.data.test_files or ())
+    tested = {os.path.realpath(file) for file in config.data.test_files or ()}
+    shared = [file for file in config.data.val_files or () if os.path.realpath(file) in tested]
     if shared:
         names = ", ".join(sorted(shared))
         raise UserError(f"data.val_files and data.test_files share {names}: validate on other questions")
@@ -350,6 +356,12 @@ def _warnings(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"trainer.critic_warmup = {config.trainer.critic_warmup}: {algorithm.name} has no critic, so "
             "nothing learns in these steps; set it to 0"
         )
+    steps = config.trainer.total_training_steps
+    if algorithm.needs_critic and config.trainer.critic_warmup >= steps > 0:
+        yield (
+            f"trainer.critic_warmup = {config.trainer.critic_warmup}: only the critic learns in all of the "
+            f"{steps} steps, and the policy stays as it is; take more steps, or lower it"
+        )
     usual = algorithm.defaults.get("rollout.n", 1)
     if config.rollout.n == 1 and usual != 1:
         yield f"rollout.n = 1: {algorithm.name} compares the episodes of one question; {usual} is usual"
@@ -371,20 +383,63 @@ def _rollback_warnings(config: Config) -> Iterator[str]:
 def _without_effect(config: Config, origins: Mapping[str, str], algorithm: Algorithm) -> Iterator[str]:
     """Settings that were typed, and that nothing reads in such a run."""
     actor = config.actor
-    unread = dict[str, str]()  # why, by how such keys begin
+    unread = dict(_of_switches(config))  # why, by how such keys begin
     if actor.clip_ratio_low is not None and actor.clip_ratio_high is not None:
         unread["actor.clip_ratio"] = "actor.clip_ratio_low and actor.clip_ratio_high take its place"
     if not actor.use_kl_loss:
         unread["actor.kl_loss_type"] = unread["actor.kl_loss_coef"] = "actor.use_kl_loss is false"
     if not config.algorithm.use_kl_in_reward:
         unread["algorithm.kl_"] = "algorithm.use_kl_in_reward is false"
+    elif config.algorithm.kl_ctrl.type == "fixed":
+        for key in ("target_kl", "horizon"):
+            unread[f"algorithm.kl_ctrl.{key}"] = "algorithm.kl_ctrl.type is fixed"
+    if actor.policy_loss.loss_mode != "vanilla":
+        unread["actor.clip_ratio_c"] = f"actor.policy_loss.loss_mode is {actor.policy_loss.loss_mode}"
+    if actor.loss_agg_mode != "constant":
+        unread["actor.loss_agg_constant"] = f"actor.loss_agg_mode is {actor.loss_agg_mode}"
+    if not algorithm.needs_critic:
+        unread["critic."] = f"{algorithm.name} has no critic"
+    if not config.needs_reference:
+        unread["ref."] = "there is no KL to a reference policy"
+    unread |= _of_the_index(config)
+    if config.model.lora_rank == config.critic.lora_rank == 0:
+        unread["model.lora_alpha"] = unread["model.lora_target_modules"] = "model.lora_rank is 0"
     for key in ("gamma", "lam"):
         if not _takes(algorithm.estimator, key):
             unread[f"algorithm.{key}"] = f"{algorithm.name} does not use it"
     for key in [key for key, origin in origins.items() if origin in TYPED]:
         for start, why in unread.items():
-            if key == start or (start.endswith("_") and key.startswith(start)):
+            if key == start or (start.endswith(("_", ".")) and key.startswith(start)):
                 yield f"{key} = {plain(_value(config, key))} has no effect: {why}"
+
+
+def _of_the_index(config: Config) -> dict[str, str]:
+    """The keys of the retriever that were settled when an index was built, or that a server has."""
+    if config.search.url is not None:
+        return {"retriever.": "the server at search.url has its own"}
+    if config.search.index is None:
+        return {}
+    from srl.plugins import manager
+    from srl.plugins.options import runtime_options
+
+    name = config.retriever.name
+    model = manager.options_model("retriever", name)
+    shaping = set(model.model_fields) - runtime_options(model) if model else set()
+    why = "an index keeps what it was built with; build another with `srl index build`"
+    keys = [] if manager.is_import_path(name) else ["name"]  # typed, it says that the index's code is trusted
+    return {f"retriever.{key}": why for key in (*keys, *(f"{name}.{option}" for option in shaping))}
+
+
+_SWITCHES = "algorithm.filter_groups", "data.pass_rate_pools", "reward.overlong_buffer"
+
+
+def _of_switches(config: Config) -> Iterator[tuple[str, str]]:
+    """The keys of sections that are switched off, and why they are not read."""
+    for section in _SWITCHES:
+        if not _value(config, f"{section}.enable"):
+            for key in _value(config, section).model_dump():
+                if key != "enable":
+                    yield f"{section}.{key}", f"{section}.enable is false"
 
 
 def _takes(estimator: Callable[..., object], name: str) -> bool:

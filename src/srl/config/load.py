@@ -6,7 +6,7 @@ another. Its `per_algorithm` holds values for one algorithm, which override its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -28,6 +28,18 @@ SAVED = "config.yaml"
 PRESETS = Path(__file__).parent.parent / "presets"
 DEFAULT_PRESET = "tiny"
 _ABSENT: Any = object()
+CHANGEABLE = (
+    "model.gradient_checkpointing",
+    "search.url", "search.timeout_s", "search.retries", "search.max_failed",
+    "rollout.max_num_seqs", "rollout.gpu_memory_utilization",
+    "actor.ppo_max_token_len", "actor.use_torch_compile", "critic.ppo_max_token_len", "ref.param_offload",
+    "trainer.save_freq", "trainer.max_ckpt_to_keep", "trainer.keep_best_ckpt", "trainer.threads",
+    "trainer.sample_freq", "trainer.sample_count",
+    "cluster.gpu_memory_utilization", "cluster.param_offload", "cluster.optimizer_offload",
+    "cluster.agent_workers", "cluster.watchdog_s",
+)  # fmt: skip
+"""The keys that a resumed run may change: memory, speed, search servers, checkpoints; none decides what is
+learned."""
 
 Values = dict[KeyPath, tuple[Any, str]]
 """Every value with its origin, by key."""
@@ -97,6 +109,29 @@ def load_saved(path: Path | str) -> Config:
     return build(values)
 
 
+def with_changes(config: Config, sets: Sequence[str]) -> tuple[Config, list[str]]:
+    """The configuration of a resumed run with `sets` (`a.b=value`, the value in YAML), and warnings of them.
+
+    Raises UserError for a key that is not one of `CHANGEABLE`, and for values that contradict others.
+    """
+    values = {path: (value, "the run") for path, value in flat(config.model_dump())}
+    for setting in _typed(None, {}, sets):
+        if (key := ".".join(setting.path)) not in CHANGEABLE:
+            raise UserError(
+                f"--set {key}: a resumed run keeps its settings, but for memory, speed, search servers and "
+                f"checkpoints ({', '.join(CHANGEABLE)}); leave it out, or start a new run"
+            )
+        if key == "search.url" and config.search.url is None:
+            raise UserError(
+                f"--set {key}: the run searches an index in its own process, and a resumed run cannot change "
+                "to a server; leave it out, or start a new run"
+            )
+        put(values, setting)
+    changed, origins = build(values), _origins(values)
+    warnings = cross_check(changed, origins, algorithm_plugin(changed.algorithm.name))
+    return changed, [line for line in warnings if origins.get(line.partition(" = ")[0]) == "--set"]
+
+
 def save_config(directory: Path | str, config: Config) -> None:
     """Write `config.yaml` into a directory, atomically, with `portable` paths."""
     file = Path(directory) / SAVED
@@ -148,11 +183,25 @@ def _from_flag(value: object) -> object:
 
 def _look_for_plugins(settings: Sequence[Setting], *directories: Path) -> None:
     """Find `module:Class` plugins in the directories of `trainer.plugin_path`, then in `directories`."""
-    from srl.plugins.import_path import look_in
+    from srl.plugins.import_path import give_names, look_in
 
+    for setting in settings:
+        give_names((".".join(setting.path), *setting.path, *_texts(setting.value)))
     named = [setting.value for setting in settings if setting.path == ("trainer", "plugin_path")]
     saved = one_or_many(named[-1]) if named else None
     look_in(*(saved if isinstance(saved, tuple) else ()), *directories)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from (str(key), *_texts(one))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
 
 
 def _algorithm_name(settings: Sequence[Setting]) -> str:

@@ -25,8 +25,8 @@ from srl.manifests import (
     before,
     check_checkpoint,
     checksums,
+    files_in,
     read_manifest,
-    replaceable,
     write_manifest,
 )
 from srl.model import has_lora, load_model, save_model
@@ -39,8 +39,6 @@ from srl.update.optimiser import Optimiser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_REPLACEABLE = replaceable(CHECKPOINT, "a checkpoint")
 
 
 class Networks(Protocol):
@@ -72,11 +70,11 @@ def save_checkpoint(
     """Write `checkpoints/step-…`, whole or not at all, and delete all but the newest `keep` (None: keep all)
     and, if `keep_best`, the one with the best validation.
 
-    Nothing is in it twice: of a policy without an adapter the model has the weights. Its manifest has the
-    checksum of every file.
+    Files that somebody else put into an earlier checkpoint of the step stay. Nothing is in it twice: of a
+    policy without an adapter the model has the weights. Its manifest has the checksum of every file.
     """
     path = checkpoint_path(run, progress.step)
-    with atomic_directory(path, replace=_REPLACEABLE) as folder:
+    with atomic_directory(path, replace=lambda path: None) as folder:
         save_model(learner.actor, tokenizer, folder)
         write_card(folder / ABOUT, {"step": progress.step, **card, **HAS_MANIFEST})
         trainer = folder / "trainer"
@@ -89,8 +87,18 @@ def save_checkpoint(
         if learner.critic is not None:
             _save(trained_weights(learner.critic), trainer / "critic.pt")
         write_manifest(folder, CHECKPOINT, {"step": progress.step, "files": checksums(folder)})
+        _link_foreign_files(path, folder)
     _drop_superseded(run, progress, keep, keep_best)
     return path
+
+
+def _link_foreign_files(earlier: Path, folder: Path) -> None:
+    """Keep what somebody else put into an `earlier` checkpoint, which a roll-back writes again."""
+    there = files_in(earlier)
+    ours = read_manifest(earlier, CHECKPOINT)["files"] if there else ()
+    for name in there:
+        if name not in ours and not (folder / name).exists():
+            link_or_copy(earlier / name, folder / name)
 
 
 def save_validated(run: Path, progress: Progress, keep: int | None, keep_best: bool = True) -> None:

@@ -19,6 +19,9 @@ from srl.update.critic import explained_variance
 from srl.update.kl import KLController, kl_penalty, mean_sequence_kl, penalised_rewards
 from srl.update.rollout_correction import NO_CORRECTION, Level, Rejection, RolloutCorrection
 
+_GRID = 2.0**-18
+"""Rewards of turns are multiples of it, whose sums up to 64 are exact in float32, in any order."""
+
 
 @dataclass(slots=True)
 class StepBatch:
@@ -152,13 +155,26 @@ def _corrected(batch: StepBatch) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def token_rewards(batch: StepBatch) -> Tensor:
-    """Rewards (B, T): a score on its row's last policy token, or each turn's on that turn's last token."""
-    rewards = score_on_last_token(batch.scores, batch.mask)
+    """Rewards (B, T): a score on its row's last policy token, or each turn's on that turn's last token.
+
+    Where a score has turns, all are rounded to a grid of 4e-6 on which sums are exact. Rows with equal scores
+    that were paid by different turns would otherwise differ by rounding, which GRPO divides by its ε of 1e-6.
+    """
+    if all(per_turn is None for per_turn in batch.per_turn):
+        return score_on_last_token(batch.scores, batch.mask)
+    scores = _on_grid(batch.scores)
+    rewards = score_on_last_token(scores, batch.mask)
     for row, per_turn in enumerate(batch.per_turn):
         if per_turn is not None and batch.valid[row]:
+            turns = _on_grid(torch.tensor(per_turn, device=rewards.device))
+            turns[-1] = scores[row] - turns[:-1].sum()
             rewards[row] = 0.0
-            rewards[row, list(batch.turn_ends[row])] = torch.tensor(per_turn, device=rewards.device)
+            rewards[row, list(batch.turn_ends[row])] = turns
     return rewards
+
+
+def _on_grid(values: Tensor) -> Tensor:
+    return (values / _GRID).round() * _GRID
 
 
 def spread(name: str, values: Tensor) -> dict[str, float]:

@@ -17,24 +17,22 @@ LOCAL = Layout("local")
 
 
 def lack_of_room(
-    trainer: Trainer, steps: int, run: Path, size: int, *, saves_best: bool = False, keeps_all: bool = False
+    trainer: Trainer, steps: int, run: Path, size: int, *, saves_best: bool = False, each_step: bool = False
 ) -> str | None:
     """What to say if the checkpoints of `run`, of `size` bytes each, do not fit its disk.
 
     Those that the run has already are not counted: the disk has them. `steps` are those of the whole run.
-    `saves_best` is as for `kept_checkpoints`. With `keeps_all` every step is saved and stays, as of `--algo
-    rft`.
+    `saves_best` is as for `kept_checkpoints`. With `each_step` every step is saved and validated, as of
+    `--algo rft`.
     """
-    if keeps_all:
-        trainer = trainer.model_copy(update={"save_freq": 1, "max_ckpt_to_keep": None})
+    if each_step:
+        trainer = trainer.model_copy(update={"save_freq": 1, "test_freq": 1})
     existing = next(path for path in (run, *run.absolute().parents) if path.is_dir())
     free, there = shutil.disk_usage(existing).free, checkpoints(run)
     more = kept_checkpoints(trainer, steps, there, saves_best=saves_best).most - len(there)
     if more * size <= free:
         return None
-    fewer = (
-        "" if trainer.max_ckpt_to_keep == 1 or there or keeps_all else ", or set trainer.max_ckpt_to_keep=1"
-    )
+    fewer = "" if trainer.max_ckpt_to_keep == 1 else ", or set trainer.max_ckpt_to_keep=1"
     return (
         f"the checkpoints to come take up to {gib(more * size)} ({more} of {gib(size)}), and the disk of "
         f"{run} has {gib(free)} free; free some space{fewer}"

@@ -27,7 +27,7 @@ from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.cold_start import demonstration_file, is_cold_started
 from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.train.disk_space import checkpoint_bytes, lack_of_room
-from srl.train.dynamic_sampling import GroupChoice, Returns, compared, metric_value, with_metric
+from srl.train.dynamic_sampling import REWARD, GroupChoice, Returns, compared, metric_value, with_metric
 from srl.train.episodes import Environment, EpisodeRunner
 from srl.train.experience import Learner, make_experience, update_metrics
 from srl.train.fine_tuning import Loop, sft_loop
@@ -356,7 +356,7 @@ class LocalTrainer:
                     break
                 found = self._roll_out(step, questions)
                 self.runner.check_failures([*sampled.trajectories, *found[0]])
-                sampled.add(*found, section.metric, turn_level)
+                sampled.add(*found, section.metric if section.enable else REWARD, turn_level)
             sampled.asked = position
             sampled.choice.require_differing(step, self._new_run(f"rollout.n={2 * self.config.rollout.n}"))
             if isinstance(drawer, PassRateOrder):
@@ -488,7 +488,7 @@ class LocalRun:
         """Train to the end of the run. An interruption leaves log and checkpoints to be resumed."""
         trainer, best = self.config.trainer, info.algo == SFT and self.config.sft.patience is not None
         lack = lack_of_room(
-            trainer, self.steps, run, self.checkpoint_size, saves_best=best, keeps_all=info.algo == RFT
+            trainer, self.steps, run, self.checkpoint_size, saves_best=best, each_step=info.algo == RFT
         )
         if lack:
             self.terminal.note(f"warning: {lack}")

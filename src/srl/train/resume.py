@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import srl.store
 from srl import interrupts
-from srl.config import Config, save_config
-from srl.config.load import SAVED
+from srl.config import Config, load_saved, save_config
+from srl.config.keys import plain
+from srl.config.load import CHANGEABLE, SAVED
 from srl.errors import UserError, first_line, is_out_of_memory
 from srl.files import NotWritten, digest_file, digest_text, read_json, why_not_written
 from srl.manifests import DamagedError, check_checkpoint, is_checked
@@ -29,6 +32,7 @@ from srl.train.run_directory import (
     STATE,
     VERL_LATEST,
     BackendName,
+    Change,
     Extension,
     Progress,
     RunRecord,
@@ -106,10 +110,13 @@ def tells_what_takes_less_memory(run: Path) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        command = new_run_command(run, "KEY=VALUE", max(checkpoints(run), default=None))
+        config = load_saved(run)
+        episodes, tokens = config.rollout.max_num_seqs, config.actor.ppo_max_token_len
         raise UserError(
             f"{first_line(error)} If another program took the memory, {resume_with(run)} once it is free. "
-            f"Else start a run with a lower rollout.max_num_seqs or actor.ppo_max_token_len: {command}"
+            f"Otherwise add --set rollout.max_num_seqs=N (below {episodes}) if sampling ran out of memory, "
+            f"or --set actor.ppo_max_token_len=N (below {tokens}; of a critic, critic.ppo_max_token_len) if "
+            "the update did"
         ) from error
 
 
@@ -321,6 +328,26 @@ def extended(
     record = replace(record, extended=[*record.extended, extension])
     record.save(run)
     return record
+
+
+def with_other_settings(
+    run: Path, record: RunRecord, before: Config, config: Config, done: int, note: Note
+) -> RunRecord:
+    """Save the changes of `CHANGEABLE` settings, and say what they are."""
+    pairs = {key: (_value(before, key), _value(config, key)) for key in CHANGEABLE}
+    changes = [Change(done, key, *pair, utc_now()) for key, pair in pairs.items() if pair[0] != pair[1]]
+    if not changes:
+        return record
+    for change in changes:
+        note(f"{change.key} is {plain(change.after)} from here on, not {plain(change.before)}")
+    save_config(run, config)
+    record = replace(record, changed=[*record.changed, *(plain(asdict(change)) for change in changes)])
+    record.save(run)
+    return record
+
+
+def _value(config: Config, key: str) -> Any:
+    return attrgetter(key)(config)
 
 
 def _scale_at(run: Path, config: Config, step: int) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from srl import __version__
-from srl.config import Config, load_saved, located, save_config
+from srl.config import Config, load_saved, located, save_config, with_changes
 from srl.hub_models import hub_name
 from srl.store import RunInfo
 from srl.train import resume as resuming
@@ -109,21 +109,32 @@ def start(
         return _train(run, config, record, trainer)
 
 
-def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | None = None) -> Summary:
+def resume(
+    run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | None = None,
+    sets: Sequence[str] = (),
+) -> Summary:  # fmt: skip
     """Resume `run` from its newest checkpoint, or from the start where it has none.
 
-    `steps` is the new number of steps in all. A finished run that has made all of them, no fewer and no more,
-    is left as it is. Raises UserError where another process trains it.
+    `steps` is the new number of steps in all, `sets` are changes of settings (`srl.config.with_changes`). A
+    finished run that has made all of its steps, no fewer and no more, is left as it is. Raises UserError
+    where another process trains it.
     """
     resuming.check_not_trained(run, terminal.note)
     record, before = RunRecord.read(run), load_saved(run)
+    changed, warnings = with_changes(before, sets) if sets else (before, [])
+    if record.backend == "local":
+        warnings += [f"{text}: no effect without --backend verl" for text in sets if "cluster." in text]
+    for line in warnings:
+        terminal.note(f"warning: {line}")
     saved = list(checkpoints(run, record.backend))
     step = resuming.step_to_resume(run, record.backend)
     done = max(0, step)
-    config = resuming.with_steps(run, record, before, steps, done)
+    config = resuming.with_steps(run, record, changed, steps, done)
     if steps in (None, done) and (
         progress := resuming.progress_if_finished(run, record, before, done, terminal.note)
     ):
+        if sets:
+            terminal.note("warning: --set has no effect on a finished run; --steps N makes it longer")
         return _summary(run, config, record, progress)
     trains = load_backend(record.backend)
     trains.check(config)
@@ -137,6 +148,7 @@ def resume(run: Path, *, workspace: Workspace, terminal: Terminal, steps: int | 
     terminal.note(f"resuming {run.name}")
     with resuming.only_this_process(run, saved, record.backend) as lock:
         record = resuming.extended(run, record, before, config, done, trainer.questions, terminal.note)
+        record = resuming.with_other_settings(run, record, before, config, done, terminal.note)
         if record.backend == "verl":  # another process writes the log
             lock.release()
         return _train(run, config, record, trainer, resumed_from=step)
@@ -180,7 +192,8 @@ def with_paths(config: Config, algo: str, workspace: Workspace, terminal: Termin
 
 def run_info(run: Path, config: Config, record: RunRecord, digests: IndexDigests) -> RunInfo:
     """What the log says of the run."""
-    known = config.model_dump() | ({"extended": record.extended} if record.extended else {})
+    since = {"extended": record.extended, "changed": record.changed}
+    known = config.model_dump() | {name: found for name, found in since.items() if found}
     return RunInfo(
         run_id=run.name, preset=record.preset, algo=record.algo, seed=config.trainer.seed,
         model=hub_name(config.model.path) or config.model.path or "", config=known,

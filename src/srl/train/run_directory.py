@@ -87,6 +87,17 @@ class Extension:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """A setting of a run that was changed as it was resumed: from step `at` + 1 on, `key` is `after`."""
+
+    at: int
+    key: str
+    before: Any
+    after: Any
+    when: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """What a run is, saved as `run.json` when it starts."""
 
@@ -103,6 +114,8 @@ class RunRecord:
     """Of the files of each set of questions, by the key that names them."""
     extended: list[dict[str, Any]] = field(default_factory=list)
     """The fields of each `Extension`, in order."""
+    changed: list[dict[str, Any]] = field(default_factory=list)
+    """The fields of each `Change`, in order."""
 
     def save(self, run: Path) -> None:
         write_json(run / RECORD, {"format": FORMAT, **asdict(self)})

@@ -101,6 +101,9 @@ def not_as_written(episode: Trajectory, codec: Codec, options: EpisodeOptions) -
     turns = episode.question.metadata["turns"]
     played = [segment.token_ids for segment in episode.segments if segment.is_policy]
     for number, (text, ids) in enumerate(zip(turns, played, strict=False), start=1):
+        before_last = codec.decode(ids[:-1])
+        if tag := next((stop for stop in options.stop if stop in before_last), None):
+            return f"turn {number} goes on after {tag}"
         if (length := len(codec.encode_text(text))) > len(ids):
             limit = f"rollout.max_turn_tokens = {options.max_turn_tokens}"
             if length <= options.max_turn_tokens:

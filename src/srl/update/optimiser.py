@@ -10,12 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from srl.model import return_free_memory
 
 TRIMMED = 10**7
 """Weights of a model on a CPU from which on memory that passes have freed goes back to the system after a
 step. Kept, it is cut up: training of 135 million weights then holds twice what it needs."""
+_HOOKS = WeakTensorKeyDictionary()
+"""The hook on each parameter that has a float32 copy: that of the newest optimiser over it."""
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -79,7 +82,9 @@ class Optimiser:
         on_host = all(parameter.device.type == "cpu" for parameter in self.parameters)
         self._trims = on_host and sum(parameter.numel() for parameter in self.parameters) > TRIMMED
         for parameter, master in self._copies():
-            parameter.register_post_accumulate_grad_hook(_passed_on_to(master))
+            if parameter in _HOOKS:  # of an optimiser that this one replaces
+                _HOOKS[parameter].remove()
+            _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(_passed_on_to(master))
 
     @property
     def lr(self) -> float:

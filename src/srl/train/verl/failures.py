@@ -34,7 +34,8 @@ _OURS = re.compile(r"srl\.errors\.\w+: (.+)")
 """The last line of a traceback that ends in an error of ours."""
 _FIELD = re.compile(r"^\s*(class_name|pid|ip): (.+)$", re.MULTILINE)
 _LESS_MEMORY = (
-    "start another run with a lower actor.ppo_max_token_len or cluster.gpu_memory_utilization; "
+    "and add a lower --set actor.ppo_max_token_len=N (of a critic, critic.ppo_max_token_len) or "
+    "--set cluster.gpu_memory_utilization=SHARE; "
     "`srl train --backend verl --dry-run` shows the memory they take"
 )
 
@@ -117,7 +118,7 @@ def final_error(error: BaseException, run: Path, failure: str = "") -> BaseExcep
     if isinstance(first, RayError):
         return UserError(f"{reason(first)}; {resume_with(run)}")
     if is_out_of_memory(first):
-        return UserError(f"GPU out of memory: {plain_line(first)}; {_LESS_MEMORY}")
+        return UserError(f"GPU out of memory: {plain_line(first)}; {resume_with(run)} {_LESS_MEMORY}")
     first.__cause__ = RemoteError(_ANSI.sub("", str(error)))
     return first
 
