@@ -72,7 +72,7 @@ def find(connection: duckdb.DuckDBPyConnection, prefix: str) -> dict[str, Any]:
     """
     found = rows(connection, query, [prefix.lower()])
     if not found:
-        raise NoTrajectoryError(f"no trajectory {prefix!r} in this run")
+        raise NoTrajectoryError(f"no trajectory {prefix!r}")
     ids = list(dict.fromkeys(row["id"] for row in found))
     if len(ids) > 1:
         listed = ", ".join(ids[:_LISTED]) + (", …" if len(ids) > _LISTED else "")

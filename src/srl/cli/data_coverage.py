@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.options import Json
+from srl.cli.options import Json, exclude
 from srl.errors import UserError
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ def _passages(
     from srl.index import check_index
     from srl.index.passages import open_passages
 
-    if corpus and index:
-        raise UserError("--corpus and --index exclude each other")
+    exclude({"--corpus": bool(corpus), "--index": bool(index)}, "both say where the passages are")
     if index:
         for directory in index:
             if not check_index(directory).corpus_digest:

@@ -99,7 +99,7 @@ def train(
         config = _config_of_log(logged["sft.log"])
     resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged)
     if backend == "local":
-        _warn_of_other_backends(resolved)
+        _note_settings_of_verl(resolved)
     if dry_run and logged:
         _count_episodes(resolved.config, json)
     elif print_config:
@@ -254,24 +254,19 @@ def _configured(
     return resolved
 
 
-def _warn_of_other_backends(resolved: Any) -> None:
-    """Say which typed settings are for another backend."""
-    from srl.config.cross_checks import TYPED
+def _note_settings_of_verl(resolved: Any) -> None:
+    from srl.config.without_effect import TYPED, of_verl_alone
 
-    keys = [
-        key for key, origin in resolved.origins.items()
-        if origin in TYPED and key.startswith(("cluster.", "verl."))
-    ]  # fmt: skip
-    if keys:
-        have = "has" if len(keys) == 1 else "have"
-        output.note(f"warning: {', '.join(keys)} {have} no effect without --backend verl")
+    typed = [key for key, origin in resolved.origins.items() if origin in TYPED]
+    for line in of_verl_alone(typed):
+        output.note(f"warning: {line}")
 
 
 def _unread_fine_tuning(algo: str | None, resolved: Any) -> Iterator[str]:
     """Typed settings of fine-tuning that a run from a given model does not read: it makes no cold start."""
     if algo in (SFT, RFT) or resolved.config.model.path is None:
         return
-    from srl.config.cross_checks import TYPED
+    from srl.config.without_effect import TYPED
 
     keys = [key for key, origin in resolved.origins.items() if key.startswith("sft.") and origin in TYPED]
     if keys:

@@ -6,35 +6,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from srl.config.key_errors import split_key
+from srl.config.algorithm import Algorithm
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
+from srl.config.without_effect import value_of, without_effect
 from srl.errors import UserError
 from srl.safe_text import quoted, refuse_credentials
 
 KINDS = ("retriever", "reward", "algorithm")
 """The kinds of plugins; each has a section of the same name."""
-
-
-class Algorithm(Protocol):
-    """What the configuration needs of an algorithm plugin, an `srl.advantage.Algorithm`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def needs_critic(self) -> bool: ...
-
-    @property
-    def defaults(self) -> Mapping[str, object]: ...
-
-    @property
-    def requires(self) -> Mapping[str, tuple[object, ...]]: ...
-
-    @property
-    def estimator(self) -> Callable[..., object]: ...
 
 
 def algorithm_plugin(name: str) -> Algorithm:
@@ -193,16 +175,16 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     """Warnings about settings that are probably mistakes. Raises UserError for contradictions."""
 
     def say(key: str) -> str:
-        return f"{key} = {plain(_value(config, key))} ({origins.get(key, 'default')})"
+        return f"{key} = {plain(value_of(config, key))} ({origins.get(key, 'default')})"
 
     for key, values in algorithm.requires.items():
-        if _value(config, key) not in values:
+        if value_of(config, key) not in values:
             wanted = " or ".join(f"{key}={plain(value)}" for value in values)
             raise UserError(f"algorithm.name = {algorithm.name} needs {wanted}, not {say(key)}")
     for who in ("actor", "critic") if algorithm.needs_critic else ("actor",):
         _check_mini_batch(config, f"{who}.ppo_mini_batch_size", say)
     for small, large in _AT_MOST:
-        if _value(config, small) > _value(config, large):
+        if value_of(config, small) > value_of(config, large):
             raise UserError(f"{say(small)} must not exceed {say(large)}; {_LOWER_ONE}")
     if config.rollout.deterministic and config.rollout.engine not in ("auto", "torch"):
         raise UserError(
@@ -235,12 +217,12 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     for name, named in config.search.retrievers.items():
         _check_named(name, named)
     _check_splits(config)
-    return [*_warnings(config, algorithm), *_without_effect(config, origins, algorithm)]
+    return [*_warnings(config, algorithm), *without_effect(config, origins, algorithm)]
 
 
 def _check_mini_batch(config: Config, key: str, say: Callable[[str], str]) -> None:
     """A mini-batch below the batch divides it. `say` names a key with its value and origin."""
-    size, batch = _value(config, key), config.data.train_batch_size
+    size, batch = value_of(config, key), config.data.train_batch_size
     if size < batch and batch % size:
         fits = max(part for part in range(1, size) if batch % part == 0)
         raise UserError(f"{say(key)} must divide {say('data.train_batch_size')}; set {key}={fits}")
@@ -269,14 +251,6 @@ def _check_rejection(config: Config) -> None:
         ) from error
 
 
-def _value(config: Config, key: str) -> Any:
-    """The value of a key; options of plugins are in mappings, and `module:Class` is one part of a key."""
-    found: Any = config
-    for name in split_key(key):
-        found = found[name] if isinstance(found, Mapping) else getattr(found, name)
-    return found
-
-
 def _check_openai(config: Config) -> None:
     """An engine behind a server has a URL, without secrets in it."""
     url, key = config.rollout.openai.url, "rollout.openai.url"
@@ -298,7 +272,7 @@ def _check_rewards(config: Config, say: Callable[[str], str]) -> None:
         "data.pass_rate_pools.metric": config.data.pass_rate_pools.enable,
     }
     for key, is_used in compared.items():
-        metric = str(_value(config, key))
+        metric = str(value_of(config, key))
         if is_used and not any(metric == name or metric.startswith(f"{name}/") for name in known):
             raise UserError(f"{say(key)} is no part of the reward; use one of {', '.join(known)}")
     for name in weights:
@@ -312,8 +286,6 @@ def _check_urls(key: str, urls: Sequence[str]) -> None:
         refuse_credentials(key, url)
 
 
-TYPED = ("--set", "command line")
-"""The origins of values that were typed."""
 _SOURCES = ("url", "index", "retriever")
 _NAME = re.compile(r"[a-z0-9_-]+")
 
@@ -378,73 +350,3 @@ def _rollback_warnings(config: Config) -> Iterator[str]:
                 f"keep no checkpoint from before them (trainer.save_freq = {every}): keep more"
             )
             return
-
-
-def _without_effect(config: Config, origins: Mapping[str, str], algorithm: Algorithm) -> Iterator[str]:
-    """Settings that were typed, and that nothing reads in such a run."""
-    actor = config.actor
-    unread = dict(_of_switches(config))  # why, by how such keys begin
-    if actor.clip_ratio_low is not None and actor.clip_ratio_high is not None:
-        unread["actor.clip_ratio"] = "actor.clip_ratio_low and actor.clip_ratio_high take its place"
-    if not actor.use_kl_loss:
-        unread["actor.kl_loss_type"] = unread["actor.kl_loss_coef"] = "actor.use_kl_loss is false"
-    if not config.algorithm.use_kl_in_reward:
-        unread["algorithm.kl_"] = "algorithm.use_kl_in_reward is false"
-    elif config.algorithm.kl_ctrl.type == "fixed":
-        for key in ("target_kl", "horizon"):
-            unread[f"algorithm.kl_ctrl.{key}"] = "algorithm.kl_ctrl.type is fixed"
-    if actor.policy_loss.loss_mode != "vanilla":
-        unread["actor.clip_ratio_c"] = f"actor.policy_loss.loss_mode is {actor.policy_loss.loss_mode}"
-    if actor.loss_agg_mode != "constant":
-        unread["actor.loss_agg_constant"] = f"actor.loss_agg_mode is {actor.loss_agg_mode}"
-    if not algorithm.needs_critic:
-        unread["critic."] = f"{algorithm.name} has no critic"
-    if not config.needs_reference:
-        unread["ref."] = "there is no KL to a reference policy"
-    unread |= _of_the_index(config)
-    if config.model.lora_rank == config.critic.lora_rank == 0:
-        unread["model.lora_alpha"] = unread["model.lora_target_modules"] = "model.lora_rank is 0"
-    for key in ("gamma", "lam"):
-        if not _takes(algorithm.estimator, key):
-            unread[f"algorithm.{key}"] = f"{algorithm.name} does not use it"
-    for key in [key for key, origin in origins.items() if origin in TYPED]:
-        for start, why in unread.items():
-            if key == start or (start.endswith(("_", ".")) and key.startswith(start)):
-                yield f"{key} = {plain(_value(config, key))} has no effect: {why}"
-
-
-def _of_the_index(config: Config) -> dict[str, str]:
-    """The keys of the retriever that were settled when an index was built, or that a server has."""
-    if config.search.url is not None:
-        return {"retriever.": "the server at search.url has its own"}
-    if config.search.index is None:
-        return {}
-    from srl.plugins import manager
-    from srl.plugins.options import runtime_options
-
-    name = config.retriever.name
-    model = manager.options_model("retriever", name)
-    shaping = set(model.model_fields) - runtime_options(model) if model else set()
-    why = "an index keeps what it was built with; build another with `srl index build`"
-    keys = [] if manager.is_import_path(name) else ["name"]  # typed, it says that the index's code is trusted
-    return {f"retriever.{key}": why for key in (*keys, *(f"{name}.{option}" for option in shaping))}
-
-
-_SWITCHES = "algorithm.filter_groups", "data.pass_rate_pools", "reward.overlong_buffer"
-
-
-def _of_switches(config: Config) -> Iterator[tuple[str, str]]:
-    """The keys of sections that are switched off, and why they are not read."""
-    for section in _SWITCHES:
-        if not _value(config, f"{section}.enable"):
-            for key in _value(config, section).model_dump():
-                if key != "enable":
-                    yield f"{section}.{key}", f"{section}.enable is false"
-
-
-def _takes(estimator: Callable[..., object], name: str) -> bool:
-    """Whether an estimator has an argument `name`, or others that it may look at (`**_` are not)."""
-    from inspect import signature
-
-    taken = signature(estimator).parameters.values()
-    return any(one.name == name or (one.kind is one.VAR_KEYWORD and one.name != "_") for one in taken)

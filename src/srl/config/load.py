@@ -6,7 +6,7 @@ another. Its `per_algorithm` holds values for one algorithm, which override its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -185,23 +185,10 @@ def _look_for_plugins(settings: Sequence[Setting], *directories: Path) -> None:
     """Find `module:Class` plugins in the directories of `trainer.plugin_path`, then in `directories`."""
     from srl.plugins.import_path import give_names, look_in
 
-    for setting in settings:
-        give_names((".".join(setting.path), *setting.path, *_texts(setting.value)))
+    give_names([(setting.path, setting.value) for setting in settings])
     named = [setting.value for setting in settings if setting.path == ("trainer", "plugin_path")]
     saved = one_or_many(named[-1]) if named else None
     look_in(*(saved if isinstance(saved, tuple) else ()), *directories)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """The texts in a value, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from (str(key), *_texts(one))
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
 
 
 def _algorithm_name(settings: Sequence[Setting]) -> str:

@@ -183,8 +183,9 @@ def _read(files: Sequence[tuple[Input, Path]], limit: int | None) -> _Compositio
         key = each.source.data_source, split
         questions = list(islice(each.source.questions(path, split, skipped, rows[key]), limit))
         rows[key] += len(questions) + skipped.total()
+        by_row = _has_splits(each, path)
         for name, own in read.items():
-            own.append([question for question in questions if _split_of(question, each, path, split) == name])
+            own.append([one for one in questions if ((by_row and _split_in(one)) or split) == name])
         _account(made, each, path, split, len(questions), skipped)
     for name, lists in read.items():
         made.splits[name] = without_copies(lists)
@@ -219,11 +220,15 @@ def _only_split(source: Source) -> str | None:
     return next(iter(source.hub_files)) or None if len(source.hub_files) == 1 else None
 
 
-def _split_of(question: Question, each: Input, path: Path, split: str) -> str:
-    """The split in the row, where the source has one there and no other was asked for."""
-    carries = (each.source.format is None or is_parquet(path)) and each.split is None
+def _has_splits(each: Input, path: Path) -> bool:
+    """Whether the rows of a file say their split, and no other was asked for."""
+    return each.split is None and (each.source.format is None or is_parquet(path))
+
+
+def _split_in(question: Question) -> str:
+    """The split in the row, or an empty text."""
     own = ALIASES.get(question.split.lower(), question.split.lower())
-    return own if carries and own in SPLITS else split
+    return own if own in SPLITS else ""
 
 
 def _account(
@@ -231,8 +236,7 @@ def _account(
 ) -> None:
     for reason, number in skipped.items():
         made.notes.append(f"{path.name}: {number:,} rows left out: {reason}")
-    by_row = each.source.format is None or is_parquet(path)
-    if count and each.split is None and guess_split(path) is None and not by_row:
+    if count and each.split is None and guess_split(path) is None and not _has_splits(each, path):
         made.notes.append(f"{path.name}: read as {split}, since its name has no split; --split changes it")
     entry: dict[str, Any] = {"source": each.source.name, "licence": each.source.licence, "file": path.name}
     entry |= {"digest": digest_file(path), "skipped": dict(skipped)}

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -102,6 +101,11 @@ def rescore(run: Path, weights: Mapping[str, float]) -> Rescored:
     config = load_saved(run)
     rewards = describe(weights, config)
     mixes = {name: RewardMix({name: 1.0}, {name: config.reward.options(name)}) for name in weights}
+    replaced: set[str] = set()
+
+    def is_replaced(step: int, phase: str, name: str) -> bool:
+        return name in replaced
+
     try:
         srl.store.open(run).close()  # an error says that there is no log
         (directory,) = srl.store.find_logs(run)
@@ -115,7 +119,7 @@ def rescore(run: Path, weights: Mapping[str, float]) -> Rescored:
                 replaced = {name for name, one in _episodes(log).items() if episodes.get(name, one) != one}
                 if not replaced:
                     return Rescored(run.name, rewards, scored, before, _rows(log, rewards, weights))
-            drop_rescores(directory, partial(_is_one_of, replaced), [file])
+            drop_rescores(directory, is_replaced, [file])
     except duckdb.Error as error:
         raise UserError(f"the log of {run.name} could not be read: {srl.store.in_one_line(error)}") from error
 
@@ -134,10 +138,6 @@ def _described(name: str, weight: float, config: Config) -> str:
         if (path := Path(options[key])).exists():
             more.append(f"{key} {digest_path(path)[:12]}")
     return f"{name}={weight:g}" + (f" ({', '.join(more)})" if more else "")
-
-
-def _is_one_of(replaced: set[str], step: int, phase: str, name: str) -> bool:
-    return name in replaced
 
 
 def _episodes(log: duckdb.DuckDBPyConnection) -> dict[str, int]:

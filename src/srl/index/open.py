@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,25 +100,15 @@ def open_index(directory: Path | str, options: Mapping[str, Any] | None = None) 
 def check_may_import(directory: Path, manifest: Manifest) -> None:
     """Raises UserError for a retriever of the index whose code is in the user's own directory alone: the
     index may be somebody else's."""
-    from srl.plugins.import_path import may_import
+    from srl.plugins.import_path import may_import, texts_in
 
-    for name in (manifest.retriever, *_texts(manifest.options)):
+    for name in (manifest.retriever, *texts_in(manifest.options)):
         if not may_import(name):
             module = name.partition(":")[0].partition(".")[0]
             raise UserError(
                 f"{directory} names the retriever {name!r}: there is no module {module!r} in Python's path; "
                 "if you trust its code, type: PYTHONPATH=DIRECTORY srl …, with its directory"
             )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """The texts in options, which may name other retrievers."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from chain(map(str, value), chain.from_iterable(map(_texts, value.values())))
-    elif isinstance(value, list | tuple):
-        yield from chain.from_iterable(map(_texts, value))
 
 
 def _open(name: str, retriever: RetrieverBase, directory: Path) -> RetrieverBase:

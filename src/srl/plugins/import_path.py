@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -53,9 +53,21 @@ def kind_of(name: str) -> str:
     return next((kind for kind, member in members.items() if hasattr(target, member)), "algorithm")
 
 
-def give_names(texts: Iterable[str]) -> None:
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts in options or settings, keys too: any of them may name a plugin."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from (str(key), *texts_in(one))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from texts_in(one)
+
+
+def give_names(value: Any) -> None:
     """Note the names that a configuration has: their code may come from the user's directories."""
-    _named.update(text for text in texts if ":" in text)
+    _named.update(text for text in texts_in(value) if ":" in text)
 
 
 def may_import(name: str) -> bool:

@@ -137,7 +137,7 @@ class Chain:
         return _docs_of(self.show(found))
 
     def _may_keep(self, found: Search) -> bool:
-        """Whether a search that missed its passage may be kept: it brings no other supporting one either, and
+        """Whether a search that missed its passage may be kept: it brings no other gold one either, and
         leaves a search for each that is wanted."""
         hits = [hit.passage for hit in found.hits]
         wanted = [lookup for lookup in self.lookups if self.seen(lookup) is None]

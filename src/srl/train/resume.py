@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import srl.store
 from srl import interrupts
@@ -334,8 +333,8 @@ def with_other_settings(
     run: Path, record: RunRecord, before: Config, config: Config, done: int, note: Note
 ) -> RunRecord:
     """Save the changes of `CHANGEABLE` settings, and say what they are."""
-    pairs = {key: (_value(before, key), _value(config, key)) for key in CHANGEABLE}
-    changes = [Change(done, key, *pair, utc_now()) for key, pair in pairs.items() if pair[0] != pair[1]]
+    values = ((key, *map(attrgetter(key), (before, config))) for key in CHANGEABLE)
+    changes = [Change(done, key, was, now, utc_now()) for key, was, now in values if was != now]
     if not changes:
         return record
     for change in changes:
@@ -344,10 +343,6 @@ def with_other_settings(
     record = replace(record, changed=[*record.changed, *(plain(asdict(change)) for change in changes)])
     record.save(run)
     return record
-
-
-def _value(config: Config, key: str) -> Any:
-    return attrgetter(key)(config)
 
 
 def _scale_at(run: Path, config: Config, step: int) -> float:

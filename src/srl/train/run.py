@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config, with_changes
+from srl.config.without_effect import of_verl_alone
 from srl.hub_models import hub_name
 from srl.store import RunInfo
 from srl.train import resume as resuming
@@ -123,7 +124,7 @@ def resume(
     record, before = RunRecord.read(run), load_saved(run)
     changed, warnings = with_changes(before, sets) if sets else (before, [])
     if record.backend == "local":
-        warnings += [f"{text}: no effect without --backend verl" for text in sets if "cluster." in text]
+        warnings += of_verl_alone(text.partition("=")[0] for text in sets)
     for line in warnings:
         terminal.note(f"warning: {line}")
     saved = list(checkpoints(run, record.backend))

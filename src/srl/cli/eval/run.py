@@ -34,6 +34,7 @@ from srl.cli.options import (
     Sets,
     Temperature,
     TemplateName,
+    exclude,
 )
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ def run(
     from srl.errors import UserError
 
     check_inputs(data, index, url, [name for name in (template, no_search_template) if name])
-    if budget is not None and limit is not None:
-        raise UserError("--budget and --limit exclude each other: both say how many questions are drawn")
+    both = {"--budget": budget is not None, "--limit": limit is not None}
+    exclude(both, "both say how many questions are drawn")
     if no_search_template and not no_search_too:
         raise UserError("--no-search-template is for --no-search-too; add that, or leave it out")
     directory, workspace = read_model(model)

@@ -26,13 +26,12 @@ def read_model(model: str | None) -> tuple[Path | None, Workspace]:
 
 def check_inputs(data: Iterable[Path], index: Path | None, url: str | None, templates: Iterable[str]) -> None:
     """Check the inputs before torch is imported. Raises UserError."""
-    from srl.errors import UserError
+    from srl.cli.options import exclude
     from srl.index import check_index
     from srl.input_files import check_input
     from srl.protocol import template
 
-    if index is not None and url is not None:
-        raise UserError("--index and --url exclude each other: search either an index or a server")
+    exclude({"--index": index is not None, "--url": url is not None}, "search either an index or a server")
     for file in data:
         check_input(file)
     for name in templates:

@@ -87,7 +87,7 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
     except NoTrajectoryError as error:
         where = "any run of this workspace" if len(runs) > 1 else runs[0].name
         listed = "`srl inspect trajectories RUN` lists those of a run"
-        raise UserError(f"{str(error).removesuffix('this run')}{where}; {listed}") from error
+        raise UserError(f"{error} in {where}; {listed}") from error
 
 
 def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True, memory: str | None = None) -> T:
