@@ -299,16 +299,25 @@ def test_micro_batches_have_every_row_once_and_as_many_tokens_as_the_tree_of_the
             assert rows[row][: end + 1] == rows[other][: at + 1], "a token before which the same tokens are"
 
 
-def test_the_kernel_for_gpus_is_asked_for_causal_attention_within_rows(monkeypatch):
-    """There is no GPU here: the call must bind to the kernel's real signature, and mean the same."""
+@pytest.mark.parametrize("old", [False, True], ids=["of this torch", "of torch 2.11"])
+def test_the_kernel_for_gpus_is_asked_for_causal_attention_within_rows(monkeypatch, old):
+    """There is no GPU here: the call must bind to the kernel's real signature, and mean the same.
+
+    Before torch 2.13 the kernel wants as many heads of keys and values as of queries.
+    """
     from torch.nn.attention import varlen
 
     signature = inspect.signature(varlen.varlen_attn)
+    if old:
+        newer = {"enable_gqa", "seqused_k", "block_table", "num_splits"}
+        known = [one for name, one in signature.parameters.items() if name not in newer]
+        signature = signature.replace(parameters=known)
 
     def by_hand(*args, **kwargs):
         asked = signature.bind(*args, **kwargs).arguments
         assert asked["window_size"] == (-1, 0)
-        assert asked["enable_gqa"]
+        grouped = asked["query"].shape[1] != asked["key"].shape[1]
+        assert asked.get("enable_gqa", False) is grouped is not old
         assert asked["max_q"] == asked["max_k"] == 5
         starts = asked["cu_seq_q"].tolist()
         out = torch.empty_like(asked["query"])
@@ -320,6 +329,7 @@ def test_the_kernel_for_gpus_is_asked_for_causal_attention_within_rows(monkeypat
             out[start:end] = (scores.masked_fill(hidden, -math.inf).softmax(-1) @ v).transpose(0, 1)
         return out
 
+    by_hand.__signature__ = signature
     monkeypatch.setattr(varlen, "varlen_attn", by_hand)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))

@@ -11,6 +11,7 @@ transformers hands to every layer unchanged if it has four dimensions: an int32 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -219,9 +220,15 @@ def _varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (N, H, E)
+    grouped: dict[str, Any] = {}
+    if (heads := query.shape[1] // key.shape[1]) > 1:
+        if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            grouped = {"enable_gqa": True}
+        else:  # torch < 2.13
+            key, value = (tensor.repeat_interleave(heads, dim=1) for tensor in (key, value))
     out: Any = varlen_attn(
         query, key, value, starts, starts, longest, longest,
-        scale=scaling, window_size=(-1, 0), enable_gqa=query.shape[1] != key.shape[1],
+        scale=scaling, window_size=(-1, 0), **grouped,
     )  # fmt: skip
     return out[None]
 
