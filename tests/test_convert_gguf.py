@@ -91,6 +91,20 @@ def configured(file: Path, **settings: object) -> Config:
     return load_config("tiny", flags={"model.path": str(file), "model.device": "cpu", **given}).config
 
 
+def test_a_converted_model_is_not_said_to_be_quantised(written, tmp_path, monkeypatch):
+    """transformers 5.17 leaves in the config that the file was; vLLM would look for GGUF weights."""
+    load = AutoModelForCausalLM.from_pretrained
+
+    def as_of_5_17(*args: Any, **options: Any) -> Any:
+        model, info = load(*args, **options)
+        model.config.quantization_config = {"quant_method": "gguf", "gguf_file": written.name}
+        return model, info
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", as_of_5_17)
+    convert_gguf.convert_file(written, tmp_path / "model", torch.float32)
+    assert "quantization_config" not in json.loads((tmp_path / "model" / "config.json").read_text())
+
+
 def converted(file: Path, said: list[str] | None = None, **settings: object) -> Path:
     note = [].append if said is None else said.append
     return Path(str(with_local_models(configured(file, **settings), Workspace.resolve(), note).model.path))

