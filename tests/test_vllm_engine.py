@@ -205,6 +205,19 @@ def test_vllm_that_was_asked_for_is_an_error_and_of_auto_a_note(installed, monke
     assert "pip install" in notes[0]
 
 
+def test_a_run_on_a_gpu_is_told_that_vllm_is_not_installed(installed, monkeypatch):
+    installed({})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    policy = LoadedModel(random_model(0), Codec(byte_level_tokenizer()))
+    notes: list[str] = []
+    assert isinstance(load_engine(a_config(*SHORT), policy, notes.append), TorchEngine)
+    load_engine(a_config("rollout.deterministic=true", *SHORT), policy, notes.append)
+    load_engine(a_config("rollout.engine=torch", *SHORT), policy, notes.append)
+    assert len(notes) == 1
+    assert notes[0].startswith("the torch engine generates: vLLM is not installed")
+    assert "pip install 'srl-search[vllm]'" in notes[0]
+
+
 def test_draw_without_a_compiler_has_the_probabilities_of_the_logits():
     """Within 5 standard deviations of 40,000 draws."""
     logits, count = torch.tensor([2.0, 0.0, -1.0, -torch.inf, 1.5]), 40_000

@@ -125,12 +125,16 @@ def engine_name(config: Config) -> str:
 
     auto is vLLM on a GPU where it is installed, runs need not repeat and `rollout.top_p` is corrected for.
     """
-    rollout = config.rollout
-    if rollout.engine != "auto":
-        return rollout.engine
-    free = not rollout.deterministic and not list(truncation_errors(config, "vllm"))
-    fast = free and pick_device(config.model.device).type == "cuda" and util.find_spec("vllm") is not None
-    return "vllm" if fast else "torch"
+    if config.rollout.engine != "auto":
+        return config.rollout.engine
+    return "vllm" if _is_for_vllm(config) and util.find_spec("vllm") is not None else "torch"
+
+
+def _is_for_vllm(config: Config) -> bool:
+    """Whether auto is vLLM where that is installed."""
+    if config.rollout.deterministic or list(truncation_errors(config, "vllm")):
+        return False
+    return pick_device(config.model.device).type == "cuda"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +213,15 @@ def _server_options(section: OpenAi) -> ServerOptions:
 def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
     """The engine of `rollout.engine`, for the policy. Raises UserError.
 
-    Where auto chose vLLM and it does not start, `note` is told why the torch engine takes its place.
+    Where auto would be vLLM, and it is not installed or does not start, `note` is told why the torch engine
+    takes its place.
     """
     from srl.rollout.torch_engine import TorchEngine
 
     for error in context_errors(config, context_of(policy.model.config)):
         raise UserError(error)
     rollout, longest = config.rollout, config.data.max_episode_tokens
-    if engine_name(config) == "vllm":
+    if engine_name(config) == "vllm" or (rollout.engine == "auto" and _is_for_vllm(config)):
         try:
             return _load_vllm(config, policy)
         except UserError as error:
