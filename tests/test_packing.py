@@ -312,12 +312,13 @@ def test_the_kernel_for_gpus_is_asked_for_causal_attention_within_rows(monkeypat
         newer = {"enable_gqa", "seqused_k", "block_table", "num_splits"}
         known = [one for name, one in signature.parameters.items() if name not in newer]
         signature = signature.replace(parameters=known)
+    groups = "enable_gqa" in signature.parameters
 
     def by_hand(*args, **kwargs):
         asked = signature.bind(*args, **kwargs).arguments
         assert asked["window_size"] == (-1, 0)
-        grouped = asked["query"].shape[1] != asked["key"].shape[1]
-        assert asked.get("enable_gqa", False) is grouped is not old
+        assert (asked["query"].shape[1] != asked["key"].shape[1]) is groups
+        assert asked.get("enable_gqa", False) is groups
         assert asked["max_q"] == asked["max_k"] == 5
         starts = asked["cu_seq_q"].tolist()
         out = torch.empty_like(asked["query"])

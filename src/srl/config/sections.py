@@ -681,7 +681,8 @@ class Eval(Section):
     test_questions: Count | None = None
     """Questions per test, drawn in the same way. null: all."""
     batch_size: Count | None = None
-    """Concurrent questions. null: rollout.max_num_seqs."""
+    """Concurrent questions of an evaluation; a validation in training has as many as rollout.max_num_seqs
+    allows. null: rollout.max_num_seqs."""
     temperature: NonNegative = 0.0
     """Sampling temperature. 0: greedy."""
     max_failed: Share = 0.01
