@@ -133,9 +133,12 @@ class SlotCache(Cache):
 
     def copy(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Give the slots `target` the first `length` positions of the slots `source`; they may overlap."""
+        places: dict[torch.device, tuple[Tensor, Tensor]] = {}  # sent once, not once a layer
         for layer in self._made():
             device = layer.keys.device
-            layer.copy(torch.tensor(source, device=device), torch.tensor(target, device=device), length)
+            if device not in places:
+                places[device] = torch.tensor(source, device=device), torch.tensor(target, device=device)
+            layer.copy(*places[device], length)
 
     def take(self, slot: int, length: int) -> Stored:
         """A copy in host memory of the first `length` positions of a slot."""
