@@ -25,7 +25,7 @@ from srl.rollout.torch_engine import TorchEngine
 from srl.train import disk_space, make_missing
 from srl.train.checkpoint import save_checkpoint
 from srl.train.dry_run.facts import disk_of_checkpoints
-from srl.train.dry_run.memory import Layout, cache_bytes, checkpoint_bytes, footprint, gib
+from srl.train.dry_run.memory import Footprint, Layout, cache_bytes, checkpoint_bytes, footprint, gib
 from srl.train.dry_run.model_size import Shape, shape_of
 from srl.train.dry_run.plan import GPUS, _available_memory, plan_local
 from srl.train.dry_run.remedy import LOCAL, Device, memory_warnings, settings_that_fit, sizes
@@ -339,8 +339,25 @@ def test_a_gpu_gives_the_cache_back_before_the_update(saved):
     config = configured(saved["qwen2"])
     shape = shape_of(config, saved["qwen2"], needs_critic=False)
     kept, given_back = (footprint(shape, config, layout) for layout in (CPU, GPU))
-    assert kept.rollout == given_back.rollout
+    assert bytes_in_rollout(given_back, "KV cache") == bytes_in_rollout(kept, "KV cache")
     assert kept.update - given_back.update == part(shape, config, "KV cache", "rollout")
+
+
+def test_a_gpu_has_keys_and_values_of_results_for_every_head(saved):
+    config = configured(saved["qwen2"], rollout__max_num_seqs=8, rollout__max_obs_length=1000)
+    shape = shape_of(config, saved["qwen2"], needs_critic=False)
+    assert shape.heads > shape.kv_heads
+    cpu, gpu = (bytes_in_rollout(footprint(shape, config, at), "rollout buffers") for at in (CPU, GPU))
+    together, longest = 7, 6144  # as many tokens at a time as an episode may have, 1,000 of each
+    assert gpu - cpu == together * longest * 2 * shape.heads * shape.head_dim * shape.itemsize
+    alike = replace(shape, kv_heads=shape.heads)
+    cpu, gpu = (bytes_in_rollout(footprint(alike, config, at), "rollout buffers") for at in (CPU, GPU))
+    assert gpu == cpu
+
+
+def bytes_in_rollout(memory: Footprint, name: str) -> int:
+    (found,) = (item for item in memory.parts if item.name == name)
+    return found.rollout
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])

@@ -330,7 +330,8 @@ class Rollout(Section):
     """End the episode at `</answer>`. false: at the end-of-text token that the policy samples."""
     deterministic: bool = False
     """Fix the order in which episodes enter the batch, so that a run is bitwise repeatable on one thread.
-    On a GPU, also use deterministic kernels without TF32. Needs the torch engine."""
+    On a GPU, also use deterministic kernels where PyTorch has them, without TF32; the gradient of its fused
+    attention is not one of them. Needs the torch engine."""
     engine: Literal["auto", "torch", "vllm", "openai"] = "auto"
     """What generates. torch: the policy's own model, in this process. vllm: vLLM, in this process. openai: a
     server with OpenAI's API, for evaluation. auto: vllm on a GPU where it is installed and runs need not

@@ -7,17 +7,20 @@ registered with its `AttentionInterface` and is in use only inside `grouped_atte
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "srl_grouped"
 Bucket = tuple[int, int, int]
 """(first row, row after the last, width): rows of a batch that attend to the same number of positions."""
+ON_GPUS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN's, which torch prefers on an H100: it plans for each shape, and most steps have a new one."""
 
 
 def grouped_attention_forward(
@@ -44,7 +47,11 @@ def grouped_attention_forward(
         return out.transpose(1, 2), None
     batch, heads, length, dim = query.shape
     if length > 1:
-        out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
+        if query.is_cuda:  # the fused kernels that take a mask do not group heads
+            key, value = (tensor.repeat_interleave(heads // key.shape[1], dim=1) for tensor in (key, value))
+        out = scaled_dot_product_attention(
+            query, key, value, attention_mask, scale=scaling, enable_gqa=key.shape[1] != heads
+        )
         return out.transpose(1, 2), None
     grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], dim)
     parts = [
@@ -68,6 +75,7 @@ def grouped_attention(model: PreTrainedModel) -> Iterator[None]:
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:
-        yield
+        with sdpa_kernel(ON_GPUS) if model.device.type == "cuda" else nullcontext():
+            yield
     finally:
         config._attn_implementation = before

@@ -141,7 +141,10 @@ class SlotCache(Cache):
             layer.copy(*places[device], length)
 
     def take(self, slot: int, length: int) -> Stored:
-        """A copy in host memory of the first `length` positions of a slot."""
+        """A copy in host memory of the first `length` positions of a slot.
+
+        From a GPU it is there only when the stream gets to it: for `put` alone, which comes later in it.
+        """
         return [
             (_to_host(layer.keys[slot, :, :length]), _to_host(layer.values[slot, :, :length]))
             for layer in self._made()
@@ -150,8 +153,8 @@ class SlotCache(Cache):
     def put(self, slot: int, stored: Stored) -> None:
         """Write what `take` gave into a slot."""
         for layer, (keys, values) in zip(self._made(), stored, strict=True):
-            layer.keys[slot, :, : keys.shape[1]] = keys.to(layer.device)
-            layer.values[slot, :, : values.shape[1]] = values.to(layer.device)
+            layer.keys[slot, :, : keys.shape[1]] = keys.to(layer.device, non_blocking=True)
+            layer.values[slot, :, : values.shape[1]] = values.to(layer.device, non_blocking=True)
 
     def _made(self) -> list[SlotLayer]:
         """The layers with buffers; a model may skip some."""
@@ -168,7 +171,7 @@ class SlotCache(Cache):
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", copy=True)
+    return tensor.to("cpu", copy=True, non_blocking=True)
 
 
 def _blocks(length: int) -> int:

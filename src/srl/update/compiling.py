@@ -104,13 +104,13 @@ def layers_of(trunk: PreTrainedModel) -> Sequence[nn.Module]:
 
 def seconds_of_a_layer(trunk: PreTrainedModel) -> float:
     """Seconds of the eager forward and backward pass of one layer, for ROWS × LENGTH tokens."""
-    return _seconds(_layer_step(trunk))
+    return _seconds(_layer_step(trunk), trunk.device)
 
 
 def try_compiling(trunk: PreTrainedModel) -> Trial:
     """Compile one layer and time it. Raises whatever the compiler raises."""
     step = _layer_step(trunk)
-    eager = _seconds(step)
+    eager = _seconds(step, trunk.device)
     _leave_attention_alone()
     layer, failures = layers_of(trunk)[0], list[str]()
     layer._compiled_call_impl = CompiledLayer(layer, failures.append)
@@ -119,7 +119,7 @@ def try_compiling(trunk: PreTrainedModel) -> Trial:
         step()
         if failures:
             raise RuntimeError(failures[0])
-        return Trial(eager, compiling=time.perf_counter() - start, compiled=_seconds(step))
+        return Trial(eager, compiling=time.perf_counter() - start, compiled=_seconds(step, trunk.device))
     finally:
         layer._compiled_call_impl = None
 
@@ -157,13 +157,13 @@ def _layer_inputs(trunk: PreTrainedModel, layer: nn.Module) -> tuple[tuple[Any, 
     return tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args), options
 
 
-def _seconds(step: Step, times: int = 3) -> float:
-    """Median seconds of `step`, after one that does not count."""
+def _seconds(step: Step, device: torch.device, times: int = 3) -> float:
+    """Median seconds of `step` on `device`, after one that does not count."""
     taken = []
     for _ in range(times + 1):
         start = time.perf_counter()
         step()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - start)
     return median(taken[1:])

@@ -211,10 +211,14 @@ def _states(shape: Shape, config: Config, layout: Layout) -> list[Part]:
 def _rollout(shape: Shape, config: Config, layout: Layout) -> list[Part]:
     """The local engine's KV cache, which a GPU gives back before the update, and the temporaries of one
     forward pass. The larger of two: sampling a token for every episode; or one layer's pass over prompts and
-    search results, with a mask and the keys and values of its episodes."""
+    search results, with a mask and the keys and values of its episodes. A GPU has those of the episodes that
+    read results together once more for every head that shares them."""
     slots, longest, size = config.rollout.max_num_seqs, config.data.max_episode_tokens, shape.itemsize
     sampling, tokens = SAMPLED_LOGIT * slots * shape.vocabulary, max(PADDED_TOKENS, longest)
     gathered = slots * longest * shape.kv_bytes // shape.layers
+    if not layout.cpu and shape.heads > shape.kv_heads:
+        together = min(slots, -(-tokens // config.rollout.max_obs_length))
+        gathered += together * longest * 2 * shape.heads * shape.head_dim * size
     layer = tokens * longest * (1 + size) + _forward_layer(shape, tokens, gathered)
     cache = cache_bytes(shape, slots, longest)
     kept = cache if layout.cpu else 0
