@@ -21,7 +21,7 @@ from srl.evaluate.paired_tests import paired_test
 from srl.store import reading
 
 ENDS, OTHERS = 1500, 400
-"""Test questions for the ends of reinforcement learning and their start, and for other rows."""
+"""Test questions for the rows that the goals are about, and for other rows."""
 BASELINES = ("closed-book", "few-shot")
 CURVES = (
     "response_length/mean", "env/number_of_valid_search", "env/ratio_of_valid_action", "critic/score/mean",
@@ -43,7 +43,7 @@ class Row:
 
 
 ROWS = {
-    "retrieve-once RAG, fine-tuned": Row("rag", OTHERS),
+    "retrieve-once RAG, fine-tuned": Row("rag", ENDS),
     "R1 without search": Row("r1", OTHERS),
     "cold start": Row("cold-start", ENDS),
     "+ GRPO": Row("grpo", ENDS, "cold start"),
