@@ -7,11 +7,15 @@ from dataclasses import replace
 
 import pytest
 from tests.store_builder import BERN, KLEE, episode, new_log, question, record
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
 
 import srl.store
 from srl.browse.diff import diff, read_side, sides
 from srl.browse.groups import group, in_words, summary
 from srl.browse.replay import as_rows, replay
+from srl.browse.token_text import token_texts
 from srl.cli import main
 from srl.errors import UserError
 from srl.evaluate.paired_tests import paired_test
@@ -280,3 +284,15 @@ def test_tokens_have_their_mask_and_the_numbers_of_sampler_and_trainer(workspace
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split()[:5] == ["position", "turn", "kind", "mask", "token"]
     assert len(lines) == len(mask)
+
+
+def test_a_text_with_a_secret_has_no_pieces_of_tokens(monkeypatch):
+    letters = "".join(sorted(set("the key is Zx9QWv7Kt3")))
+    tokenizer = Tokenizer(WordLevel({letter: place for place, letter in enumerate(letters)}, letters[0]))
+    tokenizer.decoder = Fuse()
+    text = "the key is Zx9QWv7Kt3"
+    ids = [letters.index(letter) for letter in text]
+    assert token_texts(tokenizer, ids, text) == list(text)
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", text[-10:])
+    assert token_texts(tokenizer, ids, text) is None
+    assert token_texts(tokenizer, ids[:-1], text[:-1]) == list(text[:-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from html import unescape
 from types import SimpleNamespace
 
@@ -12,9 +13,11 @@ import pytest
 from starlette.testclient import TestClient
 from tests.store_builder import KLEE, episode, new_log, question, record, search, write_step
 
+import srl.store
 from srl.browse.web.app import create_app
 from srl.browse.web.heat import _colour, largest_advantage
-from srl.browse.web.rendering import HERE, link
+from srl.browse.web.rendering import HERE, LONGEST, link
+from srl.browse.web.report import Choice, write_report
 from srl.cli import main
 from srl.store.prune import prune
 from srl.store.rescores import rescore_file, writing_rescores
@@ -37,6 +40,9 @@ HOSTILE = {
     "entity": "&lt;b&gt; &amp;",
     "url": "javascript:alert(1)",
 }
+
+
+SECRET = "Zx9QWv7Kt3"
 
 
 @pytest.fixture
@@ -181,6 +187,28 @@ def test_text_of_a_megabyte_is_cut_with_a_note(hostile_pages, page):
     assert answer.status_code == 200
     assert len(answer.text) < 1_000_000
     assert "950,000 more characters" in answer.text or page.endswith("trajectories")
+
+
+def test_no_page_shows_the_half_of_a_secret_that_it_cuts(tmp_path, monkeypatch):
+    monkeypatch.setenv("SRL_SEARCH_TOKEN", SECRET)
+    cuts = (60, 80, 100, 120, 200, 300, 500, 1000, 2000, LONGEST)
+    made = [hostile("a" * (cut - len(SECRET) // 2) + SECRET) for cut in cuts]
+    with new_log(tmp_path / "runs" / GRPO) as log:
+        for step in (1, 2):
+            again = [replace(one, step=step) for one in made]
+            log.write(step, "train", [record(one) for one in again], {"train/em": 0.5})
+    get = TestClient(create_app(Workspace(tmp_path)), base_url="http://127.0.0.1").get
+    with srl.store.open(log.directory) as opened:
+        write_report(opened, log.directory.parent, Choice(), tmp_path / "report.html")
+    run = f"/run/{GRPO}"
+    pages = [get(path) for path in (run, f"{run}/trajectories", "/compare?show=queries")]
+    pages += [get("/sql", params={"q": "SELECT question, answer FROM trajectories"})]
+    for one in again:
+        pages += [get(f"{run}/{kind}/{one.id}") for kind in ("trajectory", "siblings")]
+        pages += [get("/question", params={"id": one.question.id})]
+    assert {page.status_code for page in pages} == {200}
+    texts = [page.text for page in pages] + [(tmp_path / "report.html").read_text(encoding="utf-8")]
+    assert not any(SECRET[:4] in text for text in texts)
 
 
 def test_runs_are_listed_with_curves_the_latest_first(get, logged):
@@ -428,7 +456,7 @@ def test_query_that_does_more_than_read_the_log_is_refused(get, logged, query, t
 
 def test_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, monkeypatch):
     page = get("/sql", params={"q": "FROM range(5000)", "run": PPO}).text
-    assert "1,000 rows; the rest is not shown" in page
+    assert "1,000 rows; `srl inspect sql` has no limit" in page
     monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
     slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"
     assert "stopped after" in get("/sql", params={"q": slow, "run": PPO}).text

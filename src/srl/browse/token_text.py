@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from srl.safe_text import hidden
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -33,11 +35,11 @@ def _load(file: Path, written: int) -> Tokenizer | None:
 
 
 def token_texts(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) -> list[str] | None:
-    """The pieces of `text` that the tokens wrote; None if the tokenizer did not write it.
+    """The pieces of `text` that the tokens wrote; None if the tokenizer did not write it, or it has a secret.
 
     A character of several tokens is the last one's, and the others are empty.
     """
-    if tokenizer is None:
+    if tokenizer is None or hidden(text) != text:
         return None
     pieces: list[str] = []
     before: list[int] = []

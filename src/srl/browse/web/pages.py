@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from srl.browse.curve import curves, metric_names
 from srl.browse.diff import PHASES, diff, sides
-from srl.browse.groups import advantage, history, in_words, siblings, summary
+from srl.browse.groups import MOST, advantage, history, in_words, siblings, summary
 from srl.browse.listing import FACETS, SORTS, facets, neighbours, page
 from srl.browse.runs import runs as run_rows
 from srl.browse.sql import sql
@@ -216,7 +216,14 @@ class Pages:
             raise MissingError(f"no trajectory of the question {wanted!r} in these runs")
         return Page(
             "question.html",
-            {"id": wanted, "rows": found, "known": [*known], "chosen": names, "warnings": warnings},
+            {
+                "id": wanted,
+                "rows": found,
+                "most": MOST,
+                "known": [*known],
+                "chosen": names,
+                "warnings": warnings,
+            },
         )
 
     def compare(self, request: Request) -> Page:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from srl.browse.curve import short_name
 from srl.browse.formatting import duration, number, signed
 from srl.browse.transcript import describe
-from srl.safe_text import safe, secrets
+from srl.safe_text import hidden, safe, secrets
 from srl.store.verdict import VERDICTS
 
 HERE = Path(__file__).parent
@@ -26,10 +26,11 @@ LONGEST = 50_000
 
 def environment() -> Environment:
     """Templates that escape every value, after control characters and secrets were made visible or hidden."""
+    found = secrets()
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
-        finalize=partial(_shown, found=secrets()),
+        finalize=partial(_shown, found=found),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -37,7 +38,7 @@ def environment() -> Environment:
     made.globals |= {"link": link, "verdicts": VERDICTS}
     made.filters |= {
         "number": number, "signed": signed, "duration": duration, "short": short_name, "cell": cell,
-        "describe": describe,
+        "clipped": partial(_clipped, found=found), "describe": describe,
     }  # fmt: skip
     return made
 
@@ -59,9 +60,15 @@ def _shown(value: Any, found: tuple[str, ...]) -> Any:
         return ""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    shown = safe(value[:LONGEST], found)
+    shown = safe(hidden(value, found)[:LONGEST], found)
     rest = len(value) - LONGEST
     return shown if rest <= 0 else f"{shown} … {rest:,} more characters, which `srl inspect show` prints"
+
+
+def _clipped(value: Any, length: int, found: tuple[str, ...]) -> str:
+    """The beginning of a text. Secrets are hidden first: of one that is cut in half, the half would show."""
+    text = hidden(str(value), found)
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 
 def link(*parts: object, **parameters: Any) -> str:
