@@ -365,6 +365,16 @@ def test_an_old_and_a_new_name_with_the_same_value_are_one(monkeypatch, capsys):
     assert started == ["verl"]
 
 
+@pytest.mark.parametrize("given", [["--force"], ["--force", "--overwrite"], ["--overwrite", "--force"]])
+def test_a_flag_by_its_old_name_works_also_beside_the_new_one(monkeypatch, capsys, tmp_path, given):
+    built = []
+    monkeypatch.setattr("srl.index.build_index", lambda *given, **named: built.append(named["overwrite"]))
+    monkeypatch.setattr("srl.cli.index.build.show_index", lambda *given: None)
+    assert main(["index", "build", *given, "--out", str(tmp_path / "index")]) == 0
+    assert built == [True]
+    assert capsys.readouterr().err == "warning: --force is now --overwrite; write --overwrite\n"
+
+
 def test_options_left_out_keep_their_defaults_and_those_given_are_converted(monkeypatch):
     seen = {}
 

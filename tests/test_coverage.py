@@ -396,6 +396,10 @@ def test_json_has_the_counts_and_the_missing_file_the_questions(srl):
     assert part["gold"] == {"covered": 1, "known": 2, "share": 0.5}
     (row,) = map(json.loads, Path("m").read_text().splitlines())
     assert (row["id"], row["gold"], row["missing"], row["answer"]) == ("t1", False, ["p9"], False)
+    again = ("data", "coverage", "d/test.parquet", "--corpus", "d/corpus.jsonl", "--missing", "m")
+    code, _, err = srl(*again)
+    assert (code, err) == (2, "srl: m exists; give another --missing, or --overwrite\n")
+    assert srl(*again, "--overwrite")[0] == 0
 
 
 def test_an_index_gives_the_same_figures_as_its_corpus(srl):

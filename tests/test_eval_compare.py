@@ -288,6 +288,14 @@ def test_out_has_the_format_of_its_suffix(two, file, beginning):
     assert (two / file).read_text().startswith(beginning)
 
 
+def test_an_existing_file_is_replaced_only_when_told(two):
+    (two / "t.csv").write_text("mine")
+    assert "exists; give another --out, or --overwrite" in complaint(*NAMES, "--out", str(two / "t.csv"))
+    assert (two / "t.csv").read_text() == "mine"
+    assert srl(*NAMES, "--out", str(two / "t.csv"), "--overwrite").exit_code == 0
+    assert (two / "t.csv").read_text().startswith("source,questions")
+
+
 def test_runs_without_a_common_question_say_what_they_ask(workspace):
     evaluation(workspace, NAMES[0], episodes([question("1")], right_if(bool)))
     evaluation(workspace, NAMES[1], episodes([question("1", "squad")], right_if(bool)))

@@ -104,7 +104,7 @@ def test_a_rebuild_that_fails_leaves_the_old_index(tmp_path, corpus, built):
 
 
 def test_an_index_is_replaced_only_when_asked(tmp_path, corpus, built):
-    with pytest.raises(UserError, match="an index of 3 passages; add --force"):
+    with pytest.raises(UserError, match="an index of 3 passages; add --overwrite"):
         build_index(corpus, built)
     manifest = build_index(corpus, built, options={"k1": 2}, overwrite=True)
     assert open_index(built).digest == manifest.digest

@@ -94,8 +94,8 @@ def test_a_second_build_needs_force(built, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("srl: i exists already")
-    assert "--force" in err
-    assert main([*arguments, "--force"]) == 0
+    assert "--overwrite" in err
+    assert main([*arguments, "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_what_another_program_built_is_imported(corpus, site, capsys):  # noqa: 
     assert json.loads(capsys.readouterr().out)["passages"] == 2
     assert Path("o/foreign/index").read_text() == "theirs"
     assert main([*command, "--corpus", "corpus.jsonl"]) == 2
-    assert "--force" in capsys.readouterr().err
+    assert "--overwrite" in capsys.readouterr().err
     assert main(["index", "import", "theirs", "--retriever", "plain", "--out", "p"]) == 2
     assert "plain cannot import an index" in capsys.readouterr().err
     assert main(["index", "import", "gone", "--retriever", "foreign", "--out", "p"]) == 2

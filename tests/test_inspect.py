@@ -234,6 +234,30 @@ def test_curve_is_written_as_a_picture(srl, logs, tmp_path, name, start):
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
+@pytest.mark.parametrize(
+    ("typed", "start"),
+    [
+        (("curve", "00aa", "--out", "mine.svg"), b"<?xml"), (("export", "-o", "mine.parquet"), b"PAR1"),
+    ],
+)  # fmt: skip
+def test_an_existing_file_is_replaced_only_when_told(srl, logs, tmp_path, monkeypatch, typed, start):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / typed[-1]
+    file.write_text("mine")
+    code, out, err = srl(*typed)
+    assert (code, out) == (2, "")
+    assert err == f"srl: {file.name} exists; give another --out, or --overwrite\n"
+    assert file.read_text() == "mine"
+    assert srl(*typed, "--overwrite")[0] == 0
+    assert file.read_bytes().startswith(start)
+
+
+def test_what_writes_a_new_directory_takes_no_overwrite(srl, logs):
+    code, _, err = srl("export", "--format", "inspect-eval", "--overwrite")
+    assert code == 2
+    assert "--format inspect-eval and --overwrite exclude each other" in err
+
+
 def test_unknown_metric_is_one_line_with_the_nearest(srl, logs):
     code, out, err = srl("curve", "00aa", "--metric", "val/me")
     assert (code, out) == (2, "")

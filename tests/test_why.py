@@ -190,5 +190,9 @@ def test_why_writes_the_format_of_the_files_name(workspace, tmp_path, capsys):
     assert "since step 14" in said
     assert main(["inspect", "why", "last", "-o", str(tmp_path / "why.html")]) == 0
     assert (tmp_path / "why.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "why.html").write_text("mine")
+    assert main(["inspect", "why", "last", "-o", str(tmp_path / "why.html")]) == 2
+    assert (tmp_path / "why.html").read_text() == "mine"
+    assert main(["inspect", "why", "last", "-o", str(tmp_path / "why.html"), "--overwrite"]) == 0
     assert main(["inspect", "why", "last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["cause"]["name"] == "stopped searching"

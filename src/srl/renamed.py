@@ -17,7 +17,11 @@ KEYS: Names = {
 VALUES: Mapping[str, Names] = {"rollout.logprobs": {"sampler": "token", "trainer": "off"}}
 """Values, by old key."""
 
-OPTIONS: Mapping[str, Names] = {"srl train": {"--engine": "--backend"}}
+OPTIONS: Mapping[str, Names] = {
+    "srl train": {"--engine": "--backend"},
+    "srl index build": {"--force": "--overwrite"},
+    "srl index import": {"--force": "--overwrite"},
+}
 """Options, by command."""
 
 FIELDS: Mapping[str, Names] = {

@@ -42,7 +42,7 @@ class _Lean:
         return [_lean(parameter) for parameter in super().get_params(ctx)]  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _current_options(ctx.command_path, args))  # type: ignore[misc]
+        return super().parse_args(ctx, _current_options(ctx, args))  # type: ignore[misc]
 
 
 def _lean(parameter: Any) -> Any:
@@ -60,14 +60,15 @@ def _lean(parameter: Any) -> Any:
     return parameter
 
 
-def _current_options(command: str, arguments: list[str]) -> list[str]:
+def _current_options(ctx: Any, arguments: list[str]) -> list[str]:
     """`arguments` with the current names of options; prints a warning for each old name."""
-    names = OPTIONS.get(command, {})
+    names = OPTIONS.get(ctx.command_path, {})
     given = [argument.partition("=") for argument in arguments]
     for old in dict.fromkeys(name for name, _, _ in given if name in names):
         from srl.cli import output
 
-        _refuse_two_values(old, names[old], arguments)
+        if not any(one.is_flag for one in ctx.command.params if names[old] in one.opts):
+            _refuse_two_values(old, names[old], arguments)
         output.warn(f"warning: {renamed(old, names[old])}")
     return [names.get(name, name) + equals + value for name, equals, value in given]
 

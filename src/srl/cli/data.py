@@ -11,12 +11,11 @@ import typer
 from srl.cli import output
 from srl.cli.data_coverage import coverage
 from srl.cli.data_demonstrations import demonstrations
-from srl.cli.options import Json
+from srl.cli.options import Json, Overwrite
 
 app = typer.Typer(
     no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
 )
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output of this command.")]
 
 
 @app.command("list")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.options import Json, exclude
+from srl.cli.options import Json, Overwrite, check_new, exclude
 from srl.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def coverage(
         Path | None,
         typer.Option(help="Also write the questions that the corpus does not cover, as JSON lines."),
     ] = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Count the questions whose gold passages, and whose answer, the corpus has at all.
@@ -56,6 +57,7 @@ def coverage(
     """
     from srl.evaluate.coverage import coverage as cover
 
+    check_new(missing, overwrite, "--missing")
     files, default = _files(data)
     questions = _questions(files)
     notes: list[str] = []

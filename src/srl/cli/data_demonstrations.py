@@ -12,11 +12,13 @@ from srl.cli import output
 from srl.cli.options import (
     IndexToSearch,
     Json,
+    Overwrite,
     QuestionFiles,
     ServerUrl,
     Sets,
     Temperature,
     TemplateName,
+    check_new,
 )
 
 if TYPE_CHECKING:
@@ -89,9 +91,7 @@ def demonstrations(
     preset: Annotated[str | None, typer.Option(help="Preset of the training that follows.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of the training that follows.")] = None,
     sets: Sets = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier output of this command.")
-    ] = False,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Write right episodes for fine-tuning: a teacher's, or made from supporting facts or passages.
@@ -115,11 +115,9 @@ def demonstrations(
     """
     from srl.cli.eval.shared import check_inputs, check_search, read_model
     from srl.data.splits import parse_limit
-    from srl.errors import UserError
 
     most = parse_limit(limit or [])
-    if out.exists() and not overwrite:
-        raise UserError(f"{out} exists; give another --out, or --overwrite")
+    check_new(out, overwrite)
     teacher_only = {
         "--attempts": attempts, "--temperature": temperature, "--min-reward": min_reward,
         "--evidence": evidence or None, "--per-question": per_question,

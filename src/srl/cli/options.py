@@ -11,6 +11,7 @@ import typer
 from srl.errors import UserError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
 
 
 def exclude(given: Mapping[str, bool], why: str) -> None:
@@ -18,6 +19,12 @@ def exclude(given: Mapping[str, bool], why: str) -> None:
     typed = [name for name, is_given in given.items() if is_given]
     if len(typed) > 1:
         raise UserError(f"{' and '.join(typed[:2])} exclude each other: {why}")
+
+
+def check_new(file: Path | None, overwrite: bool, option: str = "--out") -> None:
+    """Raises UserError if `option` names an existing file that is not to be replaced."""
+    if file is not None and file.is_file() and not overwrite:
+        raise UserError(f"{file} exists; give another {option}, or --overwrite")
 
 
 Sets = Annotated[

@@ -63,7 +63,7 @@ class BuildDirectory:
             _write_note(self.directory, {**self._plan, "corpus_digest": digest})
 
 
-_WAYS = "finish that one, remove it, or add --force to start over"
+_WAYS = "finish that one, remove it, or add --overwrite to start over"
 
 
 @contextmanager
@@ -131,5 +131,5 @@ def _refuse_index(out: Path, overwrite: bool) -> None:
         passages = read_manifest(out, KIND).get("passages")
         raise UserError(
             f"{out} exists already, an index of {passages} passages; "
-            "add --force to replace it, or choose another --out"
+            "add --overwrite to replace it, or choose another --out"
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srl.cli import output
+from srl.cli.options import Overwrite, check_new
 
 if TYPE_CHECKING:
     from srl.evaluate.comparison import Comparison, Measured
@@ -46,6 +47,7 @@ def compare(
         typer.Option("--format", help="Output format; default: that of the suffix of --out, or table."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file; default: stdout.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Compare evaluations on the questions that all of them have: EM, F1 and cover-EM by data source.
 
@@ -61,6 +63,7 @@ def compare(
     from srl.evaluate.comparison import compare as compare_runs
     from srl.evaluate.comparison import read_evaluation
 
+    check_new(out, overwrite)
     found = compare_runs([read_evaluation(run) for run in _find(runs)])
     chosen = form or (_SUFFIXES.get(out.suffix.lower()) if out else None) or Format.table
     for text in found.notes:

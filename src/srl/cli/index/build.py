@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srl.cli.index.shared import IndexDirectory, Settings, show_index, stages
-from srl.cli.options import Json, read_settings
+from srl.cli.options import Json, Overwrite, read_settings
 from srl.cli.output import progress
 
 if TYPE_CHECKING:
     from srl.index import Manifest
 
 Out = Annotated[Path, typer.Option(help="Output directory; written atomically.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing index.")]
 
 
 def build(
@@ -26,7 +25,7 @@ def build(
     ] = None,
     retriever: Annotated[str, typer.Option(help="What will search it; also module:Class.")] = "bm25",
     settings: Settings = None,
-    force: Force = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Build the index of a corpus.
@@ -41,7 +40,7 @@ def build(
     look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
     with stages() as report:
-        manifest = build_index(corpus, out, retriever, options, report, overwrite=force)
+        manifest = build_index(corpus, out, retriever, options, report, overwrite=overwrite)
     show_index(out, manifest, as_json)
 
 
@@ -53,7 +52,7 @@ def import_(
         Path | None, typer.Option(help="Corpus it was built from, if it contains no passages.")
     ] = None,
     settings: Settings = None,
-    force: Force = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Import an index that another program built; its files are linked, or copied if that is not possible.
@@ -68,7 +67,7 @@ def import_(
     look_in(Path.cwd())
     options = read_settings(retriever, settings or [])
     with stages() as report:
-        manifest = import_index(source, out, retriever, options, corpus, report, overwrite=force)
+        manifest = import_index(source, out, retriever, options, corpus, report, overwrite=overwrite)
     show_index(out, manifest, as_json)
 
 

@@ -11,6 +11,7 @@ import typer
 from srl.cli import output
 from srl.cli.inspect.filters import Filters, filtered
 from srl.cli.inspect.shared import Phase, Run, app, paths, read
+from srl.cli.options import Overwrite, check_new, exclude
 
 
 class Form(StrEnum):
@@ -43,6 +44,7 @@ def export(
             "--format", help="messages: chat messages in Parquet; inspect-eval: logs of Inspect (.eval)."
         ),
     ] = Form.messages,
+    overwrite: Overwrite = False,
     *,
     filters: Filters,
 ) -> None:
@@ -62,6 +64,11 @@ def export(
 
     chosen = filters.condition()
     write, to = write_messages if form is Form.messages else write_eval_logs, out or _OUT[form]
+    exclude(
+        {"--format inspect-eval": form is Form.inspect_eval, "--overwrite": overwrite},
+        "it writes a new directory",
+    )
+    check_new(to, overwrite)
     count = read(paths([run]), lambda log: write(log, chosen, to))
     output.note(f"{count:,} trajectories")
     output.line(to)

@@ -10,7 +10,7 @@ import typer
 from srl.cli import output
 from srl.cli.inspect.filters import Filters, filtered
 from srl.cli.inspect.shared import Run, Sort, app, paths, read, read_holding
-from srl.cli.options import exclude
+from srl.cli.options import Overwrite, check_new, exclude
 
 if TYPE_CHECKING:
     import duckdb
@@ -35,7 +35,7 @@ def report(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of trajectories.")
     ] = _MOST,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a chosen part of a run as one HTML file that opens with no network, to keep or to send.
 
@@ -49,8 +49,7 @@ def report(
     from srl.browse.web.report import Choice, write_report
     from srl.errors import UserError
 
-    if out.exists() and not overwrite:
-        raise UserError(f"{out} exists; give another --out, or --overwrite")
+    check_new(out, overwrite)
     if group is not None and filters != Filters():
         raise UserError("--group takes all samples of one question in one step; leave the other filters out")
     exclude({"--group": group is not None, "--limit": limit != _MOST}, "a group is written whole")

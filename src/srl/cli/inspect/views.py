@@ -24,7 +24,7 @@ from srl.cli.inspect.shared import (
     read,
     read_holding,
 )
-from srl.cli.options import exclude
+from srl.cli.options import Overwrite, check_new, exclude
 
 if TYPE_CHECKING:
     from srl.browse.curve import Series
@@ -157,6 +157,7 @@ def curve(
         list[str] | None, typer.Option(help="Metric to draw (repeatable).", show_default="val/em")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Plot metrics over steps, for one or several runs; `!` marks the steps at which a watch fired.
@@ -168,6 +169,7 @@ def curve(
     from srl.browse.curve import curve as series
 
     exclude({"--json": json, "--out": out is not None}, "one prints the points, the other draws them")
+    check_new(out, overwrite)
     wanted: list[str | None] = [*metric] if metric else [None]
     chosen = paths(runs or ["last"], trained=runs in (None, [], ["last"]))
     found = read(chosen, lambda log: [series(log, name) for name in wanted])

@@ -10,7 +10,7 @@ import typer
 
 from srl.cli import output
 from srl.cli.inspect.shared import Json, Run, app, paths, read
-from srl.cli.options import exclude
+from srl.cli.options import Overwrite, check_new, exclude
 
 
 class Form(StrEnum):
@@ -28,6 +28,7 @@ def why(
         Form | None, typer.Option("--format", help="Format; default: by the file's name, else text.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write FILE (.md, .html, .txt).")] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Report why a training run got worse: its curves, the likeliest cause with its evidence, examples.
@@ -46,6 +47,7 @@ def why(
     from srl.files import atomic_file
 
     exclude({"--json": json, "--out": out is not None}, "JSON goes to stdout; redirect it")
+    check_new(out, overwrite)
     exclude({"--json": json, "--format": form is not None}, "both say what the report looks like")
     directory = paths([run], trained=run == "last")
     found = read(directory, lambda log: diagnose(log, run_of(log, directory[0])))
