@@ -96,6 +96,18 @@ def test_a_demonstration_whose_prompt_is_too_long_is_left_out(tmp_path):
     assert re.search(r"is 'long': its prompt has \d+ tokens, more than data.max_prompt_length=32", notes[0])
 
 
+def test_a_demonstration_of_a_training_question_has_the_prompt_of_its_file(tmp_path):
+    own = ({"role": "user", "content": "find it : what flag has velmar"},)
+    file, other = tmp_path / "mine.jsonl", replace(shown(name="other"), text="what flag has velmar red")
+    write_demonstrations(file, [shown(), shown([TURNS[1]]), other])
+    asked = [Question("demo/0", shown().text, ("red",), prompt=own)]
+    arguments = (TableSearch(PASSAGES[:1]), Codec(tokenizer()), template("tiny"), OPTIONS)
+    found = demonstrated(file, *arguments, asked=asked)
+    assert [item.question.prompt == own for item in found] == [True, True, False]
+    assert found[0].segments[0].token_ids == tuple(Codec(tokenizer()).encode_prompt(own)[0])
+    assert [item.question.prompt for item in demonstrated(file, *arguments)][2] == found[2].question.prompt
+
+
 def test_further_demonstrations_of_a_question_have_numbers(tmp_path):
     """As where the files of two kinds of demonstrations are put together."""
     file = tmp_path / "both.jsonl"

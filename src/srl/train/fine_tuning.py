@@ -193,7 +193,9 @@ def sft_loop(
     if config.sft.log is not None:
         episodes, counts = _logged(config, policy, note)
     else:
-        shown = demonstrated(file(), place.search, policy.codec, place.template, place.options, note)
+        shown = demonstrated(
+            file(), place.search, policy.codec, place.template, place.options, note, place.splits.train
+        )
         episodes, counts = shown, {}
     counts |= {
         "sft/episodes": len(episodes),

@@ -53,15 +53,16 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 def demonstrated(
     file: Path, search: SearchTool | None, codec: Codec, template: Template, options: EpisodeOptions,
-    note: Note = lambda text: None,
+    note: Note = lambda text: None, asked: Sequence[Question] = (),
 ) -> list[Trajectory]:  # fmt: skip
-    """The demonstrations of `file` as episodes, run against the search that training will use.
+    """The demonstrations of `file` as episodes, run against the search that training will use. Those of the
+    training questions `asked` have their prompts.
 
     One that does not play as it is written (`not_as_written`) would teach something else. It is left out, and
     a note says so. Raises UserError if none is left.
     """
     shown = read_demonstrations(file)
-    fitting, wrong = with_prompts(shown, codec, template, options)
+    fitting, wrong = with_prompts(shown, codec, template, options, asked)
     episodes = demonstrate(fitting, search, codec=codec, template=template, options=options)
     whys = [not_as_written(item, codec, options) for item in episodes]
     wrong += [(item.question.id, why) for item, why in zip(episodes, whys, strict=True) if why is not None]
@@ -78,16 +79,19 @@ def demonstrated(
 
 
 def with_prompts(
-    questions: Sequence[Question], codec: Codec, template: Template, options: EpisodeOptions
-) -> tuple[list[Question], list[tuple[str, str]]]:
-    """The questions with the prompts that reinforcement learning gives them; and ids of those whose prompt is
-    too long, with what to say. A template that retrieves makes its prompts while an episode runs."""
+    questions: Sequence[Question], codec: Codec, template: Template, options: EpisodeOptions,
+    asked: Sequence[Question] = (),
+) -> tuple[list[Question], list[tuple[str, str]]]:  # fmt: skip
+    """The questions with the prompts that reinforcement learning gives them: that of a question `asked` with
+    the same text, which may be from its file, else the template's. Also the ids of those whose prompt is too
+    long, with what to say. A template that retrieves makes its prompts while an episode runs."""
     if template.retrieves:
         return list(questions), []
     one_message, longest = needs_one_message(template, codec), options.max_prompt_length
     fitting, wrong = list[Question](), list[tuple[str, str]]()
+    known = {item.text: item.prompt for item in asked}
     for question in questions:
-        prompt = prompt_messages(template.messages(question.text), one_message)
+        prompt = known.get(question.text) or prompt_messages(template.messages(question.text), one_message)
         if (length := len(codec.encode_prompt(prompt)[0])) <= longest:
             fitting.append(replace(question, prompt=prompt))
         else:
