@@ -251,6 +251,18 @@ def test_another_reference_is_refused(setting, workspace, tmp_path):
         resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said(), steps=2)
 
 
+def test_another_model_under_an_adapter_is_refused(setting, workspace, tmp_path):
+    shutil.copytree(setting / "model", tmp_path / "model")
+    settings = {"model__path": str(tmp_path / "model"), "model__lora_rank": 2}
+    train(config(setting, "grpo", trainer__total_training_steps=1, **settings), workspace, "grpo")
+    resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said(), steps=2)
+    file = tmp_path / "model" / "model.safetensors"
+    weights = {name: value + 1 for name, value in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"the model under the adapter of .* has changed"):
+        resume(only_run(workspace), workspace=Workspace(workspace), terminal=Said(), steps=3)
+
+
 @pytest.mark.slow
 @pytest.mark.must_run
 @pytest.mark.timeout(1800)

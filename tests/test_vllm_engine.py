@@ -197,7 +197,7 @@ def test_vllm_that_was_asked_for_is_an_error_and_of_auto_a_note(installed, monke
     with pytest.raises(UserError, match=r"^rollout\.engine = vllm: vLLM .* pip install"):
         load_engine(a_config("rollout.engine=vllm", *SHORT), policy, notes.append)
     assert not notes
-    monkeypatch.setattr("srl.train.load_components.engine_name", lambda config: "vllm")
+    monkeypatch.setattr("srl.train.load_components._is_for_vllm", lambda config: True)
     engine = load_engine(a_config(*SHORT), policy, notes.append)
     assert isinstance(engine, TorchEngine)
     assert len(notes) == 1

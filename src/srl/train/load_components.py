@@ -221,7 +221,7 @@ def load_engine(config: Config, policy: LoadedModel, note: Note) -> Engine:
     for error in context_errors(config, context_of(policy.model.config)):
         raise UserError(error)
     rollout, longest = config.rollout, config.data.max_episode_tokens
-    if engine_name(config) == "vllm" or (rollout.engine == "auto" and _is_for_vllm(config)):
+    if rollout.engine == "vllm" or (rollout.engine == "auto" and _is_for_vllm(config)):
         try:
             return _load_vllm(config, policy)
         except UserError as error:

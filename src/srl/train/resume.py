@@ -263,6 +263,22 @@ def check_reference(run: Path, record: RunRecord, config: Config, digest: str) -
         )
 
 
+def base_digest(config: Config) -> str:
+    """The digest of the model under an adapter; empty without one."""
+    from srl.model import model_digest
+
+    return model_digest(str(config.model.path)) if config.model.lora_rank > 0 else ""
+
+
+def check_base(run: Path, record: RunRecord, config: Config) -> None:
+    """Raises UserError where the model under the adapter is not the one that the run started with."""
+    if record.base_digest and (digest := base_digest(config)) != record.base_digest:
+        raise UserError(
+            f"the model under the adapter of {run.name} has changed: {config.model.path} is not the model "
+            f"that the run started with (expected digest {record.base_digest}, found {digest})"
+        )
+
+
 def dtype_here(config: Config) -> str:
     """What `model.dtype` comes to on this device."""
     from srl.model import pick_device, pick_dtype

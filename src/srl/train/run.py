@@ -101,6 +101,7 @@ def start(
             preset, algo, resuming.utc_now(), backend, trainer.reference, **trainer.digests.as_fields(),
             question_digests=resuming.question_digests(config),
             dtype=resuming.dtype_here(config) if backend == "local" else "",
+            base_digest=resuming.base_digest(config) if backend == "local" else "",
         )  # fmt: skip
         record.save(run)
         terminal.note(
@@ -142,6 +143,7 @@ def resume(
     check_loggers(config.trainer.logger)
     config = with_local_models(config, workspace, terminal.note)
     config = resuming.with_its_dtype(run, record, config, terminal.note)
+    resuming.check_base(run, record, config)
     trainer = trains.prepare(config, record.algo, workspace, terminal)
     resuming.check_reference(run, record, config, trainer.reference)
     resuming.warn_about_other_indexes(run, record, trainer.digests, terminal.note)

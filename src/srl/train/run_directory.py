@@ -106,6 +106,8 @@ class RunRecord:
     started: str
     backend: BackendName = "local"
     reference_digest: str = ""
+    base_digest: str = ""
+    """Of the model under an adapter; empty without one, on verl, and in older runs."""
     dtype: str = ""
     """What `model.dtype` came to on this backend; empty on verl, and in older runs."""
     index_digest: str = ""
