@@ -60,6 +60,21 @@ def test_other_weights_inside_are_another_index(letters, tmp_path):
         open_index(tmp_path / "one")
 
 
+@pytest.mark.parametrize("call", ["identity", "build", "open"])
+def test_an_error_of_a_third_party_inside_names_it(letters, tmp_path, monkeypatch, call):
+    def fail(*given):
+        raise KeyError("lost")
+
+    if call == "open":
+        build_index(PASSAGES, tmp_path / "index", "hybrid", BOTH)
+    monkeypatch.setattr(letters.Letters, call, fail)
+    with pytest.raises(UserError, match=r"^retriever 'letters' \(srl-search-letters 1\.0\) raised .*lost"):
+        if call == "open":
+            open_index(tmp_path / "index")
+        else:
+            build_index(PASSAGES, tmp_path / "index", "hybrid", BOTH)
+
+
 def test_passages_are_kept_once_and_each_writes_below_its_name(letters, tmp_path):
     manifest = build_index(PASSAGES, tmp_path / "one", "hybrid", BOTH)
     assert {name.partition("/")[0] for name in manifest.files} == {"passages", "bm25", "letters"}

@@ -369,3 +369,19 @@ def test_a_name_that_the_hub_does_not_give_says_what_to_type(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(UserError, match=r"org/name, .*\(no network\); type: hf download org/name"):
         model_directory("org/name")
+
+
+@pytest.mark.parametrize("call", ["identity", "build", "open"])
+def test_an_error_of_a_third_party_inside_names_it(letters, options, tmp_path, monkeypatch, call):
+    def fail(*given):
+        raise KeyError("lost")
+
+    chosen = {**options, "retriever": "letters"}
+    if call == "open":
+        build_index(PASSAGES, tmp_path / "index", "rerank", chosen)
+    monkeypatch.setattr(letters.Letters, call, fail)
+    with pytest.raises(UserError, match=r"^retriever 'letters' \(srl-search-letters 1\.0\) raised .*lost"):
+        if call == "open":
+            open_index(tmp_path / "index")
+        else:
+            build_index(PASSAGES, tmp_path / "index", "rerank", chosen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from pathlib import Path
 
 from srl.errors import UserError
@@ -18,7 +17,7 @@ from srl.index import (
 )
 from srl.trajectory import Hit, Passage
 from srl_hybrid.fusion import best, fuse_first
-from srl_hybrid.inner_retriever import hits_of
+from srl_hybrid.inner_retriever import hits_of, named_errors
 from srl_hybrid.options import HybridOptions
 
 
@@ -44,11 +43,11 @@ class HybridRetriever(RetrieverBase):
 
     def identity(self) -> dict[str, str]:
         """What each retriever's results depend on besides its options, prefixed with its name."""
-        return {
-            f"{name} {key}": digest
-            for name, retriever in self._retrievers.items()
-            for key, digest in retriever.identity().items()
-        }
+        found = dict[str, str]()
+        for name, retriever in self._retrievers.items():
+            with named_errors(name):
+                found |= {f"{name} {key}": digest for key, digest in retriever.identity().items()}
+        return found
 
     def build(self, passages: Iterable[Passage], directory: Path, progress: Callable[[int], None]) -> None:
         """Build all indexes, one after the other; `progress` gets the mean over all of them.
@@ -56,17 +55,18 @@ class HybridRetriever(RetrieverBase):
         Resumable retrievers are built first, so that an interruption loses only the work of the others.
         """
         store = keep_passages(passages, directory)
-        order = sorted(self._retrievers.values(), key=attrgetter("resumable"), reverse=True)
-        for position, retriever in enumerate(order):
+        order = sorted(self._retrievers.items(), key=lambda item: item[1].resumable, reverse=True)
+        for position, (name, retriever) in enumerate(order):
             before = position * len(store)
-            retriever.build(store, directory, lambda done, n=before: progress((n + done) // len(order)))
+            with named_errors(name):
+                retriever.build(store, directory, lambda done, n=before: progress((n + done) // len(order)))
 
     def open(self, directory: Path) -> HybridRetriever:
         """Open all retrievers on `directory`."""
         self._store = open_passages(directory)
-        self._retrievers = {
-            name: open_retriever(retriever, directory) for name, retriever in self._retrievers.items()
-        }
+        for name, retriever in self._retrievers.items():
+            with named_errors(name):
+                self._retrievers[name] = open_retriever(retriever, directory)
         return self
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:

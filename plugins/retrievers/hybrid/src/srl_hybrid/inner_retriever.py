@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from srl.errors import UserError
@@ -45,6 +46,11 @@ def folders(name: str, options: Options) -> list[str]:
     if name == "rerank":
         return folders(options["retriever"], options["options"])
     return [name]
+
+
+def named_errors(name: str) -> AbstractContextManager[None]:
+    """Around a call of the retriever `name`: what a third party's raises is its error, not this package's."""
+    return manager.named_errors(manager.find("retriever", name))
 
 
 def hits_of(found: Iterable[list[Hit] | Fault]) -> list[list[Hit]]:

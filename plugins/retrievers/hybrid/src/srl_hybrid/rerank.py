@@ -25,7 +25,7 @@ from srl.index.timing import timed
 from srl.trajectory import Hit, Passage
 from srl_hybrid.cross_encoder import CrossEncoder
 from srl_hybrid.fusion import best, followed_by
-from srl_hybrid.inner_retriever import hits_of
+from srl_hybrid.inner_retriever import hits_of, named_errors
 from srl_hybrid.options import RerankOptions
 
 MODEL_FILE = "model.json"
@@ -49,7 +49,9 @@ class RerankRetriever(RetrieverBase):
 
     def identity(self) -> dict[str, str]:
         """The digest of the cross-encoder's weights, and the identity of the candidates' retriever."""
-        return {**self._retriever.identity(), "cross-encoder": self._loaded().digest}
+        with named_errors(self.options.retriever):
+            inner = self._retriever.identity()
+        return {**inner, "cross-encoder": self._loaded().digest}
 
     def build(
         self, passages: Iterable[Passage] | None, directory: Path, progress: Callable[[int], None]
@@ -59,16 +61,18 @@ class RerankRetriever(RetrieverBase):
         A live retriever has no passages.
         """
         model = self._loaded().model
-        if passages is None:
-            build_live(self._retriever, directory, progress)
-        else:
-            self._retriever.build(keep_passages(passages, directory), directory, progress)
+        with named_errors(self.options.retriever):
+            if passages is None:
+                build_live(self._retriever, directory, progress)
+            else:
+                self._retriever.build(keep_passages(passages, directory), directory, progress)
         (directory / self.name).mkdir(exist_ok=True)
         write_json(directory / self.name / MODEL_FILE, {"format": FORMAT, "model": model})
 
     def open(self, directory: Path | None) -> RerankRetriever:
         """Open the retriever on `directory` and load the cross-encoder. Raises UserError."""
-        self._retriever = open_retriever(self._retriever, directory)
+        with named_errors(self.options.retriever):
+            self._retriever = open_retriever(self._retriever, directory)
         if directory is not None and not self.live:
             self._store = open_passages(directory)
         encoder = self._loaded(_saved_model(directory / self.name / MODEL_FILE) if directory else None)
