@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,14 +66,13 @@ def test_an_error_of_a_third_party_inside_names_it(letters, tmp_path, monkeypatc
     def fail(*given):
         raise KeyError("lost")
 
+    act = partial(build_index, PASSAGES, tmp_path / "index", "hybrid", BOTH)
     if call == "open":
-        build_index(PASSAGES, tmp_path / "index", "hybrid", BOTH)
+        act()
+        act = partial(open_index, tmp_path / "index")
     monkeypatch.setattr(letters.Letters, call, fail)
     with pytest.raises(UserError, match=r"^retriever 'letters' \(srl-search-letters 1\.0\) raised .*lost"):
-        if call == "open":
-            open_index(tmp_path / "index")
-        else:
-            build_index(PASSAGES, tmp_path / "index", "hybrid", BOTH)
+        act()
 
 
 def test_passages_are_kept_once_and_each_writes_below_its_name(letters, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -377,11 +378,10 @@ def test_an_error_of_a_third_party_inside_names_it(letters, options, tmp_path, m
         raise KeyError("lost")
 
     chosen = {**options, "retriever": "letters"}
+    act = partial(build_index, PASSAGES, tmp_path / "index", "rerank", chosen)
     if call == "open":
-        build_index(PASSAGES, tmp_path / "index", "rerank", chosen)
+        act()
+        act = partial(open_index, tmp_path / "index")
     monkeypatch.setattr(letters.Letters, call, fail)
     with pytest.raises(UserError, match=r"^retriever 'letters' \(srl-search-letters 1\.0\) raised .*lost"):
-        if call == "open":
-            open_index(tmp_path / "index")
-        else:
-            build_index(PASSAGES, tmp_path / "index", "rerank", chosen)
+        act()
