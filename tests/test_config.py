@@ -426,6 +426,14 @@ def test_doubtful_values_warn(sets, warning):
     assert said.startswith(warning)
 
 
+def test_what_an_index_keeps_of_a_retriever_inside_it_has_no_effect():
+    inner = "retriever.hybrid.retrievers.bm25.k1=1.5"
+    sets = ["search.index=i", "retriever.name=hybrid", inner, "retriever.hybrid.runtime.bm25.n_threads=2"]
+    name, option = load_config(algo="grpo", sets=sets).warnings
+    assert name.startswith("retriever.name = hybrid has no effect: an index")
+    assert option.startswith("retriever.hybrid.retrievers.bm25.k1 = 1.5 has no effect: an index")
+
+
 def test_settings_that_are_read_do_not_warn():
     kl = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=.1"]
     sets = [*kl, "algorithm.gamma=.5", "algorithm.lam=.9", "actor.clip_ratio=.1", "actor.clip_ratio_high=.3"]

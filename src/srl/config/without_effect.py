@@ -52,7 +52,7 @@ def without_effect(config: Config, origins: Mapping[str, str], algorithm: Algori
             unread[f"algorithm.{key}"] = f"{algorithm.name} does not use it"
     for key in [key for key, origin in origins.items() if origin in TYPED]:
         for start, why in unread.items():
-            if key == start or (start.endswith(("_", ".")) and key.startswith(start)):
+            if key == start or key.startswith(start if start.endswith(("_", ".")) else f"{start}."):
                 yield f"{key} = {plain(value_of(config, key))} has no effect: {why}"
 
 
