@@ -17,6 +17,8 @@ ORDER = (
     "cold start", "+ GRPO", "+ PPO", "+ the settings of tiny-hard", "+ rejection sampling",
     "+ GRPO, retrieved tokens trained",
 )  # fmt: skip
+TESTS = {"all": "all", "hops>1": "several hops", "no comparisons": "no comparisons"}
+"""The paired tests, and the questions that each is about."""
 NOTHING = "Nothing has been measured yet: `make bench-real`.\n"
 MEAN = "mean over sets"
 
@@ -38,6 +40,19 @@ def measured(file: Path | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
 def learning(file: Path | None = None) -> str:
     """EM on the mean over sets, F1, EM of the questions of several hops, of those that compare no two things
     and of each set, searches."""
+    headers, *lines = figures(file)
+    return table(headers, lines) if lines else NOTHING
+
+
+def summary() -> str:
+    """The columns of `learning` that the README has."""
+    headers, *lines = figures()
+    short = [[line[place] for place in (0, 1, 2, 4, 5, -1)] for line in (headers, *lines)]
+    return table(short[0], short[1:]) if lines else NOTHING
+
+
+def figures(file: Path | None = None) -> list[list[str]]:
+    """The header, and a line for each row."""
     lines, names = [], list[str]()
     for name, row in measured(file):
         sets = {one["name"]: one["measures"] for one in row["sets"]}
@@ -58,7 +73,7 @@ def learning(file: Path | None = None) -> str:
         *names,
         "searches",
     ]
-    return table(headers, lines) if lines else NOTHING
+    return [headers, *lines]
 
 
 def em_without_comparisons(groups: Mapping[str, Any]) -> float:
@@ -104,14 +119,14 @@ def behaviour() -> str:
 
 
 def differences(file: Path | None = None) -> str:
-    """The paired tests: all questions, and those of several hops."""
+    """The paired tests: all questions, those of several hops, and those that compare no two things."""
     lines = []
     for name, seeds in load(file).get("compared", {}).items():
         for seed, found in sorted(seeds.items()):
             lines += [
                 [f"{name}, seed {seed}", questions, *difference(found[key])]
-                for key, questions in (("all", "all"), ("hops>1", "several hops"))
-                if found[key] is not None
+                for key, questions in TESTS.items()
+                if found.get(key) is not None
             ]
     headers = ["", "which", "questions", "EM before", "after", "difference (95%)", "p"]
     return table(headers, lines) if lines else NOTHING
@@ -157,6 +172,7 @@ def share(value: float | None) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "real_learning": learning,
+    "real_learning_summary": summary,
     "real_learning_groups": groups,
     "real_learning_behaviour": behaviour,
     "real_learning_differences": differences,

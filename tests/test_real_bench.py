@@ -203,6 +203,9 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
         "| 1,500 | 1.000 (.950 to 1.050) | 1.000 (.950 to 1.050) | 1.000 | 1.000 | 1.000 | 1.000 | 2.00 |"
         in lines[4]
     )
+    assert real_tables.summary().splitlines()[4] == (
+        "| + GRPO, seed 0 | 1,500 | 1.000 (.950 to 1.050) | 1.000 | 1.000 | 2.00 |"
+    )
     assert "| 61 min, 40 steps |" in real_tables.behaviour()
     assert (
         "| + GRPO, seed 0 | all | 1 | .000 | 1.000 | +1.000 (-1.000 to +1.000) | 1.000 |"
@@ -210,6 +213,26 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
     )
     assert "| hops 1 |" in real_tables.groups()
     assert "┊ Doc 1\n┊ Doc 2\n```\n\n3 of 70 two-hop" in real_tables.transcript()
+
+
+def test_a_baseline_that_is_made_once_is_compared_with_every_seed(bench, monkeypatch):
+    bench.once("row-rag-s0", lambda: {"RAG": row(0.0)})
+    bench.once("row-grpo-s1", lambda: {"+ GRPO": row(1.0)})
+    monkeypatch.setattr(Bench, "trained", lambda self, name: None)
+    monkeypatch.setattr(measure, "differences", lambda bench, before, after: {
+        "em": [one["sets"][0]["measures"]["em"]["mean"] for one in (before, after)]})  # fmt: skip
+    measure.evaluate(replace(bench, seed=1))
+    assert measure.collected(bench)["compared"] == {"+ GRPO against RAG": {"1": {"em": [0.0, 1.0]}}}
+
+
+def test_a_paired_test_leaves_comparisons_out(bench, monkeypatch):
+    asked = [("a", 0.0, "bridge_comparison"), ("b", 1.0, "bridge"), ("c", 0.0, "")]
+    found = [replace(result(name, em), kind=kind) for name, em, kind in asked]
+    monkeypatch.setattr(Bench, "srl", lambda self, *typed: '{"rows": []}')
+    monkeypatch.setattr(measure, "results_of", lambda bench, setting: found)
+    tests = measure.differences(bench, {"place": "x"}, {"place": "y"})
+    counts = {which: (tests[which] or {}).get("questions") for which in ("all", "hops>1", "no comparisons")}
+    assert counts == {"all": 3, "hops>1": 3, "no comparisons": 2}
 
 
 def test_em_without_comparisons_leaves_both_kinds_out():

@@ -6,7 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -52,6 +52,8 @@ ROWS = {
     "+ rejection sampling": Row("rft", OTHERS, "cold start"),
     "+ GRPO, retrieved tokens trained": Row("grpo-no-mask", ENDS, "+ GRPO"),
 }
+ONCE = ("rag",)
+"""Baselines that are made with seed 0 alone, for every seed."""
 BASE = {"search": "base as it is", "closed-book": "closed-book", "few-shot": "base, few-shot"}
 """The names of the base's settings."""
 
@@ -76,9 +78,10 @@ def evaluate(bench: Bench) -> None:
     pairs["+ GRPO against RAG"] = ("rag", "grpo")
     pairs["+ GRPO against rejection sampling"] = ("rft", "grpo")
     for name, (before, after) in pairs.items():
-        if measured(bench, before) and measured(bench, after):
+        rows = [baseline(bench, before), measured(bench, after)]
+        if all(rows):
             key = f"compared-{before}-{after}-s{bench.seed}"
-            bench.once(key, partial(compared, bench, name, before, after))
+            bench.once(key, partial(compared, bench, name, rows))
 
 
 def small(bench: Bench) -> Iterable[str]:
@@ -196,16 +199,21 @@ def measured(bench: Bench, run: str) -> dict[str, Any] | None:
     return None if not file.is_file() else next(iter(json.loads(file.read_text())["value"].values()))
 
 
-def compared(bench: Bench, name: str, before: str, after: str) -> dict[str, Any]:
-    """The row of the run `after` against that of `before`, on the questions that both were asked."""
-    rows = [found for run in (before, after) if (found := measured(bench, run)) is not None]
+def baseline(bench: Bench, run: str) -> dict[str, Any] | None:
+    """The row that a run is compared with: of this seed, or where one seed is made of it, of that seed."""
+    return measured(bench, run) or (measured(replace(bench, seed=0), run) if run in ONCE else None)
+
+
+def compared(bench: Bench, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The second row against the first, on the questions that both were asked."""
     return {name: differences(bench, *rows)}
 
 
 def differences(bench: Bench, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """`srl eval compare` of two evaluations, and the same test of the questions of several hops.
+    """`srl eval compare` of two evaluations, and the same test of the questions of several hops, and of those
+    whose answer is not one of two things that they name.
 
-    Both are of the questions that both runs have.
+    All are of the questions that both runs have.
     """
     out = bench.srl(
         bench.evaluations,
@@ -219,7 +227,9 @@ def differences(bench: Bench, before: Mapping[str, Any], after: Mapping[str, Any
     rows = [{key: value for key, value in one.items() if key in kept} for one in json.loads(out)["rows"]]
     pairs = paired(results_of(bench, before), results_of(bench, after))
     several = [(a, b) for a, b in pairs if (a.hops or 1) > 1]
-    return {"rows": rows, "hops>1": difference(several), "all": difference(pairs)}
+    others = [(a, b) for a, b in pairs if not (a.kind or "").endswith("comparison")]
+    tests = {"all": pairs, "hops>1": several, "no comparisons": others}
+    return {"rows": rows, **{which: difference(some) for which, some in tests.items()}}
 
 
 def paired(
