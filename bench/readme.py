@@ -187,8 +187,8 @@ def quality() -> str:
     return table(["retriever", *names, "questions/s"], lines)
 
 
-PAGES = ("README.md", "docs/retrieval.md", "docs/scale.md", "docs/performance.md", "docs/results.md",
-         "docs/stability.md", "docs/inspect.md", "docs/algorithms.md")  # fmt: skip
+PAGES = ("README.md", "docs/retrieval.md", "docs/search-server.md", "docs/scale.md", "docs/performance.md",
+         "docs/results.md", "docs/stability.md", "docs/inspect.md", "docs/algorithms.md")  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "recall": recall,

@@ -1,4 +1,4 @@
-"""EM, F1 and cover EM against the rules of SQuAD's, HotpotQA's and Search-R1's scripts, pair by pair.
+"""EM, F1 and cover-EM against the rules of SQuAD's, HotpotQA's and Search-R1's scripts, pair by pair.
 
 The references below state the rules of those scripts. Ours differ in the cases of `DIFFERENCES`, which
 docs/evaluation.md lists, and nowhere else; each of them must occur.

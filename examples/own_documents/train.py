@@ -36,7 +36,7 @@ def main() -> None:
         (given.out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     index = given.out / "index"
-    srl("index", "build", "--corpus", given.out / "corpus.jsonl", "--out", index, "--force")
+    srl("index", "build", "--corpus", given.out / "corpus.jsonl", "--out", index, "--overwrite")
     settings = {
         "search.index": index,
         "data.train_files": given.out / "train.jsonl",

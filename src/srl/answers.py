@@ -27,7 +27,7 @@ def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
 
 
 def cover_exact_match(prediction: str | None, golds: Iterable[str]) -> float:
-    """1.0 where the prediction contains any gold answer as whole words, both normalised ("cover EM").
+    """1.0 where the prediction contains any gold answer as whole words, both normalised ("cover-EM").
 
     A gold answer of which normalising leaves nothing must be equal, as in `exact_match`.
     """

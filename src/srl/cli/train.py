@@ -112,7 +112,7 @@ def train(
 
 @app.command()
 def export(
-    out: Annotated[Path, typer.Option(help="Output directory; must not exist.")],
+    out: Annotated[Path, typer.Option(help="Output directory; an existing one needs --overwrite.")],
     run: Annotated[
         str,
         typer.Argument(

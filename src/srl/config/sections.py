@@ -103,7 +103,7 @@ class Model(Section):
     Hugging Face hub (fetched once, into the hub's cache), or a GGUF file (converted once, into the
     workspace). null: the small base model of data.world."""
     tokenizer: File | None = None
-    """Directory of the tokenizer, or its name on the hub. null: the model's."""
+    """Directory of the tokenizer, its name on the hub, or a GGUF file. null: the model's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that supports it, else float32. float16 is for
     evaluation; the local backend does not train in it, since it does not scale the loss."""
@@ -230,8 +230,8 @@ class Search(Section):
     """What answers searches, and how failures are handled."""
 
     url: Texts | None = None
-    """URL of a search server's `/retrieve`, or a list of URLs that serve the same index. null: search in this
-    process."""
+    """URL of a search server's `/retrieve`, or a list of URLs that serve the same index; a URL without a path
+    means `/retrieve`. null: search in this process."""
     index: File | None = None
     """Index directory, searched in this process. null: the index of data.corpus, built if missing."""
     digest: Annotated[str | None, Takes("12 to 32 digits of 0-9 and a-f, or null")] = Field(
@@ -641,7 +641,7 @@ class Trainer(Section):
     """Steps of RL."""
     save_freq: Natural = 10
     """Steps between checkpoints. A run that is stopped saves one too, unless the step under way has begun to
-    change weights. 0: only the last step."""
+    change weights. 0: only the last step, and none when the run is stopped."""
     test_freq: Natural = 10
     """Steps between validations. 0: none."""
     val_before_train: bool = True

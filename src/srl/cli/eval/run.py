@@ -50,7 +50,7 @@ _ROWS = {
     "answer in the corpus": "answer_in_corpus",
     "EM of completed": "em_completed",
     "F1": "f1",
-    "cover EM": "cover_em",
+    "cover-EM": "cover_em",
     "gold passages shown": "evidence_recall",
     "EM where all were shown": "em_evidence_shown",
     "golden answer shown": "answer_shown",
