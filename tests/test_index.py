@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from srl import index
 from srl.errors import CheckFailed, UserError
-from srl.index import build_index, check_corpus, open_index
+from srl.index import build_index, check_corpus, open_index, read_index_manifest
+from srl.index.manifest import index_digest
 from srl.trajectory import Passage
 
 ROWS = [
@@ -101,6 +103,17 @@ def test_a_rebuild_that_fails_leaves_the_old_index(tmp_path, corpus, built):
         build_index(corpus, built, overwrite=True)
     assert open_index(built).digest == before
     assert entries(tmp_path) == ["built", "corpus.jsonl"]
+
+
+def test_machine_dependent_options_of_a_manifest_are_left_out(built):
+    """No build writes them: a manifest of somebody else could say trust_remote_code."""
+    manifest = read_index_manifest(built)
+    options = {**manifest.options, "n_threads": 7}
+    digest = index_digest(manifest.corpus_digest, "bm25", options, manifest.identity)
+    replace(manifest, options=options, digest=digest).write(built)
+    opened = open_index(built)._retriever
+    assert (opened.options.n_threads, opened.options.k1) == (1, 0.9)
+    assert open_index(built, {"n_threads": 2})._retriever.options.n_threads == 2
 
 
 def test_an_index_is_replaced_only_when_asked(tmp_path, corpus, built):

@@ -176,19 +176,25 @@ def check_index(directory: Path | str) -> Manifest:
 
 
 def _options(directory: Path, manifest: Manifest, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the build, with those given that may differ. Raises UserError for the others."""
-    asked = build_parameters(manifest.retriever, {**manifest.options, **given})
+    """The options of the build, with those given that may differ. Raises UserError for the others.
+
+    Machine-dependent options are the user's alone: no build writes them, and those that a manifest has
+    nevertheless, such as `trust_remote_code`, are left out.
+    """
+    known = build_parameters(manifest.retriever, manifest.options)
+    built = {name: known[name] for name in manifest.options if name in known}
+    asked = build_parameters(manifest.retriever, {**built, **given})
     for name in given:
-        if name in asked and asked[name] != manifest.options.get(name):
+        if name in asked and asked[name] != built.get(name):
             raise UserError(
-                f"{directory} was built with {name}={manifest.options.get(name)}, not {asked[name]}; "
+                f"{directory} was built with {name}={built.get(name)}, not {asked[name]}; "
                 f"leave the option out, or type: srl index build --set {name}={asked[name]} …"
             )
     model = manager.options_model("retriever", manifest.retriever)
     if model is None:
         if given:
             raise UserError(f"no option retriever.{manifest.retriever}.{next(iter(given))}: it has none")
-        return dict(manifest.options)
-    checked = validated(f"retriever.{manifest.retriever}", model, {**manifest.options, **given})
+        return built
+    checked = validated(f"retriever.{manifest.retriever}", model, {**built, **given})
     runtime = runtime_options(model) & checked.model_fields_set
-    return {**manifest.options, **checked.model_dump(mode="json", include=runtime)}
+    return {**built, **checked.model_dump(mode="json", include=runtime)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from hybrid_parts import PASSAGES
 
 from srl.errors import UserError
-from srl.index import Fault, build_index, open_index, timing
+from srl.index import Fault, build_index, open_index, read_index_manifest, timing
+from srl.index.manifest import index_digest
 from srl.plugins import manager
 from srl.testing import check_retriever
 from srl_hybrid.options import HybridOptions
@@ -52,6 +54,19 @@ def test_the_digest_covers_every_option_of_every_retriever(letters, tmp_path):
     ]
     digests = {build_index(PASSAGES, tmp_path / str(n), "hybrid", o).digest for n, o in enumerate(others)}
     assert len(digests | {manifest.digest}) == 4
+
+
+def test_machine_dependent_options_inside_a_manifest_are_left_out(letters, tmp_path):
+    """No build writes them: a manifest of somebody else could say trust_remote_code."""
+    build_index(PASSAGES, tmp_path / "index", "hybrid", BOTH)
+    manifest = read_index_manifest(tmp_path / "index")
+    inside = {**manifest.options["retrievers"], "letters": {"size": 3, "threads": 9}}
+    options = {**manifest.options, "retrievers": inside}
+    digest = index_digest(manifest.corpus_digest, "hybrid", options, manifest.identity)
+    replace(manifest, options=options, digest=digest).write(tmp_path / "index")
+    opened = open_index(tmp_path / "index")._retriever
+    assert opened.options.runtime == {}
+    assert opened._retrievers["letters"].options.threads == 1
 
 
 def test_other_weights_inside_are_another_index(letters, tmp_path):

@@ -9,13 +9,15 @@ import httpx
 import pytest
 
 from srl.errors import UserError
-from srl.index import build_index, open_index
+from srl.index import build_index, live_index, open_index
 from srl.index.retriever import Fault
 from srl.safe_text import HIDDEN
+from srl_web.api import Api
 from srl_web.options import Options
 from srl_web.providers import PROVIDERS
 from srl_web.retriever import WebRetriever
 from srl_web.secrets import Secrets
+from srl_web.trusted_apis import check_trusted, trust
 
 FORMS = (
     "s3cr3t/key+of=tests",
@@ -173,3 +175,39 @@ def test_the_name_of_that_variable_is_no_part_of_the_index(tmp_path):
         build_index(None, tmp_path / "c", "web", {"provider": "serper", "country": "us"}).digest
         not in digests
     )
+
+
+def test_an_index_of_somebody_else_gets_no_key_that_the_user_does_not_name(tmp_path, monkeypatch):
+    """Another cache directory stands for another account."""
+    monkeypatch.setenv("CLOUD_SECRET", "s3cr3t-of-the-cloud")
+    headers = {"X-Key": "{key}", "X-Other": "{env:CLOUD_SECRET}"}
+    api = {
+        "url": "https://api.test/find",
+        "headers": headers,
+        "params": {"q": "{query}"},
+        "key_env": "MY_KEY",
+    }
+    build_index(None, tmp_path / "index", "web", {"api": api})
+    open_index(tmp_path / "index", {"cache": None})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    for named in ([], ["MY_KEY"]):
+        with pytest.raises(
+            UserError, match=r"sends .*CLOUD_SECRET to api\.test, and the index was not built"
+        ) as told:
+            open_index(tmp_path / "index", {"cache": None, "env": named})
+    assert "--set env=[MY_KEY,CLOUD_SECRET]" in str(told.value)
+    assert clear(str(told.value))
+    open_index(tmp_path / "index", {"cache": None, "env": ["MY_KEY", "CLOUD_SECRET"]})
+    live_index("web", {"api": api, "cache": None})
+
+
+def test_a_changed_address_or_variable_is_not_the_one_that_is_trusted(tmp_path):
+    api = Api(url="https://a.test/x", headers={"X-Key": "{key}"}, key_env="MY_KEY")
+    trust(api)
+    check_trusted(api, [])
+    for other in (
+        api.model_copy(update={"url": "https://b.test/x"}),
+        api.model_copy(update={"key_env": "HOME_KEY"}),
+    ):
+        with pytest.raises(UserError, match="was not built here"):
+            check_trusted(other, [])

@@ -50,8 +50,12 @@ def cache_path(chosen: str | Path | None) -> Path | None:
     """The path of the cache; `user` is a file in the user's cache directory."""
     if chosen is None or isinstance(chosen, Path):
         return chosen
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "srl" / "web.sqlite"
+    return user_cache() / "web.sqlite"
+
+
+def user_cache() -> Path:
+    """The directory of the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "srl"
 
 
 class Cache:

@@ -36,6 +36,9 @@ class Options(BaseModel):
     """Maximum number of characters returned per page."""
     key_env: str | None = Field(default=None, json_schema_extra=RUNTIME)
     """Environment variable with the API key. null: the provider's usual one."""
+    env: tuple[str, ...] = Field(default=(), json_schema_extra=RUNTIME)
+    """Environment variables that the `api` of an index may send to its host, where another account or machine
+    built the index. A provider, and an index built here, need none."""
     max_requests: int | None = Field(default=1000, ge=0, json_schema_extra=RUNTIME)
     """Spending cap: maximum number of requests to the API, including retries. null: none."""
     cost_per_request: float | None = Field(default=None, gt=0, json_schema_extra=RUNTIME)

@@ -29,6 +29,7 @@ from srl_web.limits import Budget
 from srl_web.options import Options
 from srl_web.pages import PageReader, check_extractor
 from srl_web.secrets import Secrets
+from srl_web.trusted_apis import check_trusted, trust
 
 T = TypeVar("T")
 
@@ -56,12 +57,20 @@ class WebRetriever(RetrieverBase):
     def build(
         self, passages: Iterable[Passage] | None, directory: Path, progress: Callable[[int], None]
     ) -> None:
-        """Nothing to build. Raises UserError if passages are given."""
+        """Nothing to build; notes that this user trusts the API. Raises UserError if passages are given."""
         if passages is not None:
             raise UserError("web searches an external service and takes no corpus; leave it out")
+        if self.options.api is not None:
+            trust(self.options.api)
 
     def open(self, directory: Path | None = None) -> WebRetriever:
-        """Read the keys, and open cache and ledger. Raises UserError if a key is missing or a file is bad."""
+        """Read the keys, and open cache and ledger.
+
+        Raises UserError if a key is missing, if a file is bad, or if an index from elsewhere would send keys
+        that the user has not named.
+        """
+        if directory is not None and self.options.api is not None:
+            check_trusted(self.options.api, {*self.options.env, self.options.key_env})
         if self.options.pages:
             check_extractor()
         self._secrets = Secrets.of(self.options.asked)
