@@ -29,6 +29,7 @@ from srl.model import (
     save_model,
     without_lora,
 )
+from srl.protocol import STOP_STRINGS
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
 
@@ -108,6 +109,27 @@ def test_saved_directory_tells_others_where_a_turn_ends(saved):
 def test_stop_strings_are_left_out_where_none_are_given(tmp_path):
     save_model(tiny_model(), byte_level_tokenizer(), tmp_path / "model", stop_strings=())
     assert GenerationConfig.from_pretrained(tmp_path / "model").stop_strings is None
+
+
+@pytest.mark.parametrize(
+    ("given", "saved"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, {"do_sample": True, "temperature": 0.9, "top_p": 0.6}),
+        ({"num_beams": 2, "num_return_sequences": 3}, {"eos_token_id": 7}),
+    ],
+)
+def test_a_generation_config_that_transformers_reads_and_does_not_write_is_saved(tmp_path, given, saved):
+    """As of models that were published with a temperature and without do_sample."""
+    model = tiny_model()
+    model.generation_config.eos_token_id = 7
+    for name, value in given.items():
+        setattr(model.generation_config, name, value)
+    with pytest.raises(ValueError, match="to save the configuration"):
+        model.save_pretrained(tmp_path / "refused")
+    save_model(model, byte_level_tokenizer(), tmp_path / "model")
+    found = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert found.items() >= {**saved, "stop_strings": list(STOP_STRINGS)}.items()
+    assert {name: getattr(model.generation_config, name) for name in given} == given
 
 
 def test_saving_leaves_the_generation_config_of_the_model_alone(tmp_path):

@@ -156,6 +156,13 @@ def test_parameters_that_a_server_refuses_are_dropped_once_with_a_note():
     assert sorted(named) == ["max_tokens", "no_stop_trim", "top_k"]
 
 
+def test_a_refusal_of_the_temperature_says_which_to_type():
+    made = Made(refused("Unsupported value: 'temperature' does not support 0 with this model."))
+    with pytest.raises(UserError, match=r"was asked for temperature = [\d.]+; type --temperature 1"):
+        made.turn()
+    assert len(made.sent) == 1
+
+
 def test_a_refusal_that_names_no_parameter_ends_the_run():
     long = "This model's maximum context length is 16 tokens; your max_tokens is too large"
     made = Made(refused(long))
@@ -219,7 +226,8 @@ def test_429_for_ever_ends_the_run_with_what_to_set():
 
 
 def test_a_spent_quota_is_not_asked_again():
-    said = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
+    long = "You exceeded your quota, " + "please check your plan and billing details, " * 5
+    said = {"error": {"message": long, "code": "insufficient_quota"}}
     made = Made(Reply(said, 429))
     with pytest.raises(UserError, match=r"exceeded your quota.*pay the account up"):
         made.turn()

@@ -78,8 +78,9 @@ def evaluate(bench: Bench) -> None:
     pairs["+ GRPO against RAG"] = ("rag", "grpo")
     pairs["+ GRPO against rejection sampling"] = ("rft", "grpo")
     for name, (before, after) in pairs.items():
-        rows = [baseline(bench, before), measured(bench, after)]
-        if all(rows):
+        both = baseline(bench, before), measured(bench, after)
+        rows = [row for row in both if row is not None]
+        if len(rows) == len(both):
             key = f"compared-{before}-{after}-s{bench.seed}"
             bench.once(key, partial(compared, bench, name, rows))
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ from srl.manifests import check_checkpoint
 from srl.protocol import STOP_STRINGS, TAGS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 SHARD = 2 * 10**9
 """Bytes of weights that saving a model holds in host memory."""
@@ -422,13 +422,31 @@ def save_model(
     """
     with atomic_directory(directory) as folder:
         plain = _plain(model)
-        plain.generation_config = copy.deepcopy(model.generation_config)
+        plain.generation_config = _saved_generation_config(model)
         plain.generation_config.stop_strings = list(stop_strings) or None
         _save_weights(plain, merged_weights(model), folder)
         tokenizer.save_pretrained(folder)
         if has_lora(model):
             with quietly():
                 model.save_pretrained(folder / "adapter")
+
+
+def _saved_generation_config(model: PreTrainedModel) -> GenerationConfig:
+    """A copy of the model's generation config that transformers saves.
+
+    Many models are published with a temperature and without `do_sample=true`, which it reads but refuses to
+    write. Then sampling is on; if that is not all, only the special tokens are kept.
+    """
+    from transformers import GenerationConfig
+
+    made = copy.deepcopy(model.generation_config)
+    for sampling in (made.do_sample, True):
+        made.do_sample = sampling
+        with suppress(ValueError):
+            made.validate(strict=True)
+            return made
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return GenerationConfig(**{name: getattr(made, name) for name in tokens})
 
 
 def _save_weights(plain: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:

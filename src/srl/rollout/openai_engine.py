@@ -311,7 +311,9 @@ def _read(status: int, wait: str, body: bytes) -> _Outcome:
     """The outcome of an HTTP answer."""
     if status != 200:
         seconds = min(retry_after(wait) or 0.0, MAX_WAIT_S) if status in (429, 503) else 0.0
-        return _Outcome(None, f"HTTP {status}: {quoted(_message(body), _QUOTED)}", status, seconds)
+        said, code = _message(body)
+        why = f"HTTP {status}: {quoted(said, _QUOTED)}" + (f" ({quoted(code, _QUOTED)})" if code else "")
+        return _Outcome(None, why, status, seconds)
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -321,16 +323,16 @@ def _read(status: int, wait: str, body: bytes) -> _Outcome:
     return _Outcome(found, status=status)
 
 
-def _message(body: bytes) -> str:
-    """The message in an error's JSON, in OpenAI's form or another, else the body."""
+def _message(body: bytes) -> tuple[str, str]:
+    """The message in an error's JSON, in OpenAI's form or another, and its code; else the body."""
     try:
         found = json.loads(body)
         error = found.get("error", found)
         said = error.get("message", error) if isinstance(error, dict) else error
         code = error.get("code") if isinstance(error, dict) else None
-        return f"{said} ({code})" if isinstance(code, str) else str(said)
+        return str(said), code if isinstance(code, str) else ""
     except (ValueError, AttributeError, RecursionError):
-        return body.decode("utf-8", "replace")
+        return body.decode("utf-8", "replace"), ""
 
 
 async def find_model(
@@ -447,7 +449,8 @@ class OpenAiEngine(Engine):
             if not refused:
                 raise RefusedError(
                     f"{self.server.options.url}: {answer}",
-                    f"episode {name} has {len(token_ids)} tokens and asks for {sampling.max_tokens} "
+                    _about_sampling(sampling, answer)
+                    or f"episode {name} has {len(token_ids)} tokens and asks for {sampling.max_tokens} "
                     "(data.max_prompt_length, data.max_response_length)",
                 )
             for key in set(refused) - self._dropped:
@@ -573,13 +576,25 @@ class _Chat:
 _UNKNOWN = re.compile(r"(?i)support|unrecogni|unknown|permitted|unexpected|extra")
 
 
+def _about_sampling(sampling: Sampling, said: str) -> str:
+    """What to set where the server's message is about a value that decides what is sampled."""
+    keys = {"temperature": "--temperature 1 (eval.temperature)", "top_p": "--set rollout.top_p=1"}
+    named = [key for key in keys if _names(said, key)] if _UNKNOWN.search(said) else []
+    told = (f"it was asked for {key} = {getattr(sampling, key):g}; type {keys[key]}" for key in named)
+    return "; ".join(told)
+
+
 def _refused(payload: Mapping[str, Any], said: str) -> list[str]:
     """The parameters that the server's message names, and that a turn can do without.
 
     Stop strings are also looked for here. `max_tokens` has another name on some servers.
     """
     keys = [*_OPTIONAL, *(("stop", "max_tokens") if _UNKNOWN.search(said) else ())]
-    return [key for key in keys if key in payload and re.search(rf"(?<!\w){key}(?!\w)", said)]
+    return [key for key in keys if key in payload and _names(said, key)]
+
+
+def _names(said: str, key: str) -> bool:
+    return re.search(rf"(?<!\w){key}(?!\w)", said) is not None
 
 
 def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:

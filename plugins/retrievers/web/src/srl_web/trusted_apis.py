@@ -30,8 +30,8 @@ def check_trusted(api: Api, named: Collection[str | None]) -> None:
     unnamed = [name for name in api.environment() if name not in named]
     if unnamed and not _record(api).is_file():
         raise UserError(
-            f"the api of this index sends {', '.join(unnamed)} to {urlsplit(api.url).hostname}, and the index "
-            f"was not built here; if you trust it, type: --set env=[{','.join(api.environment())}]"
+            f"the api of this index sends {', '.join(unnamed)} to {urlsplit(api.url).hostname}, and the "
+            f"index was not built here; if you trust it, type: --set env=[{','.join(api.environment())}]"
         )
 
 
