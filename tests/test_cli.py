@@ -333,6 +333,11 @@ def test_the_demos_settings_with_another_model_and_questions_are_warned_of(
     assert ("warning: tiny has the demo's prompt" in capsys.readouterr().err) == warned
 
 
+def test_the_plan_and_the_keys_are_not_printed_together(capsys):
+    assert main(["train", "--dry-run", "--print-config"]) == 2
+    assert "--dry-run and --print-config exclude each other" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("old", [["--engine", "verl"], ["--engine=verl"]])
 def test_an_option_by_its_old_name_works_and_is_warned_of_once(monkeypatch, capsys, old):
     started = []

@@ -15,6 +15,7 @@ import sys
 import pytest
 from tests.store_builder import BERN, episode, new_log, question, record, write_step
 
+from srl import store
 from srl.cli import main, output
 from srl.trajectory import Passage
 
@@ -139,6 +140,17 @@ def test_show_by_the_beginning_of_an_id(srl, logs):
     assert out.startswith(f"trajectory {logs[1]} of {PPO}, train step 2, sample 0\n")
     assert "┃ <think>so</think> <answer> Bern </answer>\n" in out
     assert "mask 0, ids 0 1" in srl("show", logs[1], "--tokens")[1]
+
+
+def test_a_newer_run_with_a_damaged_log_does_not_hide_the_trajectories_of_older_ones(srl, logs, workspace):
+    with store.open(workspace / "runs" / GRPO) as log:
+        [(older,)] = log.execute("SELECT id FROM trajectories LIMIT 1").fetchall()
+    (workspace / "runs" / PPO / "log" / "manifest.json").write_text("{")
+    code, out, err = srl("show", older)
+    assert code == 0
+    assert out.startswith(f"trajectory {older} of {GRPO}")
+    assert err.startswith(f"warning: {PPO} is left out: ")
+    assert srl("show", older, "--run", PPO)[0] == 2
 
 
 def test_show_for_a_program_has_everything(srl, logs):

@@ -227,6 +227,7 @@ def test_without_yes_nothing_changes_and_the_rows_say_what_would_go(run, capsys)
 
 
 def test_age_is_counted_in_days(run, capsys):
+    assert main(["inspect", "prune", "last", "--older-than", "1000000", "--yes"]) == 0
     assert main(["inspect", "prune", "last", "--older-than", "1", "--yes"]) == 0
     assert counts(run) == ALL
     assert "nothing is pruned" in capsys.readouterr().err
@@ -448,6 +449,20 @@ def test_shards_of_an_evaluation_become_one_and_the_same_question_twice_is_refus
     with pytest.raises(UserError, match=f"{RUN}: trajectory .* is in .*b.* and in .*c"):
         merge_logs([tmp_path / "b", tmp_path / "c"], tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+def test_a_run_that_went_on_elsewhere_with_more_steps_is_one(tmp_path):
+    """In a workspace at another path, with `--resume --steps`."""
+    one, two = written(tmp_path / "a" / RUN, range(1, 4)), written(tmp_path / "b" / RUN, range(4, 6))
+    for run in (one, two):
+        manifest = run / "log" / "manifest.json"
+        found = json.loads(manifest.read_text())
+        found["run"] |= {"model": f"{run}/model", "config": {"search": {"index": f"{run}/index"}}}
+        manifest.write_text(json.dumps(found))
+    found["run"]["config"]["extended"] = [{"before": 3, "after": 5}]
+    manifest.write_text(json.dumps(found))
+    [merged] = merge_logs([one, two], tmp_path / "all")
+    assert (merged.logs, merged.steps) == (2, 6), "five of training, one of validation"
 
 
 def test_clashes_are_refused_and_nothing_is_written(tmp_path, capsys):

@@ -83,6 +83,7 @@ def test_every_key_of_a_named_retriever_is_resolved_and_saved(tmp_path):
         ([f"{WEB}.topk=0"], "search.retrievers.web.topk is 0, expected integer ≥ 1 or null"),
         ([f"{WEB}.ulr=http://h/"], "did you mean 'search.retrievers.<name>.url'?"),
         ([f"{WEB}.description='a <b>'", f"{WEB}.index=i"], "search.retrievers.web.description is 'a <b>'"),
+        ([f"{WEB}={{}}"], "--set: search.retrievers.web is empty; give it a url, an index or a retriever"),
         ([f"{WEB}.topk=2"], "search.retrievers.web has none of url, index and retriever; give one"),
         ([f"{WEB}.url=http://h/", f"{WEB}.index=i"], "search.retrievers.web has url and index of"),
         (["search.retrievers.My Web.index=i"], "expected a name of a-z, 0-9, - and _"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from srl.hub_models import cached
 from srl.safe_text import hidden
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ _LONGEST = 8
 
 
 def tokenizer_of(run: Path, model: str) -> Tokenizer | None:
-    """The tokenizer in a checkpoint of the directory `run`, or in `model`'s; None if there is none."""
-    found = [*sorted(run.glob(f"checkpoints/*/{_FILE}")), Path(model) / _FILE]
+    """The tokenizer in a checkpoint of the directory `run`, or of `model`, also from the hub's cache; None if
+    there is none."""
+    found = [*sorted(run.glob(f"checkpoints/*/{_FILE}")), Path(cached(model)) / _FILE]
     file = next((path for path in found if path.is_file()), None)
     return _load(file, file.stat().st_mtime_ns) if file else None
 
@@ -37,14 +39,30 @@ def _load(file: Path, written: int) -> Tokenizer | None:
 def token_texts(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) -> list[str] | None:
     """The pieces of `text` that the tokens wrote; None if the tokenizer did not write it, or it has a secret.
 
-    A character of several tokens is the last one's, and the others are empty.
+    A character of several tokens is the last one's, and the others are empty. Special tokens, such as the end
+    of a turn, have their names; what the policy wrote is logged without them.
     """
     if tokenizer is None or hidden(text) != text:
         return None
+    pieces = _pieces(tokenizer, ids, {})
+    if "".join(pieces) == text:
+        return pieces
+    added = tokenizer.get_added_tokens_decoder()
+    special = {number: token.content for number, token in added.items() if token.special}
+    pieces = _pieces(tokenizer, ids, special)
+    without = (piece for token, piece in zip(ids, pieces, strict=True) if token not in special)
+    return pieces if "".join(without) == text else None
+
+
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int], named: Mapping[int, str]) -> list[str]:
+    """The text of each token after those before it; of those `named` their names."""
     pieces: list[str] = []
     before: list[int] = []
     open_ids: list[int] = []
     for token in ids:
+        if token in named:
+            pieces.append(named[token])
+            continue
         open_ids.append(token)
         known = tokenizer.decode(before, skip_special_tokens=False)
         piece = tokenizer.decode([*before, *open_ids], skip_special_tokens=False)[len(known) :]
@@ -53,4 +71,4 @@ def token_texts(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) -> l
             continue
         pieces.append(piece)
         before, open_ids = open_ids, []
-    return pieces if "".join(pieces) == text else None
+    return pieces

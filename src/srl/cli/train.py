@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from srl.cli import output
-from srl.cli.options import Json, Sets
+from srl.cli.options import Json, Sets, exclude
 from srl.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def train(
         _refuse_beside_resume(context)
         _resume(run, steps, sets or [], json)
         return
+    exclude({"--dry-run": dry_run, "--print-config": print_config}, "one prints the plan, the other the keys")
     logged = _logged(algo, run, from_log, context)
     if dry_run and algo in (SFT, RFT) and not logged:
         only = " with --from-log only" if algo == SFT else ""

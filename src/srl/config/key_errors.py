@@ -22,6 +22,10 @@ class Setting:
     """The old name of the key, if that was used."""
 
 
+_NAMED = "search", "retrievers"
+"""Its keys are names that the user chooses, each a section."""
+
+
 def flatten(
     tree: Mapping[str, Any], origin: Callable[[KeyPath], str], base: KeyPath = ()
 ) -> Iterator[Setting]:
@@ -36,6 +40,11 @@ def flatten(
         is_plugin = kind == "free" and len(path) == 2 and field is None
         if kind == "unknown" or (is_plugin and not isinstance(value, Mapping | None)):
             raise UserError(f"{origin(given)}: no key {'.'.join(path)!r}{_suggestion(path)}")
+        if path[:-1] == _NAMED and not value:
+            raise UserError(
+                f"{origin(given)}: {'.'.join(path)} is empty; give it a url, an index or a retriever: "
+                f"--set {'.'.join(path)}.url=URL"
+            )
         if isinstance(value, Mapping) and (kind == "section" or (kind == "free" and value)):
             yield from flatten(value, origin, given)
         elif kind == "section" and value is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -90,14 +90,21 @@ def _state(log: Path) -> object:
 
 
 def _check_same_run(run_id: str, logs: Sequence[Path]) -> None:
-    """Raise UserError if these logs are not of one run."""
-    first, *others = ({**run_info.load(log)["run"], "srl_version": ""} for log in logs)
+    """Raise UserError if these logs are not of one run. It may have gone on with other settings, elsewhere,
+    where its model, index and workspace have other paths."""
+    first, *others = (_identity(run_info.load(log)["run"]) for log in logs)
     for log, other in zip(logs[1:], others, strict=True):
         if changed := sorted(name for name in first if first[name] != other.get(name)):
             raise UserError(
                 f"two runs are called {run_id}, in {logs[0].parent} and {log.parent}: they differ in "
                 f"{', '.join(changed)}; nothing is written; merge them into two directories"
             )
+
+
+def _identity(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run has wherever it goes on."""
+    kept = {name: run[name] for name in ("started", "preset", "algo", "seed", "parent")}
+    return kept | {"model": Path(run["model"]).name}
 
 
 def _check_disjoint(run_id: str, logs: Sequence[Path]) -> None:

@@ -94,8 +94,12 @@ def _rule(steps: str | None, phase: str | None, older_than: float | None, keep_e
     from srl.browse.trajectories import span
     from srl.store.prune import Rule
 
-    days = None if older_than is None else timedelta(days=older_than)
-    before = None if days is None else (datetime.now(UTC) - days).replace(tzinfo=None)
+    before = None
+    if older_than is not None:
+        try:
+            before = (datetime.now(UTC) - timedelta(days=older_than)).replace(tzinfo=None)
+        except OverflowError:  # before the year 1: nothing is that old
+            before = datetime.min
     return Rule(None if steps is None else span(steps), phase, before, keep_every)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -64,7 +64,8 @@ def of_run(run: str) -> dict[str, str]:
 def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T]) -> T:
     """What `action` returns of the named run and its directory.
 
-    `last` is the latest in which `action` finds its trajectory, so raises no NoTrajectoryError.
+    `last` is the latest in which `action` finds its trajectory, so raises no NoTrajectoryError. If there are
+    several, one whose log cannot be opened is left out, with a warning.
     """
     from srl.browse.transcript import NoTrajectoryError
     from srl.errors import UserError
@@ -76,18 +77,24 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
     if run == "last":
         runs = [path for path in reversed(workspace.all_runs()) if find_logs(path)] or runs
 
-    def in_run(path: Path) -> T:
-        return read([path], lambda log: action(log, path))
+    opened, missing = list[Path](), NoTrajectoryError("no trajectory")
 
-    for path in runs[:-1]:
-        with suppress(NoTrajectoryError):
-            return in_run(path)
-    try:
-        return in_run(runs[-1])
-    except NoTrajectoryError as error:
-        where = "any run of this workspace" if len(runs) > 1 else runs[0].name
-        listed = "`srl inspect trajectories RUN` lists those of a run"
-        raise UserError(f"{error} in {where}; {listed}") from error
+    def in_run(log: duckdb.DuckDBPyConnection, path: Path) -> T:
+        opened.append(path)
+        return action(log, path)
+
+    for path in runs:
+        try:
+            return read([path], partial(in_run, path=path))
+        except NoTrajectoryError as error:
+            missing = error
+        except UserError as error:
+            if path in opened or len(runs) == 1:
+                raise
+            output.warn(f"warning: {path.name} is left out: {error}")
+    where = "any run of this workspace" if len(runs) > 1 else runs[0].name
+    listed = "`srl inspect trajectories RUN` lists those of a run"
+    raise UserError(f"{missing} in {where}; {listed}") from missing
 
 
 def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True, memory: str | None = None) -> T:
