@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -559,6 +560,8 @@ def hub(monkeypatch):
         asked.append((repository, name))
         if name.startswith("nq/"):
             return str(FIXTURES / "flashrag-train.jsonl")
+        if name.startswith("bamboogle/"):
+            raise httpx.ProxyError("407 Proxy Authentication Required")
         raise OSError("cannot be reached\nand more")
 
     module, errors, utils, logging = (ModuleType(f"hub{n}") for n in range(4))
@@ -589,6 +592,8 @@ def test_a_hub_out_of_reach_names_the_file_to_give(hub):
         UserError, match=r"the hub \(cannot be reached\); give the file instead: .*--file PATH"
     ):
         download(SOURCES["wiki-18"])
+    with pytest.raises(UserError, match=r"the hub \(407 Proxy Auth.*\); give the file instead"):
+        download(SOURCES["bamboogle"], "test")
 
 
 def test_a_missing_hub_library_says_what_to_install(monkeypatch):

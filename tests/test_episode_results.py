@@ -100,6 +100,8 @@ def test_another_paragraph_of_the_page_is_no_evidence_where_the_ids_are_those_of
     assert evidence_recall(asked, {"wiki/Bern-1"}, {"Bern"}) == 1
     assert evidence_recall(asked, {"17"}, {"Bern"}) == 1
     assert evidence_recall(asked, {"17", "wiki/Klee-1"}, {"Bern", "Klee"}) == 0
+    assert evidence_recall(asked, {"squad/Bern-9"}, {"Bern"}) == 0, "another source of the same corpus"
+    assert evidence_recall(asked, {"17", "https://a.test/Bern"}, {"Bern"}) == 1
 
 
 _QUESTIONS = st.builds(

@@ -17,6 +17,7 @@ from srl.cli import main
 from srl.data.relevance import LabelledQuestions
 from srl.errors import UserError
 from srl.evaluate.index_diff import diff_indexes, measure_diff, overlap_at, rank_biased_overlap, ranking_diff
+from srl.evaluate.intervals import difference_interval
 from srl.evaluate.paired_tests import paired_p
 from srl.index import Fault, build_index, open_index
 from srl.trajectory import Hit, Passage, Question
@@ -111,8 +112,14 @@ def test_a_measure_is_compared_on_the_questions_both_were_measured_on():
     found = measure_diff({"a": 0.5, "b": 1.0, "only": 0.0}, {"a": 1.0, "b": 0.75})
     assert (found.a.mean, found.b.mean, found.change.mean) == (0.75, 0.875, 0.125)
     assert (found.better, found.worse) == (1, 1)
-    assert found.change.low == -0.25
-    assert found.change.high == 0.5
+    assert (found.change.low, found.change.high) == difference_interval([0.5, -0.25])
+
+
+def test_questions_that_did_not_change_leave_room_for_others_that_would():
+    same = {str(number): 0.5 for number in range(20)}
+    found = measure_diff(same, same)
+    assert found.p == 1
+    assert found.change.low == -found.change.high < -0.1
 
 
 def test_questions_of_one_document_count_as_a_cluster():

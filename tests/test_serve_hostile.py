@@ -127,6 +127,15 @@ def test_headers_that_never_end_after_a_first_request_are_hung_up_on(impatient):
     assert is_alive(impatient)
 
 
+def test_an_empty_line_after_a_request_keeps_no_connection_open(impatient):
+    with connected(impatient) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert whole_answer(raw).startswith(b"HTTP/1.1 200 ")
+        raw.sendall(b"\r\n")
+        assert until_closed(raw) == b""
+    assert is_alive(impatient)
+
+
 def test_headers_of_more_than_64_kilobytes_are_a_431(url):
     sent = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-More: " + b"x" * (64 << 10)
     with connected(url) as raw:

@@ -99,6 +99,26 @@ def test_a_query_that_is_being_searched_is_not_searched_again():
     assert (ids(first), ids(second), second.shared) == (["a"], ["a", "b"], 1)
 
 
+def test_a_thread_that_searches_does_not_delay_the_end_of_the_process():
+    index, before = Index(is_open=False), set(threading.enumerate())
+
+    async def searching() -> list[threading.Thread]:
+        queue = SearchQueue(index, threads=2)
+        first = asyncio.create_task(queue.search(["a"], 3))
+        await asyncio.to_thread(index.busy.wait, 60)
+        started = set(threading.enumerate()) - before
+        found = [thread for thread in started if thread.name.startswith("search-")]
+        queue.close()
+        index.gate.set()
+        await first
+        return found
+
+    (thread,) = asyncio.run(searching())
+    assert thread.daemon
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_what_waits_is_shared_among_the_free_threads():
     index = Index()
     in_line(index, (list("abcd"), 3), threads=2)

@@ -87,6 +87,7 @@ def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:
     name = HubName.parse(model)
     if name is None:
         return Path(model)
+    import httpx
     from huggingface_hub import snapshot_download
 
     kinds = [*_FILES, "*.py"] if trust_remote_code else _FILES
@@ -97,7 +98,7 @@ def local_copy(model: str, trust_remote_code: bool, setting: str = "") -> Path:
             allow_patterns=[*kinds],
             ignore_patterns=["onnx/*", "openvino/*"],
         )
-    except (OSError, ValueError) as error:
+    except (httpx.HTTPError, OSError, ValueError) as error:
         then = f", and --set {setting}=DIRECTORY" if setting else ""
         raise UserError(
             f"no directory {model}, and the hub's model could not be downloaded ({hub_reason(error)}); "

@@ -31,6 +31,7 @@ def download(source: Source, split: str = "") -> Path:
             f"{source.name} has no {split} split on the hub: there is {known}; choose it with --split"
         )
     hub = hub_library(f"downloading {source.name}", instead)
+    import httpx
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils.logging import set_verbosity_error
 
@@ -38,7 +39,7 @@ def download(source: Source, split: str = "") -> Path:
     _log.info("asking the hub for %s of %s", source.hub_files[split], source.hub)
     try:
         return Path(hub.hf_hub_download(source.hub, source.hub_files[split], repo_type="dataset"))
-    except (HfHubHTTPError, HFValidationError, OSError, RuntimeError) as error:
+    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError, RuntimeError) as error:
         raise UserError(
             f"{source.name} could not be downloaded from the hub ({hub_reason(error)}); {instead}"
         ) from error

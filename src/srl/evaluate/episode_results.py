@@ -7,6 +7,7 @@ while an evaluation runs, after it, or of a resumed one is the same.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,9 +117,15 @@ def evidence_recall(question: Question, ids: Collection[str], titles: Collection
 
 
 def _of_another_corpus(supporting: Collection[str], ids: Collection[str]) -> bool:
-    """Whether `supporting` begin with a data source, as `srl data prepare` writes ids, and no id does."""
-    sources = {name.partition("/")[0] for name in supporting if "/" in name}
-    return bool(sources and ids) and sources.isdisjoint(name.partition("/")[0] for name in ids)
+    """Whether `supporting` begin with a data source, as `srl data prepare` writes ids, and no id does.
+
+    Which one does not matter: in a corpus of several sources a passage of another may be shown first.
+    """
+    return bool(ids) and any(map(_OF_SOURCE, supporting)) and not any(map(_OF_SOURCE, ids))
+
+
+_OF_SOURCE = re.compile(r"[\w.-]+/[^/]").match
+"""`SOURCE/NAME`; the address of a page begins with `https://`."""
 
 
 def _titles(question: Question) -> list[str]:

@@ -21,9 +21,7 @@ from srl.evaluate.index_eval import (
 )
 from srl.evaluate.intervals import (
     NO_INTERVAL,
-    ClusterSums,
     Estimate,
-    bootstrap_interval,
     difference_interval,
     estimate,
 )
@@ -139,12 +137,10 @@ def measure_diff(
 
 
 def _change(changes: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """Their mean with the bootstrap's interval; where documents have several questions, with Student's."""
+    """Their mean with the interval that `srl eval compare` gives a difference."""
     mean = fmean(changes)
     if len(changes) < 2:
         return Estimate(mean, *NO_INTERVAL)
-    if ClusterSums.of(changes, clusters).independent:
-        return Estimate(mean, *bootstrap_interval(changes))
     return Estimate(mean, *(difference_interval(changes, clusters) or NO_INTERVAL))
 
 

@@ -27,6 +27,8 @@ from srl_bm25.retriever import BM25Retriever
         ("1,000 m, 802.11a; 3.14. v2.0 2,", "1,000 m 802.11a 3.14 v2.0 2"),
         ("naïve café CRÈME", "naive cafe creme"),
         ("Straße ﬁne Ⅳ ①", "strasse fine iv 1"),
+        ("Coca-Cola™ Windows™ Inc℠ №5", "coca cola windows inc 5"),
+        ("H₂O x² ℌ K", "h2o x2 h k"),
         ("❤️ 👩‍🚀 ?!…", ""),
         ("", ""),
     ],

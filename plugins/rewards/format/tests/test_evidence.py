@@ -63,6 +63,15 @@ def test_titles_name_the_passages_where_ids_do_not() -> None:
     assert scored(episode(search(0, "a"), turns=2, question=titled)).per_turn == (0.5, 0)
 
 
+def test_no_turn_pays_for_what_another_showed() -> None:
+    """By title the first search showed half; ids of the question's own kind then say that it did not."""
+    metadata = {"supporting_ids": ["wiki/Bern-1", "wiki/Basel-2"], "supporting_titles": ["Title 17", "Basel"]}
+    found = episode(
+        search(0, "17"), search(1, "wiki/Klee-3"), turns=3, question=replace(QUESTION, metadata=metadata)
+    )
+    assert scored(found).per_turn == (0.5, 0, 0)
+
+
 def test_what_the_prompt_showed_is_credited_to_no_turn() -> None:
     """A template may search for the question itself; the policy searches again in its first turn."""
     prompt = search(0, "a")

@@ -129,6 +129,8 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self._in_headers:
+            if self._reading is None and (self.cycle is None or self.cycle.response_complete):
+                self._expect(self.header_s)  # an empty line between requests ends uvicorn's own timer
             return
         self._header_bytes += len(data)
         if self._header_bytes > self.header_bytes:

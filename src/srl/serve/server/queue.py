@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from time import perf_counter
 
+from srl.daemon_thread import DaemonThreads
 from srl.index import Fault, Index, timing
 from srl.serve.server.answer_cache import AnswerCache, EncodedHits, encode
 from srl.trajectory import Hit
@@ -91,7 +92,7 @@ class SearchQueue:
         self._max_waiting, self._timeout_s = max_waiting, timeout_s
         self._cache = cache if cache is not None else AnswerCache(0)
         self._report = report
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonThreads | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begin(None)
 
@@ -118,7 +119,7 @@ class SearchQueue:
     def close(self) -> None:
         """End the threads; the next search starts new ones."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
             self._pool = None
 
     def _look_up(
@@ -201,8 +202,8 @@ class SearchQueue:
             self.waiting -= len(entries)
             self._free -= 1
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="search")
-            self._pool.submit(self._run, loop, batch, entries)
+                self._pool = DaemonThreads(self._threads, "search")
+            self._pool.submit(partial(self._run, loop, batch, entries))
 
     def _next(self) -> list[_PendingQuery]:
         """The next batch: the first queries of the next k, at most `max_batch` or this thread's share."""

@@ -22,7 +22,8 @@ _OTHER_WORD = re.compile(rf"\w[\w{_MARKS}]*(?:{_IN_NUMBER}\w[\w{_MARKS}]*)*")
 """In other languages an apostrophe may separate two words (l'avion). Devanagari, Tamil, Thai and others write
 vowels as marks, which `\\w` does not match, so they are listed."""
 
-_PLAIN = [("’", "'"), ("–", "-"), ("—", "-"), ("“", '"'), ("”", '"'), ("…", " "), ("\xa0", " ")]
+_PLAIN = [("’", "'"), ("–", "-"), ("—", "-"), ("“", '"'), ("”", '"'), ("…", " "), ("\xa0", " "), ("™", " "),
+          ("℠", " "), ("№", " ")]  # fmt: skip
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _PACKED = (
     "\u3005\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -54,7 +55,7 @@ def words(text: str, accents: bool = False) -> list[str]:
     text = text.casefold()
     if not text.isascii():
         text = _plain(text)
-        text = unicodedata.normalize("NFKC", text) if accents else _fold(text)
+        text = (unicodedata.normalize("NFKC", text) if accents else _fold(text)).casefold()
     if "'s" in text:
         text = _POSSESSIVE.sub("", text)
     if text.isascii():
@@ -65,7 +66,7 @@ def words(text: str, accents: bool = False) -> list[str]:
 
 def _plain(text: str) -> str:
     """`text` with common typographic characters replaced by ASCII: most texts are then ASCII, which is
-    analysed faster."""
+    analysed faster. Signs that normalising would make letters end the word before them, as in Lucene."""
     for sign, plain in _PLAIN:
         text = text.replace(sign, plain)
     return text

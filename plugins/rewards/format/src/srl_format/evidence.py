@@ -26,7 +26,7 @@ def _score(trajectory: Trajectory) -> Score:
     for search in trajectory.searches:
         shown += [hit.passage for hit in search.shown_hits]
         ids, titles = {item.id for item in shown}, {item.title for item in shown}
-        recall = evidence_recall(trajectory.question, ids, titles) or 0.0
+        recall = max(before, evidence_recall(trajectory.question, ids, titles) or 0.0)
         if own.get(search.turn) is search:
             credit[search.turn] += recall - before
         before = recall
