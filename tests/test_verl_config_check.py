@@ -15,6 +15,7 @@ from srl.config import Config, load_config
 from srl.errors import UserError
 from srl.train.verl.config_check import compose, notes, validated
 from srl.train.verl.job import Job
+from srl.train.verl.overrides import READ_HERE
 from srl.train.verl.translate import settings
 from srl.update.losses import policy_loss, value_loss
 
@@ -313,11 +314,26 @@ def test_key_that_verl_knows_outside_its_files_may_be_set(key):
 
 
 def test_key_of_verls_wins_and_is_said():
-    config = with_verl(made(), actor_rollout_ref__rollout__temperature=0.3)
-    assert select(compose(config, job()), "actor_rollout_ref.rollout.temperature") == 0.3
-    said = [line for line in notes(config, job()) if "rollout.temperature" in line]
-    key = "verl.actor_rollout_ref.rollout.temperature"
-    assert said == [f"{key} = 0.3 overrides rollout.temperature = 1.0"]
+    config = with_verl(made(), actor_rollout_ref__rollout__gpu_memory_utilization=0.3)
+    assert select(compose(config, job()), "actor_rollout_ref.rollout.gpu_memory_utilization") == 0.3
+    said = [line for line in notes(config, job()) if "gpu_memory_utilization" in line]
+    key = "verl.actor_rollout_ref.rollout.gpu_memory_utilization"
+    ours = "cluster.gpu_memory_utilization"
+    assert said == [f"{key} = 0.3 overrides {ours} = {made().cluster.gpu_memory_utilization}"]
+
+
+@pytest.mark.parametrize("key", READ_HERE)
+def test_key_that_our_code_reads_is_refused_with_ours(key):
+    """Else verl's part of the run would have one value, and ours another."""
+    config = made(*(["algorithm.name=ppo"] if key.startswith("critic.") else []))
+    said = settings(config, job()).get(key)
+    if said is not None:
+        compose(with_verl(config, **{key.replace(".", "__"): said.value}), job())
+        assert said.ours == READ_HERE[key]
+    with pytest.raises(
+        UserError, match=rf"^verl\.{key} is not read everywhere: set {READ_HERE[key]} instead"
+    ):
+        compose(with_verl(config, **{key.replace(".", "__"): 12345}), job())
 
 
 def test_raised_limit_is_said():

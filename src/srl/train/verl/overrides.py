@@ -33,6 +33,23 @@ LOSS_CORRECTION = "actor_rollout_ref.actor.policy_loss.rollout_correction"
 """The same section, that verl's trainer copies to the actor's loss; ours does not."""
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 LOGPROBS_MODE = "actor_rollout_ref.rollout.logprobs_mode"
+_ALGORITHM = ("gamma", "lam", "use_kl_in_reward", "kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef",
+              "kl_ctrl.horizon", "kl_ctrl.target_kl")  # fmt: skip
+_PASSES = ("ppo_epochs", "ppo_mini_batch_size")
+_ROLLOUT = "actor_rollout_ref.rollout"
+READ_HERE: Mapping[str, str] = {
+    **{f"algorithm.{name}": f"algorithm.{name}" for name in _ALGORITHM},
+    "algorithm.norm_adv_by_std_in_grpo": "algorithm.grpo.norm_adv_by_std_in_grpo",
+    **{f"data.{name}": f"data.{name}"
+       for name in ("train_batch_size", "max_prompt_length", "max_response_length")},
+    **{f"{_ROLLOUT}.{name}": f"rollout.{name}" for name in ("n", "temperature", "top_p")},
+    **{f"{_ROLLOUT}.val_kwargs.{name}": "eval.temperature" for name in ("temperature", "do_sample")},
+    **{f"actor_rollout_ref.actor.{name}": f"actor.{name}" for name in _PASSES},
+    **{f"critic.{name}": f"critic.{name}" for name in _PASSES},
+}  # fmt: skip
+"""Keys that our code reads in verl's processes under our names: for advantages, episodes, the order of the
+questions and the schedule of the learning rate. Set in the section `verl` they would hold for a part of the
+run only."""
 OPEN = ("ray_kwargs.ray_init",)
 """Mappings that verl passes on unread, to `ray.init`."""
 ADD = "+"
@@ -54,6 +71,7 @@ def apply_overrides(composed: DictConfig, pristine: DictConfig, config: Config) 
 
     for key, value in given(config):
         _check_allowed(key.removeprefix(ADD), value)
+        _check_read(composed, key.removeprefix(ADD), value)
         if not key.startswith(ADD):
             _check_known(composed if _has(composed, key) else pristine, key, value)
         OmegaConf.update(composed, key.removeprefix(ADD), value, merge=False, force_add=True)
@@ -78,6 +96,15 @@ def _check_allowed(key: str, value: Any) -> None:
         )
     if key == LOSS_MODE and value == "bypass_mode":
         raise UserError(f"verl.{key} = {value}: srl computes the old log-probs itself; leave it out")
+
+
+def _check_read(composed: DictConfig, key: str, value: Any) -> None:
+    """Raises UserError for another value of a key that our code reads under its own name."""
+    from omegaconf import OmegaConf
+
+    ours = READ_HERE.get(key)
+    if ours and not (_has(composed, key) and OmegaConf.select(composed, key) == value):
+        raise UserError(f"verl.{key} is not read everywhere: set {ours} instead")
 
 
 def _within(key: str, section: str) -> bool:
