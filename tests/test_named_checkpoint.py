@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,17 @@ def test_a_best_that_is_not_there_is_one_line(workspace, val_em, saved, complain
     with pytest.raises(UserError, match=complaint) as error:
         model_directory("best", Workspace(workspace))
     assert "\n" not in str(error.value)
+
+
+def test_what_was_saved_is_told_by_the_frequency_of_its_time(workspace):
+    """Step 15 had no checkpoint: only since step 20 there is one every 5 steps."""
+    run = made(workspace, {15: 0.6, 20: 0.3, 25: 0.5, 30: 0.4}, (20, 30), every=5)
+    change = {"at": 20, "key": "trainer.save_freq", "before": 10, "after": 5, "when": ""}
+    replace(RunRecord.read(run), changed=[change]).save(run)
+    with pytest.raises(UserError, match=r"is deleted: step 25, validation EM 0\.500"):
+        named("last@best", workspace)
+    replace(RunRecord.read(run), changed=[change | {"at": 30}]).save(run)
+    assert "step 15, which has none, had 0.600" in named("last@best", workspace)[1]
 
 
 def test_a_checkpoint_that_is_being_written_is_not_taken_for_deleted(workspace):

@@ -54,6 +54,19 @@ def test_half_written_checkpoint_is_never_taken(tmp_path, left):
     assert latest(tmp_path).read_text() == "10"
 
 
+def test_a_step_that_is_only_told_is_neither_read_nor_named(tmp_path):
+    checkpoint(tmp_path, 9)
+    folder = checkpoint(tmp_path, 10)
+    write_manifest(folder, CHECKPOINT, {"files": checksums(folder)})
+    latest(tmp_path).write_text("7")
+    for damaged in folder.glob("*.json"):
+        damaged.write_text("changed since")
+    assert step_to_resume(tmp_path, "verl", is_told=True) == 10
+    assert latest(tmp_path).read_text() == "7"
+    with pytest.raises(DamagedError):
+        step_to_resume(tmp_path, "verl")
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "7"])
 def test_marker_that_names_nothing_is_set_right(tmp_path, text):
     checkpoint(tmp_path, 9)

@@ -477,6 +477,19 @@ def test_the_first_line_is_one_line_without_colours():
     assert role("SomethingElse") == "process SomethingElse"
 
 
+def test_a_run_that_a_watch_stopped_is_not_told_to_resume():
+    watched = final_error(RuntimeError("x"), FOLDER, "stopped by watch kl at step 2: actor/ref_kl is 5")
+    assert str(watched).endswith("is 5; start a new run with a lower actor.optim.lr")
+    assert str(final_error(RuntimeError("x"), FOLDER, "an episode failed")) == f"an episode failed; {GO_ON}"
+
+
+def test_the_notes_of_an_error_of_ours_are_told():
+    error = UserError("no judge answers")
+    error.add_note("while scoring with reward 'judge'")
+    assert reason(remote(error)) == "no judge answers; while scoring with reward 'judge'"
+    assert str(final_error(remote(error), FOLDER)) == "no judge answers; while scoring with reward 'judge'"
+
+
 def test_an_actor_of_which_ray_knows_nothing_is_still_a_line():
     ended = final_error(ActorDiedError(), FOLDER)
     assert str(ended) == (

@@ -12,7 +12,7 @@ import srl.store
 from srl.config import load_saved
 from srl.errors import UserError
 from srl.hub_models import HubName, is_gguf
-from srl.train.run_directory import CHECKPOINTS, best_step, checkpoints, whole_verl_steps
+from srl.train.run_directory import CHECKPOINTS, RunRecord, best_step, checkpoints, whole_verl_steps
 from srl.workspace import Workspace, split_at_step
 
 BEST = "best"
@@ -74,8 +74,10 @@ def best_of_run(run: Path, note: Callable[[str], None]) -> int:
         why = "no checkpoint that it has was validated" if em else "it was never validated"
         raise UserError(f"{run.name} has no best checkpoint: {why}; {run.name} alone is its newest")
     better = {step: score for step, score in em.items() if score > em[best]}
-    every, newest = load_saved(run).trainer.save_freq, max(saved)
-    were_saved = {step: em[step] for step in better if every and step % every == 0 and 0 < step < newest}
+    every, newest = _save_freq(run), max(saved)
+    were_saved = {
+        step: em[step] for step in better if every(step) and step % every(step) == 0 and 0 < step < newest
+    }
     if (deleted := best_step(were_saved)) is not None:
         raise UserError(
             f"the best checkpoint of {run.name} is deleted: step {deleted}, validation EM {em[deleted]:.3f}; "
@@ -85,6 +87,17 @@ def best_of_run(run: Path, note: Callable[[str], None]) -> int:
     beside = "" if unsaved is None else f"; step {unsaved}, which has none, had {em[unsaved]:.3f}"
     note(f"the best checkpoint of {run.name}: step {best}, validation EM {em[best]:.3f}{beside}")
     return best
+
+
+def _save_freq(run: Path) -> Callable[[int], int]:
+    """`trainer.save_freq` at a step; a resume may have changed it."""
+    last = load_saved(run).trainer.save_freq
+    changes = [change for change in RunRecord.read(run).changed if change["key"] == "trainer.save_freq"]
+
+    def at(step: int) -> int:
+        return next((change["before"] for change in changes if step <= change["at"]), last)
+
+    return at
 
 
 def _is_run(path: Path) -> bool:

@@ -216,10 +216,10 @@ def rft_loop(config: Config, policy: LoadedModel) -> Loop:
             rounds.progress = load_newest(checkpoint, rounds.tuned, {})
             for line in checkpoint_notes(checkpoint):
                 runner.terminal.note(line)
-        if resumed_from is not None:
+        runner.give_weights(policy.model)
+        if resumed_from is not None:  # last, since `run` begins with logging them again
             rounds.sampled = _sampled(run, rounds.progress.step + 1)
             runner.log.drop_steps_after(resumed_from)
-        runner.give_weights(policy.model)
         return rounds.run()
 
     return loop

@@ -143,13 +143,14 @@ def checkpoint_notes(checkpoint: Path) -> Iterator[str]:
         yield f"{checkpoint.name} was saved without checksums: it cannot be checked for damage"
 
 
-def step_to_resume(run: Path, backend: BackendName) -> int:
+def step_to_resume(run: Path, backend: BackendName, *, is_told: bool = False) -> int:
     """The step that `run` resumes from, −1 where it has no checkpoint.
 
     On verl it is the latest by verl's own file, if that checkpoint is whole, else the newest whole one; the
     file names it afterwards. Without the file, no step with a checkpoint has ended, unless its checksums were
     written. The checkpoint is read whole. Raises DamagedError, with what to type, where a
-    file differs from what was saved.
+    file differs from what was saved. Where the step is only told to the user (`is_told`), nothing is read or
+    changed: reading takes minutes for a large model.
     """
     if backend == "local":
         return max(checkpoints(run), default=-1)
@@ -157,10 +158,13 @@ def step_to_resume(run: Path, backend: BackendName) -> int:
     if not latest.is_file():
         whole = [step for step in whole if is_checked(checkpoint_path(run, step, backend))]
     if not whole:
-        latest.unlink(missing_ok=True)
+        if not is_told:
+            latest.unlink(missing_ok=True)
         return -1
     named = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
     step = int(named) if named.isdecimal() and int(named) in whole else whole[-1]
+    if is_told:
+        return step
     write_latest_verl_step(run, step)
     folder = checkpoint_path(run, step, backend)
     with names_a_way_around(folder):

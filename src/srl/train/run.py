@@ -208,7 +208,8 @@ def _train(
     run: Path, config: Config, record: RunRecord, trainer: Trainer, resumed_from: int | None = None
 ) -> Summary:
     def how() -> str:
-        return resuming.how_to_resume(run, resuming.step_to_resume(run, record.backend), record.algo)
+        step = resuming.step_to_resume(run, record.backend, is_told=True)
+        return resuming.how_to_resume(run, step, record.algo)
 
     with resuming.tells_how_to_resume(how, run), resuming.tells_what_takes_less_memory(run):
         progress = trainer.train(run, run_info(run, config, record, trainer.digests), resumed_from)

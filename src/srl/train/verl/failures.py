@@ -40,6 +40,10 @@ _LESS_MEMORY = (
 )
 
 
+STOPPED = "stopped by "
+"""How a failure begins that a watch made of a step."""
+
+
 class RemoteError(Exception):
     """The traceback of an error in another process, shown as its cause."""
 
@@ -65,7 +69,7 @@ def reason(error: BaseException) -> str:
 
     error = root(error)
     if isinstance(error, SrlError):
-        return str(error)
+        return "; ".join([str(error), *getattr(error, "__notes__", [])])
     if isinstance(error, RayActorError):
         return _dead(error)
     line = plain_line(error)
@@ -99,6 +103,13 @@ def role(class_name: str) -> str:
     return next((what for part, what in ROLES.items() if part in class_name), f"process {class_name}")
 
 
+def ended_by(failure: str, run: Path) -> UserError:
+    """The error for `failure`, with what to type. A watch would stop a resumed run at the same step again."""
+    if failure.startswith(STOPPED):
+        return UserError(f"{failure}; start a new run with a lower actor.optim.lr")
+    return UserError(f"{failure}; {resume_with(run)}")
+
+
 def final_error(error: BaseException, run: Path, failure: str = "") -> BaseException:
     """The error to end a run with, whose trainer raised `error`; `failure` is what broke an episode.
 
@@ -109,9 +120,9 @@ def final_error(error: BaseException, run: Path, failure: str = "") -> BaseExcep
 
     first = root(error)
     if isinstance(first, SrlError):
-        return type(first)(str(first))
+        return type(first)(reason(first))
     if failure:
-        return UserError(f"{failure}; {resume_with(run)}")
+        return ended_by(failure, run)
     if why := why_not_written(first, run / LOG):
         what, _, remedy = why.partition("; ")
         return UserError(f"{what}: {reason(first)}; {remedy} and {resume_with(run)}")

@@ -21,6 +21,7 @@ from srl.processes import Process
 from srl.store import LogWriter, Record, RunInfo, reading
 from srl.train.background_writes import BackgroundWrites
 from srl.train.run_directory import Progress
+from srl.train.verl.failures import STOPPED
 from srl.train.watches import Watcher, to_act_on
 from srl.trajectory import FailedEpisodes, Phase, failed_episodes
 
@@ -148,7 +149,7 @@ class LogActor:
         self._notes += map(str, found)
         self._writes.do(self._log.write_watches, self.watcher.rows())
         if acting := to_act_on(found):
-            self.fail(f"stopped by {acting}")
+            self.fail(f"{STOPPED}{acting}")
 
     def flush(self) -> None:
         """Wait until everything that was finished is in the log."""

@@ -24,13 +24,12 @@ from verl.workers.utils.padding import response_to_nested
 
 from srl.advantage.masked import masked_mean
 from srl.config import load_saved
-from srl.errors import UserError
 from srl.files import FORMAT, read_json, write_json
 from srl.manifests import CHECKPOINT, HAS_MANIFEST, checksums, write_manifest
 from srl.train.compute_advantages import compute_advantages, rollout_correction
 from srl.train.episodes import Splits
 from srl.train.load_components import load_algorithm
-from srl.train.resume import resume_with, too_many_failures
+from srl.train.resume import too_many_failures
 from srl.train.run_directory import (
     VERL_STATE,
     Progress,
@@ -47,6 +46,7 @@ from srl.train.verl.batch import (
     update_fields,
 )
 from srl.train.verl.dataset import Questions
+from srl.train.verl.failures import ended_by
 from srl.train.verl.job import ABOUT, TORCH
 from srl.train.verl.log_writer import log_actor_of
 from srl.train.verl.patches import put
@@ -96,6 +96,7 @@ class SearchTrainer(PPOTrainerSync):
         self.tokens: dict[str, dict[str, list[float]]] = {}
         self.health = ActorHealth({})
         self.loaders: dict[Phase, StatefulDataLoader] = {}
+        self.saved_step = -1
         super().__init__(config)
 
     # Overrides of verl's methods.
@@ -203,7 +204,7 @@ class SearchTrainer(PPOTrainerSync):
         metrics.update(self._finish("train", trained, self.tokens))
         self.step_metrics, self.tokens = {}, {}
         self._stop_if_broken()
-        if self._folder(self.global_steps).is_dir():
+        if self.saved_step == self.global_steps:  # a folder may be that of an attempt which was killed
             self._settle_checkpoint()
 
     def _validate(self) -> dict[str, float]:
@@ -229,6 +230,7 @@ class SearchTrainer(PPOTrainerSync):
         self._save_state()
         with _keeping_the_latest(self.config):
             super()._save_checkpoint()
+        self.saved_step = self.global_steps
 
     # Our own methods.
 
@@ -236,7 +238,7 @@ class SearchTrainer(PPOTrainerSync):
         return Questions.of(self.splits, "train" if is_train else "val", self.srl)
 
     def _asks(self, phase: Phase) -> bool:
-        return bool(getattr(self.srl.data, f"{phase}_files"))
+        return bool(getattr(self.splits, phase))
 
     def _evaluate(self, phase: Phase) -> dict[str, float]:
         """Run verl's validation on the questions of `phase`; the metrics of the local backend.
@@ -266,7 +268,7 @@ class SearchTrainer(PPOTrainerSync):
         """Raises UserError if an episode failed with an error, or a process of the run died."""
         broken = ray.get(self.log_actor.failure.remote()) or self.health.dead() or self._given_up()
         if broken:
-            raise UserError(f"{broken}; {resume_with(self.run)}")
+            raise ended_by(broken, self.run)
 
     def _given_up(self) -> str:
         """An error message where verl dropped questions: it only logs errors outside our agent loop."""
