@@ -298,6 +298,16 @@ def test_a_step_is_deleted_twice_where_an_open_file_keeps_the_first(tmp_path, mo
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
+def test_what_a_killed_process_was_writing_goes_with_the_next_checkpoint(tmp_path):
+    """Also of another step and another host, and what versions before left inside a temporary directory."""
+    them = learner()
+    names = ".step-000007.tmp-host-1-0a1b2c3d", "..step-000002.tmp-host-1-0a1b2c3d.tmp-host-1-0a1b2c3d"
+    for name in names:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    save(tmp_path, them, optimisers(them), step=3)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     them = learner()
     path = save(tmp_path, them, optimisers(them))

@@ -453,9 +453,12 @@ def test_speed_is_measured():
 
 def test_half_of_the_budgets_is_written_and_read():
     config = load_config("one-gpu").config
-    assert half_of_the_budgets(config) == EpisodeTokens(prompt=256, written=512, read=768)
-    alone = config.with_settings({"rollout.search": False})
-    assert half_of_the_budgets(alone).read == 0
+    assert half_of_the_budgets(config) == EpisodeTokens(prompt=256, written=512, read=750)
+    assert config.rollout.max_turns * config.rollout.max_obs_length == 2 * 750
+    narrow = config.with_settings({"data.max_response_length": 2000})
+    assert half_of_the_budgets(narrow).read == (2000 - 1024) / 2, "what the turns leave"
+    for settings in ({"rollout.search": False}, {"rollout.max_turns": 0}):
+        assert half_of_the_budgets(config.with_settings(settings)).read == 0
 
 
 def test_available_memory_is_read_in_bytes(tmp_path):
@@ -496,7 +499,7 @@ def test_dry_run_speaks_json(saved):
     assert found["shape"]["kind"] == "llama"
     assert found["rollout_peak"] == sum(item["rollout"] for item in found["memory"]["parts"])
     assert found["update_peak"] == sum(item["update"] for item in found["memory"]["parts"])
-    assert found["assumed"] == {"prompt": 256, "written": 512, "read": 768}
+    assert found["assumed"] == {"prompt": 256, "written": 512, "read": 750}
     assert found["time"]["total_s"] > 0
 
 
@@ -595,6 +598,11 @@ def test_a_critic_that_is_a_copy_does_not_fit_and_the_plan_proposes_an_adapter()
         memory_warnings(config, shape, "Qwen/Qwen2.5-3B", Device("cuda", "a GPU", int(79.6 * 2**30)), GPU)
     )
     assert any("--set critic.lora_rank=32" in line for line in lines)
+    fsdp = replace(GPU, kind="fsdp", workers=2)
+    device = Device("cuda", "a GPU", 20 * 2**30)
+    others = list(memory_warnings(config, shape, "Qwen/Qwen2.5-3B", device, fsdp, ("update",)))
+    assert others
+    assert not any("critic.lora_rank" in line for line in others), "verl's critic has no adapter"
 
 
 def test_a_plan_for_a_gpu_that_is_not_here_says_what_to_type_on_each(saved, monkeypatch):

@@ -21,6 +21,17 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+def test_a_temporary_directory_is_written_in_as_it_is(tmp_path):
+    """A second one inside would have a name that the next writer does not clean up after a kill."""
+    with files.atomic_directory(tmp_path / "made") as outer:
+        with files.atomic_directory(outer) as inner:
+            assert inner == outer
+            (inner / "a").write_text("1")
+        (outer / "b").write_text("2")
+        assert [entry.name for entry in tmp_path.iterdir()] == [outer.name]
+    assert sorted(entry.name for entry in (tmp_path / "made").iterdir()) == ["a", "b"]
+
+
 def test_directory_appears_only_when_complete(tmp_path):
     target = tmp_path / "deep" / "index"
     with files.atomic_directory(target) as temporary:

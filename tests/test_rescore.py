@@ -322,6 +322,28 @@ def test_episodes_that_a_writer_replaces_meanwhile_are_scored_again(run, monkeyp
     assert [value for *_, value in found] == pytest.approx([f1(answer, gold) for answer, gold, _ in found])
 
 
+def test_episodes_that_a_writer_drops_meanwhile_keep_no_scores_for_those_sampled_later(run, monkeypatch):
+    """As in a roll-back: the steps are made again after the rescore has ended, with the same ids."""
+    log = LogWriter(run / "log", RunInfo(run.name))
+    real, dropped = RewardMix.score, []
+
+    async def score(self, trajectories):
+        if not dropped:
+            dropped.append(True)
+            log.drop_steps_after(1)
+        return await real(self, trajectories)
+
+    monkeypatch.setattr(RewardMix, "score", score)
+    rescore(run, {"f1": 1.0})
+    other = [episode(number, step=2, answer="a new answer") for number in range(4)]
+    log.write(2, "train", [record(item, advantage=None) for item in other], {})
+    again = rescore(run, {"f1": 1.0})
+    log.close("interrupted")
+    assert again.scored == len(other)
+    found = asked(run, "SELECT count(*) FROM rescores WHERE step = 2 AND phase = 'train' AND measure = 'f1'")
+    assert found == [(len(other),)]
+
+
 def test_an_episode_that_is_sampled_again_loses_its_rescores(run):
     rescore(run, {"f1": 1.0})
     (gone,) = asked(run, "SELECT id FROM trajectories WHERE phase = 'val' AND step = 0 LIMIT 1")

@@ -457,3 +457,16 @@ def test_run_ends_only_above_the_allowed_share_of_failed_episodes(tmp_path):
     assert str(too_many_failures(run, FailedEpisodes(2, 20, "refused: gone"), 0.05)).startswith(
         "search failed in 2 of 20 episodes, more than search.max_failed=0.05 (refused: gone); once it"
     )
+
+
+def test_a_run_in_a_directory_of_another_name_is_refused_since_its_log_would_have_two(
+    whole, workspace, tmp_path
+):
+    run = workspace / "runs" / "a-branch"
+    shutil.copytree(whole("grpo"), run)
+    with pytest.raises(
+        UserError, match=rf"has the log of the run {whole('grpo').name}, .*give the directory"
+    ):
+        resume(run, workspace=Workspace(workspace), terminal=Said(), steps=9)
+    with pytest.raises(UserError, match="a log cannot have two names"):
+        srl.store.LogWriter(run / "log", srl.store.RunInfo(run.name))

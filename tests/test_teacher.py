@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -323,6 +324,30 @@ def test_an_episode_that_the_reward_cannot_score_is_asked_again(
     assert code == 0, err
     assert len(teacher.asked) == 6
     assert out.splitlines()[0] == "d.jsonl  5 demonstrations of 6 questions"
+
+
+def test_no_more_episodes_are_asked_for_once_none_can_be_kept(
+    shell: Shell, place, corpus, server, monkeypatch  # noqa: F811
+):  # fmt: skip
+    asked: list[str] = []
+
+    async def rollout(questions, *given, on_done, **named):
+        for question in questions:
+            asked.append(question.id)
+            on_done(Trajectory(question, [], [], end="answered"))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        return []
+
+    async def broken(self, trajectories):
+        raise UserError("the reward is broken")
+
+    monkeypatch.setattr("srl.train.write_demonstrations.rollout", rollout)
+    monkeypatch.setattr(RewardMix, "score", broken)
+    command = ("data", "demonstrations", "--data", place / "q.parquet", "--index", corpus, "--out", "d.jsonl")
+    code, _, err = shell.typed(*command, "--min-reward", "1", *options(server))
+    assert (code, err.splitlines()[-1]) == (2, "srl: the reward is broken")
+    assert len(asked) == 2
 
 
 def test_a_question_is_lost_only_if_every_attempt_failed(

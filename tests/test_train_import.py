@@ -243,6 +243,11 @@ def test_name_of_verls_has_its_counterpart(tmp_path, setting, ours, value):
     assert reduce(getattr, ours.split("."), config) == value
 
 
+def test_a_temperature_of_validation_that_is_not_used_is_said(tmp_path):
+    _, made = imported(tmp_path, verl("actor_rollout_ref.rollout.val_kwargs.temperature=0.6"))
+    said(made, "val_kwargs.temperature=0.6 is not used", "eval.temperature=0.6")
+
+
 def test_validation_samples_where_verl_says_so(tmp_path):
     settings = ("val_kwargs.do_sample=true", "val_kwargs.temperature=0.6", "val_kwargs.n=4")
     config, made = imported(tmp_path, verl(*(f"actor_rollout_ref.rollout.{item}" for item in settings)))

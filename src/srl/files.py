@@ -54,7 +54,12 @@ def atomic_directory(path: Path | str, *, replace: Replace | None = None) -> Ite
     On any error, Ctrl-C included, it is removed. An existing `path` is replaced in one step if `replace`
     allows it, else refused before anything is written; an empty directory is always replaced. Raises
     UserError, also if the disk is full.
+
+    A temporary directory is given as it is: what it is for is written whole or not at all.
     """
+    if _ASIDE.match(Path(path).name):
+        yield Path(path)
+        return
     path = _target(path, replace)
     with _aside(path) as temporary:
         temporary.mkdir()
@@ -94,7 +99,9 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
         if replace and _is_taken(path):
             replace(path)
             _exchange(building, path)
-            _remove(building)
+            earlier = _name_aside(path)
+            building.rename(earlier)  # if this process dies meanwhile, it is not taken for an unfinished one
+            _remove(earlier)
         else:
             os.rename(building, path)
         _sync(path.parent)
@@ -203,7 +210,7 @@ def _aside(path: Path) -> Iterator[Path]:
         _remove_stale(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror} ({error.filename})") from error
-    temporary = path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
+    temporary = _name_aside(path)
     try:
         yield temporary
     except Exception as error:
@@ -216,6 +223,11 @@ def _aside(path: Path) -> Iterator[Path]:
         _remove(temporary)
         if not path.exists():
             _remove_empty(made)
+
+
+def _name_aside(path: Path) -> Path:
+    """A hidden name next to `path` that no other process has."""
+    return path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
 
 
 def _missing_parents(path: Path) -> list[Path]:

@@ -116,7 +116,9 @@ def rescore(run: Path, weights: Mapping[str, float]) -> Rescored:
                 episodes = _episodes(log)
                 scored += _score_all(log, mixes, weights, rewards, read_rescores(file), file)
             with srl.store.open(run) as log:
-                replaced = {name for name, one in _episodes(log).items() if episodes.get(name, one) != one}
+                now = _episodes(log)
+                # Also one that is gone: sampled again later, it has the same id and would keep the old score.
+                replaced = {name for name, one in episodes.items() if now.get(name) != one}
                 if not replaced:
                     return Rescored(run.name, rewards, scored, before, _rows(log, rewards, weights))
             drop_rescores(directory, is_replaced, [file])

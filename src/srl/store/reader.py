@@ -244,6 +244,8 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, logs: Sequence[Path], 
         if without.keys() & {log / MANIFEST, log / FINISHED}:
             continue
         left = [] if (log / FINISHED).exists() else live_parts(log / PARTS_DIRECTORY, without.keys())
+        if not left and not (log / FINISHED).exists():  # perhaps it was reopened since the first look
+            left = live_parts(log / PARTS_DIRECTORY, without.keys())
         if not left and (log / FINISHED).exists():  # perhaps only since the look at the parts
             finished.append(f"log{len(finished)}")
             attach(connection, log / FINISHED, finished[-1])

@@ -51,9 +51,20 @@ def begin(log: Path, run: RunInfo, written: datetime | None) -> None:
     started, earlier_s = run.started or now(), 0.0
     if has_log(log):
         before = load(log)
+        check_name(log, run.run_id, before)
         started = before["run"]["started"]
         earlier_s = _worked_s(before, written)
     _write(log, run, started, RUNNING, {"ended": None, "resumed": now(), "earlier_s": earlier_s})
+
+
+def check_name(log: Path, run_id: str, manifest: Mapping[str, Any]) -> None:
+    """Raises UserError for the log of a run that has another name: a directory that was copied or renamed."""
+    if (known := manifest["run"]["run_id"]) != run_id:
+        raise UserError(
+            f"{log.parent} has the log of the run {known}, and a log cannot have two names: give the "
+            "directory that name again, or start a new run from its checkpoint: "
+            f"srl train --model {log.parent}"
+        )
 
 
 def end(log: Path, run: RunInfo, status: str, error: str = "") -> None:

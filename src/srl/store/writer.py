@@ -108,11 +108,11 @@ class LogWriter:
         """
         tables = part_tables(self._run.run_id, step, phase, records, metrics)
         self._reopen()
-        if (step, phase) in self._earlier:
+        if (step, phase) in self._earlier:  # rescores first: one that is lost is computed again
+            drop_rescores(self.directory, lambda *row: row[:2] == (step, phase))
             self._merging(
                 lambda: drop_steps(self._parts, lambda *found: found == (step, phase), self._worker)
             )
-            drop_rescores(self.directory, lambda *row: row[:2] == (step, phase))
             self._earlier.discard((step, phase))
             self._count()
         write_part(self._parts, step, phase, self._worker, self._number, tables)
@@ -128,16 +128,16 @@ class LogWriter:
     def drop_steps_after(self, after_step: int) -> None:
         """Drop every step after `after_step`, of all writers; a resumed run writes them again."""
         self._reopen(after_step)
-        self._merging(lambda: drop_steps(self._parts, lambda step, phase: step > after_step))
         drop_rescores(self.directory, lambda step, *_: step > after_step)
+        self._merging(lambda: drop_steps(self._parts, lambda step, phase: step > after_step))
         self._earlier = {(step, phase) for step, phase in self._earlier if step <= after_step}
         self._count()
 
     def drop_trajectories(self, ids: Set[str]) -> None:
         """Drop the trajectories with these ids, of all writers, from all tables but `steps`."""
         self._reopen()
-        self._merging(lambda: drop_trajectories(self._parts, ids))
         drop_rescores(self.directory, lambda step, phase, trajectory: trajectory in ids)
+        self._merging(lambda: drop_trajectories(self._parts, ids))
         self._count()
 
     def finish(self, status: str = "finished") -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from srl.testing.checks import Check, expect, run
 
@@ -32,16 +34,21 @@ def _describes_an_api(trial: Trial) -> None:
 
 
 def _asks_over_https(trial: Trial) -> None:
+    """An address of this machine or the local network may be http."""
     url = trial.description()["url"]
-    expect(url.startswith("https://"), f"the url is {url}: the key and the queries travel in the open")
+    is_safe = url.startswith("https://") or _is_near(urlsplit(url).hostname or "")
+    expect(is_safe, f"the url is {url}: the key and the queries travel in the open")
+
+
+def _is_near(host: str) -> bool:
+    try:
+        return ip_address(host).is_private
+    except ValueError:
+        return host == "localhost"
 
 
 def _sends_the_query(trial: Trial) -> None:
     _expect_sent(trial, "{query}", "params", "body")
-
-
-def _sends_how_many_results_are_wanted(trial: Trial) -> None:
-    _expect_sent(trial, "{k}", "params", "body")
 
 
 def _names_the_variable_of_its_key(trial: Trial) -> None:
@@ -67,7 +74,6 @@ CHECKS = [
     _describes_an_api,
     _asks_over_https,
     _sends_the_query,
-    _sends_how_many_results_are_wanted,
     _names_the_variable_of_its_key,
     _is_the_same_after_saving,
 ]

@@ -122,15 +122,17 @@ def _drop_superseded(run: Path, progress: Progress, keep: int | None, keep_best:
 
 
 def delete_checkpoints(run: Path, paths: Iterable[Path]) -> None:
-    """Delete checkpoints of `run`, each hidden first by a rename, and what is left of earlier ones.
+    """Delete checkpoints of `run`, each hidden first by a rename, and what is left of earlier ones and of
+    those that a killed process was writing.
 
     Each gets a name of its own: where a file is still open, NFS keeps the directory of an earlier checkpoint
     of the same step.
     """
     for path in paths:
         path.rename(path.with_name(f".{path.name}.{token_hex(4)}.dropped"))
-    for dropped in (run / CHECKPOINTS).glob(".step-*.dropped"):
-        shutil.rmtree(dropped, ignore_errors=True)  # tried again with the next checkpoint
+    for pattern in (".step-*.dropped", ".*step-*.tmp-*"):  # only this process writes: it has the log's lock
+        for left in (run / CHECKPOINTS).glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)  # tried again with the next checkpoint
 
 
 def _save(tensors: object, path: Path) -> None:

@@ -18,9 +18,10 @@ from srl.config.load import CHANGEABLE, SAVED
 from srl.errors import UserError, first_line, is_out_of_memory
 from srl.files import NotWritten, digest_file, digest_text, read_json, why_not_written
 from srl.manifests import DamagedError, check_checkpoint, is_checked
+from srl.store import run_info
 from srl.store.lock import LogLock, left_behind
 from srl.store.parts import FINISHED
-from srl.store.run_info import check_not_written
+from srl.store.run_info import check_not_written, has_log
 from srl.train.learning_rate import lr_scale, rate_notes
 from srl.train.make_missing import Note
 from srl.train.run_directory import (
@@ -197,6 +198,12 @@ def check_not_trained(run: Path, note: Note) -> None:
         note(f"waiting for {process} of the stopped run to end")
         process.wait(LEFT_BEHIND_S)
     check_not_written(run / LOG)
+
+
+def check_name(run: Path) -> None:
+    """Raises UserError where the directory `run` was copied or renamed: its log has another name."""
+    if has_log(run / LOG):
+        run_info.check_name(run / LOG, run.name, run_info.load(run / LOG))
 
 
 @contextmanager

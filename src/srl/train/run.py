@@ -94,15 +94,15 @@ def start(
         config = with_paths(config, algo, workspace, terminal)
         check_loggers(config.trainer.logger)
         trainer = trains.prepare(config, algo, workspace, terminal)
+    record = RunRecord(
+        preset, algo, resuming.utc_now(), backend, trainer.reference, **trainer.digests.as_fields(),
+        question_digests=resuming.question_digests(config),
+        dtype=resuming.dtype_here(config) if backend == "local" else "",
+        base_digest=resuming.base_digest(config) if backend == "local" else "",
+    )  # fmt: skip
     run = workspace.new_run(preset, algo, config.trainer.seed)
     with removed_unless_begun(run):
         save_config(run, config)
-        record = RunRecord(
-            preset, algo, resuming.utc_now(), backend, trainer.reference, **trainer.digests.as_fields(),
-            question_digests=resuming.question_digests(config),
-            dtype=resuming.dtype_here(config) if backend == "local" else "",
-            base_digest=resuming.base_digest(config) if backend == "local" else "",
-        )  # fmt: skip
         record.save(run)
         terminal.note(
             f"run {run.name}: {trainer.questions:,} questions, {trainer.where}, "
@@ -122,6 +122,7 @@ def resume(
     where another process trains it.
     """
     resuming.check_not_trained(run, terminal.note)
+    resuming.check_name(run)
     record, before = RunRecord.read(run), load_saved(run)
     changed, warnings = with_changes(before, sets) if sets else (before, [])
     if record.backend == "local":

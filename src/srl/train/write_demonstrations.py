@@ -323,10 +323,20 @@ class _Asking:
 
     async def _ask(self, questions: Sequence[Question], attempt: int, count: Count) -> list[Trajectory]:
         config, done, kept = self.config, itertools.count(1), list[asyncio.Task[None]]()
+        failed = list[Exception]()
 
         async def keep(trajectory: Trajectory) -> None:
-            self.journal.add(self.file, trajectory, await self._reward(trajectory), attempt)
+            try:
+                self.journal.add(self.file, trajectory, await self._reward(trajectory), attempt)
+            except Exception as error:
+                failed.append(error)
+                raise
             count(next(done))
+
+        def ended(trajectory: Trajectory) -> None:
+            if failed:  # ask no more, since nothing is kept
+                raise failed[0]
+            kept.append(asyncio.ensure_future(keep(trajectory)))
 
         try:
             await connect(self.search)
@@ -334,11 +344,12 @@ class _Asking:
                 questions, self.teacher.engine, self.search, codec=self.teacher.codec,
                 template=load_template(config), seed=config.trainer.seed, step=attempt, phase="eval",
                 options=episode_options(config).for_evaluation(config.eval.temperature),
-                on_done=lambda trajectory: kept.append(asyncio.ensure_future(keep(trajectory))),
+                on_done=ended,
             )  # fmt: skip
             await asyncio.gather(*kept)
             return found
         finally:
+            await asyncio.gather(*kept, return_exceptions=True)
             await aclose(self.search)
 
     async def _reward(self, trajectory: Trajectory) -> float:

@@ -182,7 +182,6 @@ def test_every_provider_conforms_and_is_a_plugin(name):
     [
         ({"url": "http://a.test/", "params": {"q": "{query}", "n": "{k}"}}, "asks over https"),
         ({"url": "https://a.test/", "params": {"n": "{k}"}}, "sends the query"),
-        ({"url": "https://a.test/", "body": {"q": "{query}"}}, "sends how many results are wanted"),
         (
             {"url": "https://a.test/", "params": {"q": "{query}", "n": "{k}"}, "key_env": "K"},
             "names the variable of its key",

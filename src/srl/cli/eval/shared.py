@@ -54,8 +54,12 @@ def check_baselines(names: Iterable[str], examples: Path | None, template: str |
     return chosen
 
 
-def check_search(settings: Config, baselines: Iterable[str] = ()) -> None:
-    """There is something to search, if the model or a baseline searches. Raises UserError."""
+def check_search(settings: Config, baselines: Iterable[str] = (), typed: object = None) -> None:
+    """There is something to search, if the model or a baseline searches. Raises UserError.
+
+    Warns where an index or a URL was `typed` and nothing searches.
+    """
+    from srl.cli.output import warn
     from srl.errors import UserError
     from srl.train.baselines import BASELINES
 
@@ -64,6 +68,11 @@ def check_search(settings: Config, baselines: Iterable[str] = ()) -> None:
     if settings.rollout.search and not named:
         raise UserError("nothing to search: give --index DIR or --url URL, or --set rollout.search=false")
     searching = [name for name in baselines if BASELINES[name].searches]
+    if typed and not searching and not settings.rollout.search:
+        warn(
+            "warning: this model was trained without search, so --index and --url are not used; to let it "
+            "search: --set rollout.search=true --set data.template=search-r1"
+        )
     if searching and not named:
         raise UserError(f"--baseline {searching[0]} has nothing to search: give --index DIR or --url URL")
 

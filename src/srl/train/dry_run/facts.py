@@ -32,9 +32,8 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
     critic = f", and a critic: {kind}{millions(shape.critic_trained)}" if shape.critic else ""
     first = f"; first {config.sft.steps} steps of fine-tuning, unless the workspace has their result"
     before = "" if config.model.path is not None else first
-    save, test = (
-        f"every {n} steps" if n else "after the last" for n in (trainer.save_freq, trainer.test_freq)
-    )
+    save = f"every {trainer.save_freq} steps" if trainer.save_freq else "after the last"
+    test = f"a validation every {trainer.test_freq} steps" if trainer.test_freq else "no validation"
     export = "" if layout.kind == "local" else "; `srl train export` makes a model of one"
     return {
         "model": f"{name}{source}: {shape.kind}, {millions(shape.parameters)} parameters, {shape.layers} "
@@ -47,7 +46,7 @@ def run_facts(config: Config, shape: Shape, path: str | Path, layout: Layout) ->
         "questions": f"{files}, prompt {data.template or 'as in the files'}",
         "search": _search(config),
         "reward": " + ".join(f"{weight:g} × {name}" for name, weight in config.reward.weights.items()),
-        "length": f"{trainer.total_training_steps} steps; a checkpoint {save}, a validation {test}",
+        "length": f"{trainer.total_training_steps} steps; a checkpoint {save}, {test}",
         "checkpoints": f"{Workspace.resolve().runs}/…/checkpoints, "
         f"{disk_of_checkpoints(trainer, checkpoint_bytes(shape, layout))}{export}",
     }

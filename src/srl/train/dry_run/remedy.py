@@ -19,13 +19,17 @@ LOCAL: tuple[Phase, ...] = ("rollout", "logprobs", "update", "checkpoint")
 """The phases of a step on the local backend, with its checkpoint."""
 
 NAMES: dict[Phase, str] = {"logprobs": "log-prob pass"}
-KEYS: dict[Phase, str] = {
-    "rollout": "rollout.max_num_seqs, data.max_response_length",
-    "logprobs": "actor.ppo_max_token_len",
-    "update": "model.gradient_checkpointing, actor.ppo_max_token_len, critic.lora_rank, model.lora_rank",
-    "checkpoint": "critic.lora_rank, model.lora_rank",
-}
+KEYS: dict[Phase, tuple[str, ...]] = {
+    "rollout": ("rollout.max_num_seqs", "data.max_response_length"),
+    "logprobs": ("actor.ppo_max_token_len",),
+    "update": (
+        "model.gradient_checkpointing", "actor.ppo_max_token_len", "critic.lora_rank", "model.lora_rank",
+    ),
+    "checkpoint": ("critic.lora_rank", "model.lora_rank"),
+}  # fmt: skip
 """What decides the memory of each phase, for a given model."""
+LOCAL_ONLY = "critic.lora_rank"
+"""verl's critic has no adapter."""
 
 Size = Callable[[Phase, dict[str, Any]], int]
 """The bytes of a phase with some settings changed."""
@@ -52,8 +56,11 @@ def memory_warnings(
     for phase in phases:
         if (needed := size(phase, {})) <= room:
             continue
-        advice = f"no setting of {KEYS[phase]} is enough; use a smaller model or shorter episodes"
-        fitting = next((s for s in _candidates(config, shape, phase) if size(phase, s) <= room), None)
+        is_local = layout.kind == "local"
+        keys = [key for key in KEYS[phase] if is_local or key != LOCAL_ONLY]
+        advice = f"no setting of {', '.join(keys)} is enough; use a smaller model or shorter episodes"
+        candidates = _candidates(config, shape, phase, is_local)
+        fitting = next((settings for settings in candidates if size(phase, settings) <= room), None)
         if fitting is not None:
             advice = typed(fitting)
         name = NAMES.get(phase, phase)
@@ -92,22 +99,26 @@ def typed(settings: dict[str, Any]) -> str:
     return " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items())
 
 
-def _candidates(config: Config, shape: Shape, phase: Phase) -> Iterator[dict[str, Any]]:
+def _candidates(
+    config: Config, shape: Shape, phase: Phase, is_local: bool = True
+) -> Iterator[dict[str, Any]]:
     """Settings to try, the cheapest first: those that leave what is learned as it is, then adapters."""
     many, longest = config.rollout.max_num_seqs, config.data.max_episode_tokens
-    halves = _halves(config.actor.ppo_max_token_len, longest)
-    limits = ["actor.ppo_max_token_len", *(["critic.ppo_max_token_len"] if shape.critic else [])]
+    limits = {"actor.ppo_max_token_len": config.actor.ppo_max_token_len}
+    if shape.critic:
+        limits["critic.ppo_max_token_len"] = config.critic.ppo_max_token_len
+    halves = _halves(max(limits.values()), longest)
     fewer: dict[Phase, list[dict[str, Any]]] = {
         "rollout": [{"rollout.max_num_seqs": count} for count in _halves(many, 1)],
-        "logprobs": [dict.fromkeys(limits, count) for count in halves],
+        "logprobs": [{key: count for key, now in limits.items() if count < now} for count in halves],
         "checkpoint": [],
     }
     fewer["update"] = fewer["logprobs"]
-    for more in _less_held(config, shape, phase):
+    for more in _less_held(config, shape, phase, is_local):
         yield from (more | less for less in ({}, *fewer[phase]))
 
 
-def _less_held(config: Config, shape: Shape, phase: Phase) -> Iterator[dict[str, Any]]:
+def _less_held(config: Config, shape: Shape, phase: Phase, is_local: bool) -> Iterator[dict[str, Any]]:
     """Settings that hold less, each with those before it: none, gradient checkpointing, an adapter for the
     critic, an adapter for the policy."""
     more: dict[str, Any] = {}
@@ -115,8 +126,8 @@ def _less_held(config: Config, shape: Shape, phase: Phase) -> Iterator[dict[str,
     if phase == "update" and not config.model.gradient_checkpointing:
         more = more | {"model.gradient_checkpointing": True}
         yield more
-    if shape.critic and not config.critic.lora_rank:
-        more = more | {"critic.lora_rank": 32}
+    if is_local and shape.critic and not config.critic.lora_rank:
+        more = more | {LOCAL_ONLY: 32}
         yield more
     if not config.model.lora_rank:
         yield more | {"model.lora_rank": 32}

@@ -62,9 +62,9 @@ class StepTimes:
 
 def half_of_the_budgets(config: Config) -> EpisodeTokens:
     """An episode that uses half of each budget: of the prompt, of the turns, of what searches return."""
-    turns = config.rollout.max_turns + 1
-    written = min(turns * config.rollout.max_turn_tokens, config.data.max_response_length)
-    read = config.data.max_response_length - written if config.rollout.search else 0
+    rollout, longest = config.rollout, config.data.max_response_length
+    written = min((rollout.max_turns + 1) * rollout.max_turn_tokens, longest)
+    read = min(rollout.max_turns * rollout.max_obs_length, longest - written) if rollout.search else 0
     return EpisodeTokens(*(math.ceil(part / 2) for part in (config.data.max_prompt_length, written, read)))
 
 

@@ -365,6 +365,11 @@ def _sampled_validation(conversion: Conversion) -> None:
     samples = conversion.given(f"{_VALIDATION}.do_sample") is True
     temperature = conversion.given(f"{_VALIDATION}.temperature") or 0.0
     conversion.ours["eval.temperature"] = temperature if samples else 0.0
+    if temperature and not samples:
+        conversion.note(
+            f"{_VALIDATION}.temperature={temperature} is not used, since do_sample is false; verl's agent "
+            f"loops sample with it nevertheless: set eval.temperature={temperature} for that"
+        )
     top_p = conversion.given(f"{_VALIDATION}.top_p")
     if samples and top_p not in (None, 1):
         conversion.note(f"{_VALIDATION}.top_p={top_p} has no equivalent: validation samples from all tokens")

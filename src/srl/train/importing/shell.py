@@ -333,8 +333,8 @@ def _commands(found: Iterable[Word | str]) -> Iterator[Command]:
 def _without_keywords(words: list[Word], around: list[int]) -> list[Word]:
     """The words without `then`, `do` and the like; updates `around`, the lines of the open blocks."""
     while words and (first := words[0].literal) in _OPENS | _CLOSES | _JOINTS:
-        if first in _OPENS:
-            around.append(words[0].line)
+        if first in _OPENS and not (first == "function" and all(one.literal != "{" for one in words)):
+            around.append(words[0].line)  # the `{` of `function name() {` opens the block itself
         elif first in _CLOSES and around:
             around.pop()
         if first in ("for", "select", "case", "function"):
