@@ -19,6 +19,7 @@ ORDER = (
 )  # fmt: skip
 TESTS = {"all": "all", "hops>1": "several hops", "no comparisons": "no comparisons"}
 """The paired tests, and the questions that each is about."""
+SUMMARY = ("", "questions", "EM (95%)", "EM, several hops", "EM, no comparisons", "searches")
 NOTHING = "Nothing has been measured yet: `make bench-real`.\n"
 MEAN = "mean over sets"
 
@@ -47,8 +48,8 @@ def learning(file: Path | None = None) -> str:
 def summary() -> str:
     """The columns of `learning` that the README has."""
     headers, *lines = figures()
-    short = [[line[place] for place in (0, 1, 2, 4, 5, -1)] for line in (headers, *lines)]
-    return table(short[0], short[1:]) if lines else NOTHING
+    places = [headers.index(name) for name in SUMMARY]
+    return table(SUMMARY, [[line[place] for place in places] for line in lines]) if lines else NOTHING
 
 
 def figures(file: Path | None = None) -> list[list[str]]:

@@ -78,11 +78,10 @@ def evaluate(bench: Bench) -> None:
     pairs["+ GRPO against RAG"] = ("rag", "grpo")
     pairs["+ GRPO against rejection sampling"] = ("rft", "grpo")
     for name, (before, after) in pairs.items():
-        both = baseline(bench, before), measured(bench, after)
-        rows = [row for row in both if row is not None]
-        if len(rows) == len(both):
+        first, second = baseline(bench, before), measured(bench, after)
+        if first and second:
             key = f"compared-{before}-{after}-s{bench.seed}"
-            bench.once(key, partial(compared, bench, name, rows))
+            bench.once(key, partial(compared, bench, name, first, second))
 
 
 def small(bench: Bench) -> Iterable[str]:
@@ -205,9 +204,9 @@ def baseline(bench: Bench, run: str) -> dict[str, Any] | None:
     return measured(bench, run) or (measured(replace(bench, seed=0), run) if run in ONCE else None)
 
 
-def compared(bench: Bench, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The second row against the first, on the questions that both were asked."""
-    return {name: differences(bench, *rows)}
+def compared(bench: Bench, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The row `after` against that `before`, on the questions that both were asked."""
+    return {name: differences(bench, before, after)}
 
 
 def differences(bench: Bench, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,3 +43,8 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message that is not blank; the name of its class where there is none."""
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
+
+
+def with_notes(error: BaseException, said: object = None) -> str:
+    """What is `said` of an error, by default its message, and its notes, such as how to resume."""
+    return "; ".join([str(error if said is None else said), *getattr(error, "__notes__", [])])

@@ -15,7 +15,16 @@ from signal import SIGINT, Signals
 from typing import Any
 
 from srl import interrupts
-from srl.errors import EXIT_BUG, EXIT_OK, EXIT_SIGNAL, EXIT_USER, SrlError, first_line, is_out_of_memory
+from srl.errors import (
+    EXIT_BUG,
+    EXIT_OK,
+    EXIT_SIGNAL,
+    EXIT_USER,
+    SrlError,
+    first_line,
+    is_out_of_memory,
+    with_notes,
+)
 
 EXIT_BROKEN_PIPE = 141
 _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -83,10 +92,10 @@ def _report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if isinstance(error, SrlError):
-        _say(_with_notes(error, error))
+        _say(with_notes(error))
         return error.exit_code
     if message := _environment_error(error):
-        _say(_with_notes(message, error))
+        _say(with_notes(error, message))
         return EXIT_USER
     _say(_write_traceback(error))
     return EXIT_BUG
@@ -134,12 +143,8 @@ def _interrupted(error: BaseException, signal: Signals | None) -> int:
     """Print what ended the command, and the notes of the error, such as how to resume."""
     what = interrupts.SIGNALS[signal] if signal else "interrupted"
     with suppress(OSError):  # the terminal may be the one that was closed
-        _say(_with_notes(what, error))
+        _say(with_notes(error, what))
     return EXIT_SIGNAL + (signal or SIGINT)
-
-
-def _with_notes(what: object, error: BaseException) -> str:
-    return "; ".join([str(what), *getattr(error, "__notes__", [])])
 
 
 def _say(message: object) -> None:

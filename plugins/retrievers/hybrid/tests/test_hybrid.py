@@ -77,11 +77,13 @@ def test_other_weights_inside_are_another_index(letters, tmp_path):
 
 
 @pytest.mark.parametrize("call", ["identity", "build", "open"])
-def test_an_error_of_a_third_party_inside_names_it(letters, tmp_path, monkeypatch, call):
+@pytest.mark.parametrize("outer", ["hybrid", "rerank"])
+def test_an_error_of_a_third_party_inside_names_it(letters, model, tmp_path, monkeypatch, outer, call):
     def fail(*given):
         raise KeyError("lost")
 
-    act = partial(build_index, PASSAGES, tmp_path / "index", "hybrid", BOTH)
+    around = {"model": str(model), "max_length": 64, "device": "cpu", "retriever": "letters"}
+    act = partial(build_index, PASSAGES, tmp_path / "index", outer, BOTH if outer == "hybrid" else around)
     if call == "open":
         act()
         act = partial(open_index, tmp_path / "index")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -370,18 +369,3 @@ def test_a_name_that_the_hub_does_not_give_says_what_to_type(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(UserError, match=r"org/name, .*\(no network\); type: hf download org/name"):
         model_directory("org/name")
-
-
-@pytest.mark.parametrize("call", ["identity", "build", "open"])
-def test_an_error_of_a_third_party_inside_names_it(letters, options, tmp_path, monkeypatch, call):
-    def fail(*given):
-        raise KeyError("lost")
-
-    chosen = {**options, "retriever": "letters"}
-    act = partial(build_index, PASSAGES, tmp_path / "index", "rerank", chosen)
-    if call == "open":
-        act()
-        act = partial(open_index, tmp_path / "index")
-    monkeypatch.setattr(letters.Letters, call, fail)
-    with pytest.raises(UserError, match=r"^retriever 'letters' \(srl-search-letters 1\.0\) raised .*lost"):
-        act()

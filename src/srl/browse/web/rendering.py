@@ -60,8 +60,8 @@ def _shown(value: Any, found: tuple[str, ...]) -> Any:
         return ""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    shown = safe(hidden(value, found)[:LONGEST], found)
     rest = len(value) - LONGEST
+    shown = safe(value if rest <= 0 else hidden(value, found)[:LONGEST], found)
     return shown if rest <= 0 else f"{shown} … {rest:,} more characters, which `srl inspect show` prints"
 
 

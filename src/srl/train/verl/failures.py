@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srl.errors import SrlError, UserError, is_out_of_memory
+from srl.errors import SrlError, UserError, is_out_of_memory, with_notes
 from srl.files import why_not_written
 from srl.train.resume import resume_with
 from srl.train.run_directory import LOG
@@ -69,7 +69,7 @@ def reason(error: BaseException) -> str:
 
     error = root(error)
     if isinstance(error, SrlError):
-        return "; ".join([str(error), *getattr(error, "__notes__", [])])
+        return with_notes(error)
     if isinstance(error, RayActorError):
         return _dead(error)
     line = plain_line(error)
