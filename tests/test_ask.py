@@ -22,6 +22,8 @@ from tests.tiny_models import byte_level_tokenizer
 
 import srl.train.ask
 from srl.cli.episode_view import EpisodeView
+from srl.cli.eval.shared import check_search
+from srl.config import load_config
 from srl.protocol import TEMPLATES
 from srl.rollout.codec import Codec
 from srl.rollout.engine import EngineFault, ScriptedEngine
@@ -354,3 +356,12 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_conversation(place, tmp_path):
         terminal.process.kill()
         terminal.process.wait()
         os.close(terminal.ours)
+
+
+@pytest.mark.parametrize(
+    ("searches", "typed", "warned"), [(False, "i", True), (False, None, False), (True, "i", False)]
+)
+def test_an_index_for_a_model_that_was_trained_without_search_is_warned_of(capsys, searches, typed, warned):
+    settings = load_config(sets=["search.index=i", f"rollout.search={str(searches).lower()}"]).config
+    check_search(settings, typed=typed)
+    assert ("was trained without search" in capsys.readouterr().err) == warned

@@ -434,6 +434,14 @@ def test_what_an_index_keeps_of_a_retriever_inside_it_has_no_effect():
     assert option.startswith("retriever.hybrid.retrievers.bm25.k1 = 1.5 has no effect: an index")
 
 
+@pytest.mark.parametrize("algo", ["ppo", "reinforce", "reinforce_plus_plus", "grpo", "rloo", "turn_rloo"])
+@pytest.mark.parametrize("preset", ["tiny", "tiny-hard"])
+def test_every_algorithm_has_128_episodes_a_step_and_checkpoints_at_validated_steps(preset, algo):
+    config = load_config(preset, algo=algo).config
+    assert config.data.train_batch_size * config.rollout.n == 128
+    assert config.trainer.save_freq % config.trainer.test_freq == 0
+
+
 def test_settings_that_are_read_do_not_warn():
     kl = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=.1"]
     sets = [*kl, "algorithm.gamma=.5", "algorithm.lam=.9", "actor.clip_ratio=.1", "actor.clip_ratio_high=.3"]

@@ -192,6 +192,12 @@ def test_provider_that_lacks_something_is_found_out(description, check):
     assert [one.name for one in checks("provider", Api(**description)) if not one.passed] == [check]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:8888", "localhost:8888", "192.168.0.7"])
+def test_provider_on_this_network_may_be_http_and_need_not_be_told_how_many(host):
+    found = checks("provider", Api(url=f"http://{host}/search", params={"q": "{query}"}))
+    assert all(one.passed for one in found)
+
+
 def test_provider_of_the_users_own_module_is_asked_and_fixes_the_identity(web, tmp_path, monkeypatch):
     source = "from srl_web.api import Api\nown = Api(url='https://own.test/', params={'q': '{query}'})"
     (tmp_path / "provider_of_a_test.py").write_text(source)
