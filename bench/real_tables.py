@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.markdown_table import table
+from bench.real.measure import BASE
 
 RESULT = Path(__file__).parent / "results" / "real_learning.json"
 SHORTER = RESULT.with_name("real_learning_shorter.json")
@@ -31,11 +32,15 @@ def load(file: Path | None = None) -> dict[str, Any]:
 
 
 def measured(file: Path | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row of each seed with its name, in the order of the table."""
+    """Each row of each seed with its name, in the order of the table.
+
+    The names of rows that were trained have the seed if the table has several.
+    """
     rows = load(file)["rows"]
+    several = len({seed for seeds in rows.values() for seed in seeds}) > 1
     for name in (name for name in ORDER if name in rows):
         for seed, row in sorted(rows[name].items()):
-            yield (f"{name}, seed {seed}" if len(rows[name]) > 1 else name), row
+            yield (f"{name}, seed {seed}" if several and name not in BASE.values() else name), row
 
 
 def learning(file: Path | None = None) -> str:

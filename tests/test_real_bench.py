@@ -197,7 +197,7 @@ def test_tables_are_of_all_rows_and_seeds_that_were_measured(bench, monkeypatch,
     monkeypatch.setattr(real_tables, "RESULT", tmp_path / "real_learning.json")
     lines = real_tables.learning().splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [
-        "| closed-book", "| cold start", "| + GRPO, seed 0", "| + GRPO, seed 1",
+        "| closed-book", "| cold start, seed 0", "| + GRPO, seed 0", "| + GRPO, seed 1",
     ]  # fmt: skip
     assert (
         "| 1,500 | 1.000 (.950 to 1.050) | 1.000 (.950 to 1.050) | 1.000 | 1.000 | 1.000 | 1.000 | 2.00 |"

@@ -49,7 +49,7 @@ ROWS = {
     "+ GRPO": Row("grpo", ENDS, "cold start"),
     "+ PPO": Row("ppo", ENDS, "cold start"),
     "+ the settings of tiny-hard": Row("tiny-hard", ENDS, "cold start"),
-    "+ rejection sampling": Row("rft", OTHERS, "cold start"),
+    "+ rejection sampling": Row("rft", ENDS, "cold start"),
     "+ GRPO, retrieved tokens trained": Row("grpo-no-mask", ENDS, "+ GRPO"),
 }
 ONCE = ("rag",)
