@@ -15,8 +15,8 @@ SHORTER = RESULT.with_name("real_learning_shorter.json")
 """Results with a cold start of half as many steps, after which RL asked all questions."""
 ORDER = (
     "closed-book", "R1 without search", "base as it is", "base, few-shot", "retrieve-once RAG, fine-tuned",
-    "cold start", "+ GRPO", "+ PPO", "+ the settings of tiny-hard", "+ rejection sampling",
-    "+ GRPO, retrieved tokens trained",
+    "cold start", "+ GRPO", "+ PPO", "+ the settings of tiny-hard", "+ GRPO, retrieved tokens trained",
+    "+ rejection sampling", "+ GRPO, 24 steps",
 )  # fmt: skip
 TESTS = {"all": "all", "hops>1": "several hops", "no comparisons": "no comparisons"}
 """The paired tests, and the questions that each is about."""

@@ -17,6 +17,7 @@ from bench.real import measure, parts
 from bench.real.commands import Bench, Trained, output_of
 from tests.shared_data import shared_data
 
+from srl.config.load import load_config
 from srl.data.demonstration_file import read_demonstrations
 from srl.data.parquet import write_questions
 from srl.evaluate.episode_results import EpisodeResult
@@ -293,7 +294,7 @@ def test_reinforcement_learning_asks_nothing_that_the_cold_start_was_shown(bench
     typed: list[str] = []
     trained = Trained(bench.cache / "run", {"steps": 5}, 1.0)
 
-    def train_once(self: Bench, name: str, *arguments: object) -> Trained:
+    def train_once(self: Bench, name: str, *arguments: object, steps: int | None = None) -> Trained:
         typed[:] = map(str, arguments)
         return trained
 
@@ -304,6 +305,25 @@ def test_reinforcement_learning_asks_nothing_that_the_cold_start_was_shown(bench
     assert f"data.exclude_files={bench.prepared / parts.SHOWN}" in typed
     mixed = [one.split("=")[0] for one in typed if one.startswith("data.mix.")]
     assert sorted(mixed) == sorted(f"data.mix.{name}" for name in parts.ASKED)
+
+
+def test_rejection_sampling_and_the_grpo_beside_it_sample_as_many_episodes(bench, monkeypatch):
+    typed: dict[str, tuple[list[str], int]] = {}
+    monkeypatch.setattr(parts, "start", lambda bench: "cold@best")
+    monkeypatch.setattr(
+        Bench,
+        "train_once",
+        lambda self, name, *arguments, steps: typed.update({name: ([*map(str, arguments)], steps)}),
+    )
+    parts.rft(bench)
+    preset = load_config("small").config
+    (rounds, count), (beside, steps) = typed.values()
+    assert [one[one.index("--algo") + 1] for one in (rounds, beside)] == ["rft", "grpo"]
+    questions = next(int(one.split("=")[1]) for one in rounds if one.startswith("rft.questions="))
+    samples = next(int(one.split("=")[1]) for one in rounds if one.startswith("rollout.n="))
+    assert samples == preset.rollout.n
+    assert questions * count == preset.data.train_batch_size * steps
+    assert measure.ROWS["+ GRPO, 24 steps"].run in typed
 
 
 def test_every_source_that_rag_learns_from_has_a_share(bench, monkeypatch):

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.real.commands import SMALL, Bench, Trained, options
-from bench.real.parts import digest
+from bench.real.parts import AS_MANY, digest
 
 from srl.evaluate.episode_results import EpisodeResult, read_results
 from srl.evaluate.intervals import interval
@@ -50,6 +50,7 @@ ROWS = {
     "+ PPO": Row("ppo", ENDS, "cold start"),
     "+ the settings of tiny-hard": Row("tiny-hard", ENDS, "cold start"),
     "+ rejection sampling": Row("rft", ENDS, "cold start"),
+    f"+ GRPO, {AS_MANY} steps": Row(f"grpo-{AS_MANY}", ENDS, "cold start"),
     "+ GRPO, retrieved tokens trained": Row("grpo-no-mask", ENDS, "+ GRPO"),
 }
 ONCE = ("rag",)
@@ -76,7 +77,7 @@ def evaluate(bench: Bench) -> None:
             bench.once(f"row-{bench.key(one.run)}", partial(trained_row, bench, name))
     pairs = {name: (ROWS[one.against].run, one.run) for name, one in ROWS.items() if one.against}
     pairs["+ GRPO against RAG"] = ("rag", "grpo")
-    pairs["+ GRPO against rejection sampling"] = ("rft", "grpo")
+    pairs["+ GRPO against rejection sampling"] = ("rft", f"grpo-{AS_MANY}")
     for name, (before, after) in pairs.items():
         first, second = baseline(bench, before), measured(bench, after)
         if first and second:

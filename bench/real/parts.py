@@ -53,8 +53,10 @@ CHECKED = ("trainer.test_freq=40", "trainer.save_freq=40")
 TAUGHT = ("sft.steps=160", *CHECKED)
 """Fine-tuning on both."""
 MIX = tuple(f"data.mix.{name}={share}" for name, share in ASKED.items())
-ROUNDS, ROUND, SAMPLES = 3, 192, 8
-"""Rounds of rejection sampling, their questions, and episodes a question: as many as GRPO's 36 × 16 × 8."""
+ROUNDS, ROUND, SAMPLES = 2, 192, 8
+"""Rounds of rejection sampling, their questions, and episodes a question."""
+AS_MANY = 24
+"""Steps of GRPO, of 16 questions × 8 episodes, that sample as many episodes as these rounds."""
 RETRIEVED = ("data.template=rag", "rollout.max_turns=0", "data.max_prompt_length=512")
 """Settings of retrieve-once RAG: the passages that the question retrieves are in the prompt."""
 SHOWN = "demonstrations.jsonl"
@@ -186,13 +188,16 @@ def mask(bench: Bench) -> None:
 
 
 def rft(bench: Bench) -> None:
-    """Rounds of rejection-sampling fine-tuning from the cold start, of as many episodes as GRPO samples."""
+    """Rounds of rejection-sampling fine-tuning from the cold start, and GRPO of as many episodes."""
     questions = 2 if bench.smoke else ROUND
-    settings = [f"rft.questions={questions}", f"rollout.n={SAMPLES}",
-                f"trainer.total_training_steps={ROUNDS}",
-                "sft.steps=30", "sft.optim.lr=5e-5"]  # fmt: skip
-    bench.train_once("rft", "--algo", "rft", "--model", start(bench), *common(bench),
-                     *asked_by_rl(bench, [*MIX, *settings]))  # fmt: skip
+    settings = [f"rft.questions={questions}", f"rollout.n={SAMPLES}", "sft.steps=30", "sft.optim.lr=5e-5"]
+    runs = {
+        "rft": ("rft", [*MIX, *settings], ROUNDS),
+        f"grpo-{AS_MANY}": ("grpo", MIX, AS_MANY),
+    }
+    for name, (algo, asked, steps) in runs.items():
+        bench.train_once(name, "--algo", algo, "--model", start(bench), *common(bench),
+                         *asked_by_rl(bench, asked), steps=None if bench.smoke else steps)  # fmt: skip
 
 
 def rag(bench: Bench) -> None:
