@@ -226,6 +226,19 @@ def test_a_baseline_that_is_made_once_is_compared_with_every_seed(bench, monkeyp
     assert measure.collected(bench)["compared"] == {"+ GRPO against RAG": {"1": {"em": [0.0, 1.0]}}}
 
 
+@pytest.mark.parametrize(("budget", "drawn"), [(None, 1500), (400, 400), (9000, 1500)])
+def test_a_budget_limits_the_test_questions_of_a_row(bench, monkeypatch, budget, drawn):
+    typed: list[str] = []
+
+    def srl(self: Bench, workspace: Path, *arguments: object) -> str:
+        typed[:] = map(str, arguments)
+        return "{}"
+
+    monkeypatch.setattr(Bench, "srl", srl)
+    measure.asked(replace(bench, budget=budget), "model", measure.ENDS)
+    assert typed[typed.index("--budget") + 1] == str(drawn)
+
+
 def test_a_paired_test_leaves_comparisons_out(bench, monkeypatch):
     asked = [("a", 0.0, "bridge_comparison"), ("b", 1.0, "bridge"), ("c", 0.0, "")]
     found = [replace(result(name, em), kind=kind) for name, em, kind in asked]

@@ -45,6 +45,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--preset", default="small")
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE",
                         help="a setting of all runs; of evaluations only model.… (repeatable)")  # fmt: skip
+    parser.add_argument("--budget", type=int, metavar="N", help="measure a row on N test questions at most")
     parser.add_argument("--cache", type=Path, help="default: build/bench-real; of a smoke run, a new one")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--smoke", action="store_true", help="two steps and eight questions, in a new cache")
@@ -59,8 +60,9 @@ def main() -> int:
         cache.mkdir(parents=True, exist_ok=True)
         model, origin = base_model(cache, given.model, given.smoke)
         bench = Bench(
-            cache, given.data.absolute(), model, given.seed, given.preset, tuple(given.sets), given.smoke
-        )
+            cache, given.data.absolute(), model, given.seed, given.preset, tuple(given.sets), given.smoke,
+            given.budget,
+        )  # fmt: skip
         known = {**parts.PARTS, **measure.PARTS}
         try:
             for name in given.only or known:

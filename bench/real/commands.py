@@ -54,6 +54,8 @@ class Bench:
     preset: str
     sets: tuple[str, ...] = ()
     smoke: bool = False
+    budget: int | None = None
+    """Test questions of a row at most."""
 
     @property
     def prepared(self) -> Path:

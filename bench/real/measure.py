@@ -95,7 +95,7 @@ def asked(bench: Bench, model: object, budget: int, *more: object) -> dict[str, 
 
     Of the settings that were given for training runs it has those of the model, such as its precision.
     """
-    drawn = ("--limit", 8) if bench.smoke else ("--budget", budget)
+    drawn = ("--limit", 8) if bench.smoke else ("--budget", min(budget, bench.budget or budget))
     of_model = [one for one in bench.sets if one.startswith("model.")]
     out = bench.srl(
         bench.evaluations, "eval", "run", model, "--data", bench.prepared / "test.parquet", "--index",
