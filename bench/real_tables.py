@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.markdown_table import table
 from bench.real.measure import BASE
+from bench.real.parts import AS_MANY
 
 RESULT = Path(__file__).parent / "results" / "real_learning.json"
 SHORTER = RESULT.with_name("real_learning_shorter.json")
@@ -16,7 +17,7 @@ SHORTER = RESULT.with_name("real_learning_shorter.json")
 ORDER = (
     "closed-book", "R1 without search", "base as it is", "base, few-shot", "retrieve-once RAG, fine-tuned",
     "cold start", "+ GRPO", "+ PPO", "+ the settings of tiny-hard", "+ GRPO, retrieved tokens trained",
-    "+ rejection sampling", "+ GRPO, 24 steps",
+    "+ rejection sampling", f"+ GRPO, {AS_MANY} steps",
 )  # fmt: skip
 TESTS = {"all": "all", "hops>1": "several hops", "no comparisons": "no comparisons"}
 """The paired tests, and the questions that each is about."""

@@ -336,7 +336,7 @@ def test_rejection_sampling_and_the_grpo_beside_it_sample_as_many_episodes(bench
     samples = next(int(one.split("=")[1]) for one in rounds if one.startswith("rollout.n="))
     assert samples == preset.rollout.n
     assert questions * count == preset.data.train_batch_size * steps
-    assert measure.ROWS["+ GRPO, 24 steps"].run in typed
+    assert measure.ROWS[f"+ GRPO, {parts.AS_MANY} steps"].run in typed
 
 
 def test_every_source_that_rag_learns_from_has_a_share(bench, monkeypatch):
