@@ -1,10 +1,9 @@
-"""Imports go one way, as the data do: what each module of `srl` may import, and how long it may be."""
+"""Imports go one way, as the data do: what each module of `srl` may import."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
@@ -14,14 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SRL = ROOT / "src" / "srl"
-MAX_LINES = 800
-MAX_BODY = 45
-"""Lines of a function, its signature and docstring not counted."""
-MIN_LINES = 40
-"""Lines of a file that one other file of its folder imports, and nothing else."""
-FRAGMENTS = {"srl.plugins.hookspecs": "the hooks, to be read at a glance"}
-"""Short files that stand alone nevertheless, each with the reason."""
-
 STAGES = ["data", "index", "serve", "rollout", "reward", "advantage", "update", "store"]
 ORDER = {name: position for position, name in enumerate(["plugins", "config", *STAGES])}
 """Every room that imports more than nouns: it may import the rooms of a lower number."""
@@ -230,9 +221,6 @@ SOURCES = sorted(
 )
 
 
-PACKAGES = {".".join(path.parts[path.parts.index("src") + 1 : -1]) for path in SOURCES if "src" in path.parts}
-
-
 def dotted(path: Path) -> str:
     """The name that a file is imported by: `srl.rollout.episode`, `srl_gae.estimator`; of bench, its own."""
     parts = path.with_suffix("").parts
@@ -240,15 +228,14 @@ def dotted(path: Path) -> str:
     return ".".join(inside).removesuffix(".__init__")
 
 
-def import_graph(*, lazy: bool = True) -> dict[str, set[str]]:
-    """Each module of ours with those that it imports; with `lazy` also inside functions and for typing."""
+def import_graph() -> dict[str, set[str]]:
+    """Each module of ours with those that it imports, also inside functions and for typing."""
     names = {dotted(path): path for path in SOURCES}
     graph = {}
     for name, path in names.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         source = (ROOT / path).read_text(encoding="utf-8")
-        items = [item for item in imports(source, package, typing=lazy) if lazy or not item.lazy]
-        found = {target for item in items for target in item.targets}
+        found = {target for item in imports(source, package, typing=True) for target in item.targets}
         graph[name] = {_module(target, names) for target in found} - {name, ""}
     return graph
 
@@ -266,46 +253,6 @@ def test_no_module_imports_itself_through_others():
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(reversed(error.args[1])))
-
-
-@each(SOURCES)
-def test_module_is_of_a_size_to_be_read(path):
-    assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) <= MAX_LINES
-
-
-@each(SOURCES)
-def test_function_is_of_a_size_to_be_read(path):
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = [f"{node.name}: {body_lines(node)} lines" for node in functions if body_lines(node) > MAX_BODY]
-    assert not long, f"{path}: {', '.join(long)}"
-
-
-def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """The lines of a function after its signature and docstring."""
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
-
-
-def test_no_file_is_a_fragment_of_another():
-    """A short file that only one other of its folder needs is a part of that one.
-
-    A package's `__init__` may import short files, and what is imported late has a reason to stand alone.
-    """
-    users, late = defaultdict(set), import_graph()
-    for name, needs in late.items():
-        for need in needs:
-            users[need].add(name)
-    early = import_graph(lazy=False)
-    fragments = []
-    for path in (path for path in SOURCES if path.parts[0] == "src"):
-        name, package = dotted(path), dotted(path).rpartition(".")[0]
-        only = next(iter(users[name]), "") if len(users[name]) == 1 else ""
-        short = len((ROOT / path).read_text(encoding="utf-8").splitlines()) < MIN_LINES
-        beside = bool(only) and only.rpartition(".")[0] == package and only not in PACKAGES
-        if short and beside and name in early[only] and name not in FRAGMENTS:
-            fragments.append(f"{path}: {only} alone imports it")
-    assert not fragments, "\n".join(fragments)
 
 
 def test_imports_are_found_wherever_they_stand():
