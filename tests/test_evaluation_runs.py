@@ -273,13 +273,14 @@ def test_two_evaluations_of_the_same_at_once_are_refused(place: Place) -> None:
     assert place.evaluate().settings["search"].generated == 9
 
 
-def test_an_evaluation_whose_creation_was_killed_is_removed_and_a_newer_one_is_left_out(place: Place) -> None:
+def test_what_is_no_evaluation_is_left_as_it_is_and_a_newer_one_is_left_out(place: Place) -> None:
     workspace = Workspace.resolve()
-    killed, newer = workspace.new_run("tiny", "eval", 0), workspace.new_run("tiny", "eval", 0)
+    foreign, newer = workspace.new_run("tiny", "eval", 0), workspace.new_run("tiny", "eval", 0)
+    (foreign / "thesis.txt").write_text("mine", encoding="utf-8")
     (newer / "evaluation.json").write_text('{"format": 2}', encoding="utf-8")
     found = place.evaluate(limit=2).settings["search"]
-    assert workspace.all_runs() == [newer, found.run]
-    assert not killed.exists()
+    assert workspace.all_runs() == [foreign, newer, found.run]
+    assert (foreign / "thesis.txt").read_text(encoding="utf-8") == "mine"
     [note] = [note for note in place.notes if note.startswith("warning")]
     assert f"{newer.name} is left out" in note
     assert "format 2" in note

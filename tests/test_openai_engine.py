@@ -244,6 +244,8 @@ def test_a_spent_quota_is_not_asked_again():
         ),
         (Reply(b"<html>", 302), "check rollout.openai.url"),
         (Reply({**completion("x").body, "model": "gpt-2"}), "set rollout.openai.model"),
+        (Reply({**completion("x").body, "model": f"{MODEL}o"}), "set rollout.openai.model"),
+        (Reply({**completion("x").body, "model": f"{MODEL}-mini-2026-01-01"}), "set rollout.openai.model"),
     ],
 )
 def test_what_no_retry_mends_ends_the_run_in_one_line_with_what_to_type(reply, message):
@@ -254,8 +256,9 @@ def test_what_no_retry_mends_ends_the_run_in_one_line_with_what_to_type(reply, m
     assert len(made.sent) == 1
 
 
-def test_dated_name_of_the_model_asked_for_is_that_model():
-    made = Made(Reply({**completion("x").body, "model": f"{MODEL}-2026-01-01"}))
+@pytest.mark.parametrize("date", ["-2026-01-01", "-0613"])
+def test_dated_name_of_the_model_asked_for_is_that_model(date):
+    made = Made(Reply({**completion("x").body, "model": f"{MODEL}{date}"}))
     assert made.said() == "x"
 
 

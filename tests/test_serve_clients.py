@@ -99,17 +99,19 @@ def test_slime_reads_bare_documents(url):
 
 @pytest.mark.parametrize("more", [{}, {"description": "", "args": [], "kwargs": {}}])
 def test_rllm_reads_flat_results(url, more):
-    """Its tool asks /health first, sends one `query` with `top_k`, and reads flat, scored `results`."""
+    """Its tool asks /health first, sends one `query` with `top_k`, and reads scored `results`: flat ones
+    now, and nested ones in earlier releases."""
     base = url.removesuffix("/retrieve")
     with httpx.Client(timeout=30, trust_env=False) as client:
         assert client.get(f"{base}/health").status_code == 200
         response = client.post(f"{base}/retrieve", json={"query": SPECIES, "top_k": 2, **more})
     assert response.is_success
     results = response.json().get("results", [])
-    shown = [
-        (item["document"]["id"], item["document"]["contents"], f"{item['score']:.3f}") for item in results
-    ]
-    assert [name for name, _, _ in shown] == ["11", "12"]
+    shown = [(item.get("id", ""), item.get("content", ""), item.get("score", 0.0)) for item in results]
+    assert [(name, text) for name, text, _ in shown] == [(hit.id, hit.contents) for hit in PASSAGES[:2]]
+    assert all(score > 0 for _, _, score in shown)
+    earlier = [(item["document"]["id"], item["document"]["contents"], item["score"]) for item in results]
+    assert earlier == shown
 
 
 def test_asearcher_reads_documents_with_urls_and_pages(url):

@@ -506,9 +506,12 @@ class OpenAiEngine(Engine):
         return self.server.fault(f"episode {name}: {why}")
 
     def _check_model(self, answer: Mapping[str, Any]) -> None:
-        """OpenAI answers with the dated name of a model, which begins with the one asked for."""
+        """OpenAI answers for `gpt-4` with the dated name, `gpt-4-0613`; `gpt-4o` is another model."""
         asked, found = self.server.options.model, answer.get("model")
-        if isinstance(found, str) and found and not found.startswith(asked):
+        if not isinstance(found, str) or not found:
+            return
+        date = found.removeprefix(f"{asked}-")
+        if found != asked and (date == found or set(date) - set("0123456789-")):
             raise UserError(
                 f"{self.server.options.url}: the model {quoted(found, 80)!r} answered, not {asked!r}; "
                 f"set {self.server.options.section}.model to the one that the server has"

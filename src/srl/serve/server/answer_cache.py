@@ -31,6 +31,14 @@ class EncodedHits:
         pairs = zip(self.documents, self.scores, strict=True)
         return b"[" + b", ".join([b'{"document": %b, "score": %b}' % pair for pair in pairs]) + b"]"
 
+    def flat_json(self) -> bytes:
+        """Hits with the fields of their documents, the text as `content`, beside `document` and `score`."""
+        hits = json.loads(self.json(with_scores=True))
+        for hit in hits:
+            document = dict(hit["document"])
+            hit |= {"content": document.pop("contents"), **document}
+        return json.dumps(hits).encode()
+
 
 NOTHING = EncodedHits((), ())
 
@@ -63,12 +71,13 @@ def write_answer(
 ) -> bytes:
     """`{"result": [[…], …]}` with one list per query, of bare documents or of documents with scores.
 
-    A `single` query's hits are repeated as `results`, a flat list with scores, which rLLM reads. `errors`
-    says why the queries at these positions were not searched.
+    A `single` query's hits are repeated as `results`: rLLM's client reads `id`, `content` and `score` in
+    each, and its earlier ones `document` and `score`. `errors` says why the queries at these positions were
+    not searched.
     """
     parts = [b'{"result": [', b", ".join([one.json(return_scores) for one in found]), b"]"]
     if single:
-        parts += [b', "results": ', found[0].json(with_scores=True)]
+        parts += [b', "results": ', found[0].flat_json()]
     if errors:
         listed = [{"query": position, "detail": why} for position, why in errors.items()]
         parts += [b', "errors": ', json.dumps(listed).encode()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -156,8 +155,7 @@ def _find(
 
 def _subject(run: Path, note: Note) -> Subject | None:
     """What the evaluation `run` is of; None for one that cannot be read, which `note` is told."""
-    if not (run / FILE).is_file() and not (run / LOG).exists():  # a kill interrupted its creation
-        shutil.rmtree(run, ignore_errors=True)
+    if not (run / FILE).is_file() and not (run / LOG).exists():  # killed while created, or not ours
         return None
     try:
         return Subject.read(run)
