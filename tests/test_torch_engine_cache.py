@@ -34,6 +34,7 @@ from srl.update.batch import collate
 from srl.update.logprobs import batched_stats
 
 VOCABULARY = 400
+FLOAT32_ROUNDING = 1e-6
 
 
 def new_engine(model, **options) -> TorchEngine:
@@ -136,7 +137,10 @@ def test_sampler_logprobs_of_whole_episodes_are_those_the_trainer_would_compute(
 
 
 def test_a_head_in_float32_brings_sampler_and_trainer_closer_in_bfloat16():
-    """The same episodes; the trunk rounds alike in both, so what is left is what the head rounded."""
+    """The same episodes; the trunk rounds alike in both, so what is left is what the head rounded.
+
+    Where the processor has no bfloat16, it is computed in float32, and the head rounds alike in both too.
+    """
     gaps = []
     for cast in (False, True):
         model, codec = tiny_model(dtype=torch.bfloat16), Codec(byte_level_tokenizer())
@@ -153,7 +157,7 @@ def test_a_head_in_float32_brings_sampler_and_trainer_closer_in_bfloat16():
         batch = collate(trajectories)
         stats = batched_stats(model, batch, batch.response_mask, max_tokens=2048)
         gaps.append(float(masked_mean((stats.logprobs - batch.sampler_logprobs).abs(), batch.response_mask)))
-    assert 0 < gaps[1] < 0.8 * gaps[0]
+    assert gaps[1] < max(0.8 * gaps[0], FLOAT32_ROUNDING)
 
 
 def test_long_idle_row_is_not_disturbed_by_shorter_neighbours():
