@@ -101,12 +101,39 @@ def test_trajectories_are_sorted_and_limited(log):
 def test_verdicts_are_counted_by_what_is_asked(log):
     train, val = verdicts(log, Filter())
     nothing = dict.fromkeys(VERDICTS, 0)
-    assert train == {"phase": "train", "total": 3} | nothing | {"correct": 1, "reader": 1, "retriever": 1}
-    assert val == {"phase": "val", "total": 2} | nothing | {"no search": 1, "failed search": 1}
+    assert train == {"phase": "train", "steps": "1", "total": 3} | nothing | {
+        "correct": 1, "reader": 1, "retriever": 1,
+    }  # fmt: skip
+    assert val == {"phase": "val", "steps": "2", "total": 2} | nothing | {"no search": 1, "failed search": 1}
     by_hops = verdicts(log, Filter(phase="val"), by="hops")
     assert [(row["hops"], row["total"]) for row in by_hops] == [(2, 1), (3, 1)]
     with pytest.raises(UserError, match="expected one of phase, step"):
         verdicts(log, Filter(), by="answer")
+
+
+def test_verdicts_before_training_are_apart_from_those_in_it(tmp_path):
+    log = new_log(tmp_path / "run")
+    for step in (0, 2, 3):
+        write_step(log, step, "val", size=step + 1)
+    with srl.store.open(tmp_path) as connection:
+        counted = verdicts(connection, Filter())
+        by_step = verdicts(connection, Filter(), by="step")
+    assert [(row["phase"], row["steps"], row["total"]) for row in counted] == [
+        ("val", "0", 1),
+        ("val", "2:3", 7),
+    ]
+    assert [(row["step"], row["total"]) for row in by_step] == [(0, 1), (2, 3), (3, 4)]
+
+
+def test_runs_say_of_which_step_each_figure_is(tmp_path):
+    log = new_log(tmp_path / "run")
+    write_step(log, 0, "test")
+    for step in (0, 2, 4):
+        write_step(log, step, "val")
+    write_step(log, 5)
+    with srl.store.open(tmp_path) as connection:
+        (row,) = runs(connection)
+    assert (row["steps"], row["val_step"], row["test_step"]) == (5, 4, 0)
 
 
 def test_runs_say_how_far_they_got(tmp_path):

@@ -84,8 +84,8 @@ def test_runs_are_listed_with_how_they_stand(srl, logs):
     code, out, _ = srl("runs")
     heads, first, second = out.splitlines()
     assert code == 0
-    assert heads.split() == ["run", "status", "step", "score", "val", "em", "best", "test", "em", "time"]
-    assert first.split()[:5] == [GRPO, "finished", "3", "0.150", "0.150"]
+    assert heads.split()[:8] == ["run", "status", "step", "score", "val", "em", "at", "step"]
+    assert first.split()[:6] == [GRPO, "finished", "3", "0.150", "3", "0.150"]
     assert second.split()[:3] == [PPO, "running", "2"]
 
 

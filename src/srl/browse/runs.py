@@ -10,10 +10,10 @@ from srl.store import rows
 
 _QUERY = """
 WITH val AS (
-    SELECT run_id, arg_max(em, step) AS val_em, max(em) AS best_val_em
+    SELECT run_id, arg_max(em, step) AS val_em, max(step) AS val_step, max(em) AS best_val_em
     FROM steps WHERE phase = 'val' AND em IS NOT NULL GROUP BY run_id
 ), test AS (
-    SELECT run_id, arg_max(em, step) AS test_em
+    SELECT run_id, arg_max(em, step) AS test_em, max(step) AS test_step
     FROM steps WHERE phase = 'test' AND em IS NOT NULL GROUP BY run_id
 ), train AS (
     SELECT run_id, arg_max(score, step) AS score
@@ -22,8 +22,8 @@ WITH val AS (
     SELECT run_id, avg(em) AS eval_em, count(DISTINCT question_id) AS questions
     FROM raw.trajectories WHERE phase = 'eval' GROUP BY run_id
 )
-SELECT run_id, status, preset, algo, seed, steps, score, val_em, best_val_em, test_em, eval_em, questions,
-    config ->> '$.setting' AS setting, model, started, written, seconds
+SELECT run_id, status, preset, algo, seed, steps, score, val_em, val_step, best_val_em, test_em, test_step,
+    eval_em, questions, config ->> '$.setting' AS setting, model, started, written, seconds
 FROM runs LEFT JOIN val USING (run_id) LEFT JOIN test USING (run_id) LEFT JOIN train USING (run_id)
     LEFT JOIN evaluation USING (run_id)
 ORDER BY started, run_id
@@ -33,7 +33,8 @@ ORDER BY started, run_id
 def runs(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     """One row a run, in the order of their start: status, steps, latest metrics.
 
-    `score` is the last mean reward in training, `val_em` and `test_em` the last exact match there. An
-    evaluation has a `setting`, the number of `questions` answered so far, and their exact match `eval_em`.
+    `score` is the last mean reward in training, `val_em` and `test_em` the last exact match there, of
+    `val_step` and `test_step`. An evaluation has a `setting`, the number of `questions` answered so far, and
+    their exact match `eval_em`.
     """
     return rows(connection, _QUERY)

@@ -117,16 +117,18 @@ def span(text: str) -> tuple[int, int]:
 def verdicts(
     connection: duckdb.DuckDBPyConnection, chosen: Filter, by: str = "phase"
 ) -> list[dict[str, Any]]:
-    """The number of trajectories with each verdict, for each value of `by`.
+    """The number of trajectories with each verdict, for each value of `by`; those before training apart.
 
-    Rows have `by`, a count for each of `VERDICTS`, and `total` (trajectories with golden answers).
+    Rows have `by`, their `steps` as in a filter, a count for each of `VERDICTS`, and `total` (trajectories
+    with golden answers).
     """
     if by not in GROUPS:
         raise UserError(f"--by {by}: expected one of {', '.join(GROUPS)}{nearest(by, GROUPS)}")
     where, parameters = chosen.where()
     counts = ", ".join(f"count(*) FILTER (verdict = '{verdict}') AS \"{verdict}\"" for verdict in VERDICTS)
     query = (
-        f"SELECT {by}, {counts}, count(*) AS total FROM trajectories "
-        f"WHERE verdict IS NOT NULL AND {where} GROUP BY {by} ORDER BY {by}"
+        f"SELECT {by}, concat_ws(':', min(step), nullif(max(step), min(step))) AS steps, {counts}, "
+        f"count(*) AS total FROM trajectories WHERE verdict IS NOT NULL AND {where} "
+        f"GROUP BY {by}, step = 0 ORDER BY {by}, min(step)"
     )
     return rows(connection, query, parameters)

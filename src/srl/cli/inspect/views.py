@@ -141,7 +141,8 @@ def verdicts(
     column = "data_source" if by is Group.source else by.value
     found = read(paths([run]), lambda log: count(log, filters.condition(), column))
     if found:
-        columns = {column: by.value} | {name: name for name in (*VERDICTS, "total")}
+        counted = ("steps", *VERDICTS, "total") if by is not Group.step else (*VERDICTS, "total")
+        columns = {column: by.value} | {name: name for name in counted}
         print_rows(found, json, columns, wide=wide, least=["total"])
     else:
         output.note("no matching trajectory with golden answers; try fewer filters")
@@ -264,8 +265,8 @@ def web(
 
 _RUN_COLUMNS = {
     "run_id": "run", "status": "status", "steps": "step", "score": "score", "val_em": "val em",
-    "best_val_em": "best", "test_em": "test em", "setting": "setting", "eval_em": "eval em",
-    "seconds": "time",
+    "val_step": "at step", "best_val_em": "best", "test_em": "test em", "test_step": "at step",
+    "setting": "setting", "eval_em": "eval em", "seconds": "time",
 }  # fmt: skip
 _OF_EVALUATIONS = ("setting", "eval_em")
 """Columns that are left out where no run is an evaluation."""
