@@ -74,12 +74,12 @@ def parse_limit(texts: Sequence[str]) -> int | dict[str, int] | None:
 def split_off(
     questions: Sequence[Question], amount: float | Mapping[str, float]
 ) -> tuple[list[Question], list[Question]]:
-    """`(rest, held out)`: hold out a share (below 1) or a number of questions, by a fixed hash.
+    """`(rest, held out)`: hold out a number of questions, or a share (below 1) of them rounded to a number.
 
-    `amount` is of all questions, or of each data source by name; one that is not named gives none. A number
-    of all is divided among the data sources in proportion to their questions. Questions about the same single
-    paragraph stay together, so the two sets share no paragraph, and a source may give a few more than its
-    part. A share is approximate, since each question is decided by its own hash.
+    `amount` is of all questions, or of each data source by name; one that is not named gives none. An amount
+    of all is divided among the data sources in proportion to their questions, and a hash chooses them.
+    Questions about the same single paragraph stay together, so the two sets share no paragraph, and a source
+    may give a few more than its part.
     """
     by_source: dict[str, Counter[str]] = defaultdict(Counter)
     for question in questions:
@@ -101,12 +101,17 @@ def split_off(
     return rest, held
 
 
-def _parts(sizes: Mapping[str, int], amount: float | Mapping[str, float]) -> dict[str, float]:
-    """The share or number of questions that each data source gives. Raises UserError."""
+def _parts(sizes: Mapping[str, int], amount: float | Mapping[str, float]) -> dict[str, int]:
+    """The number of questions that each data source gives. Raises UserError."""
     if not isinstance(amount, Mapping):
-        return dict(dict.fromkeys(sizes, amount) if amount < 1 else proportional(sizes, round(amount)))
+        return proportional(sizes, _number(amount, sum(sizes.values())))
     check_sources(amount, sizes, "--val")
-    return {name: amount.get(name, 0.0) for name in sizes}
+    return {name: _number(amount.get(name, 0.0), size) for name, size in sizes.items()}
+
+
+def _number(amount: float, size: int) -> int:
+    """A number of questions, or a share (below 1) of `size` questions."""
+    return round(amount * size if amount < 1 else amount)
 
 
 def check_sources(amounts: Iterable[str], sizes: Iterable[str], option: str) -> None:
@@ -141,12 +146,10 @@ def _key(question: Question) -> str:
     return str(support[0]) if isinstance(support, list) and len(support) == 1 else question.id
 
 
-def _held_out_keys(keys: Counter[str], amount: float) -> set[str]:
-    if 0 < amount < 1:
-        return {key for key in keys if _unit(key) < amount}
+def _held_out_keys(keys: Counter[str], amount: int) -> set[str]:
     held: set[str] = set()
     total = 0
-    for key in sorted(keys, key=_unit):
+    for key in sorted(keys, key=_hash):
         if total >= amount:
             break
         held.add(key)
@@ -154,9 +157,9 @@ def _held_out_keys(keys: Counter[str], amount: float) -> set[str]:
     return held
 
 
-def _unit(key: str) -> float:
-    """A hash in [0, 1), the same on every machine."""
-    return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big") / 2**56
+def _hash(key: str) -> bytes:
+    """The same on every machine."""
+    return blake2b(key.encode(), digest_size=7).digest()
 
 
 def without_repeats(questions: Iterable[Question], others: Iterable[Question]) -> list[Question]:
