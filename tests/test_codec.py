@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 
 import pytest
+from tests.made_tokenizers import made_tokenizer
 from tests.tiny_models import EOS, byte_level_tokenizer
+from tokenizers import pre_tokenizers
 
 from srl.rollout.codec import Codec
 
@@ -73,3 +75,70 @@ def test_special_tokens_are_left_out_of_decoded_text(tokenizer):
     codec = Codec(tokenizer, eos_ids=[1])
     assert codec.decode([*codec.encode_text("words  kept"), tokenizer.eos_token_id]) == "words  kept"
     assert codec.eos_ids == {tokenizer.eos_token_id, 1}
+
+
+KINDS = (
+    "byte-level",
+    "byte-level-prefix",
+    "metaspace-first",
+    "metaspace-always",
+    "metaspace-never",
+    "unigram-first",
+    "unigram-always",
+    "legacy",
+)
+PIECES = (
+    "\n\n<information>Doc 1(Title: Velmar) built by Ossa Trell</information>\n\n",
+    "<think>Now I know.</think> <answer> Ossa Trell </answer>",
+    "I do not know who built it.",
+    " who built it",
+    "1912 is the year",
+    "\nMy previous action is invalid.",
+)
+
+
+def starts_of_words(tokenizer, text: str) -> set[int]:
+    """Where the tokenizer splits a text before it looks for tokens; everywhere if it does not split."""
+    before = tokenizer.backend_tokenizer.pre_tokenizer
+    is_split = isinstance(before, pre_tokenizers.Sequence | pre_tokenizers.ByteLevel)
+    return {start for _, (start, _) in before.pre_tokenize_str(text)} if is_split else set(range(len(text)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", ["which sea lies near the town?", "<search> who </search>", "I know.\n"])
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_piece_of_text_is_encoded_as_in_its_place(kind, before, piece):
+    tokenizer = made_tokenizer(kind)
+    codec = Codec(tokenizer)
+    prefix = codec.encode_text(before, after=())
+    ids = codec.encode_text(piece, after=prefix)
+    assert ids == codec.encode_text(piece)
+    assert tokenizer.decode(prefix + ids) == tokenizer.decode(prefix) + piece
+    whole = tokenizer.encode(before + piece, add_special_tokens=False)
+    if whole[: len(prefix)] == prefix and len(before) in starts_of_words(tokenizer, before + piece):
+        assert ids == whole[len(prefix) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_piece_after_a_special_token_is_encoded_as_there(kind):
+    tokenizer = made_tokenizer(kind)
+    whole = tokenizer.encode(f"who built it{EOS}I know.", add_special_tokens=False)
+    seam = whole.index(tokenizer.eos_token_id) + 1
+    assert Codec(tokenizer).encode_text("I know.", after=whole[:seam]) == whole[seam:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_begins_a_sequence_is_encoded_as_the_tokenizer_does(kind):
+    tokenizer = made_tokenizer(kind)
+    assert Codec(tokenizer).encode_text("I know.", after=()) == tokenizer.encode("I know.")
+    assert Codec(tokenizer).encode_prompt(MESSAGES)[0] == tokenizer.encode("Who built it?")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "unigram" not in kind])
+def test_a_special_token_in_a_question_leaves_the_rest_of_the_prompt_as_it_is(kind):
+    tokenizer = copy.deepcopy(made_tokenizer(kind))
+    tokenizer.chat_template = "user: {{ messages[0]['content'] }}\nassistant:"
+    codec = Codec(tokenizer)
+    asked = codec.encode_prompt([{"role": "user", "content": f"who {EOS} built"}])[0]
+    assert tokenizer.eos_token_id not in asked
+    assert tokenizer.decode(asked).strip() == f"user: who {EOS} built\nassistant:"

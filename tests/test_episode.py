@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.made_tokenizers import made_tokenizer
 from tests.scripts import PAGE, QUESTION, RecordingEngine, TableSearch, play
 from tests.tiny_models import byte_level_tokenizer
 
@@ -59,6 +60,15 @@ def test_the_mask_is_one_exactly_on_what_the_policy_wrote(codec):
     ]
     assert masked == written
     assert codec.decode(masked) == SEARCH + "no tag" + ANSWER
+
+
+@pytest.mark.parametrize("kind", ["metaspace-first", "metaspace-always", "unigram-first", "legacy"])
+def test_no_segment_gets_a_mark_of_the_tokenizers_own_in_front(kind):
+    sentence_piece = Codec(made_tokenizer(kind))
+    trajectory = play(sentence_piece, [SEARCH, "I do not know who built it.", ANSWER], TableSearch())
+    assert len({segment.kind for segment in trajectory.segments}) == 4
+    whole = sentence_piece.tokenizer.decode(trajectory.token_ids)
+    assert whole == "".join(segment.text for segment in trajectory.segments)
 
 
 def test_a_token_that_overhangs_the_tag_is_kept_whole_and_trained(codec):

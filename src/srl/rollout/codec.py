@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +13,35 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_CONTEXTS = (".", "a", "0", "中")
+"""Texts that a piece of text may be encoded after; the first that does not merge with it counts."""
+
+
 class Codec:
     """A Hugging Face tokenizer as an episode uses it.
 
     A prompt goes through the chat template once, where there is one. In everything that the environment
-    writes, the names of special tokens are encoded as plain text.
+    writes, the names of special tokens are encoded as plain text. Many tokenizers put a mark of their own
+    before a text (SentencePiece's `▁`); a text that continues a sequence gets none.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         ids = {*eos_ids, tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set(eos_ids)
         self.eos_ids: frozenset[int] = frozenset(ids)
-        added = tokenizer.added_tokens_decoder.values()
-        self._specials = [str(token) for token in added if token.special]
+        self._added = tokenizer.added_tokens_decoder
+        self._specials = [str(token) for token in self._added.values() if token.special]
+        plain = partial(tokenizer.encode, add_special_tokens=False)
+        self._marks = "aa" not in tokenizer.decode(plain("a") * 2)
+        """Whether a text that begins a sequence gets a mark."""
+        self._marks_sections = any(plain(f"{token}a")[1:] == plain("a") for token in self._specials[:1])
+        """Whether a text after a token such as EOS gets one too."""
 
     def encode_prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], bool, str]:
         """The prompt's ids, whether it ends inside an open `<think>`, and its text. Raises UserError."""
         if self.tokenizer.chat_template is None:
             text = "\n".join(message["content"] for message in messages)
-            ids = self._bos() + self.encode_text(text)
+            ids = self._bos() + self.encode_text(text, after=())
         else:
             text, ids = self._render(messages)
         return ids, text.rstrip().endswith("<think>"), text
@@ -47,14 +58,15 @@ class Codec:
         contents = [message["content"] for message in messages]
         text = self._apply(messages)
         if not any(token in content for token in self._specials for content in contents):
-            return text, self.tokenizer.encode(text, add_special_tokens=False)
+            return text, self._encode(text, after=())
         marks = [f"\ue000{position}\ue001" for position in range(len(messages))]
         marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
         rest, ids = self._apply(marked), list[int]()
         for mark, content in zip(marks, contents, strict=True):
             before, _, rest = rest.partition(mark)
-            ids += self.tokenizer.encode(before, add_special_tokens=False) + self.encode_text(content)
-        return text, ids + self.tokenizer.encode(rest, add_special_tokens=False)
+            ids += self._encode(before, after=ids)
+            ids += self.encode_text(content, after=ids)
+        return text, ids + self._encode(rest, after=ids)
 
     def _apply(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The chat template's text. Raises UserError if the template fails."""
@@ -82,13 +94,25 @@ class Codec:
         bos = self.tokenizer.bos_token_id
         return [bos] if bos is not None and ids[:1] == [bos] else []
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, after: Sequence[int] | None = None) -> list[int]:
         """Ids of text that continues a sequence; the names of special tokens in it are plain text.
 
-        Lone surrogates, which a server's JSON may contain and no tokenizer accepts, become question marks.
+        They are those of the text in its place: after the ids `after` (none: the text begins the sequence),
+        by default after any plain text. Lone surrogates, which a server's JSON may contain and no tokenizer
+        accepts, become question marks.
         """
         text = text.encode("utf-8", "replace").decode()
-        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return self._encode(text, after, split_special_tokens=True)
+
+    def _encode(self, text: str, after: Sequence[int] | None, **options: bool) -> list[int]:
+        """Ids of text after the ids `after`: encoded after a neutral text, of which the ids are cut off."""
+        encode = partial(self.tokenizer.encode, add_special_tokens=False, **options)
+        begins = after is not None and (not after or (self._marks_sections and after[-1] in self._added))
+        for context in () if begins or not self._marks else _CONTEXTS:
+            before, ids = encode(context), encode(context + text)
+            if self.tokenizer.unk_token_id not in before and ids[: len(before)] == before:
+                return ids[len(before) :]
+        return encode(text)
 
     def spelled(self, ids: Sequence[int]) -> str:
         """The text of `ids` for a server, which puts BOS before it: special tokens by name, no first BOS."""
@@ -120,7 +144,7 @@ class TextCodec(Codec):
         text = "\n".join(message["content"] for message in messages)
         return self.encode_text(text), text.rstrip().endswith("<think>"), text
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, after: Sequence[int] | None = None) -> list[int]:
         data = text.encode("utf-8", "replace")
         pieces = [data[start : start + 3] for start in range(0, len(data), 3)]
         return [self._FIRST[len(piece) - 1] + int.from_bytes(piece) for piece in pieces]

@@ -166,7 +166,7 @@ class ScriptedEngine(Engine):
     async def generate(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         turn = self.turns.get(request_id, 0)
         self.turns[request_id] = turn + 1
-        ids = self.codec.encode_text(self.script(request_id, turn))
+        ids = self.codec.encode_text(self.script(request_id, turn), after=token_ids)
         kept = tuple(ids[: sampling.max_tokens])
         reason: StopReason = "stop" if len(kept) == len(ids) else "length"
         return Completion(kept, (0.0,) * len(kept), reason)

@@ -252,13 +252,13 @@ class _Episode:
 
     def _show(self, found: Search, budget: int) -> Information | None:
         """What fits of `found`, the last search, which then says which of its hits are shown."""
-        fitted = fit_information(found.hits, budget, self.codec)
+        fitted = fit_information(found.hits, budget, self.codec, self.ids or None)
         if fitted is not None:
             self.trajectory.searches[-1] = replace(found, shown=fitted.shown, cut=fitted.cut)
         return fitted
 
     def _feed_back(self, turn: int) -> bool:
-        ids = self.codec.encode_text(self.template.feedback)
+        ids = self.codec.encode_text(self.template.feedback, after=self.ids)
         if len(ids) + self.options.min_answer_tokens > self._remaining():
             return False
         self._add(Segment("feedback", tuple(ids), self.template.feedback, turn))

@@ -30,37 +30,41 @@ class Information(NamedTuple):
     cut: str | None = None
 
 
-def fit_information(hits: Sequence[Hit], budget: int, codec: Codec) -> Information | None:
+def fit_information(
+    hits: Sequence[Hit], budget: int, codec: Codec, after: Sequence[int] | None = None
+) -> Information | None:
     """The observation in at most `budget` tokens; None if not even a stub of the first passage fits.
 
     Whole passages are dropped from the end; the last one left is cut in its middle. The closing tag is
-    always kept.
+    always kept. `after` are the ids that it follows (`Codec.encode_text`).
     """
     passages = [render_passage(position, hit) for position, hit in enumerate(hits, start=1)]
     for kept in range(len(passages), 0, -1):
         if sum(map(len, passages[:kept])) > budget * _CHARS_A_TOKEN:
             continue
-        text, ids = _encode_information(passages[:kept], codec)
+        text, ids = _encode_information(passages[:kept], codec, after)
         if len(ids) <= budget:
             return Information(text, ids, kept)
     if not passages:
-        text, ids = _encode_information([], codec)
+        text, ids = _encode_information([], codec, after)
         return Information(text, ids, 0) if len(ids) <= budget else None
-    return _cut_middle(passages[0], budget, codec)
+    return _cut_middle(passages[0], budget, codec, after)
 
 
-def _encode_information(passages: Sequence[str], codec: Codec) -> tuple[str, list[int]]:
+def _encode_information(
+    passages: Sequence[str], codec: Codec, after: Sequence[int] | None
+) -> tuple[str, list[int]]:
     text = render_information(passages)
-    return text, codec.encode_text(text)
+    return text, codec.encode_text(text, after)
 
 
-def _cut_middle(passage: str, budget: int, codec: Codec) -> Information | None:
+def _cut_middle(passage: str, budget: int, codec: Codec, after: Sequence[int] | None) -> Information | None:
     """`passage` without the smallest middle part that makes it fit, found by bisection."""
     low, high, best = 0, min(len(passage) - 1, budget * _CHARS_A_TOKEN), None
     while low <= high:
         kept = (low + high) // 2
         start, stop = kept - kept // 3, len(passage) - kept // 3
-        text, ids = _encode_information([_joined(passage[:start], passage[stop:])], codec)
+        text, ids = _encode_information([_joined(passage[:start], passage[stop:])], codec, after)
         if len(ids) > budget:
             high = kept - 1
             continue

@@ -367,7 +367,7 @@ async def returns_ids(
     """Whether the server takes a prompt as token ids and returns the sampled ids; asks for one token."""
     payload = {
         "model": options.model,
-        "prompt": codec.encode_text("who"),
+        "prompt": codec.encode_text("who", after=()),
         "max_tokens": 1,
         "return_token_ids": True,
     }

@@ -289,7 +289,7 @@ class JudgeReward:
 class WholeTexts(TextCodec):
     """A codec whose token is a whole text, so that the server alone limits what the judge says."""
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, after: Sequence[int] | None = None) -> list[int]:
         return [int.from_bytes(b"\x01" + text.encode("utf-8", "replace"))]
 
     def decode(self, ids: Sequence[int]) -> str:
