@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -135,74 +136,77 @@ def room_of(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
 
+@cache
 def imports_of(path: Path, *, typing: bool = False) -> list[Import]:
     package = ".".join(["srl", *path.parts[:-1]])
     return imports((SRL / path).read_text(encoding="utf-8"), package, typing=typing)
 
 
-def say(path: Path, wrong: list[Import], why: str) -> str:
-    return "\n".join(f"src/srl/{path}:{item.line}: {item.name}: {why}" for item in wrong)
+def refuse(
+    paths: list[Path], wrong: Callable[[Path, Import], bool], why: str, *, typing: bool = False
+) -> None:
+    """Fail with every import of the modules `paths` that is `wrong`."""
+    found = [(path, item) for path in paths for item in imports_of(path, typing=typing) if wrong(path, item)]
+    assert not found, "\n".join(f"src/srl/{path}:{item.line}: {item.name}: {why}" for path, item in found)
 
 
-def each(paths: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=str)
+def test_room_imports_nouns_and_rooms_before_it():
+    def wrong(path: Path, item: Import) -> bool:
+        room = room_of(path)
+        before = {name for name in ORDER if ORDER[name] < ORDER[room]}
+        return item.room not in {"", "__version__", room, *NOUNS, *before}
+
+    refuse(modules(*ORDER), wrong, "that room comes later", typing=True)
 
 
-@each(modules(*ORDER))
-def test_room_imports_nouns_and_rooms_before_it(path):
-    room = room_of(path)
-    before = {name for name in ORDER if ORDER[name] < ORDER[room]}
-    allowed = {"", "__version__", room, *NOUNS, *before}
-    wrong = [item for item in imports_of(path, typing=True) if item.room not in allowed]
-    assert not wrong, say(path, wrong, f"{room} comes before it")
-
-
-@each(modules(*(room for room in ORDER if room not in ("plugins", "train", "cli"))))
-def test_stage_asks_the_manager_for_plugins(path):
+def test_stage_asks_the_manager_for_plugins():
     doors = {"srl.plugins", *(f"srl.plugins.{door}" for door in ("manager", "import_path", "options"))}
-    wrong = [item for item in imports_of(path) if item.room == "plugins" and item.name not in doors]
-    assert not wrong, say(path, wrong, "a stage does not write plugin packages")
+    stages = modules(*(room for room in ORDER if room not in ("plugins", "train", "cli")))
+    refuse(
+        stages, lambda _, item: item.room == "plugins" and item.name not in doors,
+        "a stage does not write plugin packages",
+    )  # fmt: skip
 
 
-@each(modules(*NOUNS))
-def test_noun_imports_only_nouns(path):
-    wrong = [item for item in imports_of(path) if item.room not in {"", *NOUNS}]
-    assert not wrong, say(path, wrong, "the shared nouns come before every room")
+def test_noun_imports_only_nouns():
+    nouns = {"", *NOUNS}
+    refuse(modules(*NOUNS), lambda _, item: item.room not in nouns, "the shared nouns come before every room")
 
 
-@each(modules(*BARE, *BARE_HELPERS))
-def test_bare_rooms_need_only_torch_and_transformers(path):
-    room = room_of(path)
-    libraries = LIBRARIES if room in BARE else set()
-    wrong = [
-        item
-        for item in imports_of(path)
-        if (item.room and item.room not in BARE | BARE_HELPERS)
-        or not (item.room or item.top in sys.stdlib_module_names | libraries | {"srl"})
-    ]
-    if room == "model":
-        wrong = [item for item in wrong if not (item.top == "peft" and item.lazy)]
-    wrong = [item for item in wrong if not {item.top, item.name} & OTHER_ENGINES.get(path, set())]
-    assert not wrong, say(path, wrong, f"{room} runs on a bare GPU machine")
+def test_bare_rooms_need_only_torch_and_transformers():
+    def wrong(path: Path, item: Import) -> bool:
+        room = room_of(path)
+        if {item.top, item.name} & OTHER_ENGINES.get(path, set()):
+            return False
+        if item.room:
+            return item.room not in BARE | BARE_HELPERS
+        if room == "model" and item.top == "peft" and item.lazy:
+            return False
+        libraries = LIBRARIES if room in BARE else set()
+        return item.top not in sys.stdlib_module_names | libraries | {"srl"}
+
+    refuse(modules(*BARE, *BARE_HELPERS), wrong, "this room runs on a bare GPU machine")
 
 
-@each([path for path in modules() if path not in OTHER_ENGINES])
-def test_modules_of_engines_that_need_more_are_imported_late(path):
+def test_modules_of_engines_that_need_more_are_imported_late():
     others = {f"srl.{'.'.join(other.with_suffix('').parts)}" for other in OTHER_ENGINES}
-    wrong = [item for item in imports_of(path) if others & {item.name, *item.targets} and not item.lazy]
-    assert not wrong, say(path, wrong, "an engine that needs more is imported where it is chosen")
+    refuse(
+        [path for path in modules() if path not in OTHER_ENGINES],
+        lambda _, item: bool(others & {item.name, *item.targets}) and not item.lazy,
+        "an engine that needs more is imported where it is chosen",
+    )
 
 
-@each([path for path in modules("train", "cli") if WITHOUT_GPU not in path.parts])
-def test_nothing_imports_what_runs_verl_without_a_gpu(path):
-    wrong = [item for item in imports_of(path) if item.name.startswith(f"srl.train.verl.{WITHOUT_GPU}")]
-    assert not wrong, say(path, wrong, "it is loaded by name, in srl.train.verl.job.device_support")
+def test_nothing_imports_what_runs_verl_without_a_gpu():
+    refuse(
+        [path for path in modules("train", "cli") if WITHOUT_GPU not in path.parts],
+        lambda _, item: item.name.startswith(f"srl.train.verl.{WITHOUT_GPU}"),
+        "it is loaded by name, in srl.train.verl.job.device_support",
+    )
 
 
-@each(modules())
-def test_core_does_not_know_its_plugins(path):
-    wrong = [item for item in imports_of(path) if item.top.startswith("srl_")]
-    assert not wrong, say(path, wrong, "plugins are found through entry points")
+def test_core_does_not_know_its_plugins():
+    refuse(modules(), lambda _, item: item.top.startswith("srl_"), "plugins are found by entry points")
 
 
 def test_every_part_of_the_package_has_its_place():
