@@ -288,6 +288,14 @@ def test_sql_of_one_run_and_of_all(srl, logs):
     assert "─" in srl("sql", "EXPLAIN FROM runs")[1]
 
 
+@pytest.mark.parametrize("variable", ["MY_PUBLIC_KEY", "SRL_SEARCH_TOKEN"])
+def test_what_sql_prints_does_not_depend_on_the_environment(srl, logs, monkeypatch, variable):
+    monkeypatch.setenv(variable, "painter 0 born")
+    query = "SELECT 'is the painter 0 born' AS said, ['painter 0 born'] AS listed"
+    for form in ("--csv", "--json", "--wide"):
+        assert srl("sql", query, form)[1].count("painter 0 born") == 2
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

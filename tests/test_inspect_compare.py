@@ -286,7 +286,7 @@ def test_tokens_have_their_mask_and_the_numbers_of_sampler_and_trainer(workspace
     assert len(lines) == len(mask)
 
 
-def test_tokens_have_the_pieces_that_they_wrote_but_none_of_a_text_with_a_secret(monkeypatch):
+def test_tokens_have_the_pieces_that_they_wrote():
     letters = "".join(sorted(set("the key is Zx9QWv7Kt3")))
     tokenizer = Tokenizer(WordLevel({letter: place for place, letter in enumerate(letters)}, letters[0]))
     tokenizer.decoder = Fuse()
@@ -297,6 +297,3 @@ def test_tokens_have_the_pieces_that_they_wrote_but_none_of_a_text_with_a_secret
     assert token_texts(tokenizer, [*ids, len(letters)], text) == [*text, "<end>"]
     assert token_texts(tokenizer, [*ids, len(letters)], f"{text}<end>") == [*text, "<end>"]
     assert token_texts(tokenizer, [*ids, 0], text) is None
-    monkeypatch.setenv("SRL_SEARCH_TOKEN", text[-10:])
-    assert token_texts(tokenizer, ids, text) is None
-    assert token_texts(tokenizer, ids[:-1], text[:-1]) == list(text[:-1])

@@ -24,6 +24,7 @@ from srl.rollout.openai_engine import (
     OpenAiEngine,
     OpenAiServer,
     ServerOptions,
+    find_key,
     find_model,
     returns_ids,
 )
@@ -296,6 +297,13 @@ def test_bad_answer_is_a_fault_of_the_turn_after_retries_where_they_may_help(nam
     assert len(made.sent) == requests
 
 
+@pytest.mark.parametrize("body", [b"a." * 30_000 + b"://", b'{"error": "' + b"://@" * 20_000 + b'"}'])
+def test_a_large_body_of_an_error_is_read_at_its_beginning(body):
+    with pytest.raises(EngineFault) as caught:
+        Made(Reply(body, 500)).turn()
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("name", OTHER_IDS)
 def test_other_ids_than_asked_are_a_fault_of_the_turn(name):
     reply, message = OTHER_IDS[name]
@@ -440,7 +448,8 @@ def test_usage_that_is_no_count_of_tokens_is_left_out(tokens):
 
 def test_key_is_sent_and_never_shown(monkeypatch, caplog):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-1")
-    made = Made(Reply({"error": {"message": "bad key sk-very-secret-1"}}, 401), key="sk-very-secret-1")
+    refusal = Reply({"error": {"message": "bad key sk-very-secret-1"}}, 401)
+    made = Made(refusal, key=find_key("OPENAI_API_KEY")["key"])
     with pytest.raises(UserError) as caught:
         made.turn()
     assert made.headers[0]["Authorization"] == "Bearer sk-very-secret-1"

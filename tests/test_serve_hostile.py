@@ -162,6 +162,24 @@ def test_a_query_of_ten_megabytes_is_a_413_that_its_sender_can_read(url):
         assert client.post(url, json={"query": "red"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"topk": "a." * 200_000 + "://"},
+        {"return_scores": "://@" * 200_000},
+        {"index": ["authorization: bearer "] * 40_000},
+        {"k": [[{"a": "\x1b" * 100_000}]]},
+        {"query": ["a"], "topk": 3},
+    ],
+    ids=["url", "users", "headers", "controls", "list"],
+)
+def test_a_request_that_is_odd_and_large_is_a_422_at_once(url, odd):
+    response = httpx.post(url, json={"query": "a", **odd}, timeout=30, trust_env=False)
+    assert response.status_code == 422
+    assert len(response.content) < 500
+    assert is_alive_with(url)
+
+
 def test_bodies_that_arrive_at_once_are_bounded_together(url):
     """Three slow ones of 900 KB: two fit into the 2 MB, the third is told to come again."""
     part = b'{"query": "' + b"x" * 900_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from html import unescape
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from tests.store_builder import KLEE, episode, new_log, question, record, search
 import srl.store
 from srl.browse.web.app import create_app
 from srl.browse.web.heat import _colour, largest_advantage
-from srl.browse.web.rendering import HERE, LONGEST, link
+from srl.browse.web.rendering import HERE, link
 from srl.browse.web.report import Choice, write_report
 from srl.cli import main
 from srl.store.prune import prune
@@ -189,26 +188,17 @@ def test_text_of_a_megabyte_is_cut_with_a_note(hostile_pages, page):
     assert "950,000 more characters" in answer.text or page.endswith("trajectories")
 
 
-def test_no_page_shows_the_half_of_a_secret_that_it_cuts(tmp_path, monkeypatch):
+def test_no_page_alters_a_text_to_hide_a_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("SRL_SEARCH_TOKEN", SECRET)
-    cuts = (60, 80, 100, 120, 200, 300, 500, 1000, 2000, LONGEST)
-    made = [hostile("a" * (cut - len(SECRET) // 2) + SECRET) for cut in cuts]
     with new_log(tmp_path / "runs" / GRPO) as log:
-        for step in (1, 2):
-            again = [replace(one, step=step) for one in made]
-            log.write(step, "train", [record(one) for one in again], {"train/em": 0.5})
+        log.write(1, "train", [record(one := hostile(f"the key {SECRET} is"))], {"train/em": 0.5})
     get = TestClient(create_app(Workspace(tmp_path)), base_url="http://127.0.0.1").get
     with srl.store.open(log.directory) as opened:
         write_report(opened, log.directory.parent, Choice(), tmp_path / "report.html")
-    run = f"/run/{GRPO}"
-    pages = [get(path) for path in (run, f"{run}/trajectories", "/compare?show=queries")]
+    pages = [get(f"/run/{GRPO}/trajectory/{one.id}"), get(f"/run/{GRPO}/trajectories")]
     pages += [get("/sql", params={"q": "SELECT question, answer FROM trajectories"})]
-    for one in again:
-        pages += [get(f"{run}/{kind}/{one.id}") for kind in ("trajectory", "siblings")]
-        pages += [get("/question", params={"id": one.question.id})]
-    assert {page.status_code for page in pages} == {200}
     texts = [page.text for page in pages] + [(tmp_path / "report.html").read_text(encoding="utf-8")]
-    assert not any(SECRET[:4] in text for text in texts)
+    assert all(f"the key {SECRET} is" in text for text in texts)
 
 
 def test_runs_are_listed_with_curves_the_latest_first(get, logged):

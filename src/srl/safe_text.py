@@ -1,11 +1,10 @@
-"""Makes untrusted text safe to show: without secrets, and without control characters.
+"""Makes untrusted text safe to show: control characters are escaped, and errors and logs hold no secret.
 
-Everything that is printed, logged or raised goes through these functions.
+Results are never altered to hide a secret; `safe`, `one_line` and `safe_json` are for them. Errors and logs
+go through `safe_message`, and what another program said through `quoted`, which reads only its beginning.
 
-A secret is the value of an environment variable whose name ends in TOKEN, KEY, SECRET, PASSWORD, PASSWD or
-PASSPHRASE, or that was passed to `keep_secret`. Values shorter than eight characters are hidden only if
-passed to `keep_secret`, and only as whole words. Values shorter than four characters and file paths are not
-hidden.
+A secret is the value of an environment variable that srl reads as one: SRL_SEARCH_TOKEN, HF_TOKEN, and those
+passed to `keep_secret`.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from base64 import b64encode
 from collections.abc import Iterable
 from functools import lru_cache
+from urllib.parse import quote
 
 from srl.errors import UserError
 
 HIDDEN = "[hidden]"
 """Replaces a secret."""
+LONGEST = 500
+"""Characters of foreign text that an error or a log line quotes, at most."""
 
 _ACTS = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 """Unicode categories of control, format, surrogate and private characters, and of line separators."""
@@ -28,78 +29,55 @@ _JOINERS = {"\u200c", "\u200d"}
 _KEEP = {"\n", "\t"} | _JOINERS
 
 _LONG, _SHORT = 8, 4
-_URL_ALPHABET = str.maketrans("+/", "-_")
-_SECRET_NAMES = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE"}
-_PATHS = ("/", "~", "./", "../")
-_named = {"SRL_SEARCH_TOKEN"}
-
-# Plain strings: `re` compiles them on first use, which most commands never reach.
-_USER = r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/?#'\"<>]*@"
-_QUERY = r"(?i)\b([a-z][a-z0-9+.-]*://[^\s?#'\"<>]*)\?[\w.%~-][^\s'\"<>)]*"
-_HEADER = r"(?i)(authorization\W{1,4}(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
+_variables = {"SRL_SEARCH_TOKEN", "HF_TOKEN"}
 
 
-def safe(text: str, found: tuple[str, ...] | None = None) -> str:
-    """`text` without secrets, and with control characters as escapes: `\\x1b[31m`, `\\u202e`.
+def safe(text: str) -> str:
+    """`text` with control characters as escapes: `\\x1b[31m`, `\\u202e`.
 
     Control and format characters (colours, cursor, titles, right-to-left overrides) are escaped; line ends,
-    tabs and the joiners of scripts and emoji are kept. `found` is the result of `secrets()`, to be reused for
-    many texts.
+    tabs and the joiners of scripts and emoji are kept.
     """
-    text = hidden(text, found)
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(letter) for letter in text.replace("\r\n", "\n"))
 
 
-def one_line(text: str, width: int | None = None, found: tuple[str, ...] | None = None) -> str:
+def one_line(text: str, width: int | None = None) -> str:
     """`text` made safe, on one line, truncated to `width` characters with an ellipsis."""
-    line = re.sub(r"\s+", " ", safe(text, found)).strip()
+    line = " ".join(text.split())
+    line = safe(line if width is None else line[: width + 1])
     return line if width is None or len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
 def safe_message(text: str) -> str:
-    """An error or log line made safe, also without credentials in URLs and headers."""
-    return safe(redacted(text))
+    """An error or log line: safe, and without secrets."""
+    return safe(hidden(text))
 
 
-def quoted(said: str | bytes, width: int | None = None) -> str:
-    """Output of another program for a message: made safe, on one line, then truncated to `width`
-    characters."""
-    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
-    return one_line(redacted(text), width)
+def quoted(said: str | bytes, width: int = LONGEST) -> str:
+    """The beginning of what another program said, for an error or a log: safe, on one line, without secrets.
+
+    `width` is in characters. Of a longer text nothing but the beginning is looked at.
+    """
+    beginning = said[: 4 * width]
+    text = beginning if isinstance(beginning, str) else beginning.decode("utf-8", "replace")
+    return one_line(hidden(text), width)
 
 
-def redacted(text: str) -> str:
-    """`text` without secrets, user names and queries in URLs, and values of Authorization headers."""
-    if "://" in text:
-        text = re.sub(_QUERY, rf"\1?{HIDDEN}", re.sub(_USER, rf"\1{HIDDEN}@", text))
-    return re.sub(_HEADER, rf"\1{HIDDEN}", hidden(text))
+def hidden(text: str) -> str:
+    """`text` with each secret replaced, also if it is quoted as in a URL.
 
-
-def hidden(text: str, found: tuple[str, ...] | None = None) -> str:
-    """`text` with each secret replaced, also if percent-encoded, escaped or in base64."""
-    found = secrets() if found is None else found
-    if not found or len(text) < _SHORT:
-        return text
-    plain, escaped = _patterns(found)
-    text = plain.sub(HIDDEN, text)
-    return escaped.sub(HIDDEN, text) if any(sign in text for sign in "%\\&") else text
-
-
-def secrets() -> tuple[str, ...]:
-    """The secrets in the environment, longest first."""
-    values = {value for name in _named if len(value := os.environ.get(name, "").strip()) >= _SHORT}
-    for name in filter(_names_a_secret, os.environ):
-        value = os.environ[name].strip()
-        if len(value) >= _LONG and not value.startswith(_PATHS):
-            values.add(value)
-    return tuple(sorted(values, key=lambda value: (-len(value), value)))
+    Values shorter than eight characters are hidden as whole words only, those shorter than four not at all.
+    """
+    values = {os.environ.get(name, "").strip() for name in _variables}
+    secrets = tuple(sorted(value for value in values if len(value) >= _SHORT))
+    return _pattern(secrets).sub(HIDDEN, text) if secrets else text
 
 
 def keep_secret(variables: Iterable[str]) -> None:
-    """Hide the values of these environment variables from now on, whatever their names."""
-    _named.update(variables)
+    """Hide the values of these environment variables from now on, in errors and logs."""
+    _variables.update(variables)
 
 
 def safe_json(text: str) -> str:
@@ -151,36 +129,17 @@ def _json_visible(letter: str) -> str:
     return f"\\u{0xD800 + (code - 0x10000 >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
 
 
-@lru_cache(1024)
-def _names_a_secret(name: str) -> bool:
-    return name.upper().rpartition("_")[2] in _SECRET_NAMES
-
-
 @lru_cache(16)
-def _patterns(found: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Patterns for secrets in plain text and base64, and for quoted and escaped forms."""
-    plain = [form for secret in found for form in (_whole(secret, re.escape(secret)), *_base64(secret))]
-    escaped = [_whole(secret, "".join(map(_in_any_form, secret))) for secret in found]
-    return re.compile("|".join(plain)), re.compile("|".join(escaped))
+def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    """A pattern of literal texts: each secret as it is and as in a URL, the longest first."""
+    forms = {
+        form
+        for value in secrets
+        for form in (value, *(quote(value, safe, errors="replace") for safe in ("/", "")))
+    }
+    longest_first = sorted(forms, key=lambda form: (-len(form), form))
+    return re.compile("|".join(map(_whole, longest_first)))
 
 
-def _whole(secret: str, pattern: str) -> str:
-    return pattern if len(secret) >= _LONG else rf"(?<!\w){pattern}(?!\w)"
-
-
-def _in_any_form(letter: str) -> str:
-    """A pattern for `letter`: plain, after a backslash, percent-encoded, or escaped as in JSON or HTML."""
-    code = ord(letter)
-    encoded = "".join(f"%(?i:{byte:02x})" for byte in letter.encode("utf-8", "surrogatepass"))
-    slashed = "" if letter.isalnum() else r"\\?"
-    return rf"(?:{slashed}{re.escape(letter)}|{encoded}|\\u(?i:{code:04x})|&#(?:0*{code}|(?i:x0*{code:x}));)"
-
-
-def _base64(secret: str) -> list[str]:
-    """The base64 forms of `secret` at each offset in the encoded text, in both alphabets."""
-    forms: list[str] = []
-    for before in range(3 if len(secret) >= _LONG else 0):
-        raw = b"\0" * before + secret.encode("utf-8", "surrogatepass")
-        sure = b64encode(raw).decode()[(before * 8 + 5) // 6 : len(raw) * 8 // 6]
-        forms += {re.escape(one) + r"[\w+/-]?=*" for one in (sure, sure.translate(_URL_ALPHABET))}
-    return forms
+def _whole(form: str) -> str:
+    return re.escape(form) if len(form) >= _LONG else rf"(?<!\w){re.escape(form)}(?!\w)"

@@ -10,7 +10,7 @@ from datetime import date
 from math import isfinite
 from typing import Any
 
-from srl.safe_text import hidden, one_line, safe_json, secrets
+from srl.safe_text import one_line, safe_json
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
@@ -38,39 +38,35 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
 
 
-def json_line(value: object, found: tuple[str, ...] | None = None) -> str:
+def json_line(value: object) -> str:
     """`value` as JSON on one line: NaN becomes null, terminal control characters are escaped."""
-    return safe_json(
-        json.dumps(_known(value, secrets() if found is None else found), ensure_ascii=False, allow_nan=False)
-    )
+    return safe_json(json.dumps(_known(value), ensure_ascii=False, allow_nan=False))
 
 
-def _known(value: Any, found: tuple[str, ...]) -> Any:
-    """`value` in JSON's types: dates in ISO format, other types as text, with the secrets `found` hidden."""
-    if isinstance(value, str):
-        return hidden(value, found)
-    if value is None or isinstance(value, int):
+def _known(value: Any) -> Any:
+    """`value` in JSON's types: dates in ISO format, other types as text."""
+    if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _known(item, found) for key, item in value.items()}
+        return {str(key): _known(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(item, found) for item in value]
-    return value.isoformat() if isinstance(value, date) else hidden(str(value), found)
+        return [_known(item) for item in value]
+    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def cells(
     rows: Iterable[Mapping[str, Any]], columns: Iterable[str], digits: int | None = 3
 ) -> list[list[str]]:
     """The `columns` of each row as one-line texts; without `digits` numbers have six significant digits."""
-    names, found = list(columns), secrets()
-    return [[_cell(row[name], name, digits, found) for name in names] for row in rows]
+    names = list(columns)
+    return [[_cell(row[name], name, digits) for name in names] for row in rows]
 
 
-def _cell(value: Any, name: str, digits: int | None, found: tuple[str, ...]) -> str:
+def _cell(value: Any, name: str, digits: int | None) -> str:
     if not isinstance(value, float):
-        return one_line(_text(value), found=found)
+        return one_line(_text(value))
     if digits is None:
         return f"{value:.6g}"
     return duration(value) if name == "seconds" else number(value, digits)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srl.hub_models import cached
-from srl.safe_text import hidden
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,12 +36,12 @@ def _load(file: Path, written: int) -> Tokenizer | None:
 
 
 def token_texts(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) -> list[str] | None:
-    """The pieces of `text` that the tokens wrote; None if the tokenizer did not write it, or it has a secret.
+    """The pieces of `text` that the tokens wrote; None if the tokenizer did not write it.
 
     A character of several tokens is the last one's, and the others are empty. Special tokens, such as the end
     of a turn, have their names; what the policy wrote is logged without them.
     """
-    if tokenizer is None or hidden(text) != text:
+    if tokenizer is None:
         return None
     pieces = _pieces(tokenizer, ids, {})
     if "".join(pieces) == text:

@@ -1,7 +1,8 @@
 """Output: results on stdout, everything else on stderr, plain text if not a terminal.
 
-All commands print through this module, so that no output can control the terminal or reveal a secret: text is
-escaped, JSON has its own escapes, and only `verbatim` writes text to a pipe unchanged.
+All commands print through this module, so that no output can control the terminal: text is escaped, JSON has
+its own escapes, and only `verbatim` writes text to a pipe unchanged. Secrets are hidden on stderr alone:
+results are never altered.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from io import TextIOWrapper
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from srl.safe_text import hidden, safe, safe_json, safe_message, secrets
+from srl.safe_text import safe, safe_json, safe_message
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,16 +62,15 @@ def print_json(obj: object) -> None:
     """Print `obj` as JSON, including data classes, paths and numpy values; NaN becomes null."""
     import json
 
-    print(safe_json(json.dumps(_plain(obj, secrets()), indent=2, ensure_ascii=False, allow_nan=False)))
+    print(safe_json(json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def print_rows(rows: Iterable[object]) -> None:
     """Print each of `rows` as a line of JSON, and nothing is held back in a pipe."""
     from srl.browse.formatting import json_line
 
-    found = secrets()
     for row in rows:
-        print(json_line(row, found))
+        print(json_line(row))
     sys.stdout.flush()
 
 
@@ -125,31 +125,29 @@ def checked_text(text: str, noun: str) -> str:
 
 
 def verbatim(text: str) -> None:
-    """Print a whole file: unchanged in a pipe, escaped on a terminal. Secrets are hidden in both."""
-    sys.stdout.write(safe(text) if sys.stdout.isatty() else hidden(text))
+    """Print a whole file: unchanged in a pipe, escaped on a terminal."""
+    sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
 
 
-def _plain(obj: Any, found: tuple[str, ...]) -> Any:
-    """`obj` in JSON types: dict, list, str, number, bool, None; the secrets `found` are hidden."""
+def _plain(obj: Any) -> Any:
+    """`obj` in JSON types: dict, list, str, number, bool, None."""
     from collections.abc import Mapping
     from dataclasses import is_dataclass
     from math import isfinite
 
-    if isinstance(obj, str):
-        return hidden(obj, found)
-    if obj is None or isinstance(obj, int):
+    if obj is None or isinstance(obj, str | int):
         return obj
     if isinstance(obj, float):
         return obj if isfinite(obj) else None
     if isinstance(obj, Mapping):
-        return {str(key): _plain(value, found) for key, value in obj.items()}
+        return {str(key): _plain(value) for key, value in obj.items()}
     if is_dataclass(obj) and not isinstance(obj, type):
-        return {name: _plain(getattr(obj, name), found) for name in obj.__dataclass_fields__}
+        return {name: _plain(getattr(obj, name)) for name in obj.__dataclass_fields__}
     if isinstance(obj, list | tuple | set | frozenset):
-        return [_plain(value, found) for value in obj]
+        return [_plain(value) for value in obj]
     if hasattr(obj, "tolist"):
-        return _plain(obj.tolist(), found)
-    return hidden(str(obj), found)
+        return _plain(obj.tolist())
+    return str(obj)
 
 
 def table(
@@ -168,8 +166,7 @@ def table(
     """
     from srl.cli.layout import fitted, prose, wrapped
 
-    found = secrets()
-    cells = [[_cell(cell, found) for cell in row] for row in (headers, *rows)]
+    cells = [[_cell(cell) for cell in row] for row in (headers, *rows)]
     width, missing = sys.maxsize if wide else terminal_width(), ""
     if one_line and width < sys.maxsize:
         lines, missing = fitted(cells, width, least, by_end)
@@ -181,8 +178,8 @@ def table(
         note("\n".join(prose(told, width)) if sys.stderr.isatty() else told)
 
 
-def _cell(value: object, found: tuple[str, ...]) -> str:
-    return safe(str(value), found).replace("\n", " ")
+def _cell(value: object) -> str:
+    return safe(str(value)).replace("\n", " ")
 
 
 def paragraph(text: str) -> None:

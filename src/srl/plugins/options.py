@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from srl.errors import UserError, nearest
 from srl.pydantic_errors import expected
-from srl.safe_text import redacted
+from srl.safe_text import quoted
 
 
 def validated(where: str, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
@@ -41,7 +41,8 @@ def _first(where: str, error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"no option {key}; remove it"
     given = first["input"]
-    is_shown = first["type"] != "missing" and not isinstance(given, Mapping | list | tuple)
-    found = f"{key} is {redacted(repr(given)):.60}, " if is_shown else f"{key}: "
+    may_hold_a_key = isinstance(given, Mapping | list | tuple) or "://" in str(given)
+    is_shown = first["type"] != "missing" and not may_hold_a_key
+    found = f"{key} is {quoted(repr(given), 60)}, " if is_shown else f"{key}: "
     more = f"; and {len(rest)} more" if rest else ""
     return f"{found}{expected(first)}{more}; type: --set {key}=VALUE"

@@ -7,6 +7,8 @@ import sysconfig
 from pathlib import Path
 from traceback import walk_tb
 
+from srl.safe_text import quoted
+
 log = logging.getLogger(__name__)
 
 
@@ -16,7 +18,7 @@ def in_one_line(error: BaseException) -> str:
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     what = f"{type(error).__name__}: {said}" if said else type(error).__name__
     where = _raised_at(error)
-    return what.partition("\n")[0] + (f" ({where})" if where else "")
+    return quoted(what.partition("\n")[0]) + (f" ({where})" if where else "")
 
 
 def _raised_at(error: BaseException) -> str:

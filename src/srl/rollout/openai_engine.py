@@ -46,6 +46,8 @@ _MANY = 1 << 31
 """No server counts so many tokens in an answer, has such an id, or such a log-prob."""
 _QUOTED = 200
 """Characters of a server's answer that a message quotes."""
+_ERROR_BYTES = 1 << 16
+"""Bytes of an error's body that are looked at."""
 _QUOTA = "insufficient_quota"
 _RETRIED = {408, 425, 429}
 _OPTIONAL: dict[str, Any] = {
@@ -311,7 +313,7 @@ def _read(status: int, wait: str, body: bytes) -> _Outcome:
     """The outcome of an HTTP answer."""
     if status != 200:
         seconds = min(retry_after(wait) or 0.0, MAX_WAIT_S) if status in (429, 503) else 0.0
-        said, code = _message(body)
+        said, code = _message(body[:_ERROR_BYTES])
         why = f"HTTP {status}: {quoted(said, _QUOTED)}" + (f" ({quoted(code, _QUOTED)})" if code else "")
         return _Outcome(None, why, status, seconds)
     try:

@@ -15,7 +15,7 @@ from srl.errors import UserError
 from srl.safe_text import quoted
 from srl.serve.client import is_loopback, retrieve_url
 from srl.serve.client.request import page_url
-from srl.serve.wire import DIGEST_HEADER, MAX_QUOTED, read_answer, read_digest
+from srl.serve.wire import DIGEST_HEADER, read_answer, read_digest
 from srl.trajectory import Hit
 
 QUERIES = ("Where was the first president of the country born?", "Who is the mayor of the capital city?")
@@ -155,7 +155,7 @@ class _Probe:
         if response.status_code == 401:
             raise _ProblemError("HTTP 401: the server needs a token; type: export SRL_SEARCH_TOKEN=…")
         if response.status_code != 200:
-            raise _ProblemError(f"HTTP {response.status_code}: {quoted(response.text[:MAX_QUOTED], 100)}")
+            raise _ProblemError(f"HTTP {response.status_code}: {quoted(response.content, 100)}")
         return response.content
 
     def _name(self, digest: object) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,8 +22,6 @@ from srl.safe_text import quoted
 from srl.trajectory import Hit, Passage
 
 DIGEST_HEADER = "X-Index-Digest"
-MAX_QUOTED = 1 << 16
-"""Bytes of an answer that are quoted in messages at most."""
 _DIGEST = re.compile(r"[0-9a-f]{1,128}")
 TOPK_NAMES = ("topk", "top_k", "k", "topk_rerank", "topk_retrieval")
 """The names of k; the first one present counts: a rerank server returns `topk_rerank` passages."""
@@ -144,7 +143,7 @@ def _k(name: str, value: Any, limits: Limits) -> int:
 
 
 def _shown(value: object) -> str:
-    return quoted(repr(value), 40)
+    return quoted(reprlib.repr(value), 40)
 
 
 def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
@@ -155,8 +154,7 @@ def read_answer(body: bytes, queries: int, topk: int) -> list[list[Hit]]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        start = quoted(body[:MAX_QUOTED], 60)
-        raise ValueError(f"the answer is not JSON; it begins {start!r}") from None
+        raise ValueError(f"the answer is not JSON; it begins {quoted(body, 60)!r}") from None
     result = found.get("result") if isinstance(found, dict) else None
     if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
         raise ValueError('the answer is not {"result": [[…], …]}')
@@ -174,8 +172,7 @@ def read_digest(said: object) -> str:
     digest = "" if said is None else str(said)
     if digest and not _DIGEST.fullmatch(digest):
         raise BadDigestError(
-            f"the server sent the index digest {quoted(digest[:MAX_QUOTED], 40)!r}; expected up to 128 "
-            "hexadecimal digits"
+            f"the server sent the index digest {quoted(digest, 40)!r}; expected up to 128 hexadecimal digits"
         )
     return digest
 

@@ -11,25 +11,12 @@ import pytest
 from srl.errors import UserError
 from srl.index import build_index, live_index, open_index
 from srl.index.retriever import Fault
-from srl.safe_text import HIDDEN
 from srl_web.api import Api
 from srl_web.options import Options
 from srl_web.providers import PROVIDERS
 from srl_web.retriever import WebRetriever
 from srl_web.secrets import Secrets
 from srl_web.trusted_apis import check_trusted, trust
-
-FORMS = (
-    "s3cr3t/key+of=tests",
-    "s3cr3t%2Fkey%2Bof%3Dtests",
-    "s3cr3t/key%2Bof%3Dtests",
-    "s3cr3t\\/key+of=tests",
-    "s3cr3t%2fkey%2bof=tests",
-    "s3cr3t\\u002fkey+of\\u003Dtests",
-    "%733cr3t/key+of=tests",
-    "s3cr3t&#x2F;key&#43;of=tests",
-    "czNjcjN0L2tleStvZj10ZXN0cw",
-)
 
 
 def clear(text: str) -> bool:
@@ -70,7 +57,7 @@ def html(request):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("answer", [echo, scold, redirect, fall_over, break_off, html])
+@pytest.mark.parametrize("answer", [scold, redirect, fall_over, break_off, html])
 def test_the_key_is_in_no_log_error_or_file(web, caplog, capfd, tmp_path, provider, answer):
     caplog.set_level(logging.DEBUG)
     retriever = web(
@@ -84,7 +71,7 @@ def test_the_key_is_in_no_log_error_or_file(web, caplog, capfd, tmp_path, provid
     shown = [repr(outcome), str(outcome), repr(retriever), repr(retriever.options)]
     shown += [repr(value) for name, value in vars(retriever).items() if name != "asked"]
     if isinstance(outcome, Fault):
-        shown += traceback.TracebackException.from_exception(outcome, capture_locals=True).format()
+        shown += traceback.format_exception(outcome)
     retriever.close()
     assert retriever.asked
     assert any(not clear(f"{request.url} {request.headers.raw}") for request in retriever.asked)
@@ -125,10 +112,13 @@ def test_an_index_that_was_built_and_searched_has_no_key_in_it(tmp_path, key):
     assert all(clear(path.read_text()) for path in files)
 
 
-def test_hidden_is_the_key_in_every_form_that_it_travels_in(key):
-    secrets = Secrets({"K": key})
-    assert secrets.hide(" ".join(FORMS)) == " ".join([HIDDEN] * len(FORMS))
-    assert repr(secrets) == "Secrets(K)"
+def test_results_are_not_altered_to_hide_a_key(web, key):
+    ((hit, *_),) = web(echo, provider="serper").search(["x"], 3)
+    assert key in hit.passage.contents
+
+
+def test_the_repr_of_secrets_has_no_values(key):
+    assert repr(Secrets({"K": key})) == "Secrets(K)"
 
 
 @pytest.mark.parametrize(

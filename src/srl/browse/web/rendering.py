@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from markupsafe import Markup
 from srl.browse.curve import short_name
 from srl.browse.formatting import duration, number, signed
 from srl.browse.transcript import describe
-from srl.safe_text import hidden, safe, secrets
+from srl.safe_text import safe
 from srl.store.verdict import VERDICTS
 
 HERE = Path(__file__).parent
@@ -25,12 +24,11 @@ LONGEST = 50_000
 
 
 def environment() -> Environment:
-    """Templates that escape every value, after control characters and secrets were made visible or hidden."""
-    found = secrets()
+    """Templates that escape every value, with its control characters made visible."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
-        finalize=partial(_shown, found=found),
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -38,7 +36,7 @@ def environment() -> Environment:
     made.globals |= {"link": link, "verdicts": VERDICTS}
     made.filters |= {
         "number": number, "signed": signed, "duration": duration, "short": short_name, "cell": cell,
-        "clipped": partial(_clipped, found=found), "describe": describe,
+        "clipped": _clipped, "describe": describe,
     }  # fmt: skip
     return made
 
@@ -55,19 +53,19 @@ def standalone(template: str, values: Mapping[str, Any]) -> Iterator[str]:
     yield from environment().get_template(template).generate(given)
 
 
-def _shown(value: Any, found: tuple[str, ...]) -> Any:
+def _shown(value: Any) -> Any:
     if value is None:
         return ""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     rest = len(value) - LONGEST
-    shown = safe(value if rest <= 0 else hidden(value, found)[:LONGEST], found)
+    shown = safe(value[:LONGEST])
     return shown if rest <= 0 else f"{shown} … {rest:,} more characters, which `srl inspect show` prints"
 
 
-def _clipped(value: Any, length: int, found: tuple[str, ...]) -> str:
-    """The beginning of a text. Secrets are hidden first: of one that is cut in half, the half would show."""
-    text = hidden(str(value), found)
+def _clipped(value: Any, length: int) -> str:
+    """The beginning of a text."""
+    text = str(value)
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 

@@ -70,10 +70,9 @@ def compare(
         output.note(f"note: {text}")
     if out is not None:
         from srl.files import atomic_file
-        from srl.safe_text import hidden
 
         with atomic_file(out) as file:
-            file.write(hidden(_WRITERS[chosen](found)))
+            file.write(_WRITERS[chosen](found))
         output.note(f"wrote {out}")
     elif chosen is Format.table:
         for text in _about(found):

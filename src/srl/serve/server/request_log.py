@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
-from srl.safe_text import redacted, safe_json
+from srl.safe_text import hidden, safe_json
 from srl.serve.server.queue import Answered
 
 
@@ -55,7 +55,7 @@ class RequestLog:
         if self._replica is not None:
             line["replica"] = self._replica
         if detail:
-            line["detail"] = redacted(detail)
+            line["detail"] = hidden(detail)
         if self._queries:
             line["texts"] = list(queries)
         print(safe_json(json.dumps(line)), file=self._stream or sys.stderr, flush=True)

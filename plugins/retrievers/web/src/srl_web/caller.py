@@ -57,7 +57,7 @@ class Caller:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._options, self._api = options, options.asked
-        self._secrets, self._budget = secrets, budget
+        self._budget = budget
         self._host = httpx.URL(self._api.url).host
         self._sleep, self._jitter = sleep, jitter
         self._clock = clock or asyncio.get_running_loop().time
@@ -135,10 +135,10 @@ class Caller:
         except (TimeoutError, httpx.TimeoutException):
             fault = _TemporaryFault("timed_out", f"{self._host} did not answer in {options.timeout_s:g} s")
         except httpx.ConnectError as error:
-            fault = _TemporaryFault("refused", self._secrets.hide(f"{self._host}: no connection ({error})"))
+            fault = _TemporaryFault("refused", f"{self._host}: no connection ({error})")
         except httpx.HTTPError as error:
-            what = self._secrets.hide(f"{type(error).__name__}: {error}")
-            fault = _TemporaryFault("failed", f"{self._host}: connection failed: {what}")
+            what = f"connection failed: {type(error).__name__}: {error}"
+            fault = _TemporaryFault("failed", f"{self._host}: {what}")
         raise fault
 
     async def _exchange(self, call: Call) -> _Answer:
@@ -151,7 +151,7 @@ class Caller:
                 if len(body) > MAX_BYTES:
                     break
         kind = response.headers.get("Content-Type", "no content type")
-        text = self._secrets.hide(body.decode("utf-8", "replace"))
+        text = body.decode("utf-8", "replace")
         return _Answer(
             response.status_code, kind, retry_after(response.headers.get("Retry-After", "")), text, len(body)
         )

@@ -20,6 +20,7 @@ from srl.files import digest_text
 from srl.index import Fault, RetrieverBase
 from srl.index.timing import timed
 from srl.plugins import manager
+from srl.safe_text import quoted, safe_message
 from srl.trajectory import Hit, Passage
 from srl_web.api import Result
 from srl_web.cache import Cache, cache_path, log, open_file
@@ -167,8 +168,8 @@ class _Session:
         except Fault as fault:
             return fault
         except Exception as error:  # an unexpected error must not fail the other queries
-            log.error("%s", self._secrets.hide("".join(traceback.format_exception(error))))
-            return Fault("failed", self._secrets.hide(f"{type(error).__name__}: {error}").partition("\n")[0])
+            log.error("%s", safe_message("".join(traceback.format_exception(error))))
+            return Fault("failed", quoted(f"{type(error).__name__}: {error}"))
         return hits_of(results, k, parts)
 
     def _check(self, query: str) -> None:

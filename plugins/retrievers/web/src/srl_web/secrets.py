@@ -1,4 +1,4 @@
-"""API keys: read from the environment, added to requests by the transport, removed from responses.
+"""API keys: read from the environment, added to requests by the transport, hidden in errors and logs.
 
 httpx logs the URL of each request, and its exceptions contain the request. So requests are built without
 keys, and the transport sends a copy with the keys.
@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from srl.errors import UserError
-from srl.safe_text import hidden, keep_secret
+from srl.safe_text import keep_secret
 from srl.serve.client import is_loopback
 from srl_web.api import Api, Call, merged, secret_part
 
@@ -29,11 +29,10 @@ class Secrets:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self.values = dict(values)
-        self._longest_first = tuple(sorted(self.values.values(), key=len, reverse=True))
 
     @classmethod
     def of(cls, api: Api) -> Secrets:
-        """Those of `api`, which are from now on hidden in all output.
+        """Those of `api`, which are from now on hidden in errors and logs.
 
         Raises UserError that names a variable that is not set.
         """
@@ -48,10 +47,6 @@ class Secrets:
             if not value.isascii() or not value.isprintable():
                 raise UserError(f"{name} has characters that are not allowed in a key; set it again")
         return cls(found)
-
-    def hide(self, text: str) -> str:
-        """`text` with all keys, also encoded ones, replaced."""
-        return hidden(text, self._longest_first)
 
     def __repr__(self) -> str:
         return f"Secrets({', '.join(self.values)})"
