@@ -241,3 +241,28 @@ def test_more_questions_than_one_batch_are_all_there(tmp_path):
     many = [question(f"nq/train/{n}") for n in range(10_000)]
     assert write_questions(path, iter(many)) == 10_000
     assert [q.id for q in read_questions(path)] == [q.id for q in many]
+
+
+@pytest.mark.parametrize(
+    ("truth", "answers"),
+    [
+        ({"target": "Sri Lanka<|answer_split|>Ceylon"}, ("Sri Lanka", "Ceylon")),
+        ({"target": [1912]}, ("1912",)),
+        ({"target": [1912.0]}, ("1912",)),
+        ('{"target": ["Paris"]}', ("Paris",)),
+        ("['Paris']", ("Paris",)),
+        ({"target": ["AC/DC", "a|b"]}, ("AC/DC", "a|b")),
+    ],
+)
+def test_several_answers_stay_several_however_they_were_joined(truth, answers, tmp_path):
+    path = save(tmp_path / "train.parquet", row("nq", 0, "a?", reward_model={"ground_truth": truth}))
+    assert read_questions(path)[0].golden_answers == answers
+
+
+def test_rows_whose_answers_are_unclear_are_counted(tmp_path):
+    unclear = [{"reward_model": {"ground_truth": {"target": [f"a{n} ||| b"]}}} for n in range(3)]
+    table = [row("nq", n, f"{n}?", **more) for n, more in enumerate([{}, *unclear, {}])]
+    said = complaint(save(tmp_path / "train.parquet", *table))
+    assert "row 1" in said
+    assert "(3 rows" in said
+    assert "a0 ||| b" in said

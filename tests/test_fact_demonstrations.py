@@ -451,7 +451,7 @@ def test_questions_without_any_demonstration_are_one_line(shell: Shell, tmp_path
     write_questions(tmp_path / "none.parquet", [Question("made/s", "Who?", ("x",), "made")])
     code, out, err = shell.typed(*typed(tmp_path / "none.parquet", index))
     assert (code, out) == (1, "")
-    assert "srl: no question got a demonstration; 1 of 1: no supporting facts" in err.splitlines()[-1]
+    assert "--from passages" in err.splitlines()[-1]
     assert not Path("d.jsonl").exists()
 
 

@@ -1,4 +1,4 @@
-"""Opens the inputs of commands: files, also `.gz`, and pipes such as `<(zcat x.gz)` or /dev/stdin.
+"""Opens the inputs of commands: files, also `.gz` and `.zst`, and pipes such as `<(zcat x.gz)` or /dev/stdin.
 
 A pipe can be read only once; its beginning can be peeked at before, any number of times.
 """
@@ -39,6 +39,11 @@ def check_input(path: Path, *, regular: bool = False) -> None:
         )
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether the name says so."""
+    return path.suffix in (".gz", ".zst")
+
+
 def input_name(path: Path) -> str:
     """The name of a file; `pipe` for a numbered one in /dev/fd, as from `<(…)`."""
     return "pipe" if path.parent.name == "fd" and path.name.isdecimal() else path.name
@@ -46,12 +51,13 @@ def input_name(path: Path) -> str:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of `path`, decompressed if its name ends in `.gz`.
+    """The bytes of `path`, decompressed if its name ends in `.gz` or `.zst`.
 
-    Raises UserError if there is no file, if the gzip data is broken, and for a pipe that was read before.
+    Raises UserError if there is no file, if the compressed data is broken, and for a pipe that was read
+    before.
     """
     check_input(path)
-    with _broken_gzip(path), _begun.pop(str(path), (b"", None))[1] or _open(path) as file:
+    with _broken(path), _begun.pop(str(path), (b"", None))[1] or _open(path) as file:
         yield file
 
 
@@ -60,7 +66,7 @@ def beginning(path: Path) -> bytes:
     if str(path) in _begun:
         return _begun[str(path)][0]
     check_input(path)
-    with _broken_gzip(path):
+    with _broken(path):
         file = _open(path)
         head = file.read(_HEAD)
         if path.is_file():
@@ -108,15 +114,23 @@ def _open(path: Path) -> IO[bytes]:
         if (state.st_dev, state.st_ino) in _read:
             check_input(path, regular=True)
         _read.add((state.st_dev, state.st_ino))
+    if path.suffix == ".zst":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
     return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else open(path, "rb")
 
 
 @contextmanager
-def _broken_gzip(path: Path) -> Iterator[None]:
+def _broken(path: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: broken gzip file ({error})") from error
+    except OSError as error:  # pyarrow's, which have no number
+        if path.suffix != ".zst" or error.errno is not None:
+            raise
+        raise UserError(f"{path}: broken zstd file ({error})") from error
 
 
 class _Again(io.RawIOBase):

@@ -11,7 +11,7 @@ import typer
 from srl.cli import output
 from srl.cli.data_coverage import coverage
 from srl.cli.data_demonstrations import demonstrations
-from srl.cli.options import Json, Overwrite
+from srl.cli.options import Json, Overwrite, check_new
 
 app = typer.Typer(
     no_args_is_help=True, help="Get questions and corpora: make a world, read published formats."
@@ -100,11 +100,13 @@ def prepare(
         )
     inputs = [parse_input(text, file or (), split) for text in sources]
     inputs += [parse_input("corpus", (path,)) for path in corpus or ()]
+    out = out or _default_out(inputs)
+    check_new(out, overwrite)
     large = any(each.source.is_corpus for each in inputs)
     with output.progress("passages written") if large else nullcontext() as update:
         made = run(
             inputs,
-            out or _default_out(inputs),
+            out,
             template=template,
             limit=limit,
             validation=parse_amounts(val or []),
@@ -221,6 +223,7 @@ def tokenizer(
     """
     from srl.data.tokenizer import texts_of, train_tokenizer
 
+    check_new(out, overwrite)
     size = train_tokenizer(texts_of(corpus, questions or ()), out, vocab_size, overwrite=overwrite)
     output.line(f"{out}  {size:,} tokens")
 

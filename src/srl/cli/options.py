@@ -22,8 +22,10 @@ def exclude(given: Mapping[str, bool], why: str) -> None:
 
 
 def check_new(file: Path | None, overwrite: bool, option: str = "--out") -> None:
-    """Raises UserError if `option` names an existing file that is not to be replaced."""
-    if file is not None and file.is_file() and not overwrite:
+    """Raises UserError if `option` names a file or a filled directory that is not to be replaced."""
+    if file is None or overwrite:
+        return
+    if any(file.iterdir()) if file.is_dir() else file.exists():
         raise UserError(f"{file} exists; give another {option}, or --overwrite")
 
 

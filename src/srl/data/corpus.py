@@ -11,7 +11,7 @@ from html import unescape
 from pathlib import Path
 from typing import Literal
 
-from srl.data.published_rows import Record, json_rows
+from srl.data.published_rows import Record, read_rows
 from srl.data.trec import document_records, is_tagged
 from srl.errors import UserError
 from srl.files import atomic_file
@@ -95,7 +95,7 @@ def read_corpus(path: Path | str) -> Iterator[Passage]:
 def _records(path: Path) -> Iterator[Record]:
     """The rows of a corpus file; an empty document of TREC's is kept, so that its id is known."""
     if not is_tagged(path):
-        yield from json_rows(path)
+        yield from read_rows(path)
         return
     for record in document_records(path):
         contents = contents_of(" ".join(record.row["title"].split()), record.row["text"])

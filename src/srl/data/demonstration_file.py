@@ -70,7 +70,7 @@ def _demonstration(record: Record, name: str) -> Question:
     return Question(
         id=record.text("id") if record.row.get("id") is not None else name,
         text=record.text("question"),
-        golden_answers=record.texts("golden_answers") if record.row.get("golden_answers") is not None else (),
+        golden_answers=record.answers("golden_answers") if record.row.get("golden_answers") else (),
         data_source=record.text("data_source") if record.row.get("data_source") else record.path.stem,
         metadata={
             "turns": [turn.rstrip() for turn in turns],

@@ -1,11 +1,10 @@
-"""Questions in verl's training parquet, written and read; questions in JSON lines are read too."""
+"""Questions in verl's training parquet, written and read; rows like FlashRAG's JSON lines are read too."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,12 +13,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from srl.data.published_rows import Record, describe
+from srl.data.published_rows import (
+    Record,
+    columns_of,
+    describe,
+    is_parquet,
+    open_parquet,
+    parquet_rows,
+    read_each,
+)
 from srl.data.question_formats import FLASHRAG, Draft, make_question
 from srl.data.splits import canonical_split, guess_split
-from srl.errors import UserError, first_line
+from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, check_format
-from srl.input_files import beginning, check_input, input_name
+from srl.input_files import input_name
 from srl.protocol import template as template_of
 from srl.trajectory import Question
 
@@ -96,14 +103,14 @@ def _row(question: Question, index: int) -> dict[str, Any]:
 
 
 def read_questions(path: Path | str, template: str | None = None) -> list[Question]:
-    """The questions of a training parquet (ours, Search-R1's, verl's) or of FlashRAG's JSON lines.
+    """The questions of a training parquet (ours, Search-R1's, verl's) or of rows like FlashRAG's JSON lines.
 
     Without our extras the text is what follows `Question:` in the user's message and the id is
     `<data_source>/<split>/<index>`. With `template`, a name or a path, the prompts are rendered anew.
     Raises UserError with the row on a malformed one, on two with one id, and when there are none.
     """
     path = Path(path)
-    questions = _unique(path, _read_parquet(path) if is_parquet(path) else _read_json(path))
+    questions = _unique(path, _read_parquet(path) if _is_verls(path) else _read_rows(path))
     if template is None:
         return questions
     chosen = template_of(template)
@@ -121,9 +128,10 @@ def _unique(path: Path, found: Iterable[tuple[Record, Question]]) -> list[Questi
     return list(questions.values())
 
 
-def _read_json(path: Path) -> Iterator[tuple[Record, Question]]:
+def _read_rows(path: Path) -> Iterator[tuple[Record, Question]]:
     stem = input_name(path).partition(".")[0]
-    for record in FLASHRAG.records(path):
+
+    def read(record: Record) -> tuple[Record, Question]:
         source = record.text("data_source") if record.row.get("data_source") else stem
         split = _split(record) if record.row.get("split") else guess_split(path) or "train"
         draft = FLASHRAG.draft(record, source)
@@ -131,7 +139,9 @@ def _read_json(path: Path) -> Iterator[tuple[Record, Question]]:
         for key in ("supporting_ids", "supporting_titles"):
             if not _are_names(given := draft.metadata.get(key, [])):
                 raise record.error(f"a list of texts in 'metadata.{key}'", describe(given))
-        yield record, make_question(record, draft, source, split)
+        return record, make_question(record, draft, source, split)
+
+    yield from read_each(FLASHRAG.records(path), read)
 
 
 def _split(record: Record) -> str:
@@ -148,37 +158,19 @@ def _are_names(given: object) -> bool:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[Record, Question]]:
-    for record in _parquet_rows(path):
-        yield record, _question(record)
-
-
-def _parquet_rows(path: Path) -> Iterator[Record]:
     with open_parquet(path) as file:
         _check_columns(path, file.schema_arrow)
-        columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
-        index = 0
-        for batch in file.iter_batches(_ROWS, columns=columns):
-            for row in batch.to_pylist():
-                yield Record(path, f": row {index}", index, row)
-                index += 1
+    yield from read_each(parquet_rows(path, _COLUMNS), lambda record: (record, _question(record)))
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether the file is parquet, by its name or, where that does not say it, by its first bytes."""
-    return path.suffix == ".parquet" or beginning(path).startswith(b"PAR1")
+def is_training_parquet(path: Path) -> bool:
+    """Whether the file is Parquet with verl's columns."""
+    return is_parquet(path) and {"data_source", "prompt"} <= set(columns_of(path))
 
 
-@contextmanager
-def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """A parquet file, open. Raises UserError on a pipe, and on what is no parquet."""
-    check_input(path)
-    if not path.is_file():
-        raise UserError(f"{path}: parquet cannot be read from a pipe; write it to a file first")
-    try:
-        with pq.ParquetFile(path) as file:
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: expected a parquet file, found {first_line(error)}") from error
+def _is_verls(path: Path) -> bool:
+    """Whether the file is Parquet, and not of rows like those of FlashRAG's JSON lines."""
+    return is_training_parquet(path) or (is_parquet(path) and "question" not in columns_of(path))
 
 
 def _check_columns(path: Path, schema: pa.Schema) -> None:
@@ -209,7 +201,7 @@ def _question(record: Record) -> Question:
     return Question(
         id=str(extra.get("id") or f"{source}/{split}/{index}"),
         text=_text(record, extra, prompt),
-        golden_answers=_answers(record),
+        golden_answers=_answers(record, extra),
         data_source=source,
         split=split,
         prompt=tuple(prompt),
@@ -228,16 +220,16 @@ def _text(record: Record, extra: Mapping[str, Any], prompt: list[dict[str, Any]]
     return text
 
 
-def _answers(record: Record) -> tuple[str, ...]:
+def _answers(record: Record, extra: Mapping[str, Any]) -> tuple[str, ...]:
     """The golden answers: `ground_truth.target`, verl's plain `ground_truth`, or `golden_answers`."""
     model = record.row.get("reward_model") or record.row.get("reward_spec") or {}
     truth = model.get("ground_truth") if isinstance(model, dict) else None
-    target = truth.get("target") if isinstance(truth, dict) else truth
-    if target is None:
-        target = record.row.get("golden_answers")
-    answers = tuple(target) if isinstance(target, list) else (target,)
-    if not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
-        raise record.error("answers in reward_model.ground_truth.target", describe(target))
+    if "id" in extra and isinstance(truth, dict):  # which only srl writes: its answers are as they are
+        return tuple(truth["target"])
+    given = truth if truth is not None else record.row.get("golden_answers")
+    answers = () if given is None else replace(record, row={"ground_truth": given}).answers("ground_truth")
+    if not answers:
+        raise record.error("answers in reward_model.ground_truth.target", describe(given))
     return answers
 
 

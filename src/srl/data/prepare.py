@@ -13,7 +13,7 @@ from typing import Any
 from srl.data.corpus import write_corpus
 from srl.data.hub import download
 from srl.data.merge import GoldPassages, Merging
-from srl.data.parquet import is_parquet, write_questions
+from srl.data.parquet import is_training_parquet, write_questions
 from srl.data.sources import Source, source_of
 from srl.data.split_passages import Splitter, name_parts
 from srl.data.splits import (
@@ -222,7 +222,7 @@ def _only_split(source: Source) -> str | None:
 
 def _has_splits(each: Input, path: Path) -> bool:
     """Whether the rows of a file say their split, and no other was asked for."""
-    return each.split is None and (each.source.format is None or is_parquet(path))
+    return each.split is None and (each.source.format is None or is_training_parquet(path))
 
 
 def _split_in(question: Question) -> str:

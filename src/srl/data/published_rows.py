@@ -5,16 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from srl.errors import UserError
+from srl.data.golden_answers import UnclearAnswers, golden_answers
+from srl.errors import UserError, first_line
 from srl.files import read_jsonl
-from srl.input_files import beginning, open_input
+from srl.input_files import beginning, check_input, is_compressed, open_input
 
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+T = TypeVar("T")
+_ROWS = 4096
+"""Rows of a Parquet file that are read together."""
 csv.field_size_limit(1 << 24)
 
 
@@ -42,12 +49,17 @@ class Record:
             raise self.error(f"a text in {names[0]!r}", repr(text))
         return text
 
-    def texts(self, *names: str) -> tuple[str, ...]:
-        """The texts of a field (one text or a list), stripped, without empty texts and repeats."""
+    def answers(self, *names: str) -> tuple[str, ...]:
+        """The golden answers in the first of the fields `names` that exists, in any form (`golden_answers`).
+
+        Raises UnclearAnswersError.
+        """
         value = self._first(names)
-        values = value if isinstance(value, list) else [value]
-        texts = [self.valid(_shown(item), names[0]) for item in values]
-        return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
+        try:
+            return tuple(self.valid(answer, names[0]) for answer in golden_answers(value))
+        except UnclearAnswers:
+            error = self.error(f"golden answers in {names[0]!r}, one text for each", describe(value, 80))
+            raise UnclearAnswersError(str(error)) from None
 
     def items(self, name: str) -> list[Any]:
         """The field `name`, which must be a list."""
@@ -85,19 +97,95 @@ def _shown(value: object) -> object:
     return str(value) if is_number else value
 
 
-def describe(value: object) -> str:
+def describe(value: object, length: int = 40) -> str:
     """A value for an error message: its type, and itself if it is short."""
     shown = repr(value)
-    return f"{type(value).__name__} {shown}" if len(shown) <= 40 else type(value).__name__
+    return f"{type(value).__name__} {shown}" if len(shown) <= length else type(value).__name__
 
 
-def json_rows(path: Path) -> Iterator[Record]:
-    """The objects of a JSON array or a JSON-lines file, `.gz` too."""
-    if first_character(path) == "[":
+class UnclearAnswersError(UserError):
+    """A row's golden answers look like several in one text, or are none."""
+
+
+def read_each(records: Iterable[Record], read: Callable[[Record], T]) -> Iterator[T]:
+    """`read` of each record. Raises UserError, with their number, for records whose answers are unclear."""
+    rest = iter(records)
+    for record in rest:
+        try:
+            value = read(record)
+        except UnclearAnswersError as error:
+            count = 1 + sum(_is_unclear(other, read) for other in rest)
+            raise UserError(f"{error} ({count:,} rows are like this)" if count > 1 else str(error)) from None
+        yield value
+
+
+def _is_unclear(record: Record, read: Callable[[Record], object]) -> bool:
+    try:
+        read(record)
+    except UserError as error:
+        return isinstance(error, UnclearAnswersError)
+    return False
+
+
+def read_rows(path: Path) -> Iterator[Record]:
+    """The rows of a file: JSON lines, a JSON array, Parquet, CSV or TSV; all but Parquet may be compressed.
+
+    Tables are known by their name, the others by how they begin.
+    """
+    if is_parquet(path):
+        yield from parquet_rows(path)
+    elif (delimiter := _DELIMITERS.get(_suffix(path))) is not None:
+        yield from table_rows(path, delimiter)
+    elif first_character(path) == "[":
         yield from json_array(path)
     else:
         for index, (line, row) in enumerate(read_jsonl(path)):
             yield Record(path, f":{line}", index, row)
+
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def _suffix(path: Path) -> str:
+    return (path.with_suffix("") if is_compressed(path) else path).suffix.lower()
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether the file is Parquet, by its name or, where that does not say it, by its first bytes."""
+    return path.suffix == ".parquet" or beginning(path).startswith(b"PAR1")
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, open. Raises UserError on a pipe, and on what is no Parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_input(path)
+    if not path.is_file():
+        raise UserError(f"{path}: parquet cannot be read from a pipe; write it to a file first")
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: expected a parquet file, found {first_line(error)}") from error
+
+
+def columns_of(path: Path) -> list[str]:
+    """The columns of a Parquet file. Raises UserError."""
+    with open_parquet(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def parquet_rows(path: Path, columns: Iterable[str] = ()) -> Iterator[Record]:
+    """The rows of a Parquet file, of all columns or of those of `columns` that it has."""
+    with open_parquet(path) as file:
+        names = [name for name in columns if name in file.schema_arrow.names] or None
+        index = 0
+        for batch in file.iter_batches(_ROWS, columns=names):
+            for row in batch.to_pylist():
+                yield Record(path, f": row {index}", index, row)
+                index += 1
 
 
 def json_array(path: Path, key: str | None = None) -> Iterator[Record]:

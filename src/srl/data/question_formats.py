@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from srl.data.corpus import passage_of
-from srl.data.published_rows import Record, describe, first_character, json_array, json_rows, table_rows
+from srl.data.published_rows import (
+    Record,
+    columns_of,
+    describe,
+    first_character,
+    is_parquet,
+    json_array,
+    parquet_rows,
+    read_each,
+    read_rows,
+    table_rows,
+)
 from srl.errors import UserError
 from srl.input_files import beginning
 from srl.trajectory import Passage, Question
@@ -41,6 +51,10 @@ class Format:
     passages: Callable[[Record, str], Iterable[Passage]] | None = None
     hops: int | None = None
 
+    def rows(self, path: Path) -> Iterator[Record]:
+        """The rows of a file as published, or in Parquet."""
+        return parquet_rows(path) if is_parquet(path) else self.records(path)
+
 
 def read_format(
     form: Format,
@@ -52,14 +66,15 @@ def read_format(
 ) -> Iterator[Question]:
     """The questions of a published file; `skipped` counts the rows left out, by reason.
 
-    FlashRAG's JSON lines are accepted in place of any format. Ids are `<data_source>/<split>/<own id or
+    FlashRAG's rows are accepted in place of any format, and Parquet with the same fields. Ids are
+    `<data_source>/<split>/<own id or
     index>`; indexes count from `start`. Raises UserError with the place of a row that is malformed, has no
     answer or repeats an id, and for a file without questions.
     """
     form = replace(FLASHRAG, hops=form.hops) if is_flashrag(path) else form
     seen: set[str] = set()
-    for record in form.records(path):
-        draft = form.draft(record, data_source)
+    drafts = read_each(form.rows(path), lambda record: (record, form.draft(record, data_source)))
+    for record, draft in drafts:
         if isinstance(draft, str):
             if skipped is not None:
                 skipped[draft] += 1
@@ -86,7 +101,7 @@ def read_paragraphs(form: Format, path: Path, data_source: str) -> Iterator[Pass
     if form.passages is None:
         return
     seen: set[str] = set()
-    for record in form.records(path):
+    for record in form.rows(path):
         for passage in form.passages(record, data_source):
             if passage.id not in seen:
                 seen.add(passage.id)
@@ -191,12 +206,14 @@ def _with_texts(facts: list[tuple[str, object]], given: list[Paragraph]) -> list
 
 
 def is_flashrag(path: Path) -> bool:
-    """Whether the file holds JSON lines with `golden_answers`."""
+    """Whether the rows of the file have `golden_answers`."""
     return first_row_has("golden_answers", path)
 
 
 def first_row_has(name: str, path: Path) -> bool:
-    """Whether the first line is JSON and has a field of this name."""
+    """Whether the first line is JSON and has a field of this name, or a Parquet file such a column."""
+    if is_parquet(path):
+        return name in columns_of(path)
     first = beginning(path).decode("utf-8-sig", errors="replace").lstrip().partition("\n")[0]
     return first.startswith(("{", "[")) and f'"{name}"' in first
 
@@ -205,7 +222,7 @@ def flashrag(record: Record, source: str) -> Draft:
     """FlashRAG: `id, question, golden_answers, metadata`; its paragraphs go only to the corpus."""
     inner = _flashrag_metadata(record)
     kept = {name: value for name, value in inner.row.items() if name not in ("context", "supporting_facts")}
-    answers = record.texts("golden_answers")
+    answers = record.answers("golden_answers")
     return Draft(record.text("question"), answers, own_id(record, "id"), {**support(inner, source), **kept})
 
 
@@ -231,7 +248,7 @@ def _has_titles(context: object) -> bool:
     return isinstance(context, list) and all(isinstance(paragraph, list) for paragraph in context)
 
 
-FLASHRAG = Format(json_rows, flashrag, flashrag_passages)
+FLASHRAG = Format(read_rows, flashrag, flashrag_passages)
 
 
 def nq_open(record: Record, source: str) -> Draft:
@@ -242,7 +259,7 @@ def nq_open(record: Record, source: str) -> Draft:
     )
     if own := list(nq_passages(record, source)):
         metadata["supporting_ids"] = [passage.id for passage in own]
-    return Draft(record.text("question"), record.texts("answer"), own_id(record, "id"), metadata)
+    return Draft(record.text("question"), record.answers("answer"), own_id(record, "id"), metadata)
 
 
 def nq_passages(record: Record, source: str) -> Iterator[Passage]:
@@ -255,7 +272,7 @@ def hotpotqa(record: Record, source: str) -> Draft:
     metadata = {name: record.text(name) for name in ("type", "level") if record.row.get(name)}
     return Draft(
         record.text("question"),
-        record.texts("answer"),
+        record.answers("answer"),
         own_id(record, "_id", "id"),
         {**metadata, **support(record, source)},
     )
@@ -295,8 +312,8 @@ def musique(record: Record, source: str) -> Draft | str:
     if steps := record.optional_items("question_decomposition"):
         ids = {row.get("idx", place): passage.id for place, (_, passage, row) in enumerate(given)}
         metadata["question_decomposition"] = [_step(record, step, ids) for step in steps]
-    aliases = record.texts("answer_aliases") if record.row.get("answer_aliases") else ()
-    answers = tuple(dict.fromkeys((*record.texts("answer"), *aliases)))
+    aliases = record.answers("answer_aliases") if record.row.get("answer_aliases") else ()
+    answers = tuple(dict.fromkeys((*record.answers("answer"), *aliases)))
     return Draft(record.text("question"), answers, name, metadata)
 
 
@@ -325,45 +342,37 @@ def musique_passages(record: Record, source: str) -> Iterator[Passage]:
 
 
 def triviaqa(record: Record, source: str) -> Draft:
-    """TriviaQA: the answer's value and all its aliases."""
-    answer = record.row.get("Answer")
-    if not isinstance(answer, dict):
-        raise record.error("an object in 'Answer' (the test sets come without)", describe(answer))
-    inner = Record(record.path, record.place, record.index, answer)
-    names = [name for name in ("Value", "Aliases", "HumanAnswers") if answer.get(name)]
-    answers = tuple(dict.fromkeys(text for name in names for text in inner.texts(name)))
-    pages = record.optional_items("EntityPages")
-    titles = [
-        record.valid(page["Title"], "Title") for page in pages if isinstance(page, dict) and page.get("Title")
-    ]
+    """TriviaQA: the answer's value and all its aliases. The hub's Parquet has other names of fields."""
+    if isinstance(pages := record.row.get("entity_pages"), dict):
+        titles = replace(record, row=pages).optional_items("title")
+    else:
+        pages = record.optional_items("EntityPages")
+        titles = [page["Title"] for page in pages if isinstance(page, dict) and page.get("Title")]
+    titles = [record.valid(title, "title") for title in titles]
     metadata: dict[str, Any] = {"supporting_titles": titles} if titles else {}
-    return Draft(record.text("Question"), answers, own_id(record, "QuestionId"), metadata)
+    answers = record.answers("Answer", "answer")
+    return Draft(
+        record.text("Question", "question"), answers, own_id(record, "QuestionId", "question_id"), metadata
+    )
 
 
 def popqa(record: Record, source: str) -> Draft:
     """PopQA: `possible_answers` is a JSON list in a column of the table."""
-    try:
-        answers = json.loads(record.text("possible_answers"))
-    except ValueError as error:
-        raise record.error("a JSON list in 'possible_answers'", str(error)) from error
-    if not isinstance(answers, list):
-        raise record.error("a JSON list in 'possible_answers'", describe(answers))
     metadata: dict[str, Any] = {name: record.row[name] for name in ("prop", "s_pop") if record.row.get(name)}
     if record.row.get("s_wiki_title"):
         metadata["supporting_titles"] = [record.text("s_wiki_title")]
-    inner = Record(record.path, record.place, record.index, {"possible_answers": answers})
-    return Draft(record.text("question"), inner.texts("possible_answers"), own_id(record, "id"), metadata)
+    return Draft(record.text("question"), record.answers("possible_answers"), own_id(record, "id"), metadata)
 
 
 def bamboogle(record: Record, source: str) -> Draft:
     """Bamboogle: questions of two hops; `Question` and `Answer`, as a table or as JSON."""
-    return Draft(record.text("Question", "question"), record.texts("Answer", "answer"))
+    return Draft(record.text("Question", "question"), record.answers("Answer", "answer"))
 
 
 def asearcher(record: Record, source: str) -> Draft:
     """ASearcher: `answer` and more accepted ones in `aug_answer`; the id is `qid`, `idx` or `id`."""
-    more = record.texts("aug_answer") if record.row.get("aug_answer") else ()
-    answers = tuple(dict.fromkeys((*record.texts("answer"), *more)))
+    more = record.answers("aug_answer") if record.row.get("aug_answer") else ()
+    answers = tuple(dict.fromkeys((*record.answers("answer"), *more)))
     metadata = {"origin": record.text("source")} if record.row.get("source") else {}
     return Draft(record.text("question"), answers, own_id(record, "qid", "idx", "id"), metadata)
 
@@ -389,13 +398,14 @@ def squad(record: Record, source: str) -> Draft | str:
     """SQuAD: the spans that annotators marked; version 2's impossible questions are skipped."""
     if record.row.get("is_impossible"):
         return "impossible (SQuAD 2)"
-    spans = [span.get("text") if isinstance(span, dict) else span for span in record.items("answers")]
-    inner = Record(record.path, record.place, record.index, {"answers": spans})
+    answers = record.answers("answers")
+    if not answers and isinstance(record.row["answers"], dict):  # the hub's Parquet of SQuAD 2
+        return "impossible (SQuAD 2)"
     metadata = {
         "supporting_ids": [_squad_passage(record, source).id],
         "supporting_titles": [record.text("title").replace("_", " ")],
     }
-    return Draft(record.text("question"), inner.texts("answers"), own_id(record, "id"), metadata)
+    return Draft(record.text("question"), answers, own_id(record, "id"), metadata)
 
 
 def _squad_passage(record: Record, source: str) -> Passage:
@@ -407,15 +417,15 @@ def squad_passages(record: Record, source: str) -> Iterator[Passage]:
 
 
 def bamboogle_records(path: Path) -> Iterator[Record]:
-    return json_rows(path) if first_character(path) in ("{", "[") else table_rows(path, ",")
+    return read_rows(path) if first_character(path) in ("{", "[") else table_rows(path, ",")
 
 
-NQ_OPEN = Format(json_rows, nq_open, nq_passages, hops=1)
-HOTPOTQA = Format(json_rows, hotpotqa, hotpot_passages, hops=2)
-TWO_WIKI = Format(json_rows, two_wiki, hotpot_passages)
-MUSIQUE = Format(json_rows, musique, musique_passages)
+NQ_OPEN = Format(read_rows, nq_open, nq_passages, hops=1)
+HOTPOTQA = Format(read_rows, hotpotqa, hotpot_passages, hops=2)
+TWO_WIKI = Format(read_rows, two_wiki, hotpot_passages)
+MUSIQUE = Format(read_rows, musique, musique_passages)
 TRIVIAQA = Format(partial(json_array, key="Data"), triviaqa, hops=1)
 POPQA = Format(partial(table_rows, delimiter="\t"), popqa, hops=1)
 BAMBOOGLE = Format(bamboogle_records, bamboogle, hops=2)
-ASEARCHER = Format(json_rows, asearcher)
+ASEARCHER = Format(read_rows, asearcher)
 SQUAD = Format(squad_records, squad, squad_passages, hops=1)

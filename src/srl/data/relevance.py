@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srl.data.parquet import is_parquet, open_parquet, read_questions
-from srl.data.published_rows import Record, describe, first_character, json_rows
+from srl.data.parquet import is_training_parquet, read_questions
+from srl.data.published_rows import Record, describe, first_character, is_parquet, read_each, read_rows
 from srl.data.question_formats import SQUAD, first_row_has, is_flashrag, read_format
 from srl.data.trec import is_tagged, read_qrels, read_table_of_questions, read_topics
 from srl.errors import UserError
@@ -20,7 +20,6 @@ _IDS = ("id", "_id", "qid", "query_id", "query-id")
 _TEXTS = ("question", "query", "text")
 _ANSWERS = ("golden_answers", "answers", "answer")
 _SQUAD = re.compile(rb'\s*{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
-_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,10 @@ def read_any_questions(path: Path) -> list[Question]:
 
 
 def _questions(path: Path) -> Iterator[Question]:
-    if is_parquet(path):
-        yield from _from_parquet(path)
+    if is_training_parquet(path):
+        yield from read_questions(path)
+    elif is_parquet(path):
+        yield from read_each(read_rows(path), _question)
     elif is_tagged(path):
         yield from (Question(name, text, ()) for name, text in read_topics(path))
     elif _is_table(path):
@@ -78,7 +79,7 @@ def _questions(path: Path) -> Iterator[Question]:
     elif _is_squad(path):
         yield from read_format(SQUAD, path, "squad", "test")
     else:
-        yield from map(_question, json_rows(path))
+        yield from read_each(read_rows(path), _question)
 
 
 def _is_table(path: Path) -> bool:
@@ -94,24 +95,11 @@ def _is_squad(path: Path) -> bool:
     return (is_json and first_character(path) == "{") or _SQUAD.match(beginning(path)) is not None
 
 
-def _from_parquet(path: Path) -> Iterator[Question]:
-    """The questions of a training parquet, or of another one by the names of its columns."""
-    with open_parquet(path) as file:
-        if {"data_source", "prompt"} <= set(file.schema_arrow.names):
-            yield from read_questions(path)
-            return
-        index = 0
-        for batch in file.iter_batches(_ROWS):
-            for row in batch.to_pylist():
-                yield _question(Record(path, f": row {index}", index, row))
-                index += 1
-
-
 def _question(record: Record) -> Question:
     """The question in a row, with its id, answers and gold passages where the row has them."""
     named = any(record.row.get(name) is not None for name in _IDS)
     given = [name for name in _ANSWERS if record.row.get(name)]
-    answers = record.texts(given[0]) if given else ()
+    answers = record.answers(given[0]) if given else ()
     metadata = record.row.get("metadata") or {}
     if not isinstance(metadata, Mapping):
         raise record.error("an object in 'metadata'", describe(metadata))

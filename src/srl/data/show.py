@@ -6,17 +6,17 @@ from itertools import islice
 from pathlib import Path
 
 from srl.data.corpus import read_corpus
-from srl.data.parquet import is_parquet, read_questions
-from srl.data.published_rows import json_rows
+from srl.data.parquet import is_training_parquet, read_questions
+from srl.data.published_rows import read_rows
 from srl.data.trec import is_tagged
 from srl.trajectory import Passage, Question
 
 
 def first_rows(path: Path, number: int) -> list[Question] | list[Passage]:
     """The first `number` questions of a parquet or JSON-lines file, or passages of a corpus."""
-    if is_parquet(path):
+    if is_training_parquet(path):
         return read_questions(path)[:number]
-    first = None if is_tagged(path) else next(json_rows(path), None)
+    first = None if is_tagged(path) else next(read_rows(path), None)
     if first is not None and "question" in first.row:
         return read_questions(path)[:number]
     return list(islice(read_corpus(path), number))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from srl.data import question_formats
 from srl.data.corpus import parse_passage, read_corpus
-from srl.data.parquet import is_parquet, read_questions
-from srl.data.published_rows import json_rows
+from srl.data.parquet import is_training_parquet, read_questions
+from srl.data.published_rows import read_rows
 from srl.data.question_formats import Format, read_format, read_paragraphs
 from srl.errors import UserError, nearest
 from srl.trajectory import Passage, Question
@@ -45,7 +45,7 @@ class Source:
         """
         if self.is_corpus:
             return
-        if self.format is None or is_parquet(path):
+        if self.format is None or is_training_parquet(path):
             yield from read_questions(path)
         else:
             yield from read_format(self.format, path, self.data_source, split, skipped, start)
@@ -54,7 +54,7 @@ class Source:
         """The passages of a corpus, or the paragraphs that come with the questions of one file."""
         if self.is_corpus:
             yield from self._corpus(path)
-        elif self.format is not None and not is_parquet(path):
+        elif self.format is not None and not is_training_parquet(path):
             yield from read_paragraphs(self.format, path, self.data_source)
 
     def _corpus(self, path: Path) -> Iterator[Passage]:
@@ -63,7 +63,7 @@ class Source:
             yield from read_corpus(path)
             return
         passage = None
-        for record in json_rows(path):
+        for record in read_rows(path):
             passage = parse_passage(record, self.data_source)
             yield passage
         if passage is None:

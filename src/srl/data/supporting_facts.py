@@ -19,6 +19,10 @@ Triple = tuple[str, str, str]
 """Subject, relation and object."""
 
 
+NO_FACTS = "no supporting facts"
+"""The reason of a question whose data set has no gold passages."""
+
+
 class NoDemonstration(Exception):  # noqa: N818  # not an error of the program: an outcome
     """Why a question gets no demonstration, in a few words."""
 
@@ -88,7 +92,7 @@ def facts_of(question: Question) -> Facts:
     if passages.titles and (triples := triples_of(metadata.get("evidences"))):
         return _by_triples(triples, passages)
     if not passages.titles and not passages.all_ids:
-        raise NoDemonstration("no supporting facts")
+        raise NoDemonstration(NO_FACTS)
     if passages.titles:
         return Facts(passages.lookups())
     return Facts(tuple(Lookup("", frozenset([name])) for name in passages.ids))

@@ -18,7 +18,7 @@ from srl import interrupts
 from srl.answers import contains_answer, findable
 from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
-from srl.data.supporting_facts import NoDemonstration
+from srl.data.supporting_facts import NO_FACTS, NoDemonstration
 from srl.errors import CheckFailed, UserError
 from srl.evaluate.episode_results import EpisodeResult
 from srl.progress import Count, counted
@@ -295,7 +295,9 @@ def _check(written: int, sources: Mapping[str, SourceCounts]) -> None:
         return
     dropped = sum((counts.dropped for counts in sources.values()), Counter[str]())
     reason, number = dropped.most_common(1)[0]
-    raise CheckFailed(
-        f"no question got a demonstration; {number:,} of {dropped.total():,}: {reason}; prepare the "
-        "questions and the index from the same files, with srl data prepare"
+    way = (
+        "make them with --from passages, which needs no gold passages"
+        if reason == NO_FACTS
+        else "prepare the questions and the index from the same files, with srl data prepare"
     )
+    raise CheckFailed(f"no question got a demonstration; {number:,} of {dropped.total():,}: {reason}; {way}")

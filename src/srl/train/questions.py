@@ -11,7 +11,8 @@ from pathlib import Path
 
 from srl.config import Config
 from srl.data.demonstration_file import are_demonstrations, read_demonstrations
-from srl.data.parquet import is_parquet, read_questions
+from srl.data.parquet import read_questions
+from srl.data.published_rows import is_parquet
 from srl.data.splits import check_sources, proportional
 from srl.errors import UserError
 from srl.progress import counted
