@@ -85,7 +85,7 @@ REFUSED = {
     ),
     "blank lines only": (b"\n \n\r\n\t\n", ": expected passages, one"),
     "HTML": (b"<html><body>404</body></html>", ": expected passages, one"),
-    "parquet": (b"PAR1\x15\x04" + bytes(range(256)), ":1: not JSON in UTF-8"),
+    "parquet": (b"PAR1\x15\x04" + bytes(range(256)), ": expected a parquet file"),
     "no word to index": (rows({"id": "a", "contents": "the of ?"}), "contains a word to index"),
 }
 ZIPPED = {
@@ -105,7 +105,7 @@ TAKEN = {
     "an array": json.dumps([FOX, DOG], indent=1).encode(),
     "an array after a byte order mark": b"\xef\xbb\xbf" + json.dumps([FOX, DOG]).encode(),
     "two gzip files in one": gzip.compress(rows(FOX)) + gzip.compress(rows(DOG)),
-    "fields that nobody asked for": rows({**FOX, "url": "x", "n": None}, {**DOG, "score": [1]}),
+    "fields that nobody asked for": rows({**FOX, "link": "x", "url": None}, {**DOG, "score": [1]}),
 }
 
 

@@ -119,3 +119,37 @@ def test_the_digest_of_a_corpus_covers_ids_contents_and_order():
     ]
     assert len({digest(found) for found in [SOME, *others]}) == 5
     assert digest([Passage("ab", "c")]) != digest([Passage("a", "bc")])
+
+
+ADDRESSED = [
+    Passage("a", "first"),
+    Passage("b", "second", "http://wiki/é"),
+    Passage("c", "third", "http://wiki/2"),
+    Passage("d", "fourth", "http://wiki/é"),
+    Passage("e", "last"),
+]
+
+
+def test_web_addresses_come_back_and_are_found(tmp_path):
+    write_passages(ADDRESSED, tmp_path)
+    store = PassageStore(tmp_path)
+    assert list(store) == ADDRESSED
+    assert store[-2] == ADDRESSED[3]
+    assert store.passage("http://wiki/é") == ADDRESSED[1], "the first passage with this address"
+    assert store.passage("c") == store.passage("http://wiki/2") == ADDRESSED[2]
+    assert store.row("http://wiki/2") is None
+    with pytest.raises(KeyError):
+        store.passage("http://wiki/3")
+
+
+def test_a_store_without_web_addresses_has_no_files_of_them(tmp_path):
+    write_passages(ADDRESSED, tmp_path)
+    more = {file.name for file in tmp_path.iterdir()}
+    assert list(write_passages(SOME, tmp_path)) == SOME
+    assert len(more - {file.name for file in tmp_path.iterdir()}) == 4
+
+
+def test_web_addresses_are_in_the_digest_of_a_corpus():
+    assert digest([Passage("a", "b", "http://c")]) != digest([Passage("a", "b")])
+    moved = [Passage("a", "b"), Passage("c", "d", "http://c")]
+    assert digest(moved) != digest([Passage("a", "b", "http://c"), Passage("c", "d")])

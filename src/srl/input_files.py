@@ -92,8 +92,9 @@ def on_disk(path: Path) -> Iterator[Path]:
 
     A UserError of the block names `path` instead of the copy.
     """
-    check_input(path)
-    if path.is_file():
+    if not path.is_dir():
+        check_input(path)
+    if path.is_file() or path.is_dir():
         yield path
         return
     import tempfile

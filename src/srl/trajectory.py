@@ -52,10 +52,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One passage of a corpus; the first line of `contents` is its (quoted) title."""
+    """One passage of a corpus; the first line of `contents` is its (quoted) title, `url` where it is from."""
 
     id: str
     contents: str
+    url: str = ""
 
     @property
     def heading(self) -> str:

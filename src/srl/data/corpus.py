@@ -1,9 +1,11 @@
-"""Corpora: one passage per line, read and written as a stream."""
+"""Corpora: one passage per row, or per file of a folder, read and written as a stream."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -14,8 +16,13 @@ from typing import Literal
 from srl.data.published_rows import Record, read_rows
 from srl.data.trec import document_records, is_tagged
 from srl.errors import UserError
-from srl.files import atomic_file
+from srl.files import atomic_file, digest_file, digest_text
 from srl.trajectory import Passage
+
+_log = logging.getLogger(__name__)
+_TEXTS = (".txt", ".md")
+"""The files that are read in a folder."""
+_LONGEST_TITLE = 120
 
 
 class PassageIds:
@@ -72,16 +79,20 @@ def title_key(title: str) -> str:
     return " ".join(unescape(title).replace("_", " ").split()).strip('"')
 
 
-def read_corpus(path: Path | str) -> Iterator[Passage]:
-    """The passages of a corpus file, in order: JSON lines, a JSON array or TREC's documents, `.gz` too.
+def read_corpus(path: Path | str, skipped: Counter[str] | None = None, source: str = "") -> Iterator[Passage]:
+    """The passages of a corpus, in order: rows (`read_rows`), TREC's documents, or the texts of a folder.
 
-    A row is `{"id", "contents"}`, or `{"title", "text"}` with or without an id. A row without an id gets one
-    derived from its contents, and its repeats are skipped. Raises UserError with file and line for any other
-    row and for a repeated id, and UserError for a file without passages.
+    A row is `{"id", "contents"}`, or `{"title", "text"}` with or without an id; a `url` is kept. A row
+    without an id gets one derived from its contents, after the name of the `source`, and its repeats are
+    skipped. Rows without a text are left out, and counted in `skipped` or logged. Raises UserError with file
+    and line for any other row and for a repeated id, and UserError for a file without passages.
     """
-    path, ids, count = Path(path), PassageIds(), 0
+    path, ids, count, empty = Path(path), PassageIds(), 0, 0
     for record in _records(path):
-        passage = parse_passage(record)
+        if _is_empty(record):
+            empty += 1
+            continue
+        passage = parse_passage(record, source)
         if (state := ids.add(passage)) != "new":
             if state == "same" and not _has_id(record):
                 continue
@@ -90,10 +101,56 @@ def read_corpus(path: Path | str) -> Iterator[Passage]:
         yield passage
     if not count:
         raise UserError(f'{path}: expected passages, one {{"id", "contents"}} per line, found none')
+    if empty and skipped is not None:
+        skipped["no text"] += empty
+    elif empty:
+        _log.warning("%s: %s passages without a text are left out", path, f"{empty:,}")
+
+
+def _is_empty(record: Record) -> bool:
+    """Whether the row has the fields of a passage, and no text in them."""
+    texts = [record.row[name] for name in ("contents", "title", "text") if name in record.row]
+    return bool(texts) and all(text is None or (isinstance(text, str) and not text.strip()) for text in texts)
+
+
+def digest_corpus(path: Path) -> str:
+    """A digest of the file, or of the names and the bytes of the texts in a folder."""
+    if not path.is_dir():
+        return digest_file(path)
+    texts = _texts(path)
+    return digest_text(*map(str, texts), *(digest_file(path / file) for file in texts))
+
+
+def _texts(folder: Path) -> list[Path]:
+    """The `.txt` and `.md` files of a folder and the folders in it, by name; none that is hidden."""
+    files = (file for file in folder.rglob("*") if file.suffix.lower() in _TEXTS and file.is_file())
+    names = (file.relative_to(folder) for file in files)
+    return sorted(name for name in names if not any(part.startswith(".") for part in name.parts))
+
+
+def _text_records(folder: Path) -> Iterator[Record]:
+    """One record `{id, title, text}` per text of a folder: its path, and its first line where that is short.
+
+    The title is else the name of the file.
+    """
+    for index, name in enumerate(_texts(folder)):
+        try:
+            text = (folder / name).read_text(encoding="utf-8-sig").strip()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{folder / name}: expected text in UTF-8, found {error.reason}") from error
+        first, _, rest = text.partition("\n")
+        title = first.strip("# \t*=_")
+        if not rest.strip() or len(first) > _LONGEST_TITLE or not re.search(r"\w", title):
+            title, rest = name.stem, text
+        row = {"id": name.as_posix(), "title": title if text else "", "text": rest}
+        yield Record(folder / name, "", index, row)
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """The rows of a corpus file; an empty document of TREC's is kept, so that its id is known."""
+    """The rows of a corpus; an empty document of TREC's is kept, so that its id is known."""
+    if path.is_dir():
+        yield from _text_records(path)
+        return
     if not is_tagged(path):
         yield from read_rows(path)
         return
@@ -104,6 +161,12 @@ def _records(path: Path) -> Iterator[Record]:
 
 def parse_passage(record: Record, source: str = "") -> Passage:
     """The passage in one row of a corpus file; `source` is the prefix of an id derived from contents."""
+    passage = _parse(record, source)
+    url = record.row.get("url")
+    return replace(passage, url=record.valid(url, "url").strip()) if isinstance(url, str) else passage
+
+
+def _parse(record: Record, source: str) -> Passage:
     if "contents" in record.row:
         return Passage(id=record.exact("id", "_id", "docid"), contents=record.exact("contents"))
     title = record.valid(record.row.get("title") or "", "title")
@@ -126,7 +189,7 @@ def write_corpus(
     passages: Iterable[Passage],
     written: Callable[[Passage], Sequence[Passage]] = lambda passage: (passage,),
 ) -> int:
-    """Write `{"id", "contents"}` lines atomically, and return their number.
+    """Write `{"id", "contents"}` lines atomically, with a `url` where there is one, and return their number.
 
     `written` gives what is written of a passage: itself, its parts, or nothing. A repeated passage (same id
     and contents) is written once. Raises UserError for two passages with the same id, and for no passages.
@@ -146,7 +209,7 @@ def write_corpus(
                 )
             if state == "new":
                 for part in parts:
-                    row = {"id": part.id, "contents": part.contents}
+                    row = {"id": part.id, "contents": part.contents} | ({"url": part.url} if part.url else {})
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 count += len(parts)
         if not count:

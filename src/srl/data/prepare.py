@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from srl.data.corpus import write_corpus
+from srl.data.corpus import digest_corpus, write_corpus
 from srl.data.hub import download
 from srl.data.merge import GoldPassages, Merging
 from srl.data.parquet import is_training_parquet, write_questions
@@ -27,7 +27,7 @@ from srl.data.splits import (
     without_repeats,
 )
 from srl.errors import UserError
-from srl.files import atomic_directory, digest_file
+from srl.files import atomic_directory
 from srl.input_files import check_input, on_disk
 from srl.manifests import files_in, replaceable, write_manifest
 from srl.protocol import Template
@@ -73,6 +73,11 @@ class _Composition:
     splits: dict[str, list[Question]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     notes: list[str] = field(default_factory=list)
     sources: list[dict[str, Any]] = field(default_factory=list)
+
+    def leave_out(self, path: Path, skipped: Mapping[str, int]) -> None:
+        """Note the rows of a file that were left out, by reason."""
+        for reason, number in skipped.items():
+            self.notes.append(f"{path.name}: {number:,} rows left out: {reason}")
 
 
 def parse_input(text: str, files: Sequence[Path] = (), split: str | None = None) -> Input:
@@ -124,7 +129,7 @@ def prepare(
         made = _read(files, limit)
         split = None if passage_words is None else Splitter(passage_words).split
         merging = Merging(_gold(made, files), merge, split)
-        passages = _write_passages(folder, _passages(files, contexts, progress), merging)
+        passages = _write_passages(folder, _passages(made, files, contexts, progress), merging)
         if passages:
             _resolve(made, merging.gold)
         _set_aside(made, validation)  # by whole paragraphs, so before the parts of a split one are named
@@ -147,7 +152,7 @@ def _gold(made: _Composition, files: Sequence[tuple[Input, Path]]) -> GoldPassag
     for each, path in sorted(files, key=lambda named: named[0].source.is_corpus):
         if each.source.is_corpus and not gold.unknown:
             break
-        for passage in each.source.passages(path):
+        for passage in each.source.passages(path, Counter()):
             gold.know(passage)
     return gold
 
@@ -165,7 +170,8 @@ def _name_parts(made: _Composition, parts: Mapping[str, Sequence[Passage]]) -> N
 def _files(each: Input) -> tuple[Path, ...]:
     """The files of an input, downloaded where none are given. Raises UserError for a missing one."""
     for path in each.files:
-        check_input(path)
+        if not (each.source.is_corpus and path.is_dir()):
+            check_input(path)
     if each.files:
         return each.files
     if each.source.is_corpus:
@@ -234,12 +240,11 @@ def _split_in(question: Question) -> str:
 def _account(
     made: _Composition, each: Input, path: Path, split: str, count: int, skipped: Counter[str]
 ) -> None:
-    for reason, number in skipped.items():
-        made.notes.append(f"{path.name}: {number:,} rows left out: {reason}")
+    made.leave_out(path, skipped)
     if count and each.split is None and guess_split(path) is None and not _has_splits(each, path):
         made.notes.append(f"{path.name}: read as {split}, since its name has no split; --split changes it")
     entry: dict[str, Any] = {"source": each.source.name, "licence": each.source.licence, "file": path.name}
-    entry |= {"digest": digest_file(path), "skipped": dict(skipped)}
+    entry |= {"digest": digest_corpus(path), "skipped": dict(skipped)}
     made.sources.append({**entry, "split": split, "questions": count} if count else entry)
 
 
@@ -295,14 +300,19 @@ def _chain(first: Passage, rest: Iterator[Passage]) -> Iterator[Passage]:
 
 
 def _passages(
-    files: Sequence[tuple[Input, Path]], contexts: bool, progress: Callable[[int], None] | None
+    made: _Composition,
+    files: Sequence[tuple[Input, Path]],
+    contexts: bool,
+    progress: Callable[[int], None] | None,
 ) -> Iterator[Passage]:
     count = 0
     for each, path in files:
-        for passage in each.source.passages(path) if contexts or each.source.is_corpus else ():
+        skipped: Counter[str] = Counter()
+        for passage in each.source.passages(path, skipped) if contexts or each.source.is_corpus else ():
             count += 1
             if progress is not None and count % 1000 == 0:
                 progress(count)
             yield passage
+        made.leave_out(path, skipped)
     if progress is not None:
         progress(count)

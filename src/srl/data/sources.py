@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from srl.data import question_formats
-from srl.data.corpus import parse_passage, read_corpus
+from srl.data.corpus import read_corpus
 from srl.data.parquet import is_training_parquet, read_questions
-from srl.data.published_rows import read_rows
 from srl.data.question_formats import Format, read_format, read_paragraphs
 from srl.errors import UserError, nearest
 from srl.trajectory import Passage, Question
@@ -50,24 +49,15 @@ class Source:
         else:
             yield from read_format(self.format, path, self.data_source, split, skipped, start)
 
-    def passages(self, path: Path) -> Iterator[Passage]:
-        """The passages of a corpus, or the paragraphs that come with the questions of one file."""
+    def passages(self, path: Path, skipped: Counter[str] | None = None) -> Iterator[Passage]:
+        """The passages of a corpus, or the paragraphs that come with the questions of one file.
+
+        `skipped` counts the rows left out, by reason.
+        """
         if self.is_corpus:
-            yield from self._corpus(path)
+            yield from read_corpus(path, skipped, self.data_source)
         elif self.format is not None and not is_training_parquet(path):
             yield from read_paragraphs(self.format, path, self.data_source)
-
-    def _corpus(self, path: Path) -> Iterator[Passage]:
-        """Like `read_corpus`, but ids derived from contents begin with the data set's name."""
-        if not self.data_source:
-            yield from read_corpus(path)
-            return
-        passage = None
-        for record in read_rows(path):
-            passage = parse_passage(record, self.data_source)
-            yield passage
-        if passage is None:
-            raise UserError(f"{path}: expected passages, found none")
 
 
 _FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
@@ -190,14 +180,14 @@ _ALL = (
     ),
     Source(
         name="questions",
-        what="your own questions, one {id, question, golden_answers, metadata} per line",
-        files="any .jsonl",
+        what="your own questions, one {id, question, golden_answers, metadata} per row",
+        files="any .jsonl, .json, .parquet or .csv, also .gz and .zst",
         licence="yours",
     ),
     Source(
         name="corpus",
-        what="your own passages, one {id, contents} or {title, text} per line",
-        files="any .jsonl, .jsonl.gz or .json",
+        what="your own passages, one {id, contents} or {title, text} per row, or a folder of texts",
+        files="any .jsonl, .json, .parquet, .csv or .tsv, also .gz and .zst; a folder of .txt and .md",
         licence="yours",
         is_corpus=True,
     ),

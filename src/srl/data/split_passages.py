@@ -37,7 +37,11 @@ class Splitter:
         if _words(text) <= self.words:
             return (passage,)
         return [
-            Passage(f"{passage.id}#{number}", contents_of(passage.title, part) if passage.text else part)
+            Passage(
+                f"{passage.id}#{number}",
+                contents_of(passage.title, part) if passage.text else part,
+                passage.url,
+            )
             for number, part in enumerate(self._splitter.chunks(text), start=1)
         ]
 

@@ -64,11 +64,11 @@ class Index:
             raise ValueError(f"k must be at least 1, not {k}")
         return outcomes_of(self._retriever, list(queries), k)
 
-    def passage(self, passage_id: str) -> Passage:
-        """The passage with this id. Raises KeyError if the id is unknown."""
+    def passage(self, name: str) -> Passage:
+        """The passage with this id, or else the first one with this web address. Raises KeyError."""
         if self.passages is None:
-            raise KeyError(passage_id)
-        return self.passages.passage(passage_id)
+            raise KeyError(name)
+        return self.passages.passage(name)
 
     def __len__(self) -> int:
         return self.manifest.passages

@@ -1,12 +1,15 @@
-"""The passages of an index on disk: memory-mapped, found by row or by id.
+"""The passages of an index on disk: memory-mapped, found by row, by id or by web address.
 
-Opening maps four files and reads none, so even millions of passages take no memory until they are read.
-The files of a store, in one directory:
+Opening maps four files, eight with web addresses, and reads none, so even millions of passages take no memory
+until they are read. The files of a store, in one directory:
 
     text.bin      id and contents of every passage, one after the other, UTF-8
     offsets.npy   (2n + 1,) uint64: where in text.bin each id and each contents starts
     hashes.npy    (n,) uint64: 64-bit hashes of the ids, sorted
     rows.npy      (n,) int64: the row that each of those hashes belongs to
+
+Where passages have a web address, also `url-text.bin`, with all addresses one after the other;
+`url-offsets.npy` (n + 1,); and `url-hashes.npy` and `url-rows.npy` (m,) of the m passages that have one.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from srl.trajectory import Passage
 
 FOLDER = "passages"
 _ENCODING = ("utf-8", "surrogatepass")
+_URLS = "url-"
+"""Begins the names of the files of web addresses."""
 
 
 class PassageStore(Sequence[Passage]):
@@ -35,11 +40,15 @@ class PassageStore(Sequence[Passage]):
         self._bounds = memoryview(self._offsets)  # type: ignore[arg-type]  # slices faster than an array
         self._hashes = self._load("hashes.npy")  # (n,)
         self._rows = self._load("rows.npy")  # (n,)
-        with open(self._file("text.bin"), "rb") as file:
-            self._text = mmap(file.fileno(), 0, access=ACCESS_READ)
+        self._text = self._map("text.bin")
+        self._urls = _Urls(self) if (self.directory / f"{_URLS}text.bin").exists() else None
         sizes = (2 * len(self._rows) + 1, len(self._hashes), int(self._offsets[-1]))
         if sizes != (len(self._offsets), len(self._rows), len(self._text)):
             raise UserError(f"{self.directory}: its files do not match each other; build the index again")
+
+    def _map(self, name: str) -> mmap:
+        with open(self._file(name), "rb") as file:
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
 
     def _file(self, name: str) -> Path:
         path = self.directory / name
@@ -68,28 +77,58 @@ class PassageStore(Sequence[Passage]):
             raise IndexError(f"row {row} of {len(self)} passages")
         first = 2 * (row % len(self))
         start, middle, end = self._bounds[first : first + 3].tolist()
-        return Passage(self._text[start:middle].decode(*_ENCODING), self._text[middle:end].decode(*_ENCODING))
+        name, contents = self._text[start:middle], self._text[middle:end]
+        url = self._urls.of(row % len(self)) if self._urls else ""
+        return Passage(name.decode(*_ENCODING), contents.decode(*_ENCODING), url)
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[row] for row in range(len(self)))
 
     def row(self, passage_id: str) -> int | None:
         """The row of the passage with this id, or None."""
-        key = np.uint64(_hash(passage_id))
-        position = int(self._hashes.searchsorted(key))
-        while position < len(self) and self._hashes[position] == key:
-            row = int(self._rows[position])
-            if self[row].id == passage_id:
-                return row
-            position += 1
-        return None
+        return _find(passage_id, self._hashes, self._rows, lambda row: self[row].id)
 
-    def passage(self, passage_id: str) -> Passage:
-        """The passage with this id. Raises KeyError if the id is unknown."""
-        row = self.row(passage_id)
+    def passage(self, name: str) -> Passage:
+        """The passage with this id, or else the first one with this web address. Raises KeyError."""
+        row = self.row(name)
+        if row is None and self._urls:
+            row = self._urls.row(name)
         if row is None:
-            raise KeyError(passage_id)
+            raise KeyError(name)
         return self[row]
+
+
+class _Urls:
+    """The web addresses of a store's passages."""
+
+    def __init__(self, store: PassageStore) -> None:
+        self._text = store._map(f"{_URLS}text.bin")
+        self._offsets, self._hashes, self._rows = (
+            store._load(f"{_URLS}{name}.npy") for name in ("offsets", "hashes", "rows")
+        )
+        sizes = (len(store._rows) + 1, len(self._rows), int(self._offsets[-1]))
+        if sizes != (len(self._offsets), len(self._hashes), len(self._text)):
+            raise UserError(f"{store.directory}: its files do not match each other; build the index again")
+
+    def of(self, row: int) -> str:
+        start, end = self._offsets[row : row + 2].tolist()
+        return self._text[start:end].decode(*_ENCODING)
+
+    def row(self, url: str) -> int | None:
+        """The first row with this address, or None."""
+        return _find(url, self._hashes, self._rows, self.of)
+
+
+def _find(name: str, hashes: np.ndarray, rows: np.ndarray, name_of: Callable[[int], str]) -> int | None:
+    """The first of the `rows` whose name is `name`; `hashes` are those of their names, sorted."""
+    key = np.uint64(_hash(name))
+    position = int(hashes.searchsorted(key))
+    while position < len(hashes) and hashes[position] == key:
+        row = int(rows[position])
+        if name_of(row) == name:
+            return row
+        position += 1
+    return None
 
 
 def keep_passages(
@@ -120,16 +159,31 @@ def write_passages(
     """
     directory.mkdir(parents=True, exist_ok=True)
     offsets, hashes = array("Q", [0]), array("Q")
-    with open(directory / "text.bin", "wb") as file:
+    url_ends, url_hashes, url_rows = array("Q"), array("Q"), array("q")
+    with open(directory / "text.bin", "wb") as file, open(directory / f"{_URLS}text.bin", "wb") as urls:
         for count, passage in enumerate(passages, start=1):
             for text in (passage.id, passage.contents):
                 offsets.append(offsets[-1] + file.write(text.encode(*_ENCODING)))
             hashes.append(_hash(passage.id))
+            if passage.url:
+                url_ends.extend([urls.tell()] * (count - len(url_ends)))
+                urls.write(passage.url.encode(*_ENCODING))
+                url_hashes.append(_hash(passage.url))
+                url_rows.append(count - 1)
             if progress:
                 progress(count)
+        url_ends.extend([urls.tell()] * (len(hashes) + 1 - len(url_ends)))
     if not hashes:
         raise UserError("the corpus has no passages; an index needs at least one")
     _write_arrays(directory, np.frombuffer(offsets, np.uint64), np.frombuffer(hashes, np.uint64))
+    if url_rows:
+        np.save(directory / f"{_URLS}offsets.npy", np.frombuffer(url_ends, np.uint64))
+        order = np.argsort(np.frombuffer(url_hashes, np.uint64), kind="stable")
+        np.save(directory / f"{_URLS}hashes.npy", np.frombuffer(url_hashes, np.uint64)[order])
+        np.save(directory / f"{_URLS}rows.npy", np.frombuffer(url_rows, np.int64)[order])
+    else:
+        for name in directory.glob(f"{_URLS}*"):  # also of an earlier attempt
+            name.unlink()
     store = PassageStore(directory)
     _refuse_duplicates(store)
     return store
@@ -161,8 +215,12 @@ def _length(data: bytes) -> bytes:
     return len(data).to_bytes(8, "little")
 
 
+_NO_LENGTH = b"\xff" * 8
+"""Stands before and after a web address, which few passages have."""
+
+
 class CorpusDigest:
-    """Streaming digest (blake2b-128) of passages: ids, contents and order.
+    """Streaming digest (blake2b-128) of passages: ids, contents, web addresses and order.
 
     It does not depend on the file format: a corpus has the same digest in every format.
     """
@@ -176,6 +234,8 @@ class CorpusDigest:
         for passage in passages:
             name, contents = passage.id.encode(*_ENCODING), passage.contents.encode(*_ENCODING)
             update(b"".join((_length(name), name, _length(contents), contents)))
+            if passage.url:
+                update(b"".join((_NO_LENGTH, passage.url.encode(*_ENCODING), _NO_LENGTH)))
             yield passage
 
     def hexdigest(self) -> str:

@@ -206,7 +206,9 @@ def read_document(document: Any) -> Passage:
     name = next(
         (document[key] for key in ("id", "_id", "docid", "url") if document.get(key) is not None), None
     )
+    url = document.get("url")
     return Passage(
         blake2b(contents.encode(errors="replace"), digest_size=8).hexdigest() if name is None else str(name),
         contents,
+        url if isinstance(url, str) and url != name else "",
     )

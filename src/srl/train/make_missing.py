@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from srl.config import Config
+from srl.data.corpus import digest_corpus
 from srl.errors import UserError
-from srl.files import digest_file, digest_text
+from srl.files import digest_text
 from srl.index import build_index, load_retriever
 from srl.index.build import build_parameters
 from srl.index.retriever import identity_of
@@ -119,7 +120,9 @@ def check_data(config: Config) -> None:
 def unusable_files(config: Config) -> Iterator[str]:
     """A line for each missing file of questions, and for each pipe, which `--resume` could not read again."""
     data = config.data
-    for file in filter(None, (data.corpus, config.sft.train_files, *(data.exclude_files or ()))):
+    if data.corpus is not None and not Path(data.corpus).is_dir():
+        yield from _unreadable(Path(data.corpus))
+    for file in filter(None, (config.sft.train_files, *(data.exclude_files or ()))):
         yield from _unreadable(Path(file))
     for file in data.exclude_files or ():
         if not Path(file).exists():
@@ -158,12 +161,13 @@ def find_or_build_index(config: Config, workspace: Workspace, note: Note) -> Pat
         raise UserError(NOTHING_TO_SEARCH)
     corpus, name = Path(config.data.corpus), config.retriever.name
     check_corpus(corpus)
-    check_input(corpus, regular=True)
+    if not corpus.is_dir():
+        check_input(corpus, regular=True)
     options = config.retriever.options(name)
     identity = identity_of(name, load_retriever(name, options))
     shaping = json.dumps([build_parameters(name, options), identity], sort_keys=True)
     code = [manager.find("retriever", name).version] if manager.is_import_path(name) else []
-    key = digest_text(digest_file(corpus), name, shaping, *code)[:8]
+    key = digest_text(digest_corpus(corpus), name, shaping, *code)[:8]
 
     def build(path: Path) -> None:
         note(f"building the index {path}")

@@ -54,11 +54,11 @@ def encode(hits: Sequence[Hit]) -> EncodedHits:
 
 
 def document(passage: Passage, url: str = "") -> bytes:
-    """A passage as JSON, with `url` if given or if its id is a web address.
+    """A passage as JSON, with `url` if given, if the passage has one, or if its id is a web address.
 
     Strings are encoded one by one, which is three times as fast as encoding a dict.
     """
-    url = url or (passage.id if passage.id.startswith(("http://", "https://")) else "")
+    url = url or passage.url or (passage.id if passage.id.startswith(("http://", "https://")) else "")
     more = f', "url": {_quoted(url)}' if url else ""
     return f'{{"id": {_quoted(passage.id)}, "contents": {_quoted(passage.contents)}{more}}}'.encode()
 
