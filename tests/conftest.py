@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,8 @@ else:  # a machine with other work takes its time over an example
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """A background job or nohup has ctrl-C ignored, and `srl` keeps to that; tests that type it do not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "must_run: a skip of this test is a failure where CI=true")
 
 
