@@ -6,13 +6,25 @@ LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt$(if $(TORCH), -f https://download.pytorch.org/whl/$(TORCH)/torch/)
 PIP := $(BIN)/pip $(INSTALL)
 
-.PHONY: demo test test-slow test-browser test-vllm lint docs bench bench-real bench-speed bench-verl bench-retrieval bench-stable setup clean
+KERNELS := $(wildcard $(addprefix tests/test_, actor_update* advantage* batch* block_attention* critic* engine_* \
+	evaluate_model* kl* logprobs* losses* model* odd_policies* optimiser* packing* rollout_correction* sft* \
+	torch_engine*)) $(addprefix plugins/, algos retrievers/bm25 retrievers/e5 retrievers/hybrid rewards/models)
+
+.PHONY: demo test test-portable test-slow test-browser test-vllm lint docs bench bench-real bench-speed bench-verl bench-retrieval bench-stable setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
 
 test: .venv/.ready-dev
 	timeout 2400 $(BIN)/python -m pytest -q -m "not slow" --durations=20 -n logical --maxprocesses 4 --dist loadfile
+
+# The tests of what kernels compute, as a processor without AVX-512 and bfloat16 computes it, with two threads.
+test-portable: export ATEN_CPU_CAPABILITY = default
+test-portable: export ONEDNN_MAX_CPU_ISA = AVX2
+test-portable: export FAISS_OPT_LEVEL = generic
+test-portable: export OMP_NUM_THREADS = 2
+test-portable: .venv/.ready-dev
+	timeout 900 $(BIN)/python -m pytest -q -m "not slow" -n logical --maxprocesses 4 --dist loadfile $(KERNELS)
 
 test-slow: .venv/.ready-oracles
 	timeout 3600 $(BIN)/python -m pytest -q -m slow --durations=20
