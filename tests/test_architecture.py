@@ -180,7 +180,7 @@ def test_bare_rooms_need_only_torch_and_transformers():
             return False
         if item.room:
             return item.room not in BARE | BARE_HELPERS
-        if room == "model" and item.top == "peft" and item.lazy:
+        if (room, item.top) in (("model", "peft"), ("input_files", "pyarrow")) and item.lazy:
             return False
         libraries = LIBRARIES if room in BARE else set()
         return item.top not in sys.stdlib_module_names | libraries | {"srl"}

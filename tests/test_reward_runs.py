@@ -10,6 +10,7 @@ from tests.training import Said, config, train
 
 import srl.store
 from srl.errors import UserError
+from srl.train.dry_run.startup_errors import startup_errors
 from srl.workspace import Workspace
 
 REWARD = """
@@ -65,3 +66,12 @@ def test_a_run_whose_reward_fails_too_often_ends_in_one_line(tmp_path, workspace
     assert "\n" not in message
     with srl.store.open(run_of(workspace)) as log:
         assert log.execute("SELECT count(*) FROM metrics WHERE name = 'actor/grad_norm'").fetchone() == (0,)
+
+
+def test_a_reward_that_is_0_for_every_question_is_said_before_and_at_the_start(tmp_path, workspace):
+    given = {"trainer.total_training_steps": 1, "reward.weights.evidence": 0.2}
+    chosen, said = config(tmp_path / "towns", "grpo", **given), Said()
+    (line,) = startup_errors(chosen)
+    assert "'evidence'" in line
+    train(chosen, workspace, "grpo", said)
+    assert said.text.count(line) == 1

@@ -180,7 +180,7 @@ def world(
 @app.command()
 def show(
     file: Annotated[
-        Path, typer.Argument(help="Questions (.parquet, .jsonl) or a corpus (.jsonl, .json, .gz).")
+        Path, typer.Argument(help="Questions or a corpus: any file that srl data prepare reads.")
     ],
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of rows.")] = 3,
     json: Json = False,

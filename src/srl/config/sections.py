@@ -167,7 +167,7 @@ class Data(Section):
     test_files: Files | None = None
     """Questions for the final evaluation only."""
     corpus: File | None = None
-    """Passages to search, JSON lines with `id` and `contents`. The index is built from them."""
+    """Passages to search: JSON lines, Parquet, CSV or a folder of texts. The index is built from them."""
     template: File | None = None
     """Prompt template: search-r1, short, r1, closed-book, cot, rag, few-shot, tiny, tiny-r1, or a text file
     with `{question}`. A text with neither `<search>` nor `{information}` is a prompt without search, for

@@ -14,6 +14,8 @@ from srl.trajectory import Passage, Question
 
 def first_rows(path: Path, number: int) -> list[Question] | list[Passage]:
     """The first `number` questions of a parquet or JSON-lines file, or passages of a corpus."""
+    if path.is_dir():
+        return list(islice(read_corpus(path), number))
     if is_training_parquet(path):
         return read_questions(path)[:number]
     first = None if is_tagged(path) else next(read_rows(path), None)

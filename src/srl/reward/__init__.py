@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import fsum
@@ -25,9 +25,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from srl.errors import SrlError, UserError
 from srl.reward.sync_reward import SyncReward
-from srl.trajectory import REWARD_FAULT, Score, Trajectory
+from srl.trajectory import REWARD_FAULT, Question, Score, Trajectory
 
-__all__ = ["LoadedReward", "Overlong", "Reward", "RewardMix"]
+__all__ = ["LoadedReward", "Overlong", "Reward", "RewardMix", "SelectiveReward"]
 
 
 class Reward(Protocol):
@@ -48,6 +48,13 @@ class LoadedReward(Protocol):
     """
 
     def load(self) -> None: ...
+
+
+@runtime_checkable
+class SelectiveReward(Protocol):
+    """A reward that is 0 for some questions, whatever the episode, such as those without gold passages."""
+
+    def applies(self, question: Question) -> bool: ...
 
 
 log = logging.getLogger(__name__)
@@ -107,6 +114,14 @@ class RewardMix:
         for plugin in self.plugins.values():
             if isinstance(plugin, LoadedReward):
                 plugin.load()
+
+    def without_effect(self, questions: Sequence[Question]) -> Iterator[str]:
+        """A line for each reward that has a weight and applies to none of the questions."""
+        for name, plugin in self.plugins.items():
+            if not (self.weights[name] and questions and isinstance(plugin, SelectiveReward)):
+                continue
+            if not any(map(plugin.applies, questions)):
+                yield f"the reward {name!r} is 0 for each of the {len(questions):,} training questions"
 
     async def score(self, trajectories: list[Trajectory]) -> list[Score]:
         """One score for each trajectory, in order; a failed trajectory gets 0 without a call of any plugin.

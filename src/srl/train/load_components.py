@@ -109,6 +109,8 @@ def load_environment(
     """Search, reward and template of a run's episodes; `splits` are its questions."""
     search, rewards = load_search(config, workspace, note), load_rewards(config)
     known = splits or Splits([])
+    for line in rewards.without_effect(known.train):
+        note(f"warning: {line}")
     return Environment(codec, load_template(config), episode_options(config), search, rewards, known)
 
 

@@ -21,7 +21,9 @@ def build(
     out: Out,
     corpus: Annotated[
         Path | None,
-        typer.Option(help="Corpus: JSON lines of passages or TREC documents, also .gz; none for web."),
+        typer.Option(
+            help="Corpus: JSON lines, Parquet, CSV (.gz, .zst), TREC, a folder of texts; none for web."
+        ),
     ] = None,
     retriever: Annotated[str, typer.Option(help="What will search it; also module:Class.")] = "bm25",
     settings: Settings = None,

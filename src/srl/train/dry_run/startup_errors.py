@@ -20,7 +20,7 @@ from srl.plugins import manager
 from srl.rollout.codec import Codec
 from srl.serve.cassette import Replay
 from srl.serve.client.request import retrieve_url
-from srl.train.load_components import load_algorithm, load_codec
+from srl.train.load_components import load_algorithm, load_codec, load_rewards
 from srl.train.make_missing import check_corpus, start_of, unusable_files
 from srl.train.questions import SPLITS, check_training_questions, choose_template, load_split, load_template
 from srl.train.report import check_loggers
@@ -85,6 +85,8 @@ def _check_split(phase: Phase, config: Config, codec: Codec) -> None:
     found = load_split(phase, config, codec, lambda note: None)
     if phase == "train" and config.data.train_files:
         check_training_questions(found, config, config.algorithm.name)
+        for line in load_rewards(config).without_effect(found):
+            raise UserError(line)
 
 
 def _load_codec(config: Config) -> Codec | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from srl.evaluate.episode_results import evidence_recall
-from srl.trajectory import Passage, Score, Search, Trajectory
+from srl.trajectory import Passage, Question, Score, Search, Trajectory
 
 
 class Evidence:
@@ -12,6 +12,10 @@ class Evidence:
     A turn gets the share that its search was the first to show; what the prompt showed belongs to no turn.
     Of a question that names no gold passages the value is 0, and so is the part `known`.
     """
+
+    def applies(self, question: Question) -> bool:
+        """Whether the question names gold passages."""
+        return evidence_recall(question, (), ()) is not None
 
     def score(self, trajectories: list[Trajectory]) -> list[Score]:
         return [_score(trajectory) if trajectory.valid else Score(0.0) for trajectory in trajectories]
