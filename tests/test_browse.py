@@ -166,6 +166,32 @@ def test_queries_that_read_are_answered(log, query):
     assert sql(log, query).columns
 
 
+@pytest.mark.parametrize(
+    "query",
+    ["SELECT repeat('x', 3000000)", "SELECT range(500000)", "SELECT [repeat('x', 2000000)], 1",
+     "FROM range(200000)", "SELECT {'a': [range(500000)]}"],
+)  # fmt: skip
+def test_a_result_of_too_many_bytes_is_refused_before_python_has_it(log, query):
+    with pytest.raises(UserError):
+        sql(log, query, most_bytes=1 << 20)
+    assert sql(log, f"SELECT count(*) AS n FROM ({query})", most_bytes=1 << 20).columns == ("n",)
+
+
+def test_cells_are_cut_where_they_are_computed(log):
+    query = "SELECT repeat('x', 3000000) AS a, range(500000) AS b, 1 AS c"
+    ((text, numbers, one),) = sql(log, query, cell=7, most_bytes=1 << 20).rows
+    assert (text, numbers, one) == ("x" * 7, list(range(7)), 1)
+
+
+def test_values_are_those_that_duckdb_gives_to_python(log):
+    query = """SELECT 1::HUGEINT AS a, MAP {'k': 2} AS b, {'x': 1, 'y': [2::HUGEINT]} AS c,
+    'a'::ENUM('a') AS d, 1.5::DECIMAL(4, 2) AS e, TIMESTAMP '2026-01-02 03:04:05' AS f,
+    '01'::BIT AS g, DATE '2026-01-02' AS h, 'c2a3b4d5-0000-4000-8000-000000000000'::UUID AS i,
+    NULL AS j, [1, NULL] AS k, 3.5::FLOAT AS l, 1::UTINYINT AS m, [1, 2]::INT[2] AS n,
+    TIME '01:02:03' AS o, union_value(k := 1) AS p FROM range(3000)"""
+    assert list(sql(log, query).rows) == log.execute(query).fetchall()
+
+
 @pytest.mark.skipif(duckdb.__version__ < "2", reason="DuckDB 1 takes a PIVOT apart into two statements")
 def test_pivot_is_answered(log):
     assert sql(log, "PIVOT steps ON phase USING max(step) GROUP BY run_id").columns[1:] == ("train", "val")

@@ -11,6 +11,7 @@ import pytest
 from tests.store_builder import new_log, run_info, write_step
 
 import srl.store
+from srl.browse.sql import sql
 from srl.errors import UserError
 from srl.store import LogWriter, damage, parts, reader, writer
 
@@ -205,6 +206,32 @@ def test_nothing_looks_for_damage_in_a_log_that_reads_well(runs, monkeypatch):
     assert srl.store.reading([runs], steps) == [1, 1, 2, 2, 3, 3]
     with pytest.raises(UserError):
         srl.store.reading([runs], lambda log: (_ for _ in ()).throw(UserError("no such trajectory")))
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["SELECT regexp_matches(question, '(') FROM trajectories", "SELECT question::INT FROM trajectories",
+     "SELECT if(step = 3, error('here'), step) FROM steps", "SELECT error(question) FROM trajectories"],
+)  # fmt: skip
+def test_a_fault_in_a_query_is_no_damage(runs, monkeypatch, query):
+    monkeypatch.setattr(reader, "further_damage", lambda *_, **__: pytest.fail("looked"))
+    for read in (lambda log: sql(log, query), lambda log: log.execute(query).fetchall()):
+        with pytest.raises(UserError):
+            srl.store.reading([runs], read)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_query_is_answered_from_what_is_left(runs, harm):
+    harm(part_of(runs / BAD, 2))
+    query = (
+        "SELECT count(hash(t)), (SELECT count(hash(s)) FROM segments AS s), (SELECT count(*) FROM searches) "
+    )
+    warned: list[str] = []
+    answer = srl.store.reading(
+        [runs], lambda log: sql(log, f"{query} FROM trajectories AS t, steps"), warn=warned.append
+    )
+    assert len(answer.rows) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("harm", HARMS)

@@ -446,7 +446,11 @@ def test_query_that_does_more_than_read_the_log_is_refused(get, logged, query, t
 
 def test_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, monkeypatch):
     page = get("/sql", params={"q": "FROM range(5000)", "run": PPO}).text
-    assert "1,000 rows; `srl inspect sql` has no limit" in page
+    assert "1,000 rows" in page
+    large = get("/sql", params={"q": "SELECT {'a': range(5000000)}", "run": PPO})
+    assert large.status_code == 200
+    assert 'role="alert"' in large.text
+    assert len(large.content) < 100_000
     monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
     slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"
     assert "stopped after" in get("/sql", params={"q": slow, "run": PPO}).text

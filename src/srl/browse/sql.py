@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from srl.errors import UserError
 from srl.store import TABLES, in_one_line
@@ -21,6 +22,10 @@ _TABLES = ", ".join(table.name for table in TABLES)
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?=[a-z])", re.IGNORECASE)
 _AS_TEXT = re.compile(r"TIME ZONE|INTERVAL|TIMESTAMP_NS|TIME_NS|BLOB|GEOMETRY")
 """Types of DuckDB without an equivalent in Python; they are shown as DuckDB prints them."""
+_AT_ONCE = 2048
+"""Rows that DuckDB computes at a time."""
+MOST_BYTES = 256 << 20
+"""Bytes of a result, before Python makes several times as many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +46,28 @@ class Answer:
 
 
 def sql(
-    connection: duckdb.DuckDBPyConnection, query: str, *, unsafe: bool = False, limit: int | None = None
+    connection: duckdb.DuckDBPyConnection,
+    query: str,
+    *,
+    unsafe: bool = False,
+    limit: int | None = None,
+    cell: int | None = None,
+    most_bytes: int = MOST_BYTES,
 ) -> Answer:
-    """The result of one query that only reads, or of any query if `unsafe`; at most `limit` rows.
+    """The result of one query that only reads, or of any query if `unsafe`; at most `limit` rows, of texts
+    and lists at most `cell` characters or elements.
 
     On a sealed connection (`srl.store.reading`) DuckDB opens no files but the log's, and the query cannot
-    write. Raises UserError with DuckDB's message, on one line.
+    write. Raises UserError with DuckDB's message, on one line, or for a result of more than `most_bytes`.
     """
     try:
-        return _answer(connection.sql(query) if unsafe else _reading(connection, query), limit)
+        relation = connection.sql(query) if unsafe else _reading(connection, query)
+        if relation is None:  # a statement without rows
+            return Answer((), ())
+        chosen = relation if limit is None else relation.limit(limit)
+        shown = [_shown(place, str(kind), cell) for place, kind in enumerate(relation.types, start=1)]
+        columns = _distinct(relation.columns)
+        return Answer(columns, _rows(chosen.project(", ".join(shown)), columns, most_bytes))
     except duckdb.IOException:  # the log may have been compacted meanwhile: `srl.store.reading` retries
         raise
     except duckdb.CatalogException as error:
@@ -60,16 +78,38 @@ def sql(
         raise UserError(in_one_line(error)) from error
 
 
-def _answer(relation: duckdb.DuckDBPyRelation | None, limit: int | None) -> Answer:
-    """The rows of a relation; a statement without any has none."""
-    if relation is None:
-        return Answer((), ())
-    shown = [
-        f"CAST(#{place} AS VARCHAR)" if _AS_TEXT.search(str(kind)) else f"#{place}"
-        for place, kind in enumerate(relation.types, start=1)
-    ]
-    chosen = relation if limit is None else relation.limit(limit)
-    return Answer(_distinct(relation.columns), tuple(chosen.project(", ".join(shown)).fetchall()))
+def _shown(place: int, kind: str, cell: int | None) -> str:
+    """SQL for the column at `place`, of the type `kind`."""
+    if _AS_TEXT.search(kind):
+        return f"CAST(#{place} AS VARCHAR)"
+    if cell is None:
+        return f"#{place}"
+    if kind == "VARCHAR":
+        return f"left(#{place}, {cell})"
+    return f"#{place}[:{cell}]" if kind.endswith("[]") else f"#{place}"
+
+
+def _rows(
+    relation: duckdb.DuckDBPyRelation, columns: Sequence[str], most_bytes: int
+) -> tuple[tuple[Any, ...], ...]:
+    """The rows as DuckDB gives them to Python, which makes them of no more than `most_bytes`."""
+    read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader  # its name in DuckDB 1
+    reader = read(_AT_ONCE)
+    batches, size = list[pa.RecordBatch](), 0
+    try:
+        for batch in reader:
+            batches.append(batch)
+            size += batch.nbytes
+            if size > most_bytes:
+                raise UserError(
+                    f"the result is larger than {most_bytes >> 20} MB: choose fewer rows or columns, or cut "
+                    "them, as in left(question, 300)"
+                )
+    except (pa.ArrowException, OSError) as error:  # DuckDB's error in the midst of the rows
+        raise duckdb.InvalidInputException(str(error)) from error
+    with duckdb.connect() as python:
+        table = pa.Table.from_batches(batches, reader.schema).rename_columns(list(columns))
+        return tuple(python.from_arrow(table).fetchall())
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

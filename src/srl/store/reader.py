@@ -123,18 +123,20 @@ def reading(
     warn: Warn = _logger.warning,
     sealed: bool = True,
     memory: str | None = None,
+    hasty: bool = False,
 ) -> T:
     """Return `read(connection)`; retried with a new connection if the writer compacted the log meanwhile.
 
     Damaged parts and runs are left out, with a call of `warn`. A `sealed` connection can open only files of
     the logs. DuckDB takes at most `memory`, such as "768MB", and spills what exceeds it; by default it keeps
-    what it read of finished logs. Raises UserError if nothing can be read.
+    what it read of finished logs. A `hasty` connection computes nothing while it plans a query, where no
+    limit of memory and no interrupt holds. Raises UserError if nothing can be read.
     """
 
     def once(without: Damages, copies: Collection[Path]) -> T:
         with (
             TemporaryDirectory(prefix="srl-", ignore_cleanup_errors=True) as spill,
-            _connect(paths, without, copies, Path(spill) if sealed else None, memory) as connection,
+            _connect(paths, without, copies, Path(spill) if sealed else None, memory, hasty) as connection,
         ):
             return _interruptible(connection, read)
 
@@ -161,7 +163,7 @@ def _patiently(
                 tries -= 1
                 continue
             logs = [log for path in paths for log in find_logs(path)]
-            found = further_damage(logs, without) if may_be_damage(cause) else {}
+            found = further_damage(logs, without) if _is_of_a_file(cause, logs) else {}
             if not found:
                 raise
             without |= found
@@ -172,6 +174,13 @@ def _patiently(
                 if copy not in damaged:
                     warn(f"{copy.parent} is left out: it is a copy of the run in {log.parent}")
             return done
+
+
+def _is_of_a_file(error: BaseException, logs: Sequence[Path]) -> bool:
+    """Whether an error may be of a damaged file. DuckDB has one type for that and for a fault in a query's
+    expression; it names the file that it could not read."""
+    names_none = not any(str(log) in str(error) for log in logs)
+    return may_be_damage(error) and not (names_none and isinstance(error, duckdb.InvalidInputException))
 
 
 def _interruptible(
@@ -205,12 +214,17 @@ def _connect(
     copies: Collection[Path],
     spill: Path | None = None,
     memory: str | None = None,
+    hasty: bool = False,
 ) -> duckdb.DuckDBPyConnection:
     """A connection over the logs at `paths` but `copies`; sealed if there is a directory to `spill` to."""
     logs = _once(log for path in paths for log in existing_logs(path))
     logs = [log for log in logs if log not in copies]
-    connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
+    connection = duckdb.connect(
+        config={"autoinstall_known_extensions": "false", "arrow_lossless_conversion": "true"}
+    )
     try:
+        if hasty:
+            connection.execute("SET disabled_optimizers = 'expression_rewriter,statistics_propagation'")
         if memory:
             connection.execute(f"SET memory_limit = {quoted(memory)}")
         _create_tables(connection, logs, without)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from threading import Timer
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import duckdb
@@ -18,13 +18,13 @@ from srl.browse.diff import PHASES, diff, sides
 from srl.browse.groups import MOST, advantage, history, in_words, siblings, summary
 from srl.browse.listing import FACETS, SORTS, facets, neighbours, page
 from srl.browse.runs import runs as run_rows
-from srl.browse.sql import sql
+from srl.browse.sql import Answer, sql
 from srl.browse.token_text import tokenizer_of
 from srl.browse.trajectories import Filter
 from srl.browse.transcript import Transcript, transcript
 from srl.browse.web.heat import LEGENDS, Heat, kinds, legend
 from srl.browse.web.parts import OVERVIEW, PANELS, charts, turns
-from srl.browse.web.rendering import environment
+from srl.browse.web.rendering import LONGEST, environment
 from srl.browse.web.seeds import bands
 from srl.errors import UserError
 from srl.store import find_logs, reading, rows, run_info
@@ -38,8 +38,10 @@ _DRAWN = 24
 """The latest runs are drawn; more lines would hide each other."""
 MOST_ROWS = 1000
 """Rows of an SQL query that are shown."""
+MOST_BYTES = 16 << 20
+QUERY_MEMORY = "1GB"
 QUERY_S = 30.0
-"""Seconds after which an SQL query is stopped."""
+"""Bytes, memory and seconds of an SQL query, which is then stopped."""
 
 CHANGES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "lost": lambda row: row["em_b"] < row["em_a"],
@@ -264,7 +266,7 @@ class Pages:
         if query and known:
             paths = self._all() if run == "all" else [self._named(run)]
             try:
-                answer = self._read(paths, lambda log: _limited(log, query), warnings)
+                answer = _limited(paths, query, warnings.append)
             except UserError as error:
                 values["why"] = re.sub("[;,] (or )?add --unsafe.*", "", str(error))
             else:
@@ -331,18 +333,34 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
     return int(text) if text else None
 
 
-def _limited(log: duckdb.DuckDBPyConnection, query: str) -> Any:
+def _limited(paths: Sequence[Path], query: str, warn: Callable[[str], None]) -> Answer:
     """The first rows of a query, stopped after `QUERY_S`. Raises UserError."""
-    stop = Timer(QUERY_S, log.interrupt)
-    stop.start()
+    is_late = Event()
+
+    def ask(log: duckdb.DuckDBPyConnection) -> Answer:
+        done = Event()
+
+        def watch() -> None:
+            if done.wait(QUERY_S):
+                return
+            is_late.set()
+            while not done.wait(0.1):  # an interrupt between two statements is lost
+                log.interrupt()
+
+        watching = Thread(target=watch, daemon=True)
+        watching.start()
+        try:
+            return sql(log, query, limit=MOST_ROWS, cell=LONGEST, most_bytes=MOST_BYTES)
+        finally:
+            done.set()
+            watching.join()
+
     try:
-        return sql(log, query, limit=MOST_ROWS)
+        return reading(paths, ask, warn=warn, memory=QUERY_MEMORY, hasty=True)
     except UserError as error:
-        if "INTERRUPT" in str(error):
-            raise UserError(f"stopped after {QUERY_S:.0f} seconds; `srl inspect sql` has no limit") from error
+        if is_late.is_set():
+            raise UserError(f"stopped after {QUERY_S:.0f} seconds; `srl inspect sql` waits longer") from error
         raise
-    finally:
-        stop.cancel()
 
 
 def _place(record: Mapping[str, Any], run: str) -> tuple[str, str] | None:
