@@ -134,7 +134,17 @@ def test_a_text_that_begins_a_sequence_is_encoded_as_the_tokenizer_does(kind):
     assert Codec(tokenizer).encode_prompt(MESSAGES)[0] == tokenizer.encode("Who built it?")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "unigram" not in kind])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [f"a page with {EOS} in it", EOS, f"{EOS}{EOS} x", f"{EOS[:-1]}{EOS}"])
+def test_no_kind_of_tokenizer_finds_a_special_token_in_retrieved_text(kind, text):
+    tokenizer = made_tokenizer(kind)
+    ids = Codec(tokenizer).encode_text(text)
+    assert tokenizer.eos_token_id not in ids
+    prefix = tokenizer.encode("I know.")
+    assert tokenizer.decode(prefix + ids) == tokenizer.decode(prefix) + text
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_special_token_in_a_question_leaves_the_rest_of_the_prompt_as_it_is(kind):
     tokenizer = copy.deepcopy(made_tokenizer(kind))
     tokenizer.chat_template = "user: {{ messages[0]['content'] }}\nassistant:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,10 @@ class Codec:
         self.eos_ids: frozenset[int] = frozenset(ids)
         self._added = tokenizer.added_tokens_decoder
         self._specials = [str(token) for token in self._added.values() if token.special]
+        self._special_ids = {number for number, token in self._added.items() if token.special}
+        inside = (f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in self._specials)
+        self._inside_specials = re.compile("|".join(inside))
+        """The places in a text after the first character of a special token's name."""
         plain = partial(tokenizer.encode, add_special_tokens=False)
         self._marks = "aa" not in tokenizer.decode(plain("a") * 2)
         """Whether a text that begins a sequence gets a mark."""
@@ -102,7 +107,13 @@ class Codec:
         accepts, become question marks.
         """
         text = text.encode("utf-8", "replace").decode()
-        return self._encode(text, after, split_special_tokens=True)
+        ids = self._encode(text, after, split_special_tokens=True)
+        if self._special_ids.isdisjoint(ids):
+            return ids
+        ids = []  # Unigram's vocabulary has the names of special tokens
+        for part in self._inside_specials.split(text):
+            ids += self._encode(part, ids or after, split_special_tokens=True)
+        return ids
 
     def _encode(self, text: str, after: Sequence[int] | None, **options: bool) -> list[int]:
         """Ids of text after the ids `after`: encoded after a neutral text, of which the ids are cut off."""
