@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srl.data.corpus import passage_of, read_corpus, write_corpus
+from srl.data.corpus import digest_corpus, passage_of, read_corpus, write_corpus
 from srl.errors import UserError
 from srl.trajectory import Passage
 
@@ -243,3 +243,15 @@ def test_web_addresses_are_written_and_read_back(tmp_path):
     passages = [Passage("1", "a", "http://wiki/a"), Passage("2", "b")]
     write_corpus(tmp_path / "c.jsonl", passages)
     assert list(read_corpus(tmp_path / "c.jsonl")) == passages
+
+
+def test_the_digest_of_a_folder_follows_names_and_bytes_of_its_texts(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.pdf").write_text("two")
+    before = digest_corpus(tmp_path)
+    (tmp_path / "b.pdf").write_text("three")
+    assert digest_corpus(tmp_path) == before
+    (tmp_path / "a.txt").rename(tmp_path / "c.txt")
+    renamed = digest_corpus(tmp_path)
+    (tmp_path / "c.txt").write_text("four")
+    assert len({before, renamed, digest_corpus(tmp_path)}) == 3
