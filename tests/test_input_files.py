@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
+import pyarrow
 import pytest
 from tests.cli_mistakes import Shell, lines, shell
 
@@ -210,3 +211,17 @@ def test_a_directory_and_nothing_are_named(tmp_path: Path) -> None:
         beginning(tmp_path)
     with pytest.raises(UserError, match="no such file"):
         beginning(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["q.tsv.zst", "q.tsv.gz", "q.csv.zst", "q.jsonl.zst"])
+def test_questions_are_read_from_compressed_files_of_each_kind(name, tmp_path):
+    texts = {
+        "tsv": "1\ta fox ?\n2\ta dog ?\n",
+        "csv": "id,question,golden_answers\n1,a fox ?,red\n2,a dog ?,blue\n",
+        "jsonl": "".join(json.dumps(row) + "\n" for row in QUESTIONS),
+    }
+    data = texts[name.split(".")[1]].encode()
+    packed = gzip.compress(data) if name.endswith("gz") else pyarrow.Codec("zstd").compress(data).to_pybytes()
+    (tmp_path / name).write_bytes(packed)
+    found = read_any_questions(tmp_path / name)
+    assert [(question.id, question.text) for question in found] == [("1", "a fox ?"), ("2", "a dog ?")]

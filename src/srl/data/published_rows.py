@@ -134,7 +134,7 @@ def read_rows(path: Path) -> Iterator[Record]:
     """
     if is_parquet(path):
         yield from parquet_rows(path)
-    elif (delimiter := _DELIMITERS.get(_suffix(path))) is not None:
+    elif (delimiter := _DELIMITERS.get(suffix_of(path))) is not None:
         yield from table_rows(path, delimiter)
     elif first_character(path) == "[":
         yield from json_array(path)
@@ -146,7 +146,8 @@ def read_rows(path: Path) -> Iterator[Record]:
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
+    """The suffix of the file's name, that of a compressed file before it was compressed."""
     return (path.with_suffix("") if is_compressed(path) else path).suffix.lower()
 
 

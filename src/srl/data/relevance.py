@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from srl.data.parquet import is_training_parquet, read_questions
-from srl.data.published_rows import Record, describe, first_character, is_parquet, read_each, read_rows
+from srl.data.published_rows import (
+    Record,
+    describe,
+    first_character,
+    is_parquet,
+    read_each,
+    read_rows,
+    suffix_of,
+)
 from srl.data.question_formats import SQUAD, first_row_has, is_flashrag, read_format
 from srl.data.trec import is_tagged, read_qrels, read_table_of_questions, read_topics
 from srl.errors import UserError
@@ -85,14 +93,15 @@ def _questions(path: Path) -> Iterator[Question]:
 def _is_table(path: Path) -> bool:
     """Whether the lines are `id <tab> question`: by the file's name or, in a pipe, by the first line."""
     if path.is_file():
-        return path.name.removesuffix(".gz").endswith((".tsv", ".txt"))
+        return suffix_of(path) in (".tsv", ".txt")
     return first_character(path) not in "{[" and b"\t" in beginning(path).partition(b"\n")[0]
 
 
 def _is_squad(path: Path) -> bool:
     """Whether the file is SQuAD's: `.json` with one object, or it begins with SQuAD's articles."""
-    is_json = path.name.removesuffix(".gz").endswith(".json")
-    return (is_json and first_character(path) == "{") or _SQUAD.match(beginning(path)) is not None
+    return (suffix_of(path) == ".json" and first_character(path) == "{") or _SQUAD.match(
+        beginning(path)
+    ) is not None
 
 
 def _question(record: Record) -> Question:
