@@ -20,7 +20,6 @@ from srl.config import (
     save_config,
     to_yaml,
 )
-from srl.config.cross_checks import check_fine_tuning
 from srl.config.keys import keys, place, plain
 from srl.config.yaml12 import dump, parse
 from srl.errors import UserError
@@ -212,6 +211,9 @@ def test_extending_in_a_circle_is_refused(tmp_path):
         ("algorithm.gama", "algorithm.gamma"),
         ("actor.optim.lr.x", "actor.optim.lr"),
         ("trainer.total_steps", "trainer.total_training_steps"),
+        ("trainer.steps", "trainer.total_training_steps"),
+        ("data.batch_size", "data.train_batch_size"),
+        ("sft.total_training_steps", "sft.steps"),
     ],
 )
 def test_unknown_key_names_the_nearest(key, hint):
@@ -361,8 +363,8 @@ def test_one_file_for_validation_and_test_is_refused_however_it_is_named(tmp_pat
 
 
 def test_critic_is_not_checked_where_there_is_none():
-    warnings = load_config(algo="grpo", sets=["critic.ppo_mini_batch_size=3"]).warnings
-    assert warnings == ("critic.ppo_mini_batch_size = 3 has no effect: grpo has no critic",)
+    (said,) = load_config(algo="grpo", sets=["critic.ppo_mini_batch_size=3"]).warnings
+    assert "critic.ppo_mini_batch_size" in said
 
 
 @pytest.mark.parametrize(("warmup", "learns"), [(3, False), (2, True)])
@@ -385,53 +387,11 @@ def test_a_policy_that_never_learns_is_a_warning(warmup, learns):
             ["watch.kl.action=rollback", "trainer.max_ckpt_to_keep=1"],
             "watch.kl rolls back after 3 steps, and trainer.max_ckpt_to_keep = 1 may keep no checkpoint",
         ),
-        (["actor.use_kl_loss=false", "actor.kl_loss_coef=.1"], "actor.kl_loss_coef = 0.1 has no effect"),
-        (["algorithm.kl_ctrl.kl_coef=.1"], "algorithm.kl_ctrl.kl_coef = 0.1 has no effect"),
-        (
-            ["algorithm.use_kl_in_reward=true", "actor.use_kl_loss=false", "algorithm.kl_ctrl.target_kl=.1"],
-            "algorithm.kl_ctrl.target_kl = 0.1 has no effect: algorithm.kl_ctrl.type is fixed",
-        ),
-        (
-            ["actor.policy_loss.loss_mode=cispo", "actor.clip_ratio_c=4"],
-            "actor.clip_ratio_c = 4.0 has no effect: actor.policy_loss.loss_mode is cispo",
-        ),
-        (
-            ["actor.loss_agg_constant=9"],
-            "actor.loss_agg_constant = 9 has no effect: actor.loss_agg_mode is token-mean",
-        ),
-        (
-            ["search.index=i", "retriever.bm25.k1=1.5"],
-            "retriever.bm25.k1 = 1.5 has no effect: an index",
-        ),
-        (
-            ["search.url=http://h/", "retriever.name=e5"],
-            "retriever.name = e5 has no effect: the server",
-        ),
-        (["critic.optim.lr=1e-3"], "critic.optim.lr = 0.001 has no effect: grpo has no critic"),
-        (["actor.use_kl_loss=false", "ref.path=m"], "ref.path = m has no effect: there is no KL"),
-        (["model.lora_alpha=9"], "model.lora_alpha = 9 has no effect: model.lora_rank is 0"),
-        (
-            ["algorithm.filter_groups.metric=em"],
-            "algorithm.filter_groups.metric = em has no effect: algorithm.filter_groups.enable is false",
-        ),
-        (["algorithm.gamma=.5"], "algorithm.gamma = 0.5 has no effect: grpo does not use it"),
-        (
-            ["actor.clip_ratio=.1", "actor.clip_ratio_low=.2", "actor.clip_ratio_high=.3"],
-            "actor.clip_ratio = 0.1 has no effect: actor.clip_ratio_low and",
-        ),
     ],
 )
 def test_doubtful_values_warn(sets, warning):
     (said,) = load_config(algo="grpo", sets=sets).warnings
     assert said.startswith(warning)
-
-
-def test_what_an_index_keeps_of_a_retriever_inside_it_has_no_effect():
-    inner = "retriever.hybrid.retrievers.bm25.k1=1.5"
-    sets = ["search.index=i", "retriever.name=hybrid", inner, "retriever.hybrid.runtime.bm25.n_threads=2"]
-    name, option = load_config(algo="grpo", sets=sets).warnings
-    assert name.startswith("retriever.name = hybrid has no effect: an index")
-    assert option.startswith("retriever.hybrid.retrievers.bm25.k1 = 1.5 has no effect: an index")
 
 
 @pytest.mark.parametrize("algo", ["ppo", "reinforce", "reinforce_plus_plus", "grpo", "rloo", "turn_rloo"])
@@ -440,29 +400,6 @@ def test_every_algorithm_has_128_episodes_a_step_and_checkpoints_at_validated_st
     config = load_config(preset, algo=algo).config
     assert config.data.train_batch_size * config.rollout.n == 128
     assert config.trainer.save_freq % config.trainer.test_freq == 0
-
-
-def test_settings_that_are_read_do_not_warn():
-    kl = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=.1"]
-    sets = [*kl, "algorithm.gamma=.5", "algorithm.lam=.9", "actor.clip_ratio=.1", "actor.clip_ratio_high=.3"]
-    assert load_config(algo="ppo", sets=sets).warnings == ()
-
-
-@pytest.mark.parametrize("algo", ["sft", "rft"])
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("watch.action=rollback", "watch.action = rollback is for reinforcement learning"),
-        ("watch.kl.action=rollback", "watch.kl.action = rollback is for reinforcement learning"),
-        ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.enable = true is for"),
-        ("data.pass_rate_pools.enable=true", "data.pass_rate_pools.enable = true is for"),
-    ],
-)
-def test_fine_tuning_refuses_what_it_does_not_do(algo, setting, message):
-    config = load_config(sets=[setting, "rollout.n=2"]).config
-    check_fine_tuning(config, "grpo")
-    with pytest.raises(UserError, match=rf"^{message}.*not for --algo {algo}: set it to"):
-        check_fine_tuning(config, algo)
 
 
 # Plugins

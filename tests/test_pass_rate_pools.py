@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.test_dynamic_sampling import made_rewards, trained
 from tests.training import Said, config, questions, train, write_setting
 
-from srl.config.cross_checks import check_fine_tuning
 from srl.config.sections import PassRatePools
 from srl.errors import UserError
 from srl.train.pass_rates import POOLS, PassRateOrder, note_asked, pool_of
@@ -235,10 +234,8 @@ def test_the_metric_may_be_a_part_of_the_reward_that_exists(setting, workspace):
         run_of(setting, workspace, data__pass_rate_pools={"enable": True, "metric": "acc"})
 
 
-def test_groups_of_one_and_rounds_of_fine_tuning_are_refused(setting):
+def test_groups_of_one_are_refused(setting):
     with pytest.raises(UserError, match=r"pass_rate_pools.enable.*rollout.n = 1.*set rollout.n=5"):
         config(setting, "grpo", **SETS | {"rollout__n": 1})
-    with pytest.raises(UserError, match=r"pass_rate_pools.enable = true is for .* not for --algo rft"):
-        check_fine_tuning(config(setting, "grpo", **SETS), "rft")
     with pytest.raises(UserError, match=r"unasked"):
         config(setting, "grpo", **SETS | {"data__pass_rate_pools": {"unasked": 0.0}})

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 import pytest
 from tests.verl_configs import GPU, job, made
 
+from srl.config.cross_checks import algorithm_plugin
 from srl.config.keys import keys
+from srl.config.unread import UNREAD_BY_VERL, unread
 from srl.errors import UserError
-from srl.train.verl.config_check import REFUSED, check_supported, notes, problems, refused
+from srl.train.verl.config_check import REFUSED, check_supported, problems, refused
 from srl.train.verl.job import Job
 from srl.train.verl.launch import ray_cluster
-from srl.train.verl.translate import NOT_READ, READ_BY_US, settings, without_dropout
+from srl.train.verl.translate import READ_BY_US, settings, without_dropout
 from srl.update.losses import MAX_LOG_RATIO
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -50,7 +52,7 @@ def translated() -> set[str]:
 
 def listed(key: str) -> list[str]:
     """The entries of the tables of what is not translated that hold `key`."""
-    tables = [*READ_BY_US, *NOT_READ, *REFUSED]
+    tables = [*READ_BY_US, *UNREAD_BY_VERL, *REFUSED]
     return [entry for entry in tables if key == entry or (entry.endswith(".") and key.startswith(entry))]
 
 
@@ -62,7 +64,7 @@ def test_somebody_has_decided_about_every_key(key):
 
 def test_tables_name_only_keys_that_exist():
     names = [key.name for key in keys()]
-    for entry in (*READ_BY_US, *NOT_READ, *REFUSED):
+    for entry in (*READ_BY_US, *UNREAD_BY_VERL, *REFUSED):
         assert any(name == entry or (entry.endswith(".") and name.startswith(entry)) for name in names), entry
     assert translated() <= set(names)
 
@@ -105,21 +107,17 @@ def test_a_reward_on_a_gpu_is_refused():
         )
 
 
-def test_settings_that_nothing_on_verl_reads_are_said():
-    assert not [line for line in notes(made(), job()) if "no effect" in line]
-    given = ("actor.use_torch_compile=false", "ref.param_offload=false", "eval.batch_size=8")
-    said = [line for line in notes(made(*given, "rollout.openai.model=m"), job()) if "no effect" in line]
-    for line, start in zip(
-        said,
-        (
-            "actor.use_torch_compile = false has no effect with --backend verl: verl decides",
-            "ref.param_offload = false has no effect with --backend verl: FSDP keeps the reference in CPU",
-            "rollout.openai.model = m has no effect with --backend verl: rollout.engine=openai is refused",
-            "eval.batch_size = 8 has no effect with --backend verl: verl sends all questions",
-        ),
-        strict=True,
-    ):
-        assert line.startswith(start)
+@pytest.mark.parametrize("entry", UNREAD_BY_VERL)
+def test_settings_that_nothing_on_verl_reads_are_named(entry):
+    algorithm = algorithm_plugin("grpo")
+    config = made(
+        "algorithm.filter_groups.enable=true", "data.pass_rate_pools.enable=true", "rollout.engine=openai",
+        "actor.use_kl_loss=true",
+    )  # fmt: skip
+    for key in [key.name for key in keys() if key.name == entry or key.name.startswith(entry)]:
+        kind = "eval" if key == "eval.batch_size" else "rl"
+        assert set(unread(config, [key], kind, "verl", algorithm)) == {key}
+        assert unread(config, [key], kind, "local", algorithm) == {}
 
 
 def test_reference_that_nothing_asks_for_is_not_refused():

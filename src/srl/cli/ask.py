@@ -64,7 +64,7 @@ def ask(
             from srl.train.ask import conversation
             from srl.train.evaluate_model import local_settings
 
-            settings = local_settings(directory, None, None, flags, sets or [], workspace, note)
+            settings = local_settings(directory, None, None, flags, sets or [], workspace, note, "ask")
             check_search(settings, typed=index or url)
             talk = stack.enter_context(conversation(settings, workspace, note))
         tell_changed_indexes(talk.changed_indexes, "now", "it may search worse in a different index")

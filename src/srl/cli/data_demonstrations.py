@@ -136,7 +136,8 @@ def demonstrations(
     output.show_counted()
     with output.progress("starting", passing=True):
         from srl.train.evaluate_model import local_settings
-    settings = local_settings(directory, preset, config, flags, sets or [], workspace, output.note)
+    kind: Literal["teacher", "made"] = "teacher" if source == "teacher" else "made"
+    settings = local_settings(directory, preset, config, flags, sets or [], workspace, output.note, kind)
     check_search(settings)
     files = [str(path) for path in data]
     if source == "facts":

@@ -3,7 +3,7 @@ configurations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -98,9 +98,7 @@ def train(
     chosen = "COMMANDLINE" in str(context.get_parameter_source("preset"))
     if logged and config is None and not chosen:
         config = _config_of_log(logged["sft.log"])
-    resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged)
-    if backend == "local":
-        _note_settings_of_verl(resolved)
+    resolved = _configured(algo, preset, config, model, seed, steps, sets or [], logged, backend)
     if dry_run and logged:
         _count_episodes(resolved.config, json)
     elif print_config:
@@ -242,40 +240,17 @@ def _typed_options(context: typer.Context, besides: Sequence[str] = ()) -> str:
 
 def _configured(
     algo: str | None, preset: str, config: Path | None, model: str | None, seed: int | None,
-    steps: int | None, sets: list[str], logged: dict[str, str],
+    steps: int | None, sets: list[str], logged: dict[str, str], backend: Literal["local", "verl"],
 ) -> Any:  # fmt: skip
     """The resolved configuration; with `--algo sft`, `--steps` is the number of fine-tuning steps."""
     from srl.config import load_config
     from srl.train.run_directory import steps_key
 
     flags = {"model.path": model and _model(model), "trainer.seed": seed, steps_key(algo or ""): steps}
-    resolved = load_config(preset, config, None if algo in (SFT, RFT) else algo, {**flags, **logged}, sets)
-    for warning in (*resolved.warnings, *_unread_fine_tuning(algo, resolved)):
+    resolved = load_config(preset, config, algo, {**flags, **logged}, sets, backend)
+    for warning in resolved.warnings:
         output.note(f"warning: {warning}")
     return resolved
-
-
-def _note_settings_of_verl(resolved: Any) -> None:
-    from srl.config.without_effect import TYPED, of_verl_alone
-
-    typed = [key for key, origin in resolved.origins.items() if origin in TYPED]
-    for line in of_verl_alone(typed):
-        output.note(f"warning: {line}")
-
-
-def _unread_fine_tuning(algo: str | None, resolved: Any) -> Iterator[str]:
-    """Typed settings of fine-tuning that a run from a given model does not read: it makes no cold start."""
-    if algo in (SFT, RFT) or resolved.config.model.path is None:
-        return
-    from srl.config.without_effect import TYPED
-
-    keys = [key for key, origin in resolved.origins.items() if key.startswith("sft.") and origin in TYPED]
-    if keys:
-        yield (
-            f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect: training starts from "
-            f"{resolved.config.model.path} as it is; fine-tune first with --algo sft, "
-            "then give --model RUN@best"
-        )
 
 
 def _logged(algo: str | None, run: str, condition: str | None, context: typer.Context) -> dict[str, str]:

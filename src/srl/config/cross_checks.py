@@ -11,7 +11,7 @@ from typing import Any, cast
 from srl.config.algorithm import Algorithm
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
-from srl.config.without_effect import value_of, without_effect
+from srl.config.unread import value_of
 from srl.errors import UserError
 from srl.safe_text import quoted, refuse_credentials
 
@@ -52,24 +52,6 @@ def local_errors(config: Config) -> Iterator[str]:
         yield (
             "rollout.engine = openai is not for training: the weights of a server cannot be changed; set "
             "rollout.engine=torch, or fine-tune on what `srl data demonstrations` has the server write"
-        )
-
-
-def check_fine_tuning(config: Config, algo: str) -> None:
-    """Raises UserError for what reinforcement learning alone does, where `algo` is fine-tuning."""
-    if algo not in ("sft", "rft"):
-        return
-    asked = list[tuple[str, str]]()
-    if config.data.pass_rate_pools.enable:
-        asked.append(("data.pass_rate_pools.enable = true", "false"))
-    if config.algorithm.filter_groups.enable:
-        asked.append(("algorithm.filter_groups.enable = true", "false"))
-    if watches := config.watch.rolls_back:
-        key = "watch.action" if config.watch.action == "rollback" else f"watch.{watches[0]}.action"
-        asked.append((f"{key} = rollback", "note"))
-    for setting, instead in asked:
-        raise UserError(
-            f"{setting} is for reinforcement learning, not for --algo {algo}: set it to {instead}"
         )
 
 
@@ -217,7 +199,7 @@ def cross_check(config: Config, origins: Mapping[str, str], algorithm: Algorithm
     for name, named in config.search.retrievers.items():
         _check_named(name, named)
     _check_splits(config)
-    return [*_warnings(config, algorithm), *without_effect(config, origins, algorithm)]
+    return list(_warnings(config, algorithm))
 
 
 def _check_mini_batch(config: Config, key: str, say: Callable[[str], str]) -> None:

@@ -21,6 +21,11 @@ class Setting:
     old_key: str = ""
     """The old name of the key, if that was used."""
 
+    @property
+    def key(self) -> str:
+        """The key with its dots."""
+        return ".".join(self.path)
+
 
 _NAMED = "search", "retrievers"
 """Its keys are names that the user chooses, each a section."""
@@ -83,15 +88,23 @@ def split_key(key: str, base: KeyPath = ()) -> KeyPath:
 
 
 def _suggestion(path: KeyPath) -> str:
-    """Suggests the closest key: the same last part in the same section, then in any, then by spelling."""
+    """Suggests the closest key: in the same section by the last part or its words, then the same last part
+    anywhere, then by spelling."""
     known = [key.name for key in keys()]
-    here = ".".join(path)
     same = [name for name in known if name.split(".")[-1] == path[-1]]
-    for names in ([name for name in same if name.split(".")[0] == path[0]], same):
+    neighbours = [name for name in known if name.split(".")[:-1] == list(path[:-1])]
+    words = set(path[-1].split("_"))
+    alike = [name for name in neighbours if _share_all(words, set(name.split(".")[-1].split("_")))]
+    for names in ([name for name in same if name.split(".")[0] == path[0]], alike, same):
         if names:
             return f"; did you mean {' or '.join(map(repr, names[:3]))}?"
-    neighbours = [name for name in known if name.split(".")[:-1] == list(path[:-1])]
+    here = ".".join(path)
     return nearest(here, neighbours) or nearest(here, known) or "; `srl train --print-config` lists all keys"
+
+
+def _share_all(words: set[str], others: set[str]) -> bool:
+    """Whether one name has all words of the other."""
+    return words <= others or others <= words
 
 
 KEY_NAMES = frozenset({"key_variable"})

@@ -19,6 +19,7 @@ from srl.config.key_errors import Setting, flatten, reveal, wrong
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.paths import portable, restored, workspace_of
 from srl.config.sections import one_or_many
+from srl.config.unread import Backend, Kind, kind_of, unread, unread_lines
 from srl.config.yaml12 import Lined, dump, parse
 from srl.errors import UserError, nearest
 from srl.files import FORMAT, atomic_file, check_format
@@ -64,15 +65,19 @@ def load_config(
     algo: str | None = None,
     flags: Mapping[str, object] | None = None,
     sets: Sequence[str] = (),
+    backend: Backend = "local",
 ) -> Resolved:
     """The configuration of a run, validated and cross-checked.
 
+    `algo` is an algorithm, or one of the kinds of runs `sft` and `rft`, which leave the algorithm of the
+    layers. What such a run does not read of what was typed, here or in `file`, is among the warnings.
     `flags` maps dotted keys to values from the command line; None means not given. `sets` are `a.b=value`
     with the value in YAML. A file with `extends:` extends that instead of `preset`. Raises UserError that
     names key, value, expectation and origin.
     """
     layers = read_layers(preset, Path(file) if file else None)
-    typed = _typed(algo, flags or {}, sets)
+    kind = kind_of(algo)
+    typed = _typed(algo if kind == "rl" else None, flags or {}, sets)
     given = [setting for layer in layers for setting in layer.settings] + typed
     _look_for_plugins(given, Path.cwd())
     name = _algorithm_name(given)
@@ -90,9 +95,14 @@ def load_config(
     for path, value in check_plugins(config, origins).items():
         if not any(path[:depth] in values for depth in range(1, len(path))):
             values.setdefault(path, (value, "default"))
-    warnings = [*_old_keys(settings), *cross_check(config, origins, plugin)]
+    doubtful = cross_check(config, origins, plugin)
+    warnings = [*_old_keys(settings), *(doubtful if kind == "rl" else [])]
+    config = build(values)
+    own = [setting for layer in layers if layer.is_typed for setting in layer.settings]
+    keys = [setting.key for setting in own + typed]
+    warnings += unread_lines(unread(config, keys, kind, backend, plugin))
     label = Path(file).stem if file else preset or "defaults"
-    return Resolved(build(values), _origins(values), tuple(warnings), label)
+    return Resolved(config, _origins(values), tuple(warnings), label)
 
 
 def load_saved(path: Path | str) -> Config:
@@ -109,14 +119,18 @@ def load_saved(path: Path | str) -> Config:
     return build(values)
 
 
-def with_changes(config: Config, sets: Sequence[str]) -> tuple[Config, list[str]]:
-    """The configuration of a resumed run with `sets` (`a.b=value`, the value in YAML), and warnings of them.
+def with_changes(
+    config: Config, sets: Sequence[str], kind: Kind = "rl", backend: Backend = "local"
+) -> tuple[Config, list[str]]:
+    """The configuration of a resumed run with `sets` (`a.b=value`, the value in YAML), and warnings of those
+    that it does not read.
 
     Raises UserError for a key that is not one of `CHANGEABLE`, and for values that contradict others.
     """
     values = {path: (value, "the run") for path, value in flat(config.model_dump())}
-    for setting in _typed(None, {}, sets):
-        if (key := ".".join(setting.path)) not in CHANGEABLE:
+    typed = _typed(None, {}, sets)
+    for setting in typed:
+        if (key := setting.key) not in CHANGEABLE:
             raise UserError(
                 f"--set {key}: a resumed run keeps its settings, but for memory, speed, search servers and "
                 f"checkpoints ({', '.join(CHANGEABLE)}); leave it out, or start a new run"
@@ -127,9 +141,15 @@ def with_changes(config: Config, sets: Sequence[str]) -> tuple[Config, list[str]
                 "to a server; leave it out, or start a new run"
             )
         put(values, setting)
-    changed, origins = build(values), _origins(values)
-    warnings = cross_check(changed, origins, algorithm_plugin(changed.algorithm.name))
-    return changed, [line for line in warnings if origins.get(line.partition(" = ")[0]) == "--set"]
+    changed, plugin = build(values), algorithm_plugin(config.algorithm.name)
+    cross_check(changed, _origins(values), plugin)
+    keys = [setting.key for setting in typed]
+    return changed, unread_lines(unread(changed, keys, kind, backend, plugin))
+
+
+def typed_keys(flags: Mapping[str, object], sets: Sequence[str]) -> list[str]:
+    """The keys that `flags` and `sets` set, as `load_config` reads them."""
+    return [setting.key for setting in _typed(None, flags, sets)]
 
 
 def save_config(directory: Path | str, config: Config) -> None:
@@ -208,6 +228,8 @@ class Layer:
     per_algorithm: dict[str, list[Setting]] = field(default_factory=dict)
     extends: str | None = None
     says_extends: bool = False
+    is_typed: bool = False
+    """Whether the user wrote it: neither a preset nor what `srl` saved, which has a format."""
 
     def for_algorithm(self, *names: str) -> list[Setting]:
         """The settings, and those of the first of these names of an algorithm that has any."""
@@ -264,6 +286,7 @@ def read_layer(path: Path, origin: str) -> Layer:
     if not isinstance(tree, Lined | None):
         raise UserError(f"{origin}: expected sections with keys under them, found {type(tree).__name__}")
     rest = dict(tree or {})
+    is_typed = "format" not in rest and not origin.startswith("preset ")
     if "format" in rest:
         check_format(origin, rest.pop("format"))
     extends = rest.pop("extends", _ABSENT)
@@ -274,7 +297,7 @@ def read_layer(path: Path, origin: str) -> Layer:
     settings = list(flatten(rest, _origin_in(tree, origin)))
     if workspace := workspace_of(path):
         settings = [replace(item, value=restored(item.path, item.value, workspace)) for item in settings]
-    return Layer(settings, overlays, extends if said else None, said)
+    return Layer(settings, overlays, extends if said else None, said, is_typed)
 
 
 def _text(path: Path) -> str:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from srl import interrupts
 from srl.config import Config, load_config
+from srl.config.cross_checks import algorithm_plugin
 from srl.config.keys import plain
-from srl.config.load import SAVED, read_layers
+from srl.config.load import SAVED, read_layers, typed_keys
+from srl.config.unread import Kind, unread, unread_lines
 from srl.errors import CheckFailed, UserError
 from srl.evaluate import EpisodeResult, Interval, em_interval, read_results, summarise
 from srl.evaluate.budget import Sample, Selection
@@ -344,16 +346,23 @@ def local_settings(
     sets: Sequence[str],
     workspace: Workspace,
     note: Note,
+    kind: Kind = "eval",
+    backend: BackendName = "local",
 ) -> Config:
-    """`settings_of` a model that may have to be fetched or converted first."""
+    """`settings_of` a model that may have to be fetched or converted first.
+
+    `note` is told what of `flags` and `sets` such a run does not read. A preset or a file is that of the
+    training, whose other settings are not meant for it.
+    """
     settings = settings_of(model, preset, file, flags, sets)
     local = with_local_models(settings, workspace, note)
     if model is not None and local.model.path != settings.model.path:
         known = settings_of(Path(str(local.model.path)), preset, file, flags, sets)
         local = with_local_models(known, workspace, note)
-    typed = [*(key for key, value in flags.items() if value is not None), *sets]
-    for line in _not_of_the_file(preset, file, local, typed):
-        note(line)
+    typed = typed_keys(flags, sets)
+    ignored = unread(local, typed, kind, backend, algorithm_plugin(local.algorithm.name))
+    for line in [*unread_lines(ignored), *_not_of_the_file(preset, file, local, typed)]:
+        note(f"warning: {line}")
     return local
 
 
@@ -366,7 +375,7 @@ def _not_of_the_file(
     given = {".".join(setting.path): setting.value for setting in read_layers(preset, file)[-1].settings}
     for key in ("data.template", "rollout.search"):
         asked, used = given.get(key), attrgetter(key)(config)
-        if key in given and asked != used and not any(text.startswith(key) for text in typed):
+        if key in given and asked != used and key not in typed:
             yield f"{key} = {plain(asked)} of {file} is not used: the model was trained with {plain(used)}"
 
 

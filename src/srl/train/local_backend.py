@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from srl.config import Config
-from srl.config.cross_checks import check_fine_tuning, local_errors, truncation_errors
+from srl.config.cross_checks import local_errors, truncation_errors
 from srl.errors import UserError
 from srl.evaluate import step_metrics
 from srl.rollout.engine import Engine, LogitsNotFinite
@@ -513,7 +513,6 @@ def check(config: Config) -> None:
 
 def prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal) -> LocalRun:
     """Load and check everything, the rewards last."""
-    check_fine_tuning(config, algo)
     made = _prepare(config, algo, workspace, terminal)
     made.environment.reward.load()
     return made

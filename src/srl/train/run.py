@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from srl import __version__
 from srl.config import Config, load_saved, located, save_config, with_changes
-from srl.config.without_effect import of_verl_alone
+from srl.config.unread import kind_of
 from srl.hub_models import hub_name
 from srl.store import RunInfo
 from srl.train import resume as resuming
@@ -124,9 +124,9 @@ def resume(
     resuming.check_not_trained(run, terminal.note)
     resuming.check_name(run)
     record, before = RunRecord.read(run), load_saved(run)
-    changed, warnings = with_changes(before, sets) if sets else (before, [])
-    if record.backend == "local":
-        warnings += of_verl_alone(text.partition("=")[0] for text in sets)
+    changed, warnings = before, list[str]()
+    if sets:
+        changed, warnings = with_changes(before, sets, kind_of(record.algo), record.backend)
     for line in warnings:
         terminal.note(f"warning: {line}")
     saved = list(checkpoints(run, record.backend))

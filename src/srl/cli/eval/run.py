@@ -129,7 +129,7 @@ def run(
         from srl.evaluate.budget import Selection
         from srl.train.evaluate_model import check_failures, evaluate_model, local_settings, preset_name
     chosen = check_baselines(baseline or [], examples, template)
-    settings = local_settings(directory, preset, config, flags, sets or [], workspace, _note)
+    settings = local_settings(directory, preset, config, flags, sets or [], workspace, _note, backend=backend)
     check_search(settings, chosen, index or url)
     report = evaluate_model(
         settings, [str(path) for path in data], workspace, n=n, limit=limit, no_search_too=no_search_too,

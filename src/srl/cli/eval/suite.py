@@ -102,7 +102,7 @@ def suite(
     selection = Selection(budget, set_of, {"suite": known.name, "sets": _about(rows)})
     questions = [question for found in rows.values() for question in found.questions]
     selection.draw(questions)  # refuses a budget that is too small before the model is loaded
-    settings = local_settings(directory, preset, config, flags, sets or [], workspace, note)
+    settings = local_settings(directory, preset, config, flags, sets or [], workspace, note, backend=backend)
     check_search(settings, chosen)
     report = evaluate_model(
         settings, [str(found.file) for found in rows.values()], workspace, n=n, questions=questions,

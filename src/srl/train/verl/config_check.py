@@ -15,14 +15,12 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.util import find_spec
 from math import gcd
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from srl.config import Config
 from srl.config.cross_checks import context_errors, truncation_errors
-from srl.config.keys import plain
 from srl.errors import UserError
 from srl.train.verl.job import (
     TORCH,
@@ -36,7 +34,6 @@ from srl.train.verl.job import (
 from srl.train.verl.overrides import ADD, apply_overrides, given
 from srl.train.verl.translate import (
     MODEL,
-    NOT_READ,
     Setting,
     defaults,
     needs_critic,
@@ -127,20 +124,6 @@ def _notes(config: Config, job: Job) -> Iterator[str]:
     dtype = precision(config, job)
     if dtype != "float32":
         yield f"passes are computed in {dtype}; verl keeps the trained weights in float32"
-    yield from _without_effect(config)
-
-
-def _without_effect(config: Config) -> Iterator[str]:
-    """A line for each setting in `NOT_READ` that is not the default."""
-    usual = Config()
-    for entry, why in NOT_READ.items():
-        section, _, last = entry.rpartition(".")
-        ours, default = (attrgetter(section)(one) for one in (config, usual))
-        for name in [last] if last else type(ours).model_fields:
-            value = getattr(ours, name)
-            if value != getattr(default, name):
-                shown = str(value).lower() if isinstance(value, bool) else plain(value)
-                yield f"{section}.{name} = {shown} has no effect with --backend verl: {why}"
 
 
 def _replaced(config: Config, known: dict[str, Setting]) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """The table "our key → verl's key", and verl's configuration made from it.
 
 `settings` lists every value that our configuration gives verl in training, `server_settings` those of rollout
-servers alone. Keys that have no counterpart in verl are
-in `READ_BY_US` (our own code reads them in verl's processes) or `NOT_READ`; `config_check.REFUSED` has those
-that verl cannot keep. A test holds that every key of ours is in exactly one of these places.
+servers alone. Keys that have no counterpart in verl are in `READ_BY_US` (our own code reads them in verl's
+processes) or in `srl.config.unread.UNREAD_BY_VERL`; `config_check.REFUSED` has those that verl cannot keep. A
+test holds that every key of ours is in exactly one of these places.
 """
 
 from __future__ import annotations
@@ -98,24 +98,6 @@ READ_BY_US: dict[str, str] = {
     "verl": "applied on top of what is translated",
 }
 """Keys that our code reads in verl's processes or in the launcher. A name that ends in a dot is a section."""
-
-_NO_FILTER = "algorithm.filter_groups.enable is refused, and nothing else reads it"
-_NO_POOLS = "data.pass_rate_pools.enable is refused, and nothing else reads it"
-
-NOT_READ: dict[str, str] = {
-    "actor.use_torch_compile": "verl decides by its own keys, verl.actor_rollout_ref.actor.use_torch_compile",
-    "ref.param_offload": "FSDP keeps the reference in CPU memory, and Megatron follows cluster.param_offload",
-    "rollout.openai.": "rollout.engine=openai is refused, and nothing else reads it",
-    "algorithm.filter_groups.metric": _NO_FILTER,
-    "algorithm.filter_groups.max_num_gen_batches": _NO_FILTER,
-    "data.pass_rate_pools.metric": _NO_POOLS,
-    "data.pass_rate_pools.unasked": _NO_POOLS,
-    "data.pass_rate_pools.never": _NO_POOLS,
-    "data.pass_rate_pools.sometimes": _NO_POOLS,
-    "data.pass_rate_pools.always": _NO_POOLS,
-    "eval.batch_size": "verl sends all questions of a validation to its servers, which queue them",
-}
-"""Keys without effect, with the reason, which a note of the run gives where one is not the default."""
 
 
 @dataclass(frozen=True, slots=True)

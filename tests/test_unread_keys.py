@@ -1,0 +1,270 @@
+"""Nothing that is typed is ignored: each kind of run reads a key, or it is named in a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli_mistakes import evaluate, fine_tune, place, train
+
+import srl.config
+from srl.cli import main
+from srl.config import Config, load_config, load_saved, save_config
+from srl.config.cross_checks import algorithm_plugin
+from srl.config.keys import keys, named_section_of, section_of
+from srl.config.load import typed_keys, with_changes
+from srl.config.sections import Section
+from srl.config.unread import KINDS, READ_BY, Backend, Kind, unread, value_of
+from srl.train import evaluate_model
+
+__all__ = ["place"]
+KEYS = [key.name for key in keys()]
+
+
+def prefixes(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[type[Section], str]]:
+    """Every class of sections, with what its keys begin with; each is in one place."""
+    yield section, prefix
+    for name, field in section.model_fields.items():
+        if inner := section_of(field):
+            yield from prefixes(inner, f"{prefix}{name}.")
+        elif inner := named_section_of(field):
+            yield from prefixes(inner, f"{prefix}{name}.<name>.")
+
+
+PREFIXES = dict(prefixes())
+
+
+def declared(kind: Kind, key: str) -> bool:
+    """Whether the table says that such a run reads the key."""
+    holds = [
+        name for name in READ_BY if key == name or key.startswith(name if name[-1] == "." else f"{name}.")
+    ]
+    return kind in READ_BY[max(holds, key=len)].split()
+
+
+@pytest.fixture(scope="module")
+def accessed(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, set[str]]:
+    """The keys that a tiny run of each kind has looked at, once its configuration was loaded."""
+    seen = set[str]()
+    original = Section.__getattribute__
+
+    def look(section: Section, name: str) -> object:
+        if name in type(section).model_fields and type(section) in PREFIXES:
+            seen.add(PREFIXES[type(section)] + name)
+        return original(section, name)
+
+    def then_clear(load: Callable[..., object]) -> Callable[..., object]:
+        def loaded(*arguments: object, **given: object) -> object:
+            resolved = load(*arguments, **given)
+            seen.clear()
+            return resolved
+
+        return loaded
+
+    out = tmp_path_factory.mktemp("runs")
+    shown = ("--data", place / "train.parquet", "--index", place / "index", "--config", place / "small.yaml")
+    written = ("-q", "--workspace", out, "data", "demonstrations", place / "model", *shown, "--out")
+    ways: list[tuple[Kind, int, tuple[object, ...]]] = [
+        ("rl", 0, train(place, "--set", "algorithm.use_kl_in_reward=true", "--algo", "ppo")),
+        ("rl", 0, train(place, "--set", "actor.use_kl_loss=true", "--set", "rollout.n=2", "--algo", "grpo")),
+        ("sft", 0, fine_tune(place, "--steps", 2)),
+        ("rft", 0, train(place, "--algo", "rft", "--set", "sft.filter='true'", "--set", "sft.steps=1")),
+        (
+            "sft",
+            0,
+            train(place, "--algo", "sft", "--set", "sft.log=…", "--steps", 1, "--set", "sft.filter='true'"),
+        ),
+        ("eval", 0, evaluate(place, "--data", place / "test.parquet")),
+        ("ask", 0, ("-q", "ask", "last", "what flag has velmar", "--index", place / "index")),
+        ("made", 0, (*written, out / "made.jsonl", "--from", "passages")),
+        ("teacher", 1, (*written, out / "taught.jsonl", "--min-reward", 2)),
+    ]
+    found: dict[Kind, set[str]] = {kind: set() for kind in KINDS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out)
+        patch.setenv("SRL_WORKSPACE", str(out))
+        patch.setattr(Section, "__getattribute__", look)
+        patch.setattr(srl.config, "load_config", then_clear(srl.config.load_config))
+        patch.setattr(evaluate_model, "local_settings", then_clear(evaluate_model.local_settings))
+        for kind, code, arguments in ways:
+            seen.clear()
+            logs = sorted(out.glob("runs/*-rft-*"))
+            typed = [str(each).replace("…", str(logs[-1]) if logs else "") for each in arguments]
+            assert main(typed) == code, typed
+            found[kind] |= seen
+    return found
+
+
+LOOKED_AT_IN_VAIN = {
+    "rollout.temperature": "validations and evaluations replace it in the options of an episode",
+    "rollout.top_p": "as well",
+    "rollout.max_num_seqs": "`srl ask` replaces it by 1",
+    "ref.path": "a model that may have to be fetched",
+    "trainer.save_freq": "the dry run and the room on the disk; --algo rft saves after each round",
+    "trainer.test_freq": "as well",
+    "model.gradient_checkpointing": "the keywords of load_model; nothing is trained",
+    "model.lora_rank": "as well",
+    "model.lora_alpha": "as well",
+    "model.lora_target_modules": "as well",
+}
+"""Keys that a run looks at though nothing depends on them there, and why."""
+
+NOT_LOOKED_AT = {
+    ("rl", "algorithm.filter_groups."): "off",
+    ("rl", "data.pass_rate_pools."): "off",
+    ("rl", "sft."): "a cold start; these runs start from a model",
+    ("rl", "trainer.sample_count"): "trainer.sample_freq is 0",
+    ("rl", "cluster."): "--backend verl",
+    ("eval", "cluster."): "--backend verl",
+    ("rl", "verl"): "--backend verl",
+    ("eval", "verl"): "--backend verl",
+    ("rft", "algorithm.name"): "decides defaults as the configuration is loaded",
+    ("made", "trainer.seed"): "--from facts",
+    ("", "trainer.plugin_path"): "looked at as the configuration is loaded",
+    ("", "data.filter_overlong_prompts"): "no prompt is too long",
+    ("", "data.mix_end"): "no mix",
+    ("", "data.mix_steps"): "no mix",
+    ("", "data.world"): "the files are given",
+    ("", "retriever.name"): "an index says it",
+    ("", "rollout.gpu_memory_utilization"): "vLLM",
+    ("", "rollout.openai."): "a server generates",
+    ("", "search.max_failed"): "no search failed",
+    ("", "search.timeout_s"): "a server searches",
+    ("", "search.retries"): "a server searches",
+    ("", "search.retrievers.<name>."): "several retrievers",
+    ("", "trainer.project_name"): "wandb",
+    ("", "trainer.experiment_name"): "wandb",
+}
+"""Keys that a run depends on, though not these tiny ones: the kind of run (empty: any), key, and why."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_run_looks_at_and_what_the_table_says_it_reads_are_the_same(accessed, kind):
+    says = {key for key in KEYS if declared(kind, key)}
+    looks = accessed[kind] & set(KEYS)
+    assert looks - says <= set(LOOKED_AT_IN_VAIN)
+    elsewhere = [name for who, name in NOT_LOOKED_AT if who in ("", kind)]
+    assert [key for key in says - looks if not key.startswith(tuple(elsewhere))] == []
+
+
+def test_the_table_names_only_keys_that_exist_and_every_key_is_read_by_a_run():
+    for name in [*READ_BY, *LOOKED_AT_IN_VAIN, *(name for _, name in NOT_LOOKED_AT)]:
+        assert any(key.startswith(name) for key in KEYS), name
+    assert [key for key in KEYS if not any(declared(kind, key) for kind in KINDS)] == []
+
+
+@pytest.mark.parametrize(
+    ("algo", "key"),
+    [
+        ("sft", "actor.optim.lr=1e-3"),
+        ("sft", "trainer.total_training_steps=3"),
+        ("sft", "rollout.n=3"),
+        ("sft", "reward.overlong_buffer.len=3"),
+        ("sft", "algorithm.gamma=.5"),
+        ("sft", "sft.filter=em = 1"),
+        ("sft", "watch.action=rollback"),
+        ("sft", "data.pass_rate_pools.enable=true"),
+        ("rft", "actor.optim.lr=1e-3"),
+        ("rft", "trainer.save_freq=3"),
+        ("rft", "trainer.test_freq=3"),
+        ("rft", "sft.patience=3"),
+        ("rft", "algorithm.filter_groups.enable=true"),
+        ("grpo", "rft.questions=3"),
+        ("grpo", "sft.patience=3"),
+        ("grpo", "eval.batch_size=3"),
+        ("grpo", "critic.optim.lr=1e-3"),
+        ("grpo", "watch.explained_variance.patience=1"),
+        ("grpo", "algorithm.gamma=.5"),
+        ("grpo", "algorithm.kl_ctrl.kl_coef=.1"),
+        ("grpo", "algorithm.filter_groups.metric=em"),
+        ("grpo", "actor.loss_agg_constant=9"),
+        ("grpo", "model.lora_alpha=9"),
+        ("grpo", "rollout.openai.model=m"),
+        ("grpo", "trainer.project_name=p"),
+        ("grpo", "search.retries=1"),
+        ("grpo", "cluster.nnodes=2"),
+        ("grpo", "verl.trainer.nnodes=2"),
+    ],
+)
+def test_a_typed_key_that_the_run_does_not_read_is_named_in_a_warning(algo, key):
+    resolved = load_config(algo=algo, sets=[key, "rollout.n=2"])
+    name = key.partition("=")[0]
+    assert any(name in line for line in resolved.warnings)
+    assert value_of(resolved.config, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["actor.use_kl_loss=false", "actor.kl_loss_coef=.1"], "actor.kl_loss_coef"),
+        (
+            ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.target_kl=.1"],
+            "algorithm.kl_ctrl.target_kl",
+        ),
+        (["actor.policy_loss.loss_mode=cispo", "actor.clip_ratio_c=4"], "actor.clip_ratio_c"),
+        (["search.index=i", "retriever.bm25.k1=1.5"], "retriever.bm25.k1"),
+        (
+            ["search.index=i", "retriever.name=hybrid", "retriever.hybrid.retrievers.bm25.k1=1.5",
+             "retriever.hybrid.runtime.bm25.n_threads=2"],
+            "retriever.name retriever.hybrid.retrievers.bm25.k1",
+        ),
+        (["search.url=http://h/", "retriever.name=e5"], "retriever.name"),
+        (["actor.use_kl_loss=false", "ref.path=m"], "ref.path"),
+        (["actor.clip_ratio=.1", "actor.clip_ratio_low=.2", "actor.clip_ratio_high=.3"], "actor.clip_ratio"),
+        (["rollout.search=false", "search.topk=2"], "search.topk"),
+        (["rollout.search=false", "search.max_failed=.2"], ""),
+        (["actor.optim.lr_warmup_steps=3", "actor.optim.lr_warmup_steps_ratio=.1"],
+         "actor.optim.lr_warmup_steps_ratio"),
+        (["model.path=m", "sft.steps=3", "sft.optim.lr=1e-3"], "sft.steps sft.optim.lr"),
+        (["actor={optim: {lr: 1e-3}}", "critic={optim: {lr: 1e-3}}"], "critic.optim.lr"),
+        (["actor.clip_ratio=.1", "actor.clip_ratio_high=.3", "search.url=http://h/", "search.retries=1"], ""),
+    ],
+)  # fmt: skip
+def test_keys_that_another_key_makes_void_are_named_and_no_others(settings, key):
+    config = load_config(algo="grpo", sets=settings).config
+    assert set(unread(config, typed_keys({}, settings), "rl", "local", algorithm_plugin("grpo"))) == set(
+        key.split()
+    )
+
+
+def test_a_file_is_typed_where_the_user_wrote_it_but_not_for_other_algorithms(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text(
+        "critic: {optim: {lr: 1e-3}}\nper_algorithm: {grpo: {critic: {grad_clip: 2.0}}}\n", encoding="utf-8"
+    )
+    (said,) = load_config(file=file, algo="grpo").warnings
+    assert "critic.optim.lr" in said
+    assert "critic.grad_clip" not in said
+    assert load_config(file=file, algo="ppo").warnings == ()
+    save_config(tmp_path, load_config(file=file, algo="ppo").config)
+    saved = load_config(file=tmp_path / "config.yaml", algo="grpo").warnings
+    assert not [line for line in saved if "critic.optim.lr" in line]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo", "sft", "rft"])
+def test_what_is_read_is_not_warned_of(algo):
+    sets = {
+        "ppo": ["algorithm.gamma=.5", "algorithm.lam=.9", "algorithm.use_kl_in_reward=true",
+                "algorithm.kl_ctrl.kl_coef=.1", "sft.steps=3"],
+        "grpo": ["actor.optim.lr=1e-3", "actor.kl_loss_coef=.1"],
+        "sft": ["sft.optim.lr=1e-3", "trainer.save_freq=3", "actor.ppo_max_token_len=99"],
+        "rft": ["sft.filter=em = 1", "rft.questions=3", "trainer.total_training_steps=2", "rollout.n=3"],
+    }  # fmt: skip
+    assert load_config(algo=algo, sets=sets[algo]).warnings == ()
+
+
+def test_a_resumed_run_says_which_change_it_does_not_read(tmp_path):
+    save_config(tmp_path, load_config(algo="grpo").config)
+    cases: list[tuple[Kind, Backend, int]] = [("rl", "local", 2), ("rl", "verl", 1), ("rft", "local", 3)]
+    for kind, backend, count in cases:
+        sets = ["critic.ppo_max_token_len=9", "cluster.watchdog_s=60", "trainer.save_freq=1"]
+        _, lines = with_changes(load_saved(tmp_path), sets, kind, backend)
+        assert sum(text.partition("=")[0] in line for text in sets for line in lines) == count
+
+
+def test_an_evaluation_names_what_was_typed_for_training(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    typed = evaluate(place, "--data", place / "test.parquet", "--set", "actor.optim.lr=1e-3")
+    assert main([str(each) for each in typed if each != "-q"]) == 0
+    assert "actor.optim.lr" in capsys.readouterr().err
