@@ -104,7 +104,7 @@ def test_counts_are_those_of_the_listing_with_another_value(log, chosen):
     "cursor", ["", "x", "[]", "{}", "null", '[1, "a", "b", 0, "r", "i"]', "[[1], 1, 2, 3, 4, 5]"]
 )
 def test_cursor_from_elsewhere_is_refused_in_one_line(log, cursor):
-    with pytest.raises(UserError, match="no page begins at"):
+    with pytest.raises(UserError):
         page(log, Filter(), after=cursor)
 
 

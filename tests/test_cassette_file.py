@@ -131,7 +131,7 @@ def test_a_place_where_no_cassette_can_be_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"the cassette .*file/t cannot be written: "):
         Recorder(Scripted(), tmp_path / "file" / "t")
-    with pytest.raises(UserError, match=r"the cassette .* cannot be read: Is a directory"):
+    with pytest.raises(IsADirectoryError):
         Replay(tmp_path)
     with pytest.raises(
         UserError, match=r"there is no cassette .*/nowhere; record one: --set 'search.cassette=record"
@@ -149,31 +149,6 @@ def header(**changes: Any) -> str:
         "retrievers": None,
     }
     return json.dumps({**plain, **changes})
-
-
-def test_a_cassette_of_an_older_version_is_replayed(tmp_path):
-    digests = {"": "d", "web": "e"}
-    older = {
-        "format": 1,
-        "kind": "search tape",
-        "srl": "0",
-        "topk": 3,
-        "digests": digests,
-        "engines": ["web"],
-    }
-    (tmp_path / "t").write_text(f'{json.dumps(older)}\n{{"query": "a", "engine": "web"}}\n')
-    replay = Replay(tmp_path / "t")
-    assert replay.retrievers == ("web",)
-    found = asyncio.run(replay.search("a", "web"))
-    assert (found.retriever, found.index_digest) == ("web", "e")
-
-
-def test_a_cassette_of_an_older_version_is_continued(tmp_path):
-    ask(Recorder(Scripted(a=[ok("a")]), tmp_path / "t"), "a")
-    lines = (tmp_path / "t").read_text()
-    (tmp_path / "t").write_text(lines.replace('"search cassette"', '"search tape"'))
-    ask(Recorder(Scripted(b=[ok("b")]), tmp_path / "t", append=True), "b")
-    assert ask(Replay(tmp_path / "t"), "a", "b") == [ok("a"), ok("b")]
 
 
 @pytest.mark.parametrize(

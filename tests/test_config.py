@@ -195,6 +195,8 @@ def test_extending_in_a_circle_is_refused(tmp_path):
     write(tmp_path, "extends: b.yaml", "a.yaml")
     write(tmp_path, "extends: a.yaml", "b.yaml")
     assert "extends itself: a → b → a" in refused(file=tmp_path / "a.yaml")
+    write(tmp_path, f"extends: ../{tmp_path.name}/c.yaml", "c.yaml")
+    assert "extends itself" in refused(file=tmp_path / "c.yaml")
 
 
 # Mistakes
@@ -280,6 +282,10 @@ def test_set_without_key_and_value_is_refused(text):
     assert "expected key=value" in refused(sets=[text])
 
 
+LAUGHS = "\n".join(["a0: &a0 [1]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))])
+"""A kilobyte of aliases of aliases, which stand for 9¹¹ values."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -289,6 +295,14 @@ def test_set_without_key_and_value_is_refused(text):
             ":2: not YAML: duplicate key 'trainer', first in line 1",
         ),
         ("1: 2", ":1: not YAML: the key 1 is not text"),
+        ("a: !!bool x", ":1: not YAML"),
+        ("a: !!binary x", ":1: not YAML"),
+        ("a: !!python/object:os.system x", ":1: not YAML"),
+        ("a: !mine x", ":1: not YAML"),
+        ("a: &a {b: *a}", ": not YAML"),
+        (LAUGHS, ": not YAML"),
+        ("trainer: {seed: " + "9" * 5000 + "}", "Exceeds the limit"),
+        ("[" * 5000, ": "),
         ("- a", ": expected sections"),
         ("format: 2", "has format 2, this srl reads up to 1"),
         ("extends: [a]", "extends is ['a']"),
@@ -548,6 +562,13 @@ PLAIN_WORDS = {
 def test_plain_words_are_read_by_the_rules_of_yaml_1_2(text, value):
     found = parse(text, "x")
     assert (found, type(found)) == (value, type(value))
+
+
+def test_core_tags_and_a_few_aliases_are_read():
+    text = "a: &x [1, 2]\nb: *x\nc: !!str 1\nd: !!float 1\ne: !!int '3'\nf: !!bool TRUE\ng: !!null ''"
+    assert parse(text, "x") == {
+        "a": [1, 2], "b": [1, 2], "c": "1", "d": 1.0, "e": 3, "f": True, "g": None
+    }  # fmt: skip
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

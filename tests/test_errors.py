@@ -5,9 +5,8 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from srl.config import yaml12
 from srl.data.parquet import open_parquet
-from srl.errors import UserError, first_line
+from srl.errors import CheckFailed, UserError, first_line, parsing
 
 
 @pytest.mark.parametrize(
@@ -31,10 +30,26 @@ def test_a_file_whose_reader_gives_no_reason_is_refused_in_one_line(tmp_path, mo
         pass
 
 
-def test_yaml_whose_reader_gives_no_reason_is_refused_in_one_line(monkeypatch):
-    def refuse(text, loader):
-        raise ValueError
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(36, "File name too long", "x"), ValueError("odd"), TypeError("odd"), KeyError("name"),
+        RuntimeError("odd"), RecursionError("odd"), OverflowError("odd"),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_what_a_library_raises_on_input_names_the_input_in_one_line(error):
+    with pytest.raises(UserError, match=r"^my\.json: ") as caught, parsing("my.json"):
+        raise error
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
 
-    monkeypatch.setattr(yaml12.yaml, "load", refuse)
-    with pytest.raises(UserError, match=r"^a\.yaml: not YAML: ValueError$"):
-        yaml12.parse("a: 1", "a.yaml")
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("odd"), AssertionError(), CheckFailed("known"), UserError("ours")]
+)
+def test_a_bug_and_an_error_of_ours_pass_through_while_input_is_parsed(error):
+    with pytest.raises(type(error)) as caught, parsing("my.json"):
+        raise error
+    assert caught.value is error

@@ -251,7 +251,3 @@ def test_a_template_file_says_where_its_retrievers_stand(tmp_path):
     assert found.messages("who")[0]["content"] == "Use <search>.\nQuestion: who?\n"
     listed = found.naming(named).messages("who")[0]["content"]
     assert listed == f"Use <search>.\n{list_retrievers(named)}\nQuestion: who?\n"
-    file.write_text("Use <search>.\n{engines}\nQuestion: {question}\n", encoding="utf-8")  # as older ones
-    older = template(str(file))
-    assert older.messages("who") == found.messages("who")
-    assert older.naming(named).messages("who")[0]["content"] == listed

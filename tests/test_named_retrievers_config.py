@@ -39,33 +39,6 @@ def test_named_retrievers_are_put_over_each_other_key_by_key(tmp_path):
     assert load_config(file=file, sets=["search.retrievers={}"]).config.search.retrievers == {}
 
 
-def test_an_old_key_is_read_with_one_warning_that_says_todays(tmp_path):
-    file = tmp_path / "my.yaml"
-    file.write_text("search:\n  topk: 2\n  engines:\n    web: {retriever: bm25, topk: 5}\n")
-    resolved = load_config(file=file)
-    assert resolved.config.search.retrievers["web"].topk == 5
-    assert resolved.origins[f"{WEB}.topk"] == f"{file}:4"
-    assert [said for said in resolved.warnings if "search.engines" in said] == [
-        f"{file}:4: search.engines is now search.retrievers; write search.retrievers"
-    ]
-    typed = load_config(sets=["search.engines.web.retriever=bm25", "search.engines.web.topk=5"])
-    assert typed.config.search.retrievers == resolved.config.search.retrievers
-    assert [said for said in typed.warnings if "search.engines" in said] == [
-        "--set: search.engines is now search.retrievers; write search.retrievers"
-    ]
-    with pytest.raises(UserError, match=r"no key 'search.retrievers.web.ulr'"):
-        load_config(sets=["search.engines.web.ulr=http://h/"])
-
-
-def test_a_configuration_saved_under_an_old_key_is_read(tmp_path):
-    resolved = load_config(sets=[f"{WEB}.retriever=bm25"])
-    save_config(tmp_path, resolved.config)
-    file = tmp_path / "config.yaml"
-    file.write_text(file.read_text().replace("retrievers:", "engines:"))
-    assert "engines:" in file.read_text()
-    assert load_saved(tmp_path) == resolved.config
-
-
 def test_every_key_of_a_named_retriever_is_resolved_and_saved(tmp_path):
     resolved = load_config(sets=[f"{WEB}.retriever=bm25"])
     rows = {key: (value, where) for key, value, where in describe(resolved)}

@@ -19,7 +19,6 @@ import srl.store
 from srl.config import Config
 from srl.data.parquet import write_questions
 from srl.errors import UserError
-from srl.files import write_json
 from srl.index import build_index, open_index
 from srl.protocol import template
 from srl.serve.named_retrievers import NamedRetrievers, digest_of
@@ -30,7 +29,6 @@ from srl.train.evaluate_model import evaluate_model, settings_of
 from srl.train.load_components import load_policy
 from srl.train.questions import choose_template, load_questions, warn_about_unlisted_retrievers
 from srl.train.run import resume
-from srl.train.run_directory import RunRecord
 from srl.train.search import IndexDigests, load_search
 from srl.trajectory import Hit, Question
 from srl.workspace import Workspace
@@ -252,16 +250,6 @@ def test_an_older_description_knows_no_retrievers():
     assert IndexDigests("b", {"web": "c"}).changed_since(older)[0].now == "b"
     assert IndexDigests("", {"web": "c"}).changed_since(older) == []
     assert IndexDigests.read({}) == IndexDigests()
-
-
-def test_an_older_description_calls_retrievers_engines_and_is_read(tmp_path):
-    known = {"preset": "tiny", "algo": "ppo", "started": "2026-01-01T00:00:00+00:00"}
-    digests = {"index_digest": "a", "engine_digests": {"web": "b"}}
-    assert IndexDigests.read(digests) == IndexDigests("a", {"web": "b"})
-    write_json(tmp_path / "run.json", {"format": 1, **known, "engine": "verl", **digests})
-    assert RunRecord.read(tmp_path) == RunRecord(
-        **known, backend="verl", index_digest="a", retriever_digests={"web": "b"}
-    )
 
 
 def test_the_plan_names_every_retriever_and_the_cassette(place):

@@ -1,8 +1,7 @@
 """Logs of earlier versions open, go on, are compacted and finished; so do those with columns of a newer one.
 
-In the first, `searches` did not say which retriever was asked; in the second, its column `retriever` was
-called `engine`; up to the third, the log did not say which hits were shown, how long an episode took, nor the
-trainer's log-probs.
+In the first, `searches` did not say which retriever was asked; up to the second, the log did not say which
+hits were shown, how long an episode took, nor the trainer's log-probs.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ import srl.store
 from srl.browse.searching import searches
 from srl.browse.trajectories import Filter
 from srl.cli import main
-from srl.errors import UserError
 from srl.evaluate import EpisodeResult, read_results
-from srl.renamed import COLUMNS
 from srl.store import finished as finished_log
 from srl.store import records, writer
 from srl.store.merge import merge_logs
@@ -54,7 +51,6 @@ def written_with(columns: dict[str, str]) -> Iterator[None]:
         for name in ("searches", "trajectories", "segments"):
             patch.setitem(PARTS, name, older(PARTS[name]))
         patch.setattr(records, "_table", table_of)
-        patch.delitem(COLUMNS, "searches")
         patch.setattr(finished_log, "create_views", lambda *_: None)
         yield
 
@@ -71,9 +67,7 @@ def retrievers(run: Path) -> list[tuple[int, str]]:
         return connection.execute("SELECT step, retriever FROM searches ORDER BY ALL").fetchall()
 
 
-@pytest.fixture(
-    params=[("", ""), ("engine", "web"), ("retriever", "web")], ids=["no column", "engine", "not shown"]
-)
+@pytest.fixture(params=[("", ""), ("retriever", "web")], ids=["no column", "not shown"])
 def older(request) -> tuple[Version, str]:
     """An earlier version, and which retriever its logs say was asked."""
     column, asked = request.param
@@ -181,23 +175,6 @@ def test_searches_of_an_older_log_are_counted_from_their_passages(tmp_path, fini
     ]  # fmt: skip
     assert [(row["searches"], row["repeated"]) for row in counted] == [(3, 1), (1, 0)]
     assert [row["evidence_shown"] for row in counted] == [pytest.approx(1 / 3), 1.0]
-
-
-@pytest.mark.parametrize("query", ["SELECT engine FROM searches", "SELECT s.engine FROM searches s"])
-def test_a_query_that_names_an_old_column_is_told_todays(tmp_path, query):
-    write_step(new_log(tmp_path), 1)
-    with pytest.raises(
-        UserError, match=r"searches.engine is now searches.retriever; write searches.retriever"
-    ):
-        srl.store.reading([tmp_path], lambda connection: connection.execute(query))
-
-
-def test_a_metric_by_an_old_name_is_shown_by_todays(tmp_path):
-    log = new_log(tmp_path)
-    log.write(1, "train", [record(episode())], {"env/number_of_valid_search/engine=web": 0.5, "val/em": 0.25})
-    with srl.store.open(tmp_path) as connection:
-        found = connection.execute("SELECT name, value FROM metrics ORDER BY ALL").fetchall()
-    assert found == [("env/number_of_valid_search/retriever=web", 0.5), ("val/em", 0.25)]
 
 
 @pytest.mark.parametrize("finished", [False, True])

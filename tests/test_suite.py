@@ -86,9 +86,7 @@ def test_a_manifest_of_another_version_is_refused_in_one_line(tmp_path: Path) ->
 
 def test_a_manifest_in_another_encoding_is_one_line(tmp_path):
     (tmp_path / "mine.yaml").write_bytes("name: Zürich\n".encode("latin-1"))
-    with pytest.raises(
-        UserError, match=r"mine\.yaml: expected a suite manifest \(YAML\) in UTF-8: .* at byte 7"
-    ):
+    with pytest.raises(UserError, match=r"mine\.yaml: .*UTF-8"):
         read_suite(str(tmp_path / "mine.yaml"))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
 EXIT_USER = 2
@@ -24,6 +27,31 @@ class CheckFailed(SrlError):  # noqa: N818 - named in the public interface
     """A requested check failed; exit code 1."""
 
     exit_code = EXIT_CHECK_FAILED
+
+
+INPUT_ERRORS = (OSError, ValueError, TypeError, LookupError, RuntimeError, ArithmeticError)
+"""What Python and libraries raise on an input that they cannot read."""
+
+
+@contextmanager
+def parsing(what: object) -> Iterator[None]:
+    """A border at which input of the user is parsed: what libraries raise on it is a UserError that names it.
+
+    Outside of these borders such an error is a bug of ours.
+    """
+    try:
+        yield
+    except INPUT_ERRORS as error:
+        raise UserError(f"{what}: {in_words(error)}") from error
+
+
+def in_words(error: BaseException) -> str:
+    """What an error says, in one line, without the file that it is about."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"expected text in UTF-8: {error.reason} at byte {error.start}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"no {error}" if isinstance(error, KeyError) else first_line(error)
 
 
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:

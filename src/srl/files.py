@@ -23,7 +23,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any, TypeVar
 
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.input_files import lines_of
 from srl.processes import is_alive
 from srl.pydantic_errors import no_constant
@@ -407,10 +407,8 @@ def read_json(path: Path | str, make: Callable[..., T]) -> T:
     """
     found = json_object(Path(path).read_bytes(), str(path))
     check_format(path, found.pop("format", None))
-    try:
+    with parsing(path):
         return make(**found)
-    except TypeError as error:
-        raise UserError(f"{path}: unexpected fields ({error})") from error
 
 
 def check_format(path: Path | str, found: object) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from srl.errors import UserError, nearest
+from srl.errors import UserError, nearest, parsing
 from srl.trajectory import Hit
 
 TAGS = ("think", "search", "information", "answer")
@@ -81,13 +81,12 @@ class Template:
         """This template with the named retrievers (name to description) in its prompt and its feedback."""
         if not retrievers or not self.searches:
             return self
-        prompt = self.prompt.replace("{engines}", "{retrievers}")  # as older files have it
-        prompt = prompt.replace("{retrievers}", list_retrievers(retrievers))
+        prompt = self.prompt.replace("{retrievers}", list_retrievers(retrievers))
         feedback = self.feedback.replace(_SEARCH_FEEDBACK, _search_feedback(retrievers))
         return replace(self, prompt=prompt, feedback=feedback)
 
 
-_NO_RETRIEVERS = re.compile(r"\{(?:retrievers|engines)\}[ \n]?")
+_NO_RETRIEVERS = re.compile(r"\{retrievers\}[ \n]?")
 _ANSWER_IS = re.compile(r"\banswer(?:\s+is\b:?|:)", re.IGNORECASE)
 _PLACES = re.compile(r"\{(question|information)\}")
 _QUESTION = "Question: {question}\n"
@@ -289,10 +288,8 @@ def template(name: str) -> Template:
             f"no template {name!r}: there are {known}, or a path to a text file with {{question}}"
             f"{nearest(name, list(TEMPLATES))}"
         )
-    try:
+    with parsing(path):
         text = path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: expected a template in UTF-8 with {{question}} in it, {error}") from error
     if "{question}" not in text:
         raise UserError(f"{path}: a template must contain {{question}}")
     searches = "<search>" in text or INFORMATION in text
@@ -302,10 +299,8 @@ def template(name: str) -> Template:
 
 def read_examples(path: Path | str) -> tuple[tuple[str, str], ...]:
     """The worked examples in a text file, for `Template.with_examples`. Raises UserError."""
-    try:
+    with parsing(path):
         found = examples_in(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: expected worked examples as a text in UTF-8, {error}") from error
     if not found or not all(question and says.endswith("</answer>") for question, says in found):
         raise UserError(
             f"{path}: expected worked examples, each with a line `Question: …` and below it an episode that "

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from secrets import randbelow
 
-from srl.errors import UserError, nearest
+from srl.errors import UserError, nearest, parsing
 
 _RUN = re.compile(r"^(?P<stamp>\d{8}T\d{6}Z)-(?P<what>.+)-s(?P<seed>\d+)-(?P<tail>[0-9a-f]{4})$")
 _LISTED = 5
@@ -30,7 +30,9 @@ class Workspace:
     @classmethod
     def resolve(cls, option: Path | str | None = None) -> Workspace:
         """`--workspace`, else `$SRL_WORKSPACE`, else `./srl-workspace`."""
-        root = Path(option or os.environ.get("SRL_WORKSPACE") or _DEFAULT).expanduser()
+        named = option or os.environ.get("SRL_WORKSPACE") or _DEFAULT
+        with parsing(f"the workspace {named}"):
+            root = Path(named).expanduser()
         if root.exists() and not root.is_dir():
             raise UserError(
                 f"the workspace {root} is a file; name a directory: srl --workspace DIR …, or $SRL_WORKSPACE"
@@ -83,8 +85,6 @@ class Workspace:
                 if not self.runs.is_dir():
                     raise UserError(f"{self.runs} is not a directory; {ELSEWHERE}") from None
                 continue
-            except OSError as error:
-                raise UserError(f"{run} cannot be created: {error.strerror}; {ELSEWHERE}") from error
             return run
 
     def _next_tail(self, stamp: str) -> int:

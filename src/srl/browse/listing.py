@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 
 from srl.browse.trajectories import COLUMNS, Filter
-from srl.errors import UserError, nearest
+from srl.errors import UserError, nearest, parsing
 from srl.store import rows
 
 Condition = tuple[str, list[object]]
@@ -193,11 +193,9 @@ def _cursor(row: dict[str, Any], column: str) -> str:
 
 def _read_cursor(text: str) -> list[Any]:
     """The values of a cursor. Raises UserError."""
-    try:
+    with parsing("the beginning of the page"):
         value, *ties = json.loads(text)
-        kinds = [type(one) for one in ties]
-    except (ValueError, TypeError):
-        kinds, value, ties = [], None, []
+    kinds = [type(one) for one in ties]
     if kinds != [int, str, int, str, str] or isinstance(value, list | dict | bool):
         raise UserError(f"no page begins at {text!r}; open the listing from its beginning")
     return [value, *ties]

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import duckdb
 
-from srl.errors import UserError, nearest
+from srl.errors import UserError, nearest, parsing
 from srl.store import rows
 from srl.store.verdict import VERDICTS
 from srl.trajectory import EndReason
@@ -109,9 +109,9 @@ def span(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)|(\d*):(\d*)", text.strip())
     if match is None:
         raise UserError(f"--steps {text}: expected a step such as 30, or a range such as 10:20")
-    if match[1]:
-        return int(match[1]), int(match[1])
-    return int(match[2] or 0), int(match[3] or 2**31 - 1)
+    with parsing("--steps"):
+        first, last = (match[1], match[1]) if match[1] else (match[2] or 0, match[3] or 2**31 - 1)
+        return int(first), int(last)
 
 
 def verdicts(

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.protocol import Action, parse_action
 from srl.store import LogWriter, Record
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
@@ -40,11 +40,8 @@ def read_dump(file: Path, phase: Phase = "train") -> list[Record]:
     """The episodes of one step. Raises UserError for a line that is not one of verl's."""
     step, seen, found = int(file.stem), Counter[str](), []
     for number, row in _lines(file):
-        try:
+        with parsing(f"{file}, line {number}: not a generation that verl wrote"):
             record = _record(row, step, phase)
-        except (KeyError, TypeError, ValueError) as error:
-            what = f"no field {error}" if isinstance(error, KeyError) else error
-            raise UserError(f"{file}, line {number}: not a generation that verl wrote: {what}") from error
         asked = record.trajectory.question.id
         record.trajectory.sample = seen[asked]
         seen[asked] += 1
@@ -56,10 +53,8 @@ def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with open(file, "rb") as lines:  # json decodes each line, so that an error has its number
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                try:
+                with parsing(f"{file}, line {number}: not JSON"):
                     yield number, json.loads(line)
-                except ValueError as error:
-                    raise UserError(f"{file}, line {number}: not JSON: {error}") from error
 
 
 def check_dump(directory: Path) -> None:

@@ -11,7 +11,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from srl import __version__
 from srl.errors import UserError
-from srl.renamed import OPTIONS, renamed
 
 COMMANDS = {
     "data": "Get questions and corpora: make a world, read published formats.",
@@ -41,9 +40,6 @@ class _Lean:
     def get_params(self, ctx: Any) -> list[Any]:
         return [_lean(parameter) for parameter in super().get_params(ctx)]  # type: ignore[misc]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _current_options(ctx, args))  # type: ignore[misc]
-
 
 def _lean(parameter: Any) -> Any:
     many = parameter.nargs != 1 or parameter.multiple
@@ -58,32 +54,6 @@ def _lean(parameter: Any) -> Any:
 
     parameter.process_value = process_value
     return parameter
-
-
-def _current_options(ctx: Any, arguments: list[str]) -> list[str]:
-    """`arguments` with the current names of options; prints a warning for each old name."""
-    names = OPTIONS.get(ctx.command_path, {})
-    given = [argument.partition("=") for argument in arguments]
-    for old in dict.fromkeys(name for name, _, _ in given if name in names):
-        from srl.cli import output
-
-        if not any(one.is_flag for one in ctx.command.params if names[old] in one.opts):
-            _refuse_two_values(old, names[old], arguments)
-        output.warn(f"warning: {renamed(old, names[old])}")
-    return [names.get(name, name) + equals + value for name, equals, value in given]
-
-
-def _refuse_two_values(old: str, new: str, arguments: list[str]) -> None:
-    """Raise UserError if an option has one value by its old name and another by its current one."""
-    values: dict[str, str] = {}
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, equals, value = argument.partition("=")
-        if name in (old, new):
-            values[name] = value if equals else following
-    if len(set(values.values())) > 1:
-        raise UserError(
-            f"{old} {values[old]} and {new} {values[new]} contradict each other: {renamed(old, new)}"
-        )
 
 
 class LeanCommand(_Lean, TyperCommand):
@@ -117,6 +87,9 @@ class LazyGroup(LeanGroup):
     def summaries(self, ctx: Any) -> list[tuple[str, str]]:
         return list(COMMANDS.items())
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _workspace_first(args))
+
     def make_context(self, *arguments: Any, **extra: Any) -> Any:
         try:
             return super().make_context(*arguments, **extra)
@@ -132,6 +105,18 @@ class LazyGroup(LeanGroup):
             raise _in_one_line(error) from error
 
 
+def _workspace_first(arguments: list[str]) -> list[str]:
+    """`arguments` with `--workspace` before the command, where it may also be typed after it."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    for place, argument in enumerate(arguments[:end]):
+        if argument == _WORKSPACE or argument.startswith(f"{_WORKSPACE}="):
+            after = place + (2 if argument == _WORKSPACE else 1)
+            rest = _workspace_first(arguments[:place] + arguments[after:])
+            return [*arguments[place:after], *rest]
+    return arguments
+
+
+_WORKSPACE = "--workspace"
 _USAGE: Any = typer.BadParameter.__mro__[1]
 """click's UsageError, from whichever package this version of typer takes it."""
 
@@ -198,7 +183,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _frame(
     workspace: Annotated[
-        Path | None, typer.Option(help="Workspace directory; default $SRL_WORKSPACE or ./srl-workspace.")
+        Path | None,
+        typer.Option(
+            help="Workspace directory, also after the command; default $SRL_WORKSPACE or ./srl-workspace."
+        ),
     ] = None,
     verbose: Annotated[
         int,

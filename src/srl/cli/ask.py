@@ -51,11 +51,15 @@ def ask(
     """
     from srl.cli.eval.shared import check_inputs, check_search, read_model, tell_changed_indexes
     from srl.cli.output import note, progress, show_counted
+    from srl.errors import UserError
 
     model, question = _model_and_question(model, question, sets or [])
     question = None if question is None else _checked(question)
     check_inputs([], index, url, [])
-    directory, workspace = read_model(model)
+    try:
+        directory, workspace = read_model(model)
+    except UserError as error:
+        raise _swapped(model, question) or error from error
     flags = {"search.index": index, "search.url": url, "eval.temperature": temperature,
              "rollout.max_turns": max_turns}  # fmt: skip
     show_counted()
@@ -84,6 +88,22 @@ def _model_and_question(
     if model is None and not is_server:
         raise UserError(f"which model? name its directory or run, or --set {_SERVER} for a server's")
     return (None, model) if is_server and question is None else (model, question)
+
+
+def _swapped(model: str | None, question: str | None) -> Exception | None:
+    """The error for arguments in the wrong order; None where the question names no model either."""
+    from shlex import join
+
+    from srl.cli.eval.shared import read_model
+    from srl.errors import UserError
+
+    if not model or not question:
+        return None
+    try:
+        read_model(question)
+    except UserError:
+        return None
+    return UserError(f"MODEL comes before QUESTION; type: {join(['srl', 'ask', question, model])} …")
 
 
 def _checked(question: str) -> str:

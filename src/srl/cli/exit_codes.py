@@ -22,11 +22,14 @@ from srl.errors import (
     EXIT_USER,
     SrlError,
     first_line,
+    in_words,
     is_out_of_memory,
     with_notes,
 )
 
 EXIT_BROKEN_PIPE = 141
+_LONGEST_WORD = 400
+"""Characters of a word in an error; what was typed may be longer."""
 _LIBRARIES = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -102,9 +105,7 @@ def _report(error: BaseException) -> int:
 
 
 def _environment_error(error: BaseException) -> str | None:
-    """One line for an error of the machine (disk full, no permission), else None."""
-    from errno import EACCES, EMFILE, ENFILE, EPERM, EROFS
-
+    """One line for an error of a file or of the machine (no such file, disk full), else None."""
     from srl.files import target_of, why_not_written
 
     if is_out_of_memory(error):
@@ -112,11 +113,8 @@ def _environment_error(error: BaseException) -> str | None:
     where = getattr(error, "filename", None)
     if why := why_not_written(error):
         return f"{why.replace(';', f' at {where};') if where else why} and try again"
-    if isinstance(error, OSError) and error.errno in {EACCES, EPERM, EROFS, EMFILE, ENFILE}:
-        what = f"{error.strerror}: {target_of(where)}" if where else str(error.strerror)
-        from srl.workspace import ELSEWHERE
-
-        return f"{what}; check the permissions and limits, write elsewhere, or {ELSEWHERE}"
+    if isinstance(error, OSError):
+        return f"{in_words(error)}: {target_of(where)}" if where else in_words(error)
     return None
 
 
@@ -148,9 +146,12 @@ def _interrupted(error: BaseException, signal: Signals | None) -> int:
 
 
 def _say(message: object) -> None:
+    import re
+
     from srl.cli import output
 
-    output.warn(" ".join(["srl:", *str(message).split("\n")]))
+    text = re.sub(rf"(\S{{{_LONGEST_WORD // 2}}})\S{{{_LONGEST_WORD},}}", r"\1…", str(message))
+    output.warn(" ".join(["srl:", *text.split("\n")]))
 
 
 def _escape_unencodable() -> None:

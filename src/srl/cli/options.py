@@ -29,9 +29,31 @@ def check_new(file: Path | None, overwrite: bool, option: str = "--out") -> None
         raise UserError(f"{file} exists; give another {option}, or --overwrite")
 
 
+def whole_settings(settings: list[str] | None) -> list[str] | None:
+    """The values of `--set`. Raises UserError for one that is typed as two words."""
+    for text in settings or []:
+        if "=" not in text:
+            raise UserError(f"--set {text}: expected KEY=VALUE in one word, as in --set rollout.n=5")
+    return settings
+
+
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key (repeatable)."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any configuration key (repeatable).",
+        callback=whole_settings,
+    ),
+]
+RetrieverSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Option of the retriever (repeatable).",
+        callback=whole_settings,
+    ),
 ]
 QuestionFiles = Annotated[list[Path], typer.Option(help="Questions, Parquet or JSON lines (repeatable).")]
 ModelToRun = Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from srl.cli import output, plugins_table
-from srl.cli.options import Json
+from srl.cli.options import Json, whole_settings
 from srl.plugins import manager
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def check(
         Kind | None, typer.Option(help="Kind; needed if two kinds of plugin have this name.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the plugin.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the plugin.", callback=whole_settings),
     ] = None,
     as_json: Json = False,
 ) -> None:

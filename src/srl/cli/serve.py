@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from srl.cli import output
-from srl.cli.options import Json
+from srl.cli.options import Json, whole_settings
 from srl.errors import EXIT_CHECK_FAILED, UserError
 from srl.safe_text import keep_secret, refuse_credentials
 
@@ -48,6 +48,7 @@ def retriever(
             "--set",
             metavar="[NAME.]KEY=VALUE",
             help="Option of the retriever, such as n_threads=4, for one index or all (repeatable).",
+            callback=whole_settings,
         ),
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Server processes on this port.")] = 1,

@@ -12,7 +12,7 @@ from srl.config.algorithm import Algorithm
 from srl.config.keys import Config, KeyPath, flat, plain
 from srl.config.sections import NamedRetriever
 from srl.config.unread import value_of
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.safe_text import quoted, refuse_credentials
 
 KINDS = ("retriever", "reward", "algorithm")
@@ -224,13 +224,8 @@ def _check_curriculum(config: Config) -> None:
 def _check_rejection(config: Config) -> None:
     """Every rejection has its bounds."""
     section, key = config.algorithm.rollout_correction, "algorithm.rollout_correction.rollout_rs"
-    try:
+    with parsing(f"{key} = {section.rollout_rs} and {key}_threshold = {section.rollout_rs_threshold}"):
         section.rejections  # noqa: B018
-    except ValueError as error:
-        raise UserError(
-            f"{key} = {section.rollout_rs} does not fit {key}_threshold = {section.rollout_rs_threshold}: "
-            f"{error}; expected a bound for all, or one for each, such as seq_mean_k1 and 0.9_1.1"
-        ) from error
 
 
 def _check_openai(config: Config) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from srl.config.keys import KeyPath, flat, keys, place, plain, takes
 from srl.errors import UserError, nearest
-from srl.renamed import KEYS, VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +17,6 @@ class Setting:
     path: KeyPath
     value: Any
     origin: str
-    old_key: str = ""
-    """The old name of the key, if that was used."""
 
     @property
     def key(self) -> str:
@@ -39,38 +36,22 @@ def flatten(
     Raises UserError for an unknown key, and for a value where a section is expected.
     """
     for key, value in tree.items():
-        given = split_key(key, base)
-        path, old_key = _current(given)
+        path = split_key(key, base)
         kind, field = place(path)
         is_plugin = kind == "free" and len(path) == 2 and field is None
         if kind == "unknown" or (is_plugin and not isinstance(value, Mapping | None)):
-            raise UserError(f"{origin(given)}: no key {'.'.join(path)!r}{_suggestion(path)}")
+            raise UserError(f"{origin(path)}: no key {'.'.join(path)!r}{_suggestion(path)}")
         if path[:-1] == _NAMED and not value:
             raise UserError(
-                f"{origin(given)}: {'.'.join(path)} is empty; give it a url, an index or a retriever: "
+                f"{origin(path)}: {'.'.join(path)} is empty; give it a url, an index or a retriever: "
                 f"--set {'.'.join(path)}.url=URL"
             )
         if isinstance(value, Mapping) and (kind == "section" or (kind == "free" and value)):
-            yield from flatten(value, origin, given)
+            yield from flatten(value, origin, path)
         elif kind == "section" and value is not None:
-            raise UserError(f"{origin(given)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
+            raise UserError(f"{origin(path)}: {'.'.join(path)} is {reveal(value)}, expected keys under it")
         elif kind != "section" and not (is_plugin and value is None):
-            yield Setting(path, _current_value(old_key, value), origin(given), old_key)
-
-
-def _current(given: KeyPath) -> tuple[KeyPath, str]:
-    """The current name of a key, and its old name if `given` uses that."""
-    for old, new in KEYS.items():
-        parts = tuple(old.split("."))
-        if given[: len(parts)] == parts:
-            return (*new.split("."), *given[len(parts) :]), old
-    return given, ""
-
-
-def _current_value(old_key: str, value: Any) -> Any:
-    """The current value for one that was given by an old key."""
-    known = VALUES.get(old_key, {})
-    return known.get(value, value) if isinstance(value, str) else value
+            yield Setting(path, value, origin(path))
 
 
 def split_key(key: str, base: KeyPath = ()) -> KeyPath:

@@ -21,9 +21,8 @@ from srl.config.paths import portable, restored, workspace_of
 from srl.config.sections import one_or_many
 from srl.config.unread import Backend, Kind, kind_of, unread, unread_lines
 from srl.config.yaml12 import Lined, dump, parse
-from srl.errors import UserError, nearest
+from srl.errors import UserError, nearest, parsing
 from srl.files import FORMAT, atomic_file, check_format
-from srl.renamed import KEYS, renamed
 
 SAVED = "config.yaml"
 PRESETS = Path(__file__).parent.parent / "presets"
@@ -96,7 +95,7 @@ def load_config(
         if not any(path[:depth] in values for depth in range(1, len(path))):
             values.setdefault(path, (value, "default"))
     doubtful = cross_check(config, origins, plugin)
-    warnings = [*_old_keys(settings), *(doubtful if kind == "rl" else [])]
+    warnings = list(doubtful if kind == "rl" else [])
     config = build(values)
     own = [setting for layer in layers if layer.is_typed for setting in layer.settings]
     keys = [setting.key for setting in own + typed]
@@ -168,12 +167,6 @@ def describe(resolved: Resolved) -> list[tuple[str, Any, str]]:
     """`(key, value, origin)` of every value, in the order of the documentation."""
     values = {".".join(path): plain(value) for path, value in flat(resolved.config.model_dump())}
     return [(key, value, resolved.origins[key]) for key, value in values.items()]
-
-
-def _old_keys(settings: Sequence[Setting]) -> list[str]:
-    """A warning for each key that was given by its old name."""
-    found = {setting.old_key: setting.origin for setting in settings if setting.old_key}
-    return [f"{origin}: {renamed(old, KEYS[old])}" for old, origin in found.items()]
 
 
 def _origins(values: Values) -> dict[str, str]:
@@ -258,12 +251,12 @@ def read_layers(preset: str | None, file: Path | None) -> list[Layer]:
 def _chain(name: str | None, above: Path | None) -> list[Layer]:
     """The preset or file `name` and all that it extends, lowest first; `above` is the one that extends it."""
     found: list[Layer] = []
-    seen = [above] if above else []
+    seen = [above.resolve()] if above else []
     while name is not None:
         path, origin = _locate(name, above)
-        if path in seen:
-            raise UserError(f"{origin} extends itself: {' → '.join(item.stem for item in [*seen, path])}")
-        seen.append(path)
+        seen.append(path.resolve())
+        if seen[-1] in seen[:-1]:
+            raise UserError(f"{origin} extends itself: {' → '.join(item.stem for item in seen)}")
         layer = read_layer(path, origin)
         found.insert(0, layer)
         name, above = layer.extends, path
@@ -282,7 +275,9 @@ def _locate(name: str, above: Path | None) -> tuple[Path, str]:
 
 def read_layer(path: Path, origin: str) -> Layer:
     """The settings in the file at `path`; messages call it `origin`."""
-    tree = parse(_text(path), origin)
+    with parsing(path):
+        text = path.read_text(encoding="utf-8")
+    tree = parse(text, origin)
     if not isinstance(tree, Lined | None):
         raise UserError(f"{origin}: expected sections with keys under them, found {type(tree).__name__}")
     rest = dict(tree or {})
@@ -298,15 +293,6 @@ def read_layer(path: Path, origin: str) -> Layer:
     if workspace := workspace_of(path):
         settings = [replace(item, value=restored(item.path, item.value, workspace)) for item in settings]
     return Layer(settings, overlays, extends if said else None, said, is_typed)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected text in UTF-8: {error.reason} at byte {error.start}") from error
-    except OSError as error:
-        raise UserError(f"{path}: the configuration cannot be read: {error.strerror}") from error
 
 
 def _overlays(tree: Any, whole: Lined | None, origin: str) -> dict[str, list[Setting]]:

@@ -1,19 +1,24 @@
 """YAML 1.2 on top of PyYAML: 1e-6 is a number, `no` is text, duplicate keys are errors, keys have line
 numbers.
 
-PyYAML implements YAML 1.1, where 1e-6 is text and 1:30 is a number. Here plain scalars follow the core schema
-of YAML 1.2. Text is written with quotes wherever either version would read it as something else.
+PyYAML implements YAML 1.1, where 1e-6 is text and 1:30 is a number. Here scalars follow the core schema of
+YAML 1.2, and there are no other tags. Text is written with quotes wherever either version would read it as
+something else.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import yaml
 
-from srl.errors import UserError, first_line
+from srl.errors import UserError, first_line, parsing
 
+MOST_VALUES = 100_000
+"""Values of a document with its aliases written out: a short text of aliases of aliases has billions."""
+_TAG = "tag:yaml.org,2002:"
 _CORE = {
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "int": (r"[-+]?[0-9]+", "-+0123456789"),
@@ -34,6 +39,18 @@ class _Loader(yaml.SafeLoader):
     """A safe loader with the plain scalars of YAML 1.2; mappings are `Lined` and refuse duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    yaml_constructors: ClassVar[dict[Any, Any]] = {
+        f"{_TAG}str": yaml.SafeLoader.construct_yaml_str,
+        f"{_TAG}seq": yaml.SafeLoader.construct_yaml_seq,
+        None: yaml.SafeLoader.construct_undefined,
+    }
+
+    def get_single_node(self) -> Any:
+        """The document's node. Raises MarkedYAMLError where its aliases make it too large."""
+        node = super().get_single_node()
+        if node is not None and _values(node, {}) > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"with its aliases it has more than {MOST_VALUES:,} values")
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -41,6 +58,19 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """The values in `node`, those of an alias each time; those `known` by identity are not counted again."""
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # an alias of itself has no end
+        below = (
+            [part for pair in node.value for part in pair]
+            if isinstance(node, yaml.MappingNode)
+            else (node.value if isinstance(node, yaml.SequenceNode) else [])
+        )
+        known[id(node)] = 1 + sum(_values(part, known) for part in below)
+    return known[id(node)]
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> Lined:
@@ -59,29 +89,45 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> Lined:
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     """Escapes unprintable characters, at which PyYAML breaks lines in other styles."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, None if text.isprintable() else '"')
+    return dumper.represent_scalar(f"{_TAG}str", text, None if text.isprintable() else '"')
 
 
 _Dumper.add_representer(str, _text)
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
-_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(node.value))
-for _tag, (_pattern, _first) in _CORE.items():
+
+
+def _scalar(name: str, convert: Callable[[str], Any]) -> Callable[[_Loader, yaml.ScalarNode], Any]:
+    """Reads a value of the tag `name`, which may stand before it: `!!bool x` is none."""
+
+    def read(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        text = loader.construct_scalar(node)
+        if not re.fullmatch(_CORE[name][0], text):
+            raise yaml.MarkedYAMLError(problem=f"{text!r:.60} is no {name}", problem_mark=node.start_mark)
+        return convert(text)
+
+    return read
+
+
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "bool": lambda text: text.lower() == "true", "int": int, "float": float, "null": lambda text: None,
+}  # fmt: skip
+_Loader.add_constructor(f"{_TAG}map", _mapping)
+for _name, (_pattern, _first) in _CORE.items():
+    _Loader.add_constructor(f"{_TAG}{_name}", _scalar(_name, _VALUES[_name]))
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(
-            f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), [c.strip("\0") for c in _first]
+            f"{_TAG}{_name}", re.compile(f"^(?:{_pattern})$"), [c.strip("\0") for c in _first]
         )
 
 
 def parse(text: str, name: str) -> Any:
     """The one document in `text`; mappings are `Lined`. Raises UserError naming `name` and the line."""
     try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{name}{line}: not YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not YAML: {first_line(error)}") from error
+        with parsing(name):
+            return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{name}{line}: not YAML: {problem or first_line(error)}") from error
 
 
 def dump(value: Any) -> str:

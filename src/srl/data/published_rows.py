@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from srl.data.golden_answers import UnclearAnswers, golden_answers
-from srl.errors import UserError, first_line
+from srl.errors import UserError, first_line, parsing
 from srl.files import read_jsonl
 from srl.input_files import beginning, check_input, is_compressed, open_input
 
@@ -230,14 +230,12 @@ def _columns(row: Mapping[Any, Any]) -> str:
 
 def _load_json(path: Path) -> Any:
     try:
-        with open_text(path) as file:
+        with parsing(path), open_text(path) as file:
             return json.load(file)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}:{error.lineno}: expected JSON, found {error.msg} (column {error.colno})"
         ) from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: expected JSON in UTF-8: {error}") from error
 
 
 def first_character(path: Path) -> str:

@@ -14,7 +14,7 @@ from srl.config.yaml12 import Lined, parse
 from srl.data.parquet import read_questions
 from srl.data.sources import source_of
 from srl.data.splits import canonical_split
-from srl.errors import UserError, nearest
+from srl.errors import UserError, nearest, parsing
 from srl.files import FORMAT, check_format, digest_text, json_object, write_json
 from srl.input_files import check_input
 from srl.pydantic_errors import expected
@@ -70,12 +70,8 @@ def read_suite(name: str) -> Suite:
             f"no suite {name!r}: give a manifest file (YAML), or one of {', '.join(known)}"
             f"{nearest(name, known)}"
         )
-    try:
+    with parsing(path):
         text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: expected a suite manifest (YAML) in UTF-8: {error.reason} at byte {error.start}"
-        ) from error
     found = parse(text, str(path))
     if not isinstance(found, Lined):
         raise UserError(f"{path}: expected a suite manifest with the keys format, name and sets")
@@ -214,7 +210,8 @@ def read_recorded(path: Path) -> dict[str, str]:
         return {}
     found = json_object(path.read_bytes(), str(path))
     check_format(path, found.get("format"))
-    return dict(found.get("digests", {}))
+    with parsing(path):
+        return {name: str(digest) for name, digest in dict(found.get("digests", {})).items()}
 
 
 def record(path: Path, sets: Mapping[str, Rows], recorded: Mapping[str, str]) -> None:

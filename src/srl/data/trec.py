@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from srl.data.published_rows import Record, first_character, open_text
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 
 _TOPIC = re.compile(r"<top>(.*?)</top>", re.DOTALL | re.IGNORECASE)
 _NUMBER = re.compile(r"<num>\s*(?:Number:)?\s*([^\s<]+)", re.IGNORECASE)
@@ -30,11 +30,8 @@ _HEADERS = ("query-id", "query_id", "qid", "id")
 @contextmanager
 def _text(path: Path) -> Iterator[IO[str]]:
     """Open the file. Raises UserError where it is not text, or a broken gzip file."""
-    try:
-        with open_text(path) as file:
-            yield file
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected text in UTF-8, found {error.reason}") from error
+    with parsing(path), open_text(path) as file:
+        yield file
 
 
 def is_tagged(path: Path) -> bool:

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from srl.answers import findable
 from srl.data.corpus import title_key
 from srl.data.published_rows import describe
-from srl.errors import UserError, first_line
+from srl.errors import UserError, parsing
 from srl.evaluate.corpus_scan import Found, Sought, scan
 from srl.files import FORMAT, atomic_file, check_format, digest_text
 from srl.trajectory import Passage, Question
@@ -283,7 +283,7 @@ def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
     path = Path(run) / FILE
     if not path.is_file():
         return None
-    try:
+    with parsing(f"{path} is damaged, delete it"):
         told = pq.read_schema(path).metadata or {}
         check_format(path, int(told[b"srl_format"]))
         own, notes = told[b"key"].decode(), json.loads(told[b"notes"])
@@ -293,7 +293,4 @@ def read_coverage(run: Path, key: str | None = None) -> WrittenCoverage | None:
         found = {
             row.pop("question_id"): Coverage(**{**row, "missing": tuple(row["missing"])}) for row in rows
         }
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        what = first_line(error)
-        raise UserError(f"{path} is damaged ({what}); delete it, and type the same command again") from error
     return WrittenCoverage(found, notes, own)

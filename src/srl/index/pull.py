@@ -252,10 +252,7 @@ def in_gb(size: int) -> str:
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Lock the directory. Raises UserError where another process has locked it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
+    out.mkdir(parents=True, exist_ok=True)
     with locked(out, f"another srl index pull is writing to {out}; wait for it to end"):
         yield
 

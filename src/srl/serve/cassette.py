@@ -18,16 +18,13 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.files import FORMAT, check_format, digest_text, lock_open_file
 from srl.index import Index
-from srl.renamed import current_fields
 from srl.serve.named_retrievers import aclose, connect, digest_of, indexes_of
 from srl.trajectory import Hit, Passage, Search, SearchStatus, SearchTool, current_episode
 
 KIND = "search cassette"
-_KINDS = (KIND, "search tape")
-"""The second is what older versions wrote."""
 
 _DEFAULTS = {
     one.name: one.default
@@ -88,7 +85,6 @@ class Cassette:
             self.sessions = int(line["session"])
 
     def _search(self, line: Mapping[str, Any]) -> Search:
-        line = current_fields("cassette", line)
         hits = tuple(Hit(self._passage(number), float(score)) for number, score in line.get("hits", ()))
         digest = self.header.digests.get(line.get("retriever", ""), "")
         given = {name: line[name] for name in _DEFAULTS if name in line}
@@ -125,31 +121,22 @@ def read_cassette(path: Path) -> Cassette | None:
 
 
 def _complete_lines(path: Path) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            yield from (line for line in file if line.endswith(b"\n"))
-    except OSError as error:
-        raise UserError(f"the cassette {path} cannot be read: {error.strerror}") from error
+    with open(path, "rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
 def _header(path: Path, line: Any) -> CassetteHeader:
-    if not isinstance(line, dict) or line.get("kind") not in _KINDS:
+    if not isinstance(line, dict) or line.get("kind") != KIND:
         raise UserError(f"{path} is not a search cassette; {_RECORD}")
     check_format(path, line.get("format"))
-    line = current_fields("cassette", line)
-    try:
+    with parsing(f"{path}:1: the cassette is damaged"):
         names = line["retrievers"]
         return CassetteHeader(line["topk"], dict(line["digests"]), None if names is None else tuple(names))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}:1: the cassette is damaged: invalid header; record it again") from error
 
 
 def _add(cassette: Cassette, line: Any, where: str) -> None:
-    try:
+    with parsing(f"{where}: the cassette is damaged"):
         cassette.add(line)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        why = "this line is neither a search nor a passage"
-        raise UserError(f"{where}: the cassette is damaged: {why}; record it again") from error
 
 
 def _text(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from srl.store.older import old_column_hints
 from srl.store.schema import PARTS, RESCORE_SCHEMA, RUN_SCHEMA, TABLES, WATCH_SCHEMA, Table, sql_type
-
-_NO_COLUMN = re.compile(r'column "(\w+)" not found|column named "(\w+)"')
-"""DuckDB's messages for an unknown column."""
 
 
 def create_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -109,11 +104,5 @@ def seal(connection: duckdb.DuckDBPyConnection, directories: Sequence[Path], spi
 
 
 def in_one_line(error: Exception) -> str:
-    """The message of an error on one line, without DuckDB's excerpt of the query.
-
-    For a column with an old name, the current name is added.
-    """
-    message = " ".join(str(error).split("\n\nLINE ")[0].split())
-    unknown = _NO_COLUMN.search(message)
-    old = (unknown[1] or unknown[2]) if unknown else ""
-    return "; ".join([message, *old_column_hints(old)])
+    """The message of an error on one line, without DuckDB's excerpt of the query."""
+    return " ".join(str(error).split("\n\nLINE ")[0].split())

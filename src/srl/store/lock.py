@@ -133,17 +133,14 @@ def _lock(path: Path, doing: str, launcher: Process | None) -> _LockedFile:
 
 
 def _opened(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except PermissionError:
-            if not path.exists():
-                raise
-            # a killed process of another user left it behind
-            return os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"{path.parent} cannot be written: {error.strerror}") from error
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        if not path.exists():
+            raise
+        # a killed process of another user left it behind
+        return os.open(path, os.O_RDONLY)
 
 
 def _describe(descriptor: int, doing: str, launcher: Process | None) -> None:

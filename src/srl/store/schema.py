@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from srl.renamed import METRICS
 from srl.store.verdict import VERDICT_SQL
 
 FORMAT = 1
@@ -306,13 +305,6 @@ def _pivot_sql() -> str:
     )
 
 
-def _metric_name() -> str:
-    name = "entry.key"
-    for old, new in METRICS.items():
-        name = f"replace({name}, '{old}', '{new}')"
-    return name
-
-
 _STEP_ROWS = _STEPS[:-1] + _columns(*((name, pa.float64(), text) for name, _, text in _PIVOT))
 
 _RUN_SQL = """
@@ -355,7 +347,7 @@ TABLES: tuple[Table, ...] = (
           _pivot_sql()),
     Table(
         "metrics", "One row per metric of a step.", _METRICS,
-        f"SELECT run_id, step, phase, {_metric_name()} AS name, entry.value AS value FROM "
+        "SELECT run_id, step, phase, entry.key AS name, entry.value AS value FROM "
         "(SELECT run_id, step, phase, unnest(map_entries(metrics)) AS entry FROM raw.steps)",
     ),
     Table("trajectories", "One row per episode.", (*_TRAJECTORIES, _VERDICT), VERDICT_SQL),

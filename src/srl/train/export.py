@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from srl.config import Config, load_saved
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.files import atomic_directory, link_or_copy, write_json
 from srl.manifests import ABOUT, MANIFEST, check_checkpoint, files_in, replaceable, write_manifest
 from srl.model import DTYPES, error_line, load_model, quietly
@@ -94,10 +94,8 @@ def whole_checkpoints(run: Path) -> dict[int, Path]:
 
 def _latest(file: Path) -> int:
     said = file.read_text(encoding="utf-8").strip() if file.is_file() else "-1"
-    try:
+    with parsing(file):
         return int(said)
-    except ValueError as error:
-        raise UserError(f"{file}: expected the number of the latest step, found {said!r}") from error
 
 
 def _has_model(actor: Path) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from srl.config import Config
-from srl.errors import UserError
-from srl.files import FORMAT, check_format, write_json
+from srl.files import FORMAT, check_format, json_object, write_json
 from srl.hub_models import hub_name
 from srl.manifests import ABOUT
 from srl.protocol import Template
@@ -51,11 +49,6 @@ def read_card(model: Path) -> dict[str, Any]:
     path = model / ABOUT
     if not path.is_file():
         return {}
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from error
-    if not isinstance(known, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(known).__name__}")
+    known = json_object(path.read_bytes(), str(path))
     check_format(path, known.get("format"))
     return known

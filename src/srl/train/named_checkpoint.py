@@ -10,7 +10,7 @@ from pathlib import Path
 
 import srl.store
 from srl.config import load_saved
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.hub_models import HubName, is_gguf
 from srl.train.run_directory import CHECKPOINTS, RunRecord, best_step, checkpoints, whole_verl_steps
 from srl.workspace import Workspace, split_at_step
@@ -58,7 +58,8 @@ def named_step(run: Path, which: str, note: Callable[[str], None]) -> int:
         return best_of_run(run, note)
     if not which.isdecimal():
         raise UserError(f"{run.name}@{which}: expected {run.name}@best, or the step of a checkpoint after @")
-    return int(which)
+    with parsing(f"{run.name}@{which}"):
+        return int(which)
 
 
 def best_of_run(run: Path, note: Callable[[str], None]) -> int:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from srl.errors import UserError
 from srl.files import FORMAT, atomic_file, read_json, write_json
 from srl.manifests import ABOUT
-from srl.renamed import current_fields
 
 BackendName = Literal["local", "verl"]
 """What trains: this process, or verl on a cluster."""
@@ -128,7 +127,7 @@ class RunRecord:
         path = run / RECORD
         if not path.is_file():
             raise UserError(f"{run} is not a run: it has no {RECORD}; `srl inspect runs` lists runs")
-        return read_json(path, lambda **found: cls(**current_fields("run", found)))
+        return read_json(path, cls)
 
 
 def due(step: int, every: int) -> bool:

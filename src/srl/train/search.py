@@ -15,7 +15,6 @@ from srl.index import Index, check_corpus, live_index, open_index, read_index_ma
 from srl.index.open import check_may_import
 from srl.plugins import manager
 from srl.plugins.options import runtime_options
-from srl.renamed import current_fields
 from srl.serve.cassette import Recorder, Replay
 from srl.serve.client import HttpSearch
 from srl.serve.in_process import LocalSearch
@@ -200,8 +199,7 @@ class IndexDigests:
 
     @classmethod
     def read(cls, known: Mapping[str, Any]) -> IndexDigests:
-        """Those in a `run.json` or `srl.json`; older versions wrote fewer fields."""
-        known = current_fields("run", known)
+        """Those in a `run.json` or `srl.json`."""
         return cls(str(known.get("index_digest") or ""), dict(known.get("retriever_digests") or {}))
 
     def as_fields(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from srl.errors import UserError, first_line
+from srl.errors import UserError, first_line, parsing
 
 SIZE = "fsdp_config.json"
 ADAPTER = "lora_train_meta.json"
@@ -123,8 +123,6 @@ def _plain_name(name: str) -> str:
 
 
 def _scale(file: Path) -> float:
-    try:
+    with parsing(f"{file}, the adapter's rank and alpha"):
         known = json.loads(file.read_text(encoding="utf-8"))
         return float(known["lora_alpha"]) / float(known["r"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{file} must give the adapter's rank and alpha: {error}") from error

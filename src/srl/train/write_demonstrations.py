@@ -19,7 +19,7 @@ from typing import IO, Any
 from srl import interrupts
 from srl.config import Config
 from srl.data.demonstration_file import write_demonstrations
-from srl.errors import CheckFailed, UserError
+from srl.errors import CheckFailed, UserError, parsing
 from srl.evaluate.episode_results import EpisodeResult
 from srl.files import digest_text, json_object, lock_open_file
 from srl.progress import Count, counted
@@ -137,21 +137,14 @@ class Journal:
                 "start over, or give another --out"
             )
         for number, row in enumerate(rows[1:], start=2):
-            try:
+            with parsing(f"{self.path}:{number} is damaged, remove the line"):
                 self._keep(row)
-            except (KeyError, TypeError) as error:
-                raise UserError(
-                    f"{self.path}:{number} is damaged ({type(error).__name__}: {error}); remove the line"
-                ) from error
         return len(whole)
 
     def _locked(self) -> IO[str]:
         """The file to append to, locked as long as it is open, where the file system has locks."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror}; give another --out") from error
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("a", encoding="utf-8")
         lock_open_file(file, f"another process writes {self.path}; wait for it to end, or give another --out")
         return file
 

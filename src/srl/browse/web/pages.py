@@ -26,7 +26,7 @@ from srl.browse.web.heat import LEGENDS, Heat, kinds, legend
 from srl.browse.web.parts import OVERVIEW, PANELS, charts, turns
 from srl.browse.web.rendering import LONGEST, environment
 from srl.browse.web.seeds import bands
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.store import find_logs, reading, rows, run_info
 from srl.workspace import Workspace
 
@@ -330,7 +330,8 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name) or ""
     if text and not (text.isascii() and text.isdigit()):
         raise UserError(f"{name} {text}: expected a whole number")
-    return int(text) if text else None
+    with parsing(name):
+        return int(text) if text else None
 
 
 def _limited(paths: Sequence[Path], query: str, warn: Callable[[str], None]) -> Answer:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from srl.cli.index.shared import IndexDirectory, Settings, show_index, stages
-from srl.cli.options import Json, Overwrite, read_settings
+from srl.cli.index.shared import IndexDirectory, show_index, stages
+from srl.cli.options import Json, Overwrite, RetrieverSettings, read_settings
 from srl.cli.output import progress
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def build(
         ),
     ] = None,
     retriever: Annotated[str, typer.Option(help="What will search it; also module:Class.")] = "bm25",
-    settings: Settings = None,
+    settings: RetrieverSettings = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +53,7 @@ def import_(
     corpus: Annotated[
         Path | None, typer.Option(help="Corpus it was built from, if it contains no passages.")
     ] = None,
-    settings: Settings = None,
+    settings: RetrieverSettings = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:

@@ -14,13 +14,12 @@ from srl.cli.index.shared import (
     Answers,
     Qrels,
     Questions,
-    Settings,
     figure_cells,
     notes,
     open_with,
     read_depths,
 )
-from srl.cli.options import Json
+from srl.cli.options import Json, RetrieverSettings
 from srl.errors import CheckFailed, UserError
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def evaluate(
     qrels: Qrels = None,
     answers: Answers = False,
     k: Annotated[str, typer.Option("-k", "--k", help="Depths of recall@k.")] = "1,3,5,10,100",
-    settings: Settings = None,
+    settings: RetrieverSettings = None,
     per_question: Annotated[
         Path | None, typer.Option(help="Also write the results per question to this file, as JSON lines.")
     ] = None,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from srl.cli import output
-from srl.cli.index.shared import IndexDirectory, Settings, open_with
+from srl.cli.index.shared import IndexDirectory, open_with
 from srl.cli.layout import snippet
-from srl.cli.options import Json
+from srl.cli.options import Json, RetrieverSettings
 from srl.errors import UserError
 from srl.safe_text import one_line
 
@@ -24,7 +26,7 @@ def search(
         list[str], typer.Argument(metavar="QUERY…", help="Queries; - reads one per line from stdin.")
     ],
     topk: Annotated[int, typer.Option("-k", "--topk", min=1, help="Hits per query.")] = 3,
-    settings: Settings = None,
+    settings: RetrieverSettings = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole passages on a terminal too.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -41,6 +43,10 @@ def search(
         raise UserError('empty query; type: srl index search DIR "who wrote …"')
     for query in wanted:
         output.checked_text(query, "query")
+    if not os.path.isdir(directory) and os.path.isdir(queries[-1]):
+        raise UserError(
+            f"DIR comes before QUERY; type: srl index search {shlex.join([queries[-1], str(directory)])}"
+        )
     found = _hits(open_with(directory, settings).outcomes(wanted, topk), wanted)
     if as_json:
         output.print_json([_as_json(*pair) for pair in zip(wanted, found, strict=True)])

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from srl.index import Index, Manifest
 
 IndexDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="Index directory.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Option of the retriever (repeatable)."),
-]
 Questions = Annotated[
     Path,
     typer.Option(help="Parquet, JSON lines, SQuAD, TREC topics, or `ID <tab> QUESTION` lines."),

@@ -9,6 +9,7 @@ import typer
 
 from srl.cli import output
 from srl.cli.inspect.shared import Json, OfPhase, RunOption, Wide, app, paths, print_rows, read, read_holding
+from srl.cli.options import RetrieverSettings
 
 if TYPE_CHECKING:
     from srl.browse.diff import Diff, SetDiff, Side
@@ -205,10 +206,7 @@ def replay(
         int | None,
         typer.Option("-k", "--topk", min=1, help="Hits per query; default: as many as were found."),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Option of the retriever (repeatable)."),
-    ] = None,
+    settings: RetrieverSettings = None,
     json: Json = False,
     wide: Wide = False,
 ) -> None:

@@ -19,7 +19,7 @@ from srl.train.make_missing import Note
 from srl.train.run_directory import LOG, RunRecord
 from srl.train.search import IndexDigests
 from srl.trajectory import Question
-from srl.workspace import ELSEWHERE, EVALUATION, Workspace, is_evaluation
+from srl.workspace import EVALUATION, Workspace, is_evaluation
 
 _LOGGED = f"""
 SELECT question_id, sample, id, valid, coalesce(em, 0), {QUESTION_DIGEST}
@@ -115,11 +115,7 @@ def evaluation_run(
     A run in whose log one of `questions` is another one is left as it is; `note` is told why a new one
     starts. Raises UserError if another process is evaluating the same.
     """
-    try:
-        workspace.runs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = f"cannot be created: {error.strerror}"
-        raise UserError(f"{workspace.runs} {why}; {ELSEWHERE}") from error
+    workspace.runs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         with locked(workspace.runs):
             found = None if fresh else _find(subject, questions, workspace, note, held)

@@ -9,7 +9,7 @@ from typing import Any
 
 from srl.config.keys import flat
 from srl.config.yaml12 import parse
-from srl.errors import UserError
+from srl.errors import UserError, parsing
 from srl.train.importing.hydra import read_override, resolved
 from srl.train.importing.key_table import SEARCH_R1, SEARCH_R1_ONLY, VERL, defaults_of
 from srl.train.importing.shell import read_script
@@ -56,10 +56,8 @@ class Source:
 def read_source(path: Path, given: Mapping[str, str]) -> Source:
     """Read the file at `path`; `given` are the values of `--define`. Raises UserError in one line."""
     text = _text(path)
-    try:
+    with parsing(path):
         source = _parsed(path, text, given)
-    except RecursionError as error:
-        raise UserError(f"{path}: brackets are nested too deeply") from error
     source.guess_megatron()
     known = {**defaults_of(source.dialect), **source.settings}
     source.settings, source.undefined = resolved(source.settings, known, given)
@@ -68,17 +66,13 @@ def read_source(path: Path, given: Mapping[str, str]) -> Source:
 
 
 def _text(path: Path) -> str:
-    try:
+    with parsing(path):
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise UserError(
                 f"{path} has {size:,} bytes; expected a configuration or a script of at most {MAX_BYTES:,}"
             )
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected text in UTF-8: {error.reason} at byte {error.start}") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if "\0" in text:
         raise UserError(f"{path}: expected text in UTF-8, found bytes of 0")
     if not text.strip():
@@ -144,10 +138,8 @@ def _of_overrides(words: list[tuple[str, int]], name: str) -> Source:
     source = Source(name)
     for word, line in words:
         where = f"{name}:{line}" if line else name
-        try:
+        with parsing(f"{where}: {word[:60]}"):
             override = read_override(word)
-        except ValueError as error:
-            raise UserError(f"{where}: {word[:60]}: {error}") from error
         if override is None:
             raise UserError(f"{where}: expected KEY=VALUE, found {word[:60]!r}")
         key, value, adds = override

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from srl.errors import SrlError, UserError
+from srl.errors import SrlError, UserError, parsing
 from srl.rollout.codec import Codec, TextCodec
 from srl.rollout.engine import Engine, Sampling
 from srl.rollout.openai_engine import RefusedError
@@ -337,10 +337,8 @@ def _prompt(options: Options) -> str:
     """The prompt with the verdicts filled in. Raises UserError."""
     text = PROMPT
     if options.prompt is not None:
-        try:
+        with parsing(f"{SECTION}.prompt: {options.prompt}"):
             text = options.prompt.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{SECTION}.prompt: {options.prompt} cannot be read: {error}") from error
     missing = [name for name in ("question", "answer", "verdicts") if f"{{{name}}}" not in text]
     if missing:
         raise UserError(f"{SECTION}.prompt: {options.prompt} has no {{{missing[0]}}}")

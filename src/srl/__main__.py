@@ -1,0 +1,7 @@
+"""`python -m srl` is the command `srl`."""
+
+import sys
+
+from srl.cli import main
+
+sys.exit(main())
