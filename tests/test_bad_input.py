@@ -333,6 +333,12 @@ def test_an_odd_input_is_one_line_and_the_users_error(shell: Shell, arguments) -
     assert len(shell.refused(*arguments)) < 2000
 
 
+def test_a_link_to_itself_is_the_users_error(shell: Shell) -> None:
+    (shell.folder / "loop").symlink_to("loop")
+    code, _, err = shell.typed("data", "world", "--out", "loop")
+    assert (code, err.count("\n")) == (2, 1)
+
+
 def test_a_suite_whose_recorded_digests_are_a_list_is_one_line(tmp_path) -> None:
     (tmp_path / "digests.json").write_text('{"format": 1, "digests": [1]}', encoding="utf-8")
     with pytest.raises(UserError, match=r"digests\.json"):

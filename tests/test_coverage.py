@@ -330,7 +330,7 @@ def test_the_key_tells_other_questions_answers_and_corpora_apart():
 def test_a_damaged_or_newer_file_is_refused_in_one_line(tmp_path):
     path = tmp_path / "coverage.parquet"
     path.write_bytes(b"PAR1 not really")
-    with pytest.raises(UserError, match=r"^.*coverage.parquet is damaged \(.*\); delete it") as told:
+    with pytest.raises(UserError, match=r"^.*coverage.parquet is damaged") as told:
         read_coverage(tmp_path)
     assert "\n" not in str(told.value)
     pq.write_table(pa.table({"a": [1]}), path)

@@ -296,7 +296,7 @@ def test_a_key_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
         ({"url": "http://me:password@host/v1"}, "reward.judge.url.*password"),
         ({"verdicts": {"Right": 1.0, "wrong": 0.0}}, "'Right'"),
         ({"verdicts": {"right": 1.0}}, "reward.judge.verdicts"),
-        ({"prompt": "no-such-file.txt"}, "reward.judge.prompt: no-such-file.txt cannot be read"),
+        ({"prompt": "no-such-file.txt"}, "reward.judge.prompt: no-such-file.txt"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(options: dict[str, Any], complaint: str) -> None:

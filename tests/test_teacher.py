@@ -213,10 +213,10 @@ def test_a_damaged_line_and_an_output_that_cannot_be_written_are_one_line(
     with Path("d.jsonl.partial").open("a") as file:
         file.write('{"question": "x"}\n')
     code, _, err = shell.typed(*command, *options(server))
-    assert (code, err.count("d.jsonl.partial:7 is damaged (KeyError: 'attempt'); remove the line")) == (2, 1)
+    assert (code, err.count("d.jsonl.partial:7 is damaged")) == (2, 1)
     Path("file").write_text("")
     teacher.asked = []
-    for out, why in (("file/d.jsonl", "cannot be written"), (".", "is a directory")):
+    for out, why in (("file/d.jsonl", ": file"), (".", "is a directory")):
         code, _, err = shell.typed(*command[:-1], out, "--overwrite", *options(server))
         assert (code, why in err.splitlines()[-1]) == (2, True)
     assert teacher.asked == []

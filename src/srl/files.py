@@ -113,7 +113,7 @@ def _target(path: Path | str, replace: Replace | None) -> Path:
     if path.is_symlink() or path.name == "..":
         path = Path(os.path.realpath(path))
     with suppress(OSError):
-        if Path.cwd().is_relative_to(path.resolve(strict=True)):
+        if Path.cwd().is_relative_to(os.path.realpath(path)):
             raise UserError(
                 f"{path}: this is or contains the current directory; give a new directory, such as ./result"
             )

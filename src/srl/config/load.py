@@ -6,6 +6,7 @@ another. Its `per_algorithm` holds values for one algorithm, which override its 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
@@ -251,12 +252,12 @@ def read_layers(preset: str | None, file: Path | None) -> list[Layer]:
 def _chain(name: str | None, above: Path | None) -> list[Layer]:
     """The preset or file `name` and all that it extends, lowest first; `above` is the one that extends it."""
     found: list[Layer] = []
-    seen = [above.resolve()] if above else []
+    seen = [os.path.realpath(above)] if above else []
     while name is not None:
         path, origin = _locate(name, above)
-        seen.append(path.resolve())
+        seen.append(os.path.realpath(path))
         if seen[-1] in seen[:-1]:
-            raise UserError(f"{origin} extends itself: {' → '.join(item.stem for item in seen)}")
+            raise UserError(f"{origin} extends itself: {' → '.join(Path(item).stem for item in seen)}")
         layer = read_layer(path, origin)
         found.insert(0, layer)
         name, above = layer.extends, path
