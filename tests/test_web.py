@@ -454,3 +454,17 @@ def test_long_answer_of_a_query_is_cut_and_a_slow_query_stopped(get, logged, mon
     monkeypatch.setattr("srl.browse.web.pages.QUERY_S", 0.05)
     slow = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7"
     assert "stopped after" in get("/sql", params={"q": slow, "run": PPO}).text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/compare?from={digits}", "/compare?step_a={digits}", "/run/last/trajectories?hops={digits}",
+        "/run/last/trajectories?steps=1:{digits}", "/run/last/trajectories?min_searches={digits}",
+        "/run/last/trajectories?after={brackets}", "/run/{name}", "/run/{name}/trajectories",
+    ],
+)  # fmt: skip
+def test_an_odd_address_is_the_askers_error(get, logged, address):
+    odd = {"digits": "9" * 5000, "brackets": "[" * 5000, "name": "n" * 5000}
+    answer = get(address.format(**odd))
+    assert 400 <= answer.status_code < 500
