@@ -10,10 +10,13 @@ import ctypes
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -379,32 +382,94 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A tensor that a plain model stores: its name there, where it is, and the LoRA layers that add to it."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    layers: tuple[Any, ...]
+
+    @property
+    def held(self) -> Tensor:
+        """The tensor, without what the adapters add; tied weights hold the same one."""
+        return getattr(self.module, self.attribute)  # type: ignore[no-any-return]
+
+    @property
+    def adapters(self) -> list[tuple[Any, str]]:
+        """Each LoRA layer with the name of an active adapter of it that is not in the tensor already."""
+        return [
+            (layer, name)
+            for layer in self.layers
+            for name in layer.active_adapters
+            if name not in layer.merged_adapters
+        ]
+
+    def merged(self) -> Tensor:
+        """The tensor with what the adapters add, summed in float32; the tensor itself where there are none."""
+        tensor = self.held.detach()
+        if not self.adapters:
+            return tensor
+        total = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+        for layer, adapter in self.adapters:
+            total += layer.get_delta_weight(adapter).detach()
+        return total.to(tensor.dtype)
+
+
+def stored_weights(model: nn.Module) -> list[StoredWeight]:
+    """The weights that the plain model under any adapters stores, in its order; tied ones under each name."""
+    stored = model.state_dict().keys()
+    return [
+        StoredWeight(f"{name}{attribute}", module, attribute, tuple(
+            layer for layer in layers if getattr(layer, "parameter_name", "weight") == attribute
+        ))
+        for own, name, module, layers in _without_wrappers(model)
+        for attribute, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        if f"{own}{attribute}" in stored
+    ]  # fmt: skip
+
+
+def _without_wrappers(
+    module: nn.Module, own: str = "", name: str = ""
+) -> Iterator[tuple[str, str, nn.Module, list[Any]]]:
+    """Each module that is no part of an adapter: the prefix of its weights' names here and in the plain
+    model, and the LoRA layers around it. PEFT nests one for each parameter of a module of experts."""
+    inner: Any = module
+    layers = []
+    while hasattr(inner, "get_delta_weight"):
+        layers.append(inner)
+        inner, own = inner.base_layer, f"{own}base_layer."
+    yield own, name, inner, layers
+    for child, below in inner.named_children():
+        yield from _without_wrappers(below, f"{own}{child}.", f"{name}{child}.")
+
+
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Each weight under its name in the plain model, any LoRA adapter merged in; sorted by name.
 
     One matrix is merged at a time, on its device, when it is asked for: nothing else is copied, and the model
-    itself is not changed. Of tied weights only the first is given.
+    itself is not changed. Of tied weights only the first is given, and each of those that an adapter unties.
     """
-    plain: dict[str, tuple[str, Tensor]] = {}
-    seen: set[tuple[int, torch.Size]] = set()
-    for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape)
-        if place not in seen and not re.search(r"\.lora_\w+\.", name):
-            seen.add(place)
-            plain[name.replace(".base_layer.", ".")] = (name, tensor.detach())
-    for name, (own, tensor) in sorted(plain.items()):
-        module = own.removesuffix(".base_layer.weight")
-        yield name, tensor if module == own else _merged(model.get_submodule(module), tensor)
+    for weight in sorted(_different_weights(model), key=attrgetter("name")):
+        yield weight.name, weight.merged()
 
 
-def _merged(module: Any, weight: Tensor) -> Tensor:
-    """`weight` with the active adapters of its module, added in float32."""
-    if not module.active_adapters:
-        return weight
-    merged = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-    for adapter in module.active_adapters:
-        merged += module.get_delta_weight(adapter).detach()
-    return merged.to(weight.dtype)
+def _different_weights(model: nn.Module) -> Iterable[StoredWeight]:
+    """The stored weights, tied ones once, unless an adapter adds to one of them alone."""
+    different: dict[tuple[int, ...], StoredWeight] = {}
+    for weight in stored_weights(model):
+        different.setdefault((id(weight.held), *map(id, weight.layers)), weight)
+    return different.values()
+
+
+def plain_config(model: PreTrainedModel) -> Any:
+    """A copy of the configuration, for the weights of `merged_weights`: without ties that an adapter ended."""
+    config = copy.deepcopy(model.config)
+    if any(count > 1 for count in Counter(id(weight.held) for weight in _different_weights(model)).values()):
+        for part in (config, config.get_text_config()):
+            part.tie_word_embeddings = False
+    return config
 
 
 def save_model(
@@ -427,8 +492,9 @@ def save_model(
         _save_weights(plain, merged_weights(model), folder)
         tokenizer.save_pretrained(folder)
         if has_lora(model):
+            trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
             with quietly():
-                model.save_pretrained(folder / "adapter")
+                model.save_pretrained(folder / "adapter", state_dict=trained)
 
 
 def _saved_generation_config(model: PreTrainedModel) -> GenerationConfig:
@@ -488,7 +554,7 @@ def _name_shards(files: Sequence[Path], folder: Path) -> None:
 def _plain(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same class and config, without adapter and without memory for its weights."""
     with torch.device("meta"):
-        made: Any = type(model)(copy.deepcopy(model.config))
+        made: Any = type(model)(plain_config(model))
     return made.to(model.dtype)
 
 

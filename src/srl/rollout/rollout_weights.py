@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from srl.model import has_lora
+from srl.model import StoredWeight, stored_weights
 
 LARGE = 1 << 14
 """The fewest elements of a weight that oneDNN multiplies."""
@@ -24,25 +25,29 @@ class MergedLora:
     """Merges a model's LoRA adapter into its weights and takes it out again.
 
     Subtracting the adapter would leave rounding errors in the weights. So the weights as they were are kept,
-    in host memory, and put back to the bit.
+    in host memory, and put back to the bit. A weight that something else uses too, such as a tied embedding,
+    stays apart from its adapter.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self._kept: list[tuple[Any, Tensor]] = []
+        self._kept: list[tuple[StoredWeight, Tensor]] = []
 
     @torch.no_grad()
     def merge(self) -> None:
         """Have each adapted layer compute with one matrix, W + ΔW summed in float32, if it does not yet."""
-        if self._kept or not has_lora(self.model):
+        if self._kept:
             return
+        weights = stored_weights(self.model)
+        users = Counter(id(weight.held) for weight in weights)
         try:
-            for layer in _adapted_layers(self.model):
-                weight, adapters = layer.get_base_layer().weight, list(layer.active_adapters)
-                self._kept.append((layer, weight.to("cpu", copy=True)))
-                delta = sum(layer.get_delta_weight(adapter).float() for adapter in adapters)
-                weight.copy_(weight.float() + delta)
-                layer.merged_adapters.extend(adapters)
+            for weight in weights:
+                disabled = any(layer.disable_adapters for layer in weight.layers)
+                if weight.adapters and users[id(weight.held)] == 1 and not disabled:
+                    self._kept.append((weight, weight.held.to("cpu", copy=True)))
+                    weight.held.copy_(weight.merged())
+                    for layer, adapter in weight.adapters:
+                        layer.merged_adapters.append(adapter)
         except BaseException:
             self.restore()
             raise
@@ -51,21 +56,11 @@ class MergedLora:
     def restore(self) -> None:
         """Put the weights back as they were before `merge`."""
         while self._kept:
-            layer, base = self._kept[-1]
-            layer.get_base_layer().weight.copy_(base)
-            layer.merged_adapters.clear()
+            weight, base = self._kept[-1]
+            weight.held.copy_(base)
+            for layer in weight.layers:
+                layer.merged_adapters.clear()
             self._kept.pop()
-
-
-def _adapted_layers(model: PreTrainedModel) -> Iterator[Any]:
-    """Linear layers with a plain LoRA adapter whose weight nothing else uses, such as a tied embedding."""
-    tied = getattr(model.get_input_embeddings(), "weight", None)
-    layers: list[Any] = list(model.modules())
-    for layer in layers:
-        base = layer.get_base_layer() if hasattr(layer, "get_delta_weight") else None
-        plain = not getattr(layer, "lora_variant", None) and not getattr(layer, "disable_adapters", False)
-        if type(base) is nn.Linear and plain and base.weight is not tied:
-            yield layer
 
 
 @contextmanager

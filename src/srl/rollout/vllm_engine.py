@@ -6,7 +6,6 @@ It uses `LLMEngine` of `VERSION` and the worker's `reload_weights`, and on a CPU
 from __future__ import annotations
 
 import asyncio
-import copy
 import gc
 import os
 import tempfile
@@ -24,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
-from srl.model import Float32Head, merged_weights
+from srl.model import Float32Head, merged_weights, plain_config
 from srl.rollout.codec import Codec
 from srl.rollout.engine import (
     Completion,
@@ -387,7 +386,7 @@ def _start(model: PreTrainedModel, options: dict[str, Any], threads: int) -> LLM
         from vllm.v1.engine.llm_engine import LLMEngine
     except Exception as error:
         raise UserError(f"vLLM {_version()} cannot be imported ({_line(error)}); {_remedy()}") from error
-    config = copy.deepcopy(model.config)
+    config = plain_config(model)
     config.architectures = [type(model).__name__]
     if isinstance(model.get_output_embeddings(), Float32Head):
         config.head_dtype = "float32"
