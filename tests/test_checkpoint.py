@@ -145,6 +145,35 @@ def test_an_adapter_is_saved_by_itself_and_merged(tmp_path):
     assert (path / "adapter" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("lora", [0, 4])
+def test_the_first_checkpoint_of_a_run_that_is_not_the_trained_model_is_refused(tmp_path, monkeypatch, lora):
+    them = learner(lora=lora, critic=False)
+    those = optimisers(them)
+    take_steps(them, those)
+    path, whole = save(tmp_path / "right", them, those), checkpoint.save_model
+
+    def lose_what_was_trained(model, tokenizer, directory):
+        whole(learner(critic=False).actor, tokenizer, directory)
+
+    monkeypatch.setattr(checkpoint, "save_model", lose_what_was_trained)
+    with pytest.raises(UserError):
+        save(tmp_path / "wrong", them, those)
+    assert not checkpoints(tmp_path / "wrong")
+    assert path.is_dir()
+
+
+def test_loading_a_checkpoint_anew_changes_nothing_of_the_run(tmp_path):
+    them = learner(lora=4)
+    those = optimisers(them)
+    take_steps(them, those)
+    before, state = {name: value.clone() for name, value in weights(them).items()}, torch.get_rng_state()
+    modes = [module.training for module in them.actor.modules()]
+    save(tmp_path, them, those)
+    assert_equal(weights(them), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in them.actor.modules()] == modes
+
+
 @pytest.mark.parametrize("broken", ["save_model", "write_json", "trained_weights"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_checkpoint_that_was_not_finished_is_not_there(tmp_path, monkeypatch, broken, error):
@@ -505,7 +534,7 @@ def test_an_older_checkpoint_with_the_weights_beside_the_model_is_gone_on_from(t
 
 
 def test_a_merged_checkpoint_holds_one_shard_and_nothing_else(tmp_path, monkeypatch):
-    """A policy of eight layers with an adapter and a critic on the same trunk."""
+    """A policy of eight layers with an adapter and a critic on the same trunk; the first is loaded anew."""
     sizes = {"vocab_size": len(tokenizer()), "layers": 8, "heads": 2, "ffn": 128, "max_length": 64}
     them = learner()
     them.actor = new_model("qwen2", width=64, **sizes)
@@ -516,6 +545,7 @@ def test_a_merged_checkpoint_holds_one_shard_and_nothing_else(tmp_path, monkeypa
     layer = sum(weight.nbytes for weight in them.actor.model.layers[0].parameters())
     monkeypatch.setattr("srl.model.SHARD", layer)
     networks = [*them.actor.parameters(), *them.critic.parameters()]
+    save(tmp_path, them, those)
     with Live(networks) as live:
-        save(tmp_path, them, those)
+        save(tmp_path, them, those, step=4)
     assert live.peak <= 2 * layer < sum(weight.nbytes for weight in them.actor.parameters()) / 3

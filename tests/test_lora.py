@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from tests.tiny_models import byte_level_tokenizer, tiny_model
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
+from srl.errors import UserError
 from srl.model import (
     add_lora,
+    check_merging,
     load_model,
     merged_weights,
     model_digest,
@@ -19,6 +30,7 @@ from srl.model import (
     without_lora,
 )
 from srl.rollout.rollout_weights import MergedLora
+from srl.update.critic import Critic
 
 IDS = torch.tensor([[5, 9, 200, 31, 7, 3, 3, 310], [8, 1, 44, 6, 399, 120, 77, 12]])
 LAYERS = ["q_proj", "down_proj"]
@@ -68,9 +80,13 @@ CASES = [
     *((kind, LAYERS) for kind in (tied, untied)),
     (conv1d, ["wte"]), (conv1d, ["lm_head", "wte"]), (conv1d, ["c_attn", "c_proj", "wte", "lm_head"]),
 ]  # fmt: skip
-each_case = pytest.mark.parametrize(
-    ("kind", "modules"), CASES, ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "+".join(value) if isinstance(value, list) else None)
-)  # fmt: skip
+
+
+def name_of(value) -> str:
+    return "+".join(value) if isinstance(value, list) else getattr(value, "__name__", value)
+
+
+each_case = pytest.mark.parametrize(("kind", "modules"), CASES, ids=name_of)
 
 
 def adapted(kind, modules) -> PreTrainedModel:
@@ -154,3 +170,57 @@ def test_merged_for_a_rollout_and_taken_out_again(kind, modules):
     lora.restore()
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
     assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case
+def test_merging_that_is_right_passes_and_the_check_changes_nothing(kind, modules, dtype):
+    model = adapted(kind, modules).to(dtype)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    state = torch.get_rng_state()
+    check_merging(model)
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "modules", "layer"),
+    [(tied, ["lm_head"], "Linear"), (tied, ["embed_tokens"], "Embedding"), (tied, LAYERS, "Linear"),
+     (experts, "all-linear", "ParamWrapper")],
+    ids=name_of,
+)  # fmt: skip
+def test_merging_that_is_wrong_is_refused_before_training(kind, modules, layer, dtype, tmp_path, monkeypatch):
+    """Layers whose change is left out."""
+    save_model(kind(), byte_level_tokenizer(), tmp_path / "base")
+    options = {"dtype": dtype, "lora_rank": 4, "lora_target_modules": modules}
+    load_model(tmp_path / "base", **options)
+    whole = getattr(peft.tuners.lora.layer, layer)
+    right = whole.get_delta_weight
+    monkeypatch.setattr(whole, "get_delta_weight", lambda *of: right(*of) * 0)
+    with pytest.raises(UserError) as refused:
+        load_model(tmp_path / "base", **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_adapter_under_which_the_model_does_not_run_is_refused():
+    """The router of Llama 4 gives a pair, to which PEFT cannot add."""
+    config = Llama4TextConfig(
+        vocab_size=400, hidden_size=32, intermediate_size=48, intermediate_size_mlp=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_local_experts=4,
+    )  # fmt: skip
+    with pytest.raises(UserError) as refused:
+        add_lora(Llama4ForCausalLM(config), 4)
+    assert "\n" not in str(refused.value)
+
+
+@each_case
+def test_critic_shares_the_base(kind, modules):
+    model = adapted(kind, modules)
+    critic, base = (
+        Critic(model, lora_rank=2, lora_target_modules=["c_attn" if kind is conv1d else "q_proj"]),
+        kind(),
+    )
+    with torch.no_grad():
+        states = critic.decoder(IDS).last_hidden_state
+        assert torch.equal(states, base.get_decoder()(IDS).last_hidden_state)

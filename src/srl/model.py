@@ -10,10 +10,12 @@ import ctypes
 import json
 import os
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 from operator import attrgetter
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 SHARD = 2 * 10**9
 """Bytes of weights that saving a model holds in host memory."""
+TOLERANCE, ROUNDED = 1e-3, 0.2
+"""How far logits of merged weights may be from those of the adapter apart, as a share of their spread: in
+float32 and where the weights have fewer bits."""
 _WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED_DTYPES = {
@@ -115,13 +120,16 @@ def load_model(
     model, info = loaded
     if info["missing_keys"]:
         raise UserError(f"{path} is incomplete: no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
+    model.to(target).eval()
     if lora_rank > 0:
         add_lora(model, lora_rank, lora_alpha, lora_target_modules)
     if cast_lm_head_to_fp32:
         cast_head(model)
+    if lora_rank > 0:
+        check_merging(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.to(target).eval()
+    return model.eval()
 
 
 class Float32Head(nn.Linear):
@@ -336,9 +344,12 @@ def add_lora(
         r=rank, lora_alpha=alpha, target_modules=names, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     try:
-        model.add_adapter(config)
-    except ValueError as error:
-        raise UserError(f"LoRA on {names!r} failed: {error_line(error)}") from error
+        with warnings.catch_warnings(action="ignore"):  # PEFT's, of settings that it corrects itself
+            model.add_adapter(config)
+        if model.device.type != "meta":
+            _probe(model)
+    except Exception as error:
+        raise UserError(f"LoRA on {names!r} of {type(model).__name__} failed: {error_line(error)}") from error
 
 
 def has_lora(model: PreTrainedModel) -> bool:
@@ -394,7 +405,8 @@ class StoredWeight:
     @property
     def held(self) -> Tensor:
         """The tensor, without what the adapters add; tied weights hold the same one."""
-        return getattr(self.module, self.attribute)  # type: ignore[no-any-return]
+        held: Tensor = getattr(self.module, self.attribute)
+        return held
 
     @property
     def adapters(self) -> list[tuple[Any, str]]:
@@ -407,13 +419,11 @@ class StoredWeight:
         ]
 
     def merged(self) -> Tensor:
-        """The tensor with what the adapters add, summed in float32; the tensor itself where there are none."""
+        """The tensor, and where there are adapters a new one with what they add, summed in float32."""
         tensor = self.held.detach()
-        if not self.adapters:
-            return tensor
-        total = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+        total = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if self.adapters else tensor
         for layer, adapter in self.adapters:
-            total += layer.get_delta_weight(adapter).detach()
+            total = total + layer.get_delta_weight(adapter).detach()
         return total.to(tensor.dtype)
 
 
@@ -464,12 +474,125 @@ def _different_weights(model: nn.Module) -> Iterable[StoredWeight]:
 
 
 def plain_config(model: PreTrainedModel) -> Any:
-    """A copy of the configuration, for the weights of `merged_weights`: without ties that an adapter ended."""
+    """A copy of the configuration that fits `merged_weights`: without the ties that an adapter ended."""
     config = copy.deepcopy(model.config)
     if any(count > 1 for count in Counter(id(weight.held) for weight in _different_weights(model)).values()):
         for part in (config, config.get_text_config()):
             part.tie_word_embeddings = False
     return config
+
+
+def check_merging(model: PreTrainedModel) -> None:
+    """Raises UserError where a plain model with the merged weights of `model` computes something else.
+
+    Meanwhile the adapters are random, so that each adds half the size of its weight; they are put back to
+    the bit.
+    """
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    kept = [weight.detach().clone() for weight in trained]
+    try:
+        _randomise_adapters(model)
+        _check_same(model, lambda: _with_weights_of(model), "its adapter cannot be merged into its weights")
+    finally:
+        for weight, before in zip(trained, kept, strict=True):
+            weight.data.copy_(before)
+
+
+@torch.no_grad()
+def _randomise_adapters(model: PreTrainedModel) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for weight in stored_weights(model):
+        for layer, adapter in weight.adapters:
+            wanted = 0.5 * float(weight.held.float().std())  # of scaling · BA, whose terms are r products
+            size = (wanted / (layer.scaling[adapter] * layer.r[adapter] ** 0.5)) ** 0.5
+            for name in layer.adapter_layer_names:
+                for factor in getattr(layer, name).parameters():
+                    factor.copy_(size * torch.randn(factor.shape, generator=generator))
+
+
+def check_saved(model: PreTrainedModel, directory: Path, trust_remote_code: bool = False) -> None:
+    """Raises UserError where the model saved in `directory`, loaded anew, computes something else."""
+
+    def load() -> tuple[PreTrainedModel, Mapping[str, Tensor]]:
+        attention, dtype = model.config._attn_implementation, str(model.dtype).removeprefix("torch.")
+        loaded = load_model(
+            directory, dtype=dtype, device="cpu", attn_implementation=attention,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+        return loaded, loaded.state_dict()
+
+    _check_same(model, load, "what is saved of it is not what was trained")
+
+
+def _with_weights_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, Tensor]]:
+    """The plain model on the meta device, and its weights, which are merged when they are asked for."""
+    plain, weights = _plain(model), {weight.name: weight for weight in stored_weights(model)}
+    plain.load_state_dict({name: weight.held.to("meta") for name, weight in weights.items()}, assign=True)
+    for _, name, module, _ in _without_wrappers(model):
+        for attribute, buffer in module.named_buffers(recurse=False):
+            setattr(plain.get_submodule(name.removesuffix(".")), attribute, buffer)
+    return plain, _Merged(weights)
+
+
+class _Merged(dict[str, Any]):
+    """Stored weights by name, each merged when it is read."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight: StoredWeight = super().__getitem__(name)
+        return weight.merged()
+
+
+@torch.no_grad()
+def _check_same(
+    model: PreTrainedModel, load: Callable[[], tuple[PreTrainedModel, Mapping[str, Tensor]]], fault: str
+) -> None:
+    """Raises UserError with `fault` where the logits of `model` differ from those of the plain model and its
+    weights that `load` gives, of which one layer at a time is on the device of `model`."""
+    expected = _probe(model)
+    try:
+        plain, weights = load()
+        if isinstance(model.get_output_embeddings(), Float32Head):
+            cast_head(plain)
+        _hold_one_block(plain, weights, model.device)
+        apart = float((_probe(plain, model.device) - expected).norm() / (expected - expected.mean()).norm())
+    except Exception as error:
+        raise UserError(f"{type(model).__name__}: {fault}: {error_line(error)}") from error
+    if expected.isfinite().all() and not apart <= (TOLERANCE if model.dtype.itemsize >= 4 else ROUNDED):
+        raise UserError(f"{type(model).__name__}: {fault}: logits are {apart:.2g} of their spread off")
+
+
+def _hold_one_block(plain: PreTrainedModel, weights: Mapping[str, Tensor], device: torch.device) -> None:
+    """Have `plain` take its `weights` to `device` as it computes: those of a block only while that runs."""
+    put = partial(plain.load_state_dict, strict=False, assign=True)
+    names = {name for name, _ in plain.named_parameters(remove_duplicate=False)}
+    outside = set(names)
+    for prefix, block in plain.named_modules():
+        for attribute, buffer in block.named_buffers(recurse=False):
+            setattr(block, attribute, buffer.to(device))
+        if type(block).__name__ in (plain._no_split_modules or ()):
+            inside = {name for name in names if name.startswith(f"{prefix}.")}
+            outside -= inside
+
+            def fill(*_: object, inside: set[str] = inside) -> None:
+                put({name: weights[name].to(device) for name in inside})
+
+            def empty(*_: object, inside: set[str] = inside) -> None:
+                put({name: plain.get_parameter(name).to("meta") for name in inside})
+
+            block.register_forward_pre_hook(fill)
+            block.register_forward_hook(empty)
+            empty()
+    put({name: weights[name].to(device) for name in outside})
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel, device: torch.device | None = None) -> Tensor:
+    """The first output, of a causal language model the logits `(2, 8, V)`, for some random ids; float32."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (2, 8), generator=generator)
+    with evaluating(model):
+        output: Tensor = model(input_ids=ids.to(device or model.device), use_cache=False)[0]
+    return output.float()
 
 
 def save_model(
@@ -493,7 +616,7 @@ def save_model(
         tokenizer.save_pretrained(folder)
         if has_lora(model):
             trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-            with quietly():
+            with quietly(), warnings.catch_warnings(action="ignore"):  # PEFT's, of base weights in an adapter
                 model.save_pretrained(folder / "adapter", state_dict=trained)
 
 

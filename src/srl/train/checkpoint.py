@@ -29,10 +29,17 @@ from srl.manifests import (
     read_manifest,
     write_manifest,
 )
-from srl.model import has_lora, load_model, save_model
+from srl.model import check_saved, has_lora, load_model, save_model
 from srl.train.model_card import write_card
 from srl.train.resume import names_a_way_around
-from srl.train.run_directory import CHECKPOINTS, STATE, Progress, checkpoint_path, superseded_checkpoints
+from srl.train.run_directory import (
+    CHECKPOINTS,
+    STATE,
+    Progress,
+    checkpoint_path,
+    checkpoints,
+    superseded_checkpoints,
+)
 from srl.update.critic import Critic
 from srl.update.kl import KLController
 from srl.update.optimiser import Optimiser
@@ -71,11 +78,15 @@ def save_checkpoint(
     and, if `keep_best`, the one with the best validation.
 
     Files that somebody else put into an earlier checkpoint of the step stay. Nothing is in it twice: of a
-    policy without an adapter the model has the weights. Its manifest has the checksum of every file.
+    policy without an adapter the model has the weights. Its manifest has the checksum of every file. The
+    first of a run is loaded anew. Raises UserError where that is not the model that was trained.
     """
     path = checkpoint_path(run, progress.step)
+    is_first = not checkpoints(run)
     with atomic_directory(path, replace=lambda path: None) as folder:
         save_model(learner.actor, tokenizer, folder)
+        if is_first:
+            check_saved(learner.actor, folder, learner.config.model.trust_remote_code)
         write_card(folder / ABOUT, {"step": progress.step, **card, **HAS_MANIFEST})
         trainer = folder / "trainer"
         trainer.mkdir()

@@ -65,7 +65,7 @@ def _trunk_without_adapter(policy: PreTrainedModel, *, shared: bool) -> PreTrain
     frozen = [weight for weight in policy.parameters() if shared and not weight.requires_grad]
     made = copy.deepcopy(trunk(policy), {id(weight): weight for weight in frozen})
     for name, module in list(made.named_modules()):
-        if hasattr(module, "get_base_layer"):
+        if hasattr(module, "get_base_layer") and not name.endswith(".base_layer"):  # PEFT nests them
             made.set_submodule(name, module.get_base_layer())
     return made
 
