@@ -313,8 +313,8 @@ def test_a_checkpoint_takes_no_more_than_is_estimated(tmp_path, saved, networks,
         path = save_checkpoint(
             tmp_path, Progress(step=1), learner, byte_level_tokenizer(), optimisers, {}, keep=None
         )
-    estimated = part(shape, config, "merged weights", "checkpoint")
-    assert live.peak <= estimated <= 1.5 * live.peak or live.peak < 20_000
+    estimated = part(shape, config, "saved model", "checkpoint")
+    assert 0.97 * live.peak <= estimated <= 1.5 * live.peak
     files = [file for file in path.rglob("*") if file.suffix in (".pt", ".safetensors")]
     written = sum(file.stat().st_size for file in files)
     assert checkpoint_bytes(shape, CPU) == pytest.approx(written, rel=0.02, abs=100_000)

@@ -138,7 +138,7 @@ def footprint(shape: Shape, config: Config, layout: Layout) -> Footprint:
     """
     if layout.kind == "local":
         held = [*_local_states(shape, config, layout), *_rollout(shape, config, layout)]
-        passes = [_logprobs(shape, config, layout), _merged(shape, layout)]
+        passes = [_logprobs(shape, config, layout), _saved(shape, layout)]
         parts = [*held, *_update(shape, config, layout), *passes]
     else:
         parts = [*_states(shape, config, layout), *_update(shape, config, layout)]
@@ -298,13 +298,17 @@ def _logprobs(shape: Shape, config: Config, layout: Layout) -> Part:
     return Part("log-prob buffers", 0, 0, f"{tokens:,} tokens: {largest}", logprobs=max(layer, logits))
 
 
-def _merged(shape: Shape, layout: Layout) -> Part:
-    """What saving a policy with an adapter holds: the largest matrix in float32, its change twice, the matrix
-    before it; and without a GPU the shard that is being written."""
+def _saved(shape: Shape, layout: Layout) -> Part:
+    """What a checkpoint takes. Saving a policy with an adapter: the largest matrix in float32, its change
+    twice, the matrix before it; and without a GPU the shard that is being written. After the first, the saved
+    model, of which a GPU has the embeddings and one layer."""
     largest = shape.width * shape.ffn * (FLOAT32 + 3 * shape.itemsize) if shape.adapter else 0
     shard = min(SHARD, shape.parameters * shape.itemsize) if shape.adapter and layout.cpu else 0
-    how = "one matrix" + (" and a shard of the merged weights" if shard else ", on its way to the disk")
-    return Part("merged weights", 0, 0, how, checkpoint=largest + shard)
+    on_gpu = shape.parameters - shape.body + shape.body // shape.layers
+    compared = 4 * 16 * shape.vocabulary * FLOAT32 + _forward_layer(shape, 16)  # logits of 16 tokens
+    loaded = (shape.parameters if layout.cpu else on_gpu) * shape.itemsize + compared
+    how = "the first is loaded anew" + ("" if layout.cpu else ", one layer at a time")
+    return Part("saved model", 0, 0, how, checkpoint=max(largest + shard, loaded))
 
 
 def _rank(config: Config, section: Actor | Critic) -> int:
