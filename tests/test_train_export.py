@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tests.training import SETTINGS, tokenizer
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from srl.cli import main
 from srl.config import Config, load_config, save_config
@@ -24,7 +24,7 @@ from srl.model import load_model, load_tokenizer, model_digest, new_model, save_
 from srl.protocol import STOP_STRINGS
 from srl.train.dry_run.model_size import shape_of
 from srl.train.evaluate_model import settings_of
-from srl.train.export import cast, export, make_tokenizer_readable, whole_checkpoints, write_weights
+from srl.train.export import cast, export, is_tokenizer_read_as_written, whole_checkpoints, write_weights
 from srl.train.make_missing import BASE_MODEL
 from srl.train.named_checkpoint import model_directory
 from srl.train.sharded_weights import merged, shard_files, sharding
@@ -184,8 +184,11 @@ def test_what_a_model_was_taught_is_in_srl_json(verl_run: Path, tmp_path: Path) 
 def test_tokenizer_is_the_runs_also_where_the_checkpoint_has_another(verl_run: Path, tmp_path: Path) -> None:
     odd = verl_run / "checkpoints" / "global_step_3" / "actor" / "huggingface" / "tokenizer.json"
     odd.write_text("{}", encoding="utf-8")
-    export(verl_run, tmp_path / "out")
-    for read in (AutoTokenizer.from_pretrained(tmp_path / "out"), load_tokenizer(tmp_path / "out")[0]):
+    out = export(verl_run, tmp_path / "out").directory
+    for read in (
+        PreTrainedTokenizerFast.from_pretrained(out),
+        load_tokenizer(out)[0],
+    ):
         assert read.encode(TEXT) == tokenizer().encode(TEXT)
     shutil.rmtree(verl_run / "tokenizer")
     with pytest.raises(UserError, match="empty or missing"):
@@ -253,6 +256,12 @@ def test_adapter_that_is_not_read_is_refused(tmp_path: Path) -> None:
     dora = {f"{LINEAR}.lora_magnitude_vector.default.weight": torch.ones(2)}
     with pytest.raises(UserError, match="adapter of an unsupported kind"):
         merged(adapted(tmp_path / "a", **dora))
+    embedding = {"base_model.model.embed.lora_embedding_A.default": torch.ones(1, 2)}
+    folder = adapted(tmp_path / "c", **embedding)
+    (file,) = shard_files(folder)
+    torch.save({name: tensor for name, tensor in torch.load(file).items() if LINEAR not in name}, file)
+    with pytest.raises(UserError):
+        merged(folder)
     folder = adapted(tmp_path / "b")
     (file,) = shard_files(folder)
     torch.save({name: tensor for name, tensor in torch.load(file).items() if "lora" in name}, file)
@@ -343,27 +352,19 @@ def test_number_too_large_for_the_dtype_is_said() -> None:
 # --- tokenizers ---
 
 
-def test_tokenizer_of_the_tiny_base_is_read_right_by_auto_tokenizer(tmp_path: Path) -> None:
-    shutil.copytree(BASE_MODEL, tmp_path / "base")
-    text = "Question: who wrote it? <search> Don't stop </search>"
-    right = PreTrainedTokenizerFast.from_pretrained(BASE_MODEL)
-    assert AutoTokenizer.from_pretrained(tmp_path / "base").encode(text) != right.encode(text)
-    assert make_tokenizer_readable(tmp_path / "base")
-    for options in ({}, {"trust_remote_code": False}, {"trust_remote_code": True}):
-        read = AutoTokenizer.from_pretrained(tmp_path / "base", **options)
-        assert read.encode(text) == right.encode(text)
-        assert read.decode(read.encode(text)) == right.decode(right.encode(text))
-    assert load_tokenizer(tmp_path / "base")[0].encode(text) == right.encode(text)
-
-
-def test_tokenizer_that_is_read_right_stays_as_it_is(tmp_path: Path) -> None:
+def test_tokenizer_that_auto_tokenizer_misreads_is_told_from_others(tmp_path: Path) -> None:
+    assert not is_tokenizer_read_as_written(BASE_MODEL)
     tokenizer().save_pretrained(tmp_path)
     new_model(
         "llama", vocab_size=len(tokenizer()), layers=1, width=16, heads=2, ffn=16
     ).config.save_pretrained(tmp_path)
-    before = (tmp_path / "tokenizer_config.json").read_bytes()
-    assert make_tokenizer_readable(tmp_path)
-    assert (tmp_path / "tokenizer_config.json").read_bytes() == before
+    assert is_tokenizer_read_as_written(tmp_path)
+
+
+def test_exported_tokenizer_trusts_no_code(run: Path, tmp_path: Path) -> None:
+    exported = export(run, tmp_path / "out").directory
+    for file in exported.glob("*.json"):
+        assert "trust_remote_code" not in file.read_text()
 
 
 # --- the command, and other commands that are given a run ---
@@ -377,7 +378,7 @@ def test_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.Ca
     command = (
         f"srl --workspace {run.parent.parent} eval run '{out}' --config {run / 'config.yaml'} --data FILE"
     )
-    assert said.err == f"evaluate it: {command}\n"
+    assert command in said.err
     assert main(["train", "export", "00ff", "--out", str(out), "--overwrite", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"directory": str(out), "run": NAME, "backend": "local", "step": 20, "dtype": "float32"}

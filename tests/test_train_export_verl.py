@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.training import SETTINGS, tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from srl.config import load_config, save_config
 from srl.errors import UserError
@@ -114,7 +114,7 @@ def test_exported_actor_is_the_model_that_was_trained(run: Path, tmp_path: Path)
     assert (found.step, found.backend, found.dtype) == (4, "verl", "float32")
     assert model_digest(tmp_path / "out") == model_digest(model())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    words = AutoTokenizer.from_pretrained(tmp_path / "out")
+    words = PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
     ids = torch.tensor([words.encode("what flag has velmar ?")])
     assert ids.tolist() == [tokenizer().encode("what flag has velmar ?")]
     with torch.no_grad():

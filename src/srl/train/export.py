@@ -76,7 +76,7 @@ def export(
             _export_verl(run, chosen, checkpoint, folder, dtype)
         else:
             _copy_model(checkpoint, folder, dtype, bool(dtype) and load_saved(run).model.trust_remote_code)
-        if not make_tokenizer_readable(folder):
+        if not is_tokenizer_read_as_written(folder):
             note(f"warning: AutoTokenizer misreads the tokenizer in {out}; use PreTrainedTokenizerFast")
         kept = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
         write_manifest(folder, KIND, {"run": run.name, "step": chosen, "files": files_in(folder)})
@@ -259,24 +259,18 @@ def _check(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
             )
 
 
-def make_tokenizer_readable(directory: Path) -> bool:
+def is_tokenizer_read_as_written(directory: Path) -> bool:
     """Whether `AutoTokenizer` reads the tokenizer of a model directory as its `tokenizer.json` says.
 
     For some architectures (Qwen2) transformers 5 builds its own tokenizer from the vocabulary, whatever class
-    is named. The key `trust_remote_code` in `tokenizer_config.json` makes it read the whole file; it is added
-    where needed. Despite its name it runs no code: the directory has none, and nothing else reads the key.
+    is named.
     """
-    file = directory / "tokenizer_config.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if known.get("tokenizer_class") not in GENERIC or _is_read_as_written(directory):
-        return True
-    write_json(file, {**known, "tokenizer_class": GENERIC[0], "trust_remote_code": True})
-    return _is_read_as_written(directory)
-
-
-def _is_read_as_written(directory: Path) -> bool:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    file = directory / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if config.get("tokenizer_class") not in GENERIC:
+        return True
     return _pipeline(AutoTokenizer, directory) == _pipeline(PreTrainedTokenizerFast, directory)
 
 

@@ -106,7 +106,7 @@ def _without_adapter(state: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
     """`state` under the plain model's names, with W + alpha/rank · BA for each weight W with an adapter."""
     adapted = sorted(name.removesuffix(_A) for name in state if name.endswith(_A))
     plain = {_plain_name(name): tensor for name, tensor in state.items() if ".lora_" not in name}
-    if adapted and len(plain) + 2 * len(adapted) != len(state):
+    if len(plain) + 2 * len(adapted) != len(state):
         raise UserError(f"{folder} has an adapter of an unsupported kind; LoRA on linear layers is supported")
     scale = _scale(folder / ADAPTER) if adapted else 0.0
     for name in adapted:
