@@ -6,7 +6,7 @@ from contextlib import redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -46,8 +46,50 @@ def check_gguf(file: Path) -> None:
     with open(file, "rb") as content:
         if content.read(len(MAGIC)) != MAGIC:
             raise UserError(f"{file} is not a GGUF file: it does not begin with GGUF")
+    _check_sizes(file)
     if find_spec("gguf") is None:
         raise UserError(f"reading {file} needs the package gguf; type: pip install 'srl-search[gguf]'")
+
+
+_WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a value of each type of GGUF's metadata; besides them 8 is a string and 9 an array."""
+_STRING, _ARRAY = 8, 9
+
+
+def _check_sizes(file: Path) -> None:
+    """Raises UserError where the metadata state more values than the file has bytes for.
+
+    The package that reads it believes every count: an array of 2^40 values would take it days.
+    """
+    size = file.stat().st_size
+    with open(file, "rb") as content:
+        content.seek(len(MAGIC))
+        order: Literal["little", "big"] = "little" if int.from_bytes(content.read(2), "little") else "big"
+
+        def skip(count: int) -> None:
+            if count > size - content.tell():
+                raise UserError(f"{file} is no whole GGUF file: its metadata go on after its end")
+            content.seek(count, 1)
+
+        def number(width: int) -> int:
+            start = content.tell()
+            skip(width)
+            content.seek(start)
+            return int.from_bytes(content.read(width), order)
+
+        skip(2 + 8)  # version, number of tensors
+        for _ in range(number(8)):
+            skip(number(8))
+            kind, count = number(4), 1
+            if kind == _ARRAY:
+                kind, count = number(4), number(8)
+            if kind in _WIDTHS:
+                skip(count * _WIDTHS[kind])
+                continue
+            if kind != _STRING:
+                raise UserError(f"{file} is no GGUF file that can be read: a value of type {kind}")
+            for _ in range(count):
+                skip(number(8))
 
 
 def convert_file(file: Path, path: Path, dtype: torch.dtype) -> None:
