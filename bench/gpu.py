@@ -44,7 +44,7 @@ from srl.config.load import (  # noqa: E402
     read_layers,
 )
 from srl.data.world import make_world, questions  # noqa: E402
-from srl.model import add_lora, new_model  # noqa: E402
+from srl.model import add_lora, new_model, recompute_layers  # noqa: E402
 from srl.protocol import template  # noqa: E402
 from srl.rollout.codec import Codec  # noqa: E402
 from srl.rollout.engine import Engine  # noqa: E402
@@ -144,7 +144,7 @@ def prepare(config: Config, sizes: dict[str, Any], device: torch.device) -> Benc
     model = made.to(device, torch.bfloat16)
     if settings.lora_rank:
         add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_target_modules)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    recompute_layers(model)
     codec = new_codec()
     engine = TorchEngine(
         model,

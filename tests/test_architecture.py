@@ -23,6 +23,7 @@ NOUNS = {"trajectory", "protocol", "model", "errors", "answers", "files", "works
 NOUNS |= {
     "hub_models",
     "daemon_thread",
+    "probe",
     "progress",
     "renamed",
     "manifests",
@@ -35,7 +36,7 @@ NOUNS |= {
 }
 """Modules at the root that everybody may import; they import each other and no stage."""
 
-BARE = {"trajectory", "protocol", "model", "rollout", "advantage", "update"}
+BARE = {"trajectory", "protocol", "model", "probe", "rollout", "advantage", "update"}
 """What runs on a machine that has torch and transformers and nothing else."""
 BARE_HELPERS = {
     "errors",

@@ -61,7 +61,7 @@ def compiler(monkeypatch):
 
 
 def compiled(model, note=pytest.fail):
-    assert logits.packs(model)
+    assert logits.packs(model, 64)
     compile_layers(logits.trunk(model), note)
     return model
 
@@ -78,7 +78,7 @@ def test_only_packed_batches_go_through_the_compiler(compiler):
 
 
 def test_recomputed_layers_are_compiled_in_both_passes(compiler):
-    model = compiled(tiny_model().train())
+    model = compiled(tiny_model())
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     learn(model, batch_of())
     assert compiler.calls == 4
@@ -140,7 +140,7 @@ def test_attention_stays_out_of_the_graph_when_another_model_is_packed_later(mon
     )
     torch._dynamo.reset()
     model = compiled(tiny_model())
-    assert logits.packs(tiny_model(seed=1)), "such as the reference of a run"
+    assert logits.packs(tiny_model(seed=1), 64), "such as the reference of a run"
     learn(model, batch_of())
     before = len(graphs)
     learn(model, batch_of(("paaaoa" * 4, "paa", "ppa", "paoa", "pppa", "paaa")))
@@ -150,14 +150,14 @@ def test_attention_stays_out_of_the_graph_when_another_model_is_packed_later(mon
 def test_a_copied_model_is_not_compiled(compiler):
     model = copy.deepcopy(compiled(tiny_model()))
     batch = batch_of()
-    assert logits.packs(model)
+    assert logits.packs(model, 64)
     token_stats(model, batch, batch.response_mask)
     assert compiler.calls == 0
 
 
 def test_a_trial_leaves_the_model_as_it_was(compiler):
     model = tiny_model()
-    assert logits.packs(model)
+    assert logits.packs(model, 64)
     trial = try_compiling(logits.trunk(model))
     assert min(trial.eager, trial.compiled, trial.compiling) > 0
     assert all(layer._compiled_call_impl is None for layer in layers_of(logits.trunk(model)))
@@ -168,7 +168,7 @@ def test_a_trial_leaves_the_model_as_it_was(compiler):
 def test_a_trial_with_a_compiler_that_fails_raises_its_error(compiler):
     compiler.fails_at = 1
     model = tiny_model()
-    assert logits.packs(model)
+    assert logits.packs(model, 64)
     with pytest.raises(RuntimeError, match=r"C\+\+ compile error"):
         try_compiling(logits.trunk(model))
 

@@ -190,7 +190,7 @@ def test_update_takes_about_what_is_estimated_and_not_more(
         actor__ppo_max_token_len=rows * length, actor__entropy_coeff=entropy_coeff,
     )  # fmt: skip
     shape = shape_of(config, path, needs_critic=False)
-    model = load_model(path, **model_options(config.model)).train()
+    model = load_model(path, **model_options(config.model))
     batch, loss = experience(rows, length, vocabulary), ActorLoss(entropy_coeff=entropy_coeff)
     accumulate_actor(model, batch, loss=loss, max_tokens=rows * length)  # gradients exist now
     with Live(list(model.parameters())) as live:
@@ -293,7 +293,6 @@ def test_update_of_a_critic_takes_about_what_is_estimated_and_not_more(saved, dt
     shape = shape_of(config, saved["qwen2"], needs_critic=True)
     given = experience(rows, length, 400)
     given = replace(given, values=torch.zeros_like(given.mask))
-    learner.critic.train()
     given_to = {"clip": 0.5, "normalise": "token-mean", "max_tokens": rows * length}
     accumulate_critic(learner.critic, given, **given_to)  # gradients exist now
     gradients = [master.grad for master in optimisers["critic"].masters]

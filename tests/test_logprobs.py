@@ -14,7 +14,7 @@ from srl.model import new_model
 from srl.update import logits
 from srl.update import logprobs as logprobs_module
 from srl.update.batch import collate
-from srl.update.logprobs import batched_stats, disable_dropout, token_stats
+from srl.update.logprobs import batched_stats, token_stats
 
 VOCABULARY = 40
 SPECS = ("ppaaoaa", "paaa", "ppppafffa")
@@ -112,11 +112,8 @@ def test_the_usual_models_go_the_short_way_in_every_dtype(dtype):
 
 
 def test_looking_at_a_model_leaves_it_as_it_was():
-    model = plain().train()
-    model.model.layers[0].eval()
+    model = plain()
     assert logits.is_head_on_trunk(model)
-    assert model.training
-    assert not model.model.layers[0].training
     assert not model.get_output_embeddings()._forward_hooks
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -193,12 +190,10 @@ def test_stats_are_zero_where_nothing_was_asked():
 def test_micro_batches_change_nothing(budget):
     model, batch = plain(), batch_of()
     expected = token_stats(model, batch, batch.response_mask, 0.7)
-    model.train()
     stats = batched_stats(model, batch, batch.response_mask, max_tokens=budget, temperature=0.7)
     torch.testing.assert_close(stats.logprobs, expected.logprobs.detach())
     torch.testing.assert_close(stats.entropy, expected.entropy.detach())
     assert not stats.logprobs.requires_grad
-    assert model.training
 
 
 def test_bfloat16_is_normalised_in_float32():
@@ -231,42 +226,6 @@ def test_stats_come_through_a_lora_adapter():
     assert not torch.allclose(after, before, atol=0.1)
     with without_lora(model):
         torch.testing.assert_close(token_stats(model, batch, batch.response_mask).logprobs.detach(), before)
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("Qwen2", {"attention_dropout": 0.5}),
-        (
-            "OPT",
-            {
-                "dropout": 0.5,
-                "attention_dropout": 0.5,
-                "layerdrop": 0.5,
-                "ffn_dim": 24,
-                "word_embed_proj_dim": 16,
-            },
-        ),
-        (
-            "GPT2",
-            {
-                "resid_pdrop": 0.5,
-                "attn_pdrop": 0.5,
-                "embd_pdrop": 0.5,
-                "n_embd": 16,
-                "n_layer": 2,
-                "n_head": 2,
-            },
-        ),
-    ],
-)
-def test_no_dropout_is_left_in_training_mode(name, sizes):
-    model, batch = of_library(name, **sizes), batch_of()
-    expected = token_stats(model, batch, batch.response_mask).logprobs
-    model.train()
-    assert not torch.allclose(token_stats(model, batch, batch.response_mask).logprobs, expected, atol=0.1)
-    disable_dropout(model)
-    torch.testing.assert_close(token_stats(model, batch, batch.response_mask).logprobs, expected)
 
 
 def test_what_stands_after_a_row_is_not_read():

@@ -91,12 +91,33 @@ def test_head_with_an_adapter_is_not_cast(saved):
         load_model(saved, lora_rank=2, lora_target_modules=["lm_head"], cast_lm_head_to_fp32=True)
 
 
+class Passes:
+    """Counts the forward passes of a module."""
+
+    def __init__(self, module):
+        self.count, self._module = 0, module
+
+    def __enter__(self):
+        self._hook = self._module.register_forward_hook(self._add)
+        return self
+
+    def __exit__(self, *error):
+        self._hook.remove()
+
+    def _add(self, *given):
+        self.count += 1
+
+
 def test_gradient_checkpointing_computes_the_same_gradients(saved):
     gradients = []
     for checkpointing in (False, True):
-        model = load_model(saved, gradient_checkpointing=checkpointing).train()
-        assert model.is_gradient_checkpointing == checkpointing
-        model(IDS).logits.sum().backward()
+        model = load_model(saved, gradient_checkpointing=checkpointing)
+        with Passes(model.model.layers[0].input_layernorm) as passes:
+            model(IDS, use_cache=False).logits.sum().backward()
+            assert passes.count == 1 + checkpointing
+            with torch.no_grad():
+                model(IDS)
+            assert passes.count == 2 + checkpointing
         gradients.append(model.model.embed_tokens.weight.grad)
     torch.testing.assert_close(*gradients)
 

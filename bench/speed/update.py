@@ -129,7 +129,6 @@ def eager(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     advantages = torch.tensor([1.0, -1.0]).repeat(len(batch) // 2)
 
     def update() -> None:
-        model.train()
         for index in micro_batches(batch.lengths, made.config.actor.ppo_max_token_len):
             rows = batch.rows(index)
             wanted = rows.response_mask[:, 1:] != 0

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from srl.errors import UserError
 from srl.files import atomic_directory
@@ -128,8 +129,31 @@ def load_model(
     if lora_rank > 0:
         check_merging(model)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_layers(model)
     return model.eval()
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Keep only the input of each layer for the backward pass, which computes the layer again.
+
+    transformers' own switch works in train mode only, which turns on dropout and noise as well. A policy is
+    in eval mode always: the log-probs trained are those of the policy that sampled. Raises UserError.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(
+            f"model.gradient_checkpointing=true: {type(model).__name__} has no layers to recompute"
+        )
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **options)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 class Float32Head(nn.Linear):
@@ -381,18 +405,6 @@ def on_device(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
             tensor.data = data
 
 
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, `model` is in eval mode; afterwards each of its modules is in the mode that it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
     """A tensor that a plain model stores: its name there, where it is, and the LoRA layers that add to it."""
@@ -590,8 +602,7 @@ def _probe(model: PreTrainedModel, device: torch.device | None = None) -> Tensor
     """The first output, of a causal language model the logits `(2, 8, V)`, for some random ids; float32."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.get_text_config().vocab_size, (2, 8), generator=generator)
-    with evaluating(model):
-        output: Tensor = model(input_ids=ids.to(device or model.device), use_cache=False)[0]
+    output: Tensor = model(input_ids=ids.to(device or model.device), use_cache=False)[0]
     return output.float()
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from srl.probe import kept_logits
 from srl.rollout.attention import Bucket, grouped_attention
 from srl.rollout.kv_cache import SlotCache, Stored
 from srl.rollout.slot_table import Rows, SlotTable
@@ -110,7 +111,7 @@ class CachedForward:
         self.assigned = SlotAssignment(self.cache)
         self._attention = grouped_attention if grouped else nullcontext
         self._splits = grouped and _takes_any_keyword(model)
-        self._last_only = _logits_of_the_last(model, 1)
+        self._last_only = kept_logits(model, 1)
         self._head = head() if (head := getattr(model, "get_output_embeddings", None)) else None
 
     def feed(self, table: SlotTable, rows: Rows) -> Tensor:
@@ -321,7 +322,7 @@ class PlainForward:
         )  # pads repeat the last id
         ids = torch.from_numpy(table.ids[rows[:, None], positions]).to(self.model.device)
         spread = int(lengths.max() - lengths.min())
-        output = self.model(input_ids=ids, use_cache=False, **_logits_of_the_last(self.model, spread + 1))
+        output = self.model(input_ids=ids, use_cache=False, **kept_logits(self.model, spread + 1))
         last = torch.from_numpy(lengths - lengths.max() - 1).to(ids.device)  # (B,), counted from the end
         return output.logits[torch.arange(len(rows), device=ids.device), last].float()
 
@@ -375,13 +376,6 @@ def _same_ids(table: SlotTable, rows: Rows) -> tuple[Rows, Rows]:
             leaders.append(index)
         leader_of[index] = seen[key]
     return np.array(leaders), leader_of
-
-
-def _logits_of_the_last(model: PreTrainedModel, count: int) -> dict[str, Any]:
-    """The keyword that limits the logits to the last `count` positions, where the model has one."""
-    base: Any = getattr(model, "get_base_model", lambda: model)()
-    known = "logits_to_keep" in inspect.signature(base.forward).parameters
-    return {"logits_to_keep": count} if known else {}
 
 
 def _takes_any_keyword(model: PreTrainedModel) -> bool:

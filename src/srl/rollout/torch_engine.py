@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
-from srl.model import evaluating, return_free_memory
+from srl.model import return_free_memory
 from srl.rollout.choose_forward import choose_forward
 from srl.rollout.codec import Codec
 from srl.rollout.engine import (
@@ -137,8 +137,7 @@ class TorchEngine(Engine):
         if deterministic and model.device.type == "cuda":
             make_cuda_deterministic()
         self._lora = MergedLora(model)
-        with evaluating(model):
-            self._forward = choose_forward(model, max_num_seqs, max_model_len)
+        self._forward = choose_forward(model, max_num_seqs, max_model_len)
         fast = not deterministic and is_onednn_faster(model, max_num_seqs)
         self._linears = onednn_linears if fast else nullcontext
         self._scheduler: asyncio.Task[None] | None = None
@@ -225,7 +224,7 @@ class TorchEngine(Engine):
         """Feed, draw and let the episodes run, until all of them wait for something else."""
         try:
             self._lora.merge()
-            with evaluating(self.model), self._linears(self.model):
+            with self._linears(self.model):
                 await self._let_episodes_run()
                 while self._can_advance():
                     self._admit()

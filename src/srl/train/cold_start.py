@@ -20,6 +20,7 @@ from srl.rollout.episode import EpisodeOptions
 from srl.train.load_components import episode_options, load_policy
 from srl.train.make_missing import Note, make_if_missing, start_of, world_directory
 from srl.train.model_card import model_card, write_card
+from srl.train.model_check import check_model
 from srl.train.questions import load_template
 from srl.train.search import RetrieverSettings, load_search, retriever_settings, without_cassette
 from srl.train.sft import demonstrated, fine_tune_policy
@@ -150,6 +151,7 @@ def make(
     paths = {"path": str(recipe.start), "tokenizer": str(recipe.tokenizer)}
     policy = load_policy(recipe.model.model_copy(update=paths), lambda text: None)
     prepare(policy.model)
+    check_model(policy.model, recipe.options.max_prompt_length + recipe.options.max_response_length, note)
     shown = demonstrated(recipe.demonstrations, search, policy.codec, recipe.template, recipe.options, note)
     fine_tune_policy(recipe.sft, policy, shown, recipe.max_tokens, recipe.seed)
     with atomic_directory(path) as folder:

@@ -44,7 +44,7 @@ def compile_updates(
     """
     wanted, policy = config.actor.use_torch_compile, trunks[0]
     unwanted = wanted is False or (wanted == "auto" and config.rollout.deterministic)
-    if unwanted or not packs(policy) or not layers_of(policy):
+    if unwanted or not packs(policy, config.data.max_episode_tokens) or not layers_of(policy):
         return
     if wanted == "auto" and seconds(policy) * len(layers_of(policy)) * tokens / (ROWS * LENGTH) < WORTH_S:
         return

@@ -35,7 +35,6 @@ from srl.train.slow_bfloat16 import note_slow_bfloat16
 from srl.train.threads import choose_threads
 from srl.update.critic import Critic
 from srl.update.kl import kl_controller
-from srl.update.logprobs import disable_dropout
 from srl.update.optimiser import Optimiser
 from srl.workspace import Workspace
 
@@ -55,10 +54,9 @@ class LoadedModel:
 
 
 def load_policy(section: Model, note: Note) -> LoadedModel:
-    """The policy of the section `model`, dropout off. `note` is told what its tokenizer lacks."""
+    """The policy of the section `model`. `note` is told what its tokenizer lacks."""
     assert section.path is not None, "model.path is filled in before the model is loaded"
     model = load_model(section.path, **model_options(section))
-    disable_dropout(model)
     return LoadedModel(
         model, load_codec(section, getattr(model.generation_config, "eos_token_id", None), note)
     )
@@ -284,7 +282,7 @@ def _load_reference(config: Config, policy: PreTrainedModel) -> PreTrainedModel:
     options = model_options(config.model) | {
         "dtype": str(policy.dtype).removeprefix("torch."), "lora_rank": 0, "gradient_checkpointing": False,
     } | ({"device": "cpu"} if away else {})  # fmt: skip
-    reference = load_model(_reference_path(config), **options).eval().requires_grad_(False)
+    reference = load_model(_reference_path(config), **options).requires_grad_(False)
     for weight in reference.parameters() if away else ():
         weight.data = weight.data.pin_memory()
     return reference

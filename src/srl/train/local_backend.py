@@ -44,6 +44,7 @@ from srl.train.load_components import (
 )
 from srl.train.make_missing import BASE_MODELS, Note
 from srl.train.model_card import card_of_run
+from srl.train.model_check import check_model
 from srl.train.pass_rates import PassRateOrder
 from srl.train.question_order import QuestionOrder, order_of
 from srl.train.questions import load_splits
@@ -534,6 +535,7 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
             f"rollout.engine = {config.rollout.engine} returns text, and training needs the sampled token "
             "ids; set rollout.engine=torch"
         )
+    check_model(policy.model, config.data.max_episode_tokens, terminal.note)
     tokens, steps = tokens_of_updates(config, algo), total_steps(config, algo)
     if algo in (SFT, RFT):
         size = checkpoint_bytes(policy.model, optimiser=algo == SFT)

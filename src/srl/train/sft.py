@@ -259,7 +259,6 @@ def fine_tune_step(
 ) -> dict[str, float]:
     """One optimiser step, and its metrics: loss, learning rate, tokens (prompts included) and seconds."""
     start = time.perf_counter()
-    model.train()
     batch = collate(trajectories).to(next(model.parameters()).device)
     metrics = accumulate(model, batch, observation_weight=observation_weight, max_tokens=max_tokens)
     metrics |= {"sft/lr": optimiser.lr, "sft/grad_norm": optimiser.step()}

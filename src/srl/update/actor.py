@@ -96,7 +96,6 @@ def update_actor(
     `seen` is filled with the log-probs and entropies of a single mini-batch, the whole experience.
     """
     steps = []
-    model.train()
     for _ in range(epochs):
         for index in mini_batches(len(experience.batch), mini_batch_rows):
             part = experience.rows(index)

@@ -62,6 +62,17 @@ def collate(trajectories: Sequence[Trajectory], pad_id: int = 0) -> Batch:
     )
 
 
+def row_batch(rows: Sequence[Sequence[int]], device: torch.device) -> Batch:
+    """Rows of ids as one batch, all of them the policy's."""
+    lengths = torch.tensor([len(row) for row in rows])
+    real = torch.arange(int(lengths.max())) < lengths[:, None]
+    ids = torch.zeros(real.shape, dtype=torch.long).masked_scatter(
+        real, torch.tensor([id for row in rows for id in row])
+    )
+    ones = real.float()
+    return Batch(ids, real.long(), ones, ones, ones * 0).to(device)
+
+
 def micro_batches(lengths: Tensor, max_tokens: int) -> Iterator[Tensor]:
     """Row indices in groups of at most `max_tokens` tokens with the padding; rows of similar length together.
 

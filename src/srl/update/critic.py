@@ -48,6 +48,7 @@ class Critic(nn.Module):
         parameter = next(self.decoder.parameters())
         self.head = Float32Head(width, 1, bias=False, device=parameter.device, dtype=parameter.dtype)
         nn.init.zeros_(self.head.weight)
+        self.eval()
 
     def get_decoder(self) -> PreTrainedModel:
         return self.decoder
@@ -74,7 +75,6 @@ def _trunk_without_adapter(policy: PreTrainedModel, *, shared: bool) -> PreTrain
 def batched_values(critic: Critic, batch: Batch, *, max_tokens: int) -> Tensor:
     """Values `(B, T)` of a whole batch, in micro-batches, without gradients."""
     values = torch.zeros_like(batch.response_mask)
-    critic.eval()
     for index in packed_micro_batches(critic.decoder, batch, max_tokens):
         rows = batch.rows(index)
         values[index, : rows.input_ids.shape[1]] = critic(rows)
@@ -95,7 +95,6 @@ def update_critic(
 ) -> dict[str, float]:
     """`epochs` passes with one optimiser step for each mini-batch; the mean metrics of the steps."""
     steps = []
-    critic.train()
     for _ in range(epochs):
         for index in mini_batches(len(experience.batch), mini_batch_rows):
             part = experience.rows(index)

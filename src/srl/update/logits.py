@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from srl.model import Float32Head, evaluating
+from srl.model import Float32Head
 from srl.update import packing
-from srl.update.batch import Batch, micro_batches
+from srl.update.batch import Batch, micro_batches, row_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,11 +62,16 @@ def is_head_on_trunk(model: PreTrainedModel) -> bool:
         seen.append((inputs[0], marks.reshape(output.shape)))
         return seen[-1][1]
 
-    batch, hook = _probe(model), head.register_forward_hook(swap)
+    vocabulary, device = model.config.get_text_config().vocab_size, next(model.parameters()).device
+    batch = row_batch([[id % vocabulary for id in row] for row in ((3, 4, 5, 6), (7, 8, 9, 10))], device)
+    hook = head.register_forward_hook(swap)
     try:
-        with evaluating(model):
-            logits, _ = whole_model(model, batch, batch.attention_mask[:, 1:] != 0)
-            states = last_hidden_state(model, batch)
+        logits, _ = whole_model(model, batch, batch.attention_mask[:, 1:] != 0)
+        states = last_hidden_state(model, batch)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever a trunk raises that is not called as most are
+        return False
     finally:
         hook.remove()
     if len(seen) != 1 or seen[0][0].shape != states.shape:
@@ -76,17 +81,9 @@ def is_head_on_trunk(model: PreTrainedModel) -> bool:
     return same_states and torch.equal(logits.float(), marks[:, :-1].flatten(0, 1))
 
 
-def _probe(model: PreTrainedModel) -> Batch:
-    """A batch of two rows of four ids."""
-    vocabulary, device = model.config.get_text_config().vocab_size, next(model.parameters()).device
-    ids = torch.arange(3, 11, device=device).reshape(2, 4) % vocabulary
-    ones = torch.ones_like(ids)
-    return Batch(ids, ones, ones.float(), ones.float(), ones.float())
-
-
-def packs(model: PreTrainedModel) -> bool:
-    """Whether `logits_of` packs the rows of a batch, so that padding costs nothing."""
-    return logits_of(model) is head_on_trunk and packing.packs(trunk(model))
+def packs(model: PreTrainedModel, longest: int) -> bool:
+    """Whether `logits_of` packs rows of at most `longest` tokens, so that padding costs nothing."""
+    return logits_of(model) is head_on_trunk and packing.packs(trunk(model), longest)
 
 
 def micro_batches_of(model: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
@@ -101,7 +98,7 @@ def states_before(model: nn.Module, batch: Batch, wanted: Tensor) -> Tensor:
 
     Under a head in float32, which is there to bring trainer and sampler together, attention is exact.
     """
-    if not packing.packs(trunk(model)):
+    if not packing.packs(trunk(model), batch.input_ids.shape[1]):
         return last_hidden_state(model, batch)[:, :-1][wanted]
     kept = nn.functional.pad(wanted, (0, 1))[batch.attention_mask != 0]  # (all real tokens,)
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -118,4 +115,7 @@ def last_hidden_state(model: nn.Module, batch: Batch) -> Tensor:
 def trunk(model: nn.Module) -> PreTrainedModel:
     """The decoder under the head, through a LoRA wrapper where there is one."""
     inner: Any = getattr(model, "get_base_model", lambda: model)()
-    return inner.get_decoder() if hasattr(inner, "get_decoder") else inner.base_model
+    decoder: Any = inner.get_decoder() if hasattr(inner, "get_decoder") else None
+    # ModernBERT's decoder calls its head so.
+    found: PreTrainedModel = decoder if hasattr(decoder, "config") else inner.base_model
+    return found

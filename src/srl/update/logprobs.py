@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from srl.model import evaluating
 from srl.update.batch import Batch
 from srl.update.logits import Head, logits_of, micro_batches_of
 
@@ -141,22 +140,8 @@ def batched_stats(
 ) -> TokenStats:
     """`token_stats` where `mask` (B, T) is 1, for a whole batch, in micro-batches, without gradients."""
     found = TokenStats(torch.zeros_like(mask), torch.zeros_like(mask))
-    with evaluating(model):
-        for index in micro_batches_of(model, batch, max_tokens):
-            rows = batch.rows(index)
-            width = rows.input_ids.shape[1]
-            found.put(index, token_stats(model, rows, mask[index, :width], temperature))
+    for index in micro_batches_of(model, batch, max_tokens):
+        rows = batch.rows(index)
+        width = rows.input_ids.shape[1]
+        found.put(index, token_stats(model, rows, mask[index, :width], temperature))
     return found
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Switch dropout off, also in training mode: old and new log-probs must be of the same network.
-
-    Models keep the rate in `nn.Dropout` or as an attribute of a module (`attention_dropout`, `layerdrop`).
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from srl.model import evaluating
+from srl.probe import Probe, probe, probe_length
 from srl.update import block_attention
-from srl.update.batch import Batch, micro_batches
+from srl.update.batch import Batch, micro_batches, row_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,14 +38,15 @@ attention has a query, keys, values and an output for it in each row."""
 IGNORED = frozenset({"position_ids", "use_cache", "output_attentions", "cache_position", "is_causal"})
 """What layers pass to their attention that says nothing about which token sees which."""
 
-_packs: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_packs: WeakKeyDictionary[PreTrainedModel, dict[int, bool]] = WeakKeyDictionary()
 
 
-def packs(trunk: PreTrainedModel) -> bool:
-    """Whether packing gives the states of padding in this model; tested once with a small forward pass."""
-    if trunk not in _packs:
-        _packs[trunk] = _can_pack(trunk)
-    return _packs[trunk]
+def packs(trunk: PreTrainedModel, longest: int) -> bool:
+    """Whether packed rows of at most `longest` tokens get the states of rows alone, by a probe."""
+    tested, length = _packs.setdefault(trunk, {}), probe_length(trunk, longest)
+    if length not in tested:
+        tested[length] = _can_pack(trunk, longest)
+    return tested[length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 def packed_micro_batches(trunk: PreTrainedModel, batch: Batch, max_tokens: int) -> Iterator[Tensor]:
     """Row indices in groups of at most `max_tokens` tokens of a forward pass, with the padding if it pads."""
-    return rows_within(batch, max_tokens) if packs(trunk) else micro_batches(batch.lengths, max_tokens)
+    packed = packs(trunk, batch.input_ids.shape[1])
+    return rows_within(batch, max_tokens) if packed else micro_batches(batch.lengths, max_tokens)
 
 
 def rows_within(batch: Batch, max_tokens: int) -> Iterator[Tensor]:
@@ -152,31 +154,28 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each row of a packed batch: (1, H, M, E) -> (1, M, H, E).
 
     With any other mask it is transformers' `sdpa`. Raises ValueError for an attention with more to it, such
-    as a sliding window.
+    as a sliding window or dropout.
     """
     if attention_mask is None or attention_mask.dtype != torch.int32:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     others = {name: option for name, option in options.items() if name not in IGNORED}
     if asked := [name for name, option in others.items() if isinstance(option, Tensor) or option]:
         raise ValueError(f"packed attention has no {', '.join(sorted(asked))}")
     exact, starts, places, first = _parts_of(attention_mask, query.shape[2])
     if places is not None:
         query, key, value = (tensor.index_select(2, places) for tensor in (query, key, value))
-    if query.is_cuda and query.dtype.itemsize == 2 and not dropout:
+    if query.is_cuda and query.dtype.itemsize == 2:
         out = _varlen(query, key, value, starts, attention_mask.shape[2], scaling)
     else:
-        blocks = not exact and not dropout and block_attention.pays_for(query)
-        out = _row_by_row(query, key, value, starts, scaling, dropout, blocks)
+        blocks = not exact and block_attention.pays_for(query)
+        out = _row_by_row(query, key, value, starts, scaling, blocks)
     return (out if first is None else out.index_select(1, first)), None
 
 
@@ -194,7 +193,6 @@ def _row_by_row(
     value: Tensor,
     starts: Tensor,
     scaling: float | None,
-    dropout: float,
     blocks: bool,
 ) -> Tensor:
     """Causal attention within each row: (1, H, N, E) -> (1, N, H, E)."""
@@ -205,9 +203,7 @@ def _row_by_row(
     else:
         grouped = query.shape[1] != key.shape[1]
         outs = [
-            scaled_dot_product_attention(
-                q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped
-            )
+            scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
             for q, k, v in rows
         ]
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous()
@@ -233,24 +229,32 @@ def _varlen(
     return out[None]
 
 
-def _can_pack(trunk: PreTrainedModel) -> bool:
-    """Give the model our attention, and take it back where packed states are not those of padded rows."""
+def _can_pack(trunk: PreTrainedModel, longest: int) -> bool:
+    """Give the model our attention, and take it back where packed states are not those of rows alone."""
     config = trunk.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    known = getattr(config, "_attn_implementation", None) in ("sdpa", ATTENTION)
-    if not known or kinds != {"full_attention"}:
+    before = getattr(config, "_attn_implementation", None)
+    if before not in ("sdpa", ATTENTION):
         return False
     _register()
+    expected = probe(trunk, longest)
     config._attn_implementation = ATTENTION
     try:
-        same = _gives_the_same(trunk)
+        same = expected.wrong(_packed_ends(trunk, expected)) is None
     except torch.OutOfMemoryError:
         raise
     except Exception:  # whatever a model's own code does with inputs that it does not know
         same = False
     if not same:
-        config._attn_implementation = "sdpa"
+        config._attn_implementation = before
     return same
+
+
+@torch.no_grad()
+def _packed_ends(trunk: PreTrainedModel, probe: Probe) -> Tensor:
+    """(rows, K, D) The states at the ends of the probe's rows, packed."""
+    lengths, count = [len(row) for row in probe.rows], probe.ends.shape[1]
+    states = packed_states(trunk, row_batch(probe.rows, next(trunk.parameters()).device))
+    return torch.stack([row[-count:] for row in states.split(lengths)])
 
 
 @cache
@@ -261,20 +265,3 @@ def _register() -> None:
 
     AttentionInterface.register(ATTENTION, packed_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
-@torch.no_grad()
-def _gives_the_same(trunk: PreTrainedModel) -> bool:
-    """Whether rows of 6, 3 and 5 ids, two of which begin alike, get the same states packed as padded."""
-    device = next(trunk.parameters()).device
-    ids = (torch.arange(18, device=device) * 7 + 3).reshape(3, 6) % trunk.config.get_text_config().vocab_size
-    ids[2, :2] = ids[0, :2]
-    real = torch.arange(6, device=device) < torch.tensor([[6], [3], [5]], device=device)
-    ones = real.float()
-    batch = Batch(ids, real.long(), ones, ones, ones)
-    with evaluating(trunk):
-        packed = packed_states(trunk, batch).float()
-        padded = trunk(input_ids=ids, attention_mask=batch.attention_mask, use_cache=False)
-    expected = padded.last_hidden_state[real].float()
-    tolerance = 0.05 if next(trunk.parameters()).dtype.itemsize == 2 else 1e-3
-    return packed.shape == expected.shape and bool((packed - expected).norm() <= tolerance * expected.norm())

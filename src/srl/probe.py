@@ -1,0 +1,122 @@
+"""What a model says of a few random rows, each alone: what every faster way to run it must say too."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from srl.errors import UserError
+from srl.model import context_of, error_line
+
+_Result = TypeVar("_Result")
+
+ENDS = 8
+"""Positions at the end of each row whose outputs are compared."""
+WINDOW = re.compile("(window|window_size|chunk_size|block_size|local_attention)$")
+"""The end of the name of each number of a configuration that may be a window."""
+SHORTEST = 20
+"""Ids of the long rows of a model without windows."""
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+"""The largest difference of outputs that counts as rounding, in units of their standard deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Rows of random ids, and the outputs at their ends; two of the rows begin alike.
+
+    `ends` (rows, K, D) float32 are the logits of a causal model, the states of a trunk, at the last K ids of
+    each row, computed from that row alone in one forward pass.
+    """
+
+    rows: list[list[int]]
+    ends: Tensor
+    limit: float
+
+    def wrong(self, ours: Tensor, theirs: Tensor | None = None) -> str | None:
+        """How far `ours` are from `theirs`, by default the ends, in words; None if no more than rounding."""
+        apart = ours.float() - (self.ends if theirs is None else theirs)
+        ratio = apart.square().mean().sqrt() / self.ends.std().clamp_min(1e-12)
+        found = float(ratio.nan_to_num(nan=float("inf")))
+        return None if found <= self.limit else f"by {found:.2g} of their spread"
+
+
+@torch.no_grad()
+def probe(model: nn.Module, longest: int) -> Probe:
+    """Three rows through `model`, a causal model or its trunk, longer than its windows below `longest` ids.
+
+    Raises UserError where the model raises, its outputs are not finite, or later ids change earlier outputs.
+    """
+    config, random = text_config(model), torch.Generator().manual_seed(0)
+    first, second, third = torch.randint(
+        config.vocab_size, (3, probe_length(model, longest)), generator=random
+    ).tolist()
+    half = len(first) // 2
+    count, own = min(ENDS, half), min(ENDS, half) // 2
+    rows = [first, [*first[:half], *second[:own]], third[: max(count, half + own - 1)]]
+    shared = list(range(half - count + own, half))  # places before which two rows are alike
+    last = [list(range(len(row) - count, len(row))) for row in rows]
+    whole, *others = attempt(model, lambda: [
+        _outputs(model, row, places) for row, places in zip(rows, [shared + last[0], *last[1:]], strict=True)
+    ])  # fmt: skip
+    ends = torch.stack([whole[len(shared) :], *others])
+    if not bool(ends.isfinite().all()):
+        name = type(model).__name__
+        raise UserError(f"{name}: its outputs for random tokens are not finite (NaN or infinite)")
+    made = Probe(rows, ends, TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16]))
+    if why := made.wrong(ends[1, : len(shared)], whole[: len(shared)]):
+        raise UserError(
+            f"{type(model).__name__}: outputs for the same tokens change with later tokens or from pass to "
+            f"pass, {why}: what is trained would not be what was sampled"
+        )
+    return made
+
+
+def attempt(model: nn.Module, run: Callable[[], _Result]) -> _Result:
+    """What `run` returns. Raises UserError for what the model's own code raises in it."""
+    try:
+        return run()
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error_line(error)}"
+        raise UserError(
+            f"{type(model).__name__} raises in a forward pass of random tokens: {what}"
+        ) from error
+
+
+def text_config(model: nn.Module) -> Any:
+    """The configuration of the language model, or of the language part of it."""
+    config: Any = model.config
+    return config.get_text_config()
+
+
+def probe_length(model: nn.Module, longest: int) -> int:
+    """Ids of the long row: beyond twice every window that `longest` ids pass, and within the others."""
+    config = text_config(model)
+    sizes = [value for name, value in vars(config).items() if WINDOW.search(name)]
+    windows = [value for value in sizes if type(value) is int and value > 0]
+    length = SHORTEST + 2 * max((window for window in windows if window < longest), default=0)
+    return min([length, *(window for window in windows if window >= longest), context_of(config) or length])
+
+
+def kept_logits(model: nn.Module, places: int | Tensor) -> dict[str, Any]:
+    """The keyword that limits the logits to the last so many positions, or to these, where there is one."""
+    base: Any = getattr(model, "get_base_model", lambda: model)()
+    known = "logits_to_keep" in inspect.signature(base.forward).parameters
+    return {"logits_to_keep": places} if known else {}
+
+
+def _outputs(model: nn.Module, row: list[int], places: list[int]) -> Tensor:
+    """Logits or states (len(places), D) of one row."""
+    device = next(model.parameters()).device
+    at = torch.tensor(places, device=device)
+    keep = kept_logits(model, at)
+    out: Any = model(input_ids=torch.tensor([row], device=device), use_cache=False, **keep)
+    found: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    return (found[0] if keep else found[0, at]).float()

@@ -1,0 +1,149 @@
+"""A model is checked before it trains or generates: what fails is refused, or the safe way is taken."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from bench import families
+from tests.rows import experience, gradients, trajectory
+from tests.tiny_models import byte_level_tokenizer, tiny_model
+
+from srl.errors import UserError
+from srl.model import add_lora, load_model, save_model
+from srl.rollout.cached_forward import CachedForward, PlainForward
+from srl.rollout.choose_forward import choose_forward
+from srl.train.model_check import check_model
+from srl.update.actor import ActorLoss, update_actor
+from srl.update.logprobs import batched_stats
+from srl.update.optimiser import Optimiser
+
+LONGEST = 96
+
+
+def first_layer(change):
+    """A model whose first layer adds `change(module, states)` to its states."""
+    model = tiny_model()
+    model.set_attn_implementation("eager")  # without packing, so that rows share a pass
+    model.model.layers[0].register_forward_hook(lambda module, given, states: states + change(module, states))
+    return model
+
+
+def later_tokens(module, states):
+    """What a token that looks ahead sees."""
+    return 0.1 * states.flip(1).cumsum(1).flip(1)
+
+
+def other_rows(module, states):
+    """What leaks from the other rows of a batch; nothing in a row alone."""
+    return 0.5 * (states.mean(0, keepdim=True) - states)
+
+
+def noise(module, states):
+    return 0.1 * torch.randn_like(states)
+
+
+def raises(module, states):
+    raise AttributeError("'tuple' object has no attribute 'dtype'")
+
+
+def not_a_number(module, states):
+    return states * float("nan")
+
+
+def said_of(model) -> list[str]:
+    notes: list[str] = []
+    check_model(model, LONGEST, notes.append)
+    return notes
+
+
+@pytest.mark.parametrize("change", [later_tokens, other_rows, noise, raises, not_a_number])
+def test_what_cannot_be_right_is_refused_in_one_line(change):
+    model = first_layer(change)
+    for check in (lambda: choose_forward(model, 4, LONGEST), lambda: said_of(model)):
+        with pytest.raises(UserError) as caught:
+            check()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_backward_pass_that_raises_is_refused():
+    def in_place(module, states):
+        return torch.nn.functional.relu(states).exp().relu_().mul_(0) if states.requires_grad else 0 * states
+
+    model = first_layer(in_place)
+    assert isinstance(choose_forward(model, 4, LONGEST), CachedForward), "a forward pass alone is right"
+    with pytest.raises(UserError):
+        said_of(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_a_usual_model_passes_without_a_word(kind, dtype):
+    model = tiny_model(kind, dtype=dtype, layers=6)
+    assert said_of(model) == []
+    add_lora(model, 4)
+    assert said_of(model) == []
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 9, 21])
+def test_short_episodes_are_no_reason_to_refuse(longest):
+    model = tiny_model()
+    check_model(model, longest, pytest.fail)
+    assert isinstance(choose_forward(model, 2, longest), CachedForward)
+
+
+def test_the_policy_trained_is_the_one_that_sampled_though_train_mode_adds_noise():
+    """As in the router of Phi-3.5-MoE, which samples in train mode."""
+    model = first_layer(lambda module, states: noise(module, states) if module.training else 0 * states)
+    given = experience([trajectory("ppaaoaa", vocabulary=400), trajectory("paaa", vocabulary=400)])
+    old = batched_stats(model, given.batch, given.mask, max_tokens=100).logprobs
+    optimiser = Optimiser(model.parameters(), lr=1e-4)
+    metrics = update_actor(
+        model, optimiser, replace(given, old_logprobs=old), loss=ActorLoss(), mini_batch_rows=2
+    )
+    assert metrics["actor/pg_clipfrac"] == 0
+    assert abs(metrics["actor/ppo_kl"]) < 1e-6
+
+
+def test_recomputed_layers_have_no_dropout(tmp_path):
+    torch.manual_seed(0)
+    families.build("opt").save_pretrained(tmp_path / "model")
+    found = []
+    for recomputed in (False, True):
+        model = load_model(tmp_path / "model", gradient_checkpointing=recomputed)
+        assert model.config.dropout > 0
+        model(torch.arange(2, 30)[None], use_cache=False).logits.logsumexp(-1).sum().backward()
+        found.append(gradients(model))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "llama4_text"])
+def test_no_cache_where_an_episode_passes_a_window(family, caplog):
+    model = families.build(family).eval()
+    assert isinstance(choose_forward(model, 4, families.WINDOW), CachedForward)
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(choose_forward(model, 4, LONGEST), PlainForward)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "rank", "outcome"),
+    [
+        ("qwen2", 4, "right"),
+        ("gemma2", 0, "safe"),
+        ("jamba", 0, "safe"),
+        ("phimoe", 0, "right"),
+        ("modernbert-decoder", 4, "safe"),
+        ("llama4_text", 4, "refused"),
+    ],
+)
+def test_families_sample_and_train_alike_or_are_refused(family, rank, outcome, tmp_path):
+    save_model(families.build(family), byte_level_tokenizer(), tmp_path / "model")
+    row = families.measure(tmp_path / "model", rank)
+    assert row["outcome"] == outcome
+    assert row.get("gap", 0) < 1e-3
+    assert row.get("clipfrac", 0) == 0
