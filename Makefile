@@ -2,15 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LOCAL := pyproject.toml constraints.txt requirements.txt $(wildcard plugins/*/*/pyproject.toml)
-# `make demo TORCH=cpu` prefers PyTorch's wheel without CUDA, TORCH=cu128 the one for that version of CUDA.
-INSTALL := install --quiet --disable-pip-version-check -c constraints.txt$(if $(TORCH), -f https://download.pytorch.org/whl/$(TORCH)/torch/)
-PIP := $(BIN)/pip $(INSTALL)
+PIP := .ci/pip .venv
 
 KERNELS := $(wildcard $(addprefix tests/test_, actor_update* advantage* batch* block_attention* critic* engine_* \
 	evaluate_model* kl* logprobs* losses* model* odd_policies* optimiser* packing* rollout_correction* sft* \
 	torch_engine*)) $(addprefix plugins/, algos retrievers/bm25 retrievers/e5 retrievers/hybrid rewards/models)
 
-.PHONY: demo test test-portable test-slow test-browser test-vllm lint docs bench bench-real bench-speed bench-verl bench-retrieval bench-stable setup clean
+.PHONY: demo test test-portable test-slow test-browser test-vllm lint resolve docs bench bench-real bench-speed bench-verl bench-retrieval bench-stable setup clean
 
 demo: .venv/.ready
 	$(BIN)/srl train --algo ppo
@@ -41,6 +39,12 @@ lint: .venv/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# All extras at once: what resolves together resolves alone.
+resolve: EXTRAS = $(shell $(BIN)/python -c \
+	'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"], sep=",")')
+resolve: .venv/.ready-dev
+	$(PIP) --dry-run --ignore-installed --no-build-isolation -r requirements-dev.txt -e ".[$(EXTRAS)]"
 
 docs: .venv/.ready-dev
 	$(BIN)/python docs/generate.py
@@ -117,9 +121,9 @@ setup: .venv/.ready
 # vLLM's build for CPUs asks for three packages whose wheels want CUDA and break transformers beside a torch without it.
 .venv-vllm/.ready: $(LOCAL) requirements-vllm.txt constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip $(INSTALL) hatchling editables
-	.venv-vllm/bin/pip $(INSTALL) --no-build-isolation -r requirements.txt
-	.venv-vllm/bin/pip $(INSTALL) -c constraints-vllm.txt -r requirements-vllm.txt
+	.ci/pip .venv-vllm hatchling editables
+	.ci/pip .venv-vllm --no-build-isolation -r requirements.txt
+	.ci/pip .venv-vllm -c constraints-vllm.txt -r requirements-vllm.txt
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.docs_page_lines import (
 )
 from tests.docs_page_place import write_place
 from tests.live_server import running
-from tests.made_setup import local_projects, names_for
+from tests.made_setup import names_for
 
 import srl.store
 from srl.cli import command
@@ -66,7 +67,7 @@ CANNOT = {
     r"srl serve .* search_on=gpu": "it wants a GPU",
     r"srl train --backend verl (?!.*--dry-run)": "it wants eight GPUs; tests/test_verl_runs.py has none",
     r"MODEL=|RAY_HEAD=": "it wants a cluster; tests/test_examples.py reads the scripts",
-    r"pip install (?!-e )": "it asks a package index; its extras are looked up",
+    r"pip install (?!-e '?\./)": "it asks a package index; its extras are looked up",
     r"source \.venv/bin/activate": "a shell's own; CI has run `make` just before",
     r"pip install -e '\.\[test\]'|pytest$|srl .*\{\{": "a new plugin's; tests/test_plugin_scaffold.py",
 }
@@ -202,15 +203,6 @@ def test_make_knows_the_target(line):
     assert done.returncode == 0, done.stderr
 
 
-def test_make_takes_torch_without_cuda_where_it_is_told_to():
-    for target in ("setup", "test-vllm"):
-        given = ["make", "-nB", target, "TORCH=cpu"]
-        done = subprocess.run(given, cwd=ROOT, text=True, capture_output=True, check=True)
-        installs = [line for line in done.stdout.splitlines() if "/pip install" in line]
-        assert installs
-        assert all(" -f https://download.pytorch.org/whl/cpu/torch/ " in line for line in installs)
-
-
 def known(line: Line) -> tuple[list[str], dict[str, Any]]:
     """The commands that a line names and the options of the last; click exits where one is not known."""
     words = shlex.split(line.text)[1:]
@@ -235,13 +227,15 @@ def test_srl_knows_the_options_of_a_command_that_cannot_run_here(line):
 
 
 def test_extras_that_the_pages_install_exist():
-    texts = [line.text for line in LINES if line.text.startswith("pip install ")]
-    asked = re.findall(r"(srl-search[\w-]*)(?:\[([\w,-]+)\])?'", " ".join(texts))
-    projects = local_projects()
-    assert {name for name, _ in asked} >= {"srl-search", "srl-search-e5", "srl-search-lucene"}
-    for name, extras in asked:
-        if name in projects and extras:
-            assert set(extras.split(",")) <= projects[name]["optional-dependencies"].keys()
+    asked = [
+        found
+        for page in PAGES
+        for found in re.findall(r"-e '(\.|plugins/[\w/]+)\[([\w,]+)\]'", page.read_text(encoding="utf-8"))
+    ]
+    assert {folder for folder, _ in asked} >= {".", "plugins/retrievers/e5", "plugins/retrievers/lucene"}
+    for folder, extras in asked:
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert {*extras.split(",")} - {"test"} <= project["optional-dependencies"].keys()
 
 
 def test_reason_not_to_run_a_command_is_one_of_a_command():
