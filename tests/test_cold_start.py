@@ -97,7 +97,6 @@ OF_THE_RUN: dict[str, object] = {
     "algorithm.rollout_correction.rollout_is": "off",
     "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
     "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
-    "actor.use_torch_compile": False,
     "reward.weights.em": 2.0,
     "reward.weights": {"em": 2.0},
     "algorithm.name": "ppo",

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
 import torch._dynamo
 from tests.rows import gradients, trajectory
 from tests.tiny_models import tiny_model
-from tests.training import config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import eager as nop
 from torch._functorch.aot_autograd import make_boxed_func
 
-from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.update import logits
 from srl.update.batch import collate
-from srl.update.compiling import Trial, compile_layers, layers_of, try_compiling
+from srl.update.compiling import compile_layers, compile_updates
 from srl.update.logprobs import batched_stats, token_stats
-from srl.workspace import Workspace
 
 SPECS = ("ppaaoaa" * 3, "paaa", "ppppafffa", "paaoa" * 5)
-PAYS, COSTS = Trial(eager=1.0, compiled=0.5, compiling=3.0), Trial(eager=1.0, compiled=0.95, compiling=3.0)
 
 
 def batch_of(specs=SPECS):
@@ -155,89 +152,28 @@ def test_a_copied_model_is_not_compiled(compiler):
     assert compiler.calls == 0
 
 
-def test_a_trial_leaves_the_model_as_it_was(compiler):
-    model = tiny_model()
-    assert logits.packs(model, 64)
-    trial = try_compiling(logits.trunk(model))
-    assert min(trial.eager, trial.compiled, trial.compiling) > 0
-    assert all(layer._compiled_call_impl is None for layer in layers_of(logits.trunk(model)))
-    assert all(weight.grad is None for weight in model.parameters())
-    assert compiler.calls > 1
-
-
-def test_a_trial_with_a_compiler_that_fails_raises_its_error(compiler):
-    compiler.fails_at = 1
-    model = tiny_model()
-    assert logits.packs(model, 64)
-    with pytest.raises(RuntimeError, match=r"C\+\+ compile error"):
-        try_compiling(logits.trunk(model))
-
-
-class Decision:
-    """What `compile_updates` does with these settings: what it said, if it tried and if it compiled."""
-
-    def __init__(self, tmp_path, *settings, trial=PAYS, seconds=1.0, tokens=1e6):
-        self.notes, self.tries = [], 0
-        self.model = tiny_model()
-
-        def try_it(trunk):
-            self.tries += 1
-            if isinstance(trial, Exception):
-                raise trial
-            return trial
-
-        asked = config(tmp_path, sets=settings)
-        where, told = Workspace(tmp_path), self.notes.append
-        compile_updates(
-            asked, [self.model.model], tokens, where, told, try_it=try_it, seconds=lambda _: seconds
-        )
-        layer = layers_of(self.model.model)[0]
-        self.compiled = layer._compiled_call_impl is not None
-
-
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "before")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
 
 
-def test_a_trial_that_pays_compiles_and_says_so_with_its_figures(tmp_path, compiler):
-    made = Decision(tmp_path)
-    assert (made.tries, made.compiled) == (1, True)
-    (note,) = made.notes
-    assert note.startswith("updates use torch.compile: a layer takes 500 ms compiled and 1000 ms eager")
+def test_a_run_compiles_every_trunk_and_keeps_what_was_compiled(tmp_path, compiler):
+    models = [tiny_model(), tiny_model(seed=1)]
+    compile_updates([model.model for model in models], 64, tmp_path, pytest.fail)
+    batch = batch_of()
+    for model in models:
+        token_stats(model, batch, batch.response_mask)
+    assert compiler.calls == 4
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
 
 
-def test_a_trial_that_does_not_pay_changes_nothing(tmp_path, compiler):
-    made = Decision(tmp_path, trial=COSTS)
-    assert (made.tries, made.compiled, len(made.notes)) == (1, False, 1)
-    assert made.notes[0].startswith("updates run without torch.compile:")
-    assert Decision(tmp_path, "actor.use_torch_compile=true", trial=COSTS).compiled
-
-
-def test_a_short_run_is_not_worth_a_trial(tmp_path, compiler):
-    made = Decision(tmp_path, seconds=1e-3, tokens=1e5)
-    assert (made.tries, made.compiled, made.notes) == (0, False, [])
-
-
-@pytest.mark.parametrize("setting", ["actor.use_torch_compile=false", "rollout.deterministic=true"])
-def test_no_trial_where_compiling_is_switched_off_or_runs_must_repeat(tmp_path, compiler, setting):
-    made = Decision(tmp_path, setting)
-    assert (made.tries, made.compiled, made.notes) == (0, False, [])
-
-
-def test_a_compiler_that_is_missing_is_one_line(tmp_path):
-    made = Decision(tmp_path, trial=RuntimeError("No working C++ compiler found\nin a long text"))
-    assert not made.compiled
-    assert made.notes == ["torch.compile failed, and updates go on without it: No working C++ compiler found"]
-
-
-def test_the_tiny_run_is_too_short_for_a_trial(tmp_path):
-    """With a layer that takes 4 ms for 1,024 tokens, as the small base model's does."""
-    asked = config(tmp_path)
-    assert 4 * 0.004 * tokens_of_updates(asked, "grpo") / 1024 < 600
-    assert tokens_of_updates(asked, "grpo") > 0
-    assert tokens_of_updates(asked, "sft") > 0
+def test_a_model_that_cannot_be_packed_is_not_compiled_and_said(tmp_path, compiler):
+    model, notes = tiny_model(), []
+    model.config._attn_implementation = "eager"
+    compile_updates([model.model], 64, tmp_path, notes.append)
+    token_stats(model, batch_of(), batch_of().response_mask)
+    assert (compiler.calls, len(notes)) == (0, 1)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ SMALL = (
     "data.max_prompt_length=4096", "actor.ppo_mini_batch_size=2",
     "critic.ppo_mini_batch_size=2", "eval.val_questions=4", "sft.batch_size=2", "trainer.critic_warmup=0",
     "sft.filter=em >= 0", "trainer.test_freq=1", "trainer.save_freq=1", "trainer.threads=1",
-    "actor.use_torch_compile=false",
+    "model.dtype=bfloat16",
 )  # fmt: skip
 """Settings of the smoke run."""
 SMOKE_STEPS = 2

@@ -50,7 +50,6 @@ def model_and_config(options: Options, size: Size) -> tuple[Any, Any]:
     config = settings_of("real", options, {
         "rollout.max_num_seqs": min(size.episodes, 128), "data.max_prompt_length": 64,
         "data.max_response_length": size.tokens + 64, "actor.ppo_max_token_len": 4096,
-        "actor.use_torch_compile": False,
     })  # fmt: skip
     model = new_model("llama", vocab_size=size.vocabulary, layers=2, width=128, heads=4, kv_heads=2, ffn=256,
                       max_length=4096)  # fmt: skip

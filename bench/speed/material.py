@@ -159,8 +159,7 @@ def demonstration(question: Question) -> dict[str, Any]:
 
 def real_settings(material: dict[str, str], smoke: bool) -> dict[str, Any]:
     """A GRPO step on the real shape: 4 questions × 4 episodes of up to 3 turns, no KL as in trl's default."""
-    small = {"rollout.max_turn_tokens": 16, "rollout.max_obs_length": 40, "data.max_response_length": 120,
-             "actor.use_torch_compile": False}  # fmt: skip
+    small = {"rollout.max_turn_tokens": 16, "rollout.max_obs_length": 40, "data.max_response_length": 120}
     return {
         "model.path": material["model"], "model.device": "cpu",
         "data.train_files": [material["questions"]], "data.corpus": material["corpus"],

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,27 +91,20 @@ def ours(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     from srl.train.load_components import load_learner, load_optimisers
     from srl.train.local_backend import LocalTrainer
     from srl.trajectory import Score
+    from srl.update.compiling import compile_updates
+    from srl.workspace import Workspace
 
     made = setting(options, settings)
     learner = load_learner(made.config, made.policy)
-    compiled_as_in_training(learner, made.config, options)
+    if made.config.actor.use_torch_compile:
+        longest, cache = made.config.data.max_episode_tokens, Workspace(Path(options.cache)).compiled
+        compile_updates(learner.trunks, longest, cache, said)
     optimisers = load_optimisers(made.config, learner)
     done = trajectories_of(made, made.updates)
     experience, _ = make_experience(learner, done, [Score(float(index % 2)) for index in range(len(done))])
     nothing: Any = None
     trainer = LocalTrainer(made.config, Path(options.cache), nothing, learner, optimisers)
     measured(made, lambda: trainer._update(1, experience), rounds)
-
-
-def compiled_as_in_training(learner: Any, config: Any, options: Options) -> None:
-    """What `srl train` decides about `torch.compile` for a long run; nothing in a version without it."""
-    if find_spec("srl.train.compile_updates") is None:
-        return
-    from srl.workspace import Workspace
-
-    chosen = import_module("srl.train.compile_updates")
-    tokens = chosen.tokens_of_updates(config, "grpo")
-    chosen.compile_updates(config, learner.trunks, tokens, Workspace(Path(options.cache)), said)
 
 
 def eager(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
@@ -172,12 +163,12 @@ PRODUCTS = Entry("matrix products", "products", 2)
 
 
 def entries_of(options: Options) -> list[Entry]:
-    """Ours at each precision, without the compiler too, and before."""
-    plain: dict[str, Any] = {"keys": {"actor.use_torch_compile": False}}
+    """Ours at each precision, with the compiler too, and before."""
+    compiled: dict[str, Any] = {"keys": {"actor.use_torch_compile": True}}
     found = []
     for dtype in ("float32", "bfloat16"):
-        found.append(Entry(f"srl, {dtype}, not compiled", "ours", 2, {"dtype": dtype, **plain}))
-        found += with_before(Entry(f"srl, {dtype}", "ours", 2, {"dtype": dtype}), options)
+        found.append(Entry(f"srl, {dtype}, not compiled", "ours", 2, {"dtype": dtype}))
+        found += with_before(Entry(f"srl, {dtype}", "ours", 2, {"dtype": dtype, **compiled}), options)
     return found
 
 

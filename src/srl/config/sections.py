@@ -519,9 +519,9 @@ class Actor(Section):
     ppo_max_token_len: Count = 16384
     """Tokens per forward and backward pass; padding counts only where a model cannot be packed. Sets the
     memory needed; the result does not depend on it."""
-    use_torch_compile: Literal["auto"] | bool = "auto"
-    """Fuse the kernels of layers in updates and log-prob passes with torch.compile. auto: if a trial finds
-    them a tenth faster, never for runs of a few minutes or with rollout.deterministic."""
+    use_torch_compile: bool = False
+    """Fuse the kernels of layers in updates and log-prob passes with torch.compile, which takes up to a
+    minute at the first update."""
     clip_ratio: NonNegative = 0.2
     """Clip range ε of PPO."""
     clip_ratio_low: NonNegative | None = None
@@ -663,8 +663,8 @@ class Trainer(Section):
     experiment_name: str | None = None
     """Run name in external loggers. null: the run's name."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of torch. null: as many as run the model fastest in a short trial, up to one for each core
-    that the process may use ($OMP_NUM_THREADS at most); 1 with rollout.deterministic."""
+    """CPU threads of torch. null: 1 with rollout.deterministic, else $OMP_NUM_THREADS, else one for every 8
+    million parameters of the model, at least 1 and at most one for each core that the process may use."""
     plugin_path: Files | None = None
     """Directories with the modules of `module:Class` plugins, besides Python's own path. null: the current
     directory, which a run saves here."""

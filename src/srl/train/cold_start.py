@@ -24,7 +24,7 @@ from srl.train.model_check import check_model
 from srl.train.questions import load_template
 from srl.train.search import RetrieverSettings, load_search, retriever_settings, without_cassette
 from srl.train.sft import demonstrated, fine_tune_policy
-from srl.train.threads import TRAINING_PASSES, choose_threads
+from srl.train.threads import set_threads
 from srl.trajectory import SearchTool
 from srl.workspace import Workspace
 
@@ -126,7 +126,7 @@ def cold_started(config: Config, workspace: Workspace, note: Note) -> Path:
     def fine_tuned(path: Path) -> None:
         most = "" if recipe.sft.epochs is None else "up to "
         note(f"cold start: {most}{recipe.sft.steps} steps on {recipe.demonstrations.name} → {path}")
-        make(recipe, search, path, lambda model: choose_threads(model, config, TRAINING_PASSES, note), note)
+        make(recipe, search, path, lambda model: set_threads(model, config), note)
 
     return make_if_missing(workspace.models / f"{_NAME}{recipe.key()[:8]}", fine_tuned)
 

@@ -31,8 +31,7 @@ from srl.train.learning_rate import Network, rate_factor
 from srl.train.make_missing import Note
 from srl.train.questions import load_template
 from srl.train.search import load_search
-from srl.train.slow_bfloat16 import note_slow_bfloat16
-from srl.train.threads import choose_threads
+from srl.train.threads import set_threads
 from srl.update.critic import Critic
 from srl.update.kl import kl_controller
 from srl.update.optimiser import Optimiser
@@ -161,8 +160,7 @@ def load_generation(config: Config, note: Note) -> Generation:
     if config.model.path is None:
         raise UserError("which model? name its directory or run, or set rollout.engine=openai for a server's")
     policy = load_policy(config.model, note)
-    choose_threads(policy.model, config, 1, note)
-    note_slow_bfloat16(policy.model, note)
+    set_threads(policy.model, config)
     name = hub_name(config.model.path) or config.model.path
     return Generation(load_engine(config, policy, note), policy.codec, name)
 

@@ -25,7 +25,6 @@ from srl.rollout.engine import Engine, LogitsNotFinite
 from srl.store import LogWriter, Record, RunInfo
 from srl.train.checkpoint import load_newest, save_checkpoint, save_validated
 from srl.train.cold_start import demonstration_file, is_cold_started
-from srl.train.compile_updates import compile_updates, tokens_of_updates
 from srl.train.disk_space import checkpoint_bytes, lack_of_room
 from srl.train.dynamic_sampling import REWARD, GroupChoice, Returns, compared, metric_value, with_metric
 from srl.train.episodes import Environment, EpisodeRunner
@@ -58,9 +57,8 @@ from srl.train.resume import (
 )
 from srl.train.run_directory import LOG, RFT, SFT, Progress, checkpoint_path, checkpoints, due
 from srl.train.search import IndexDigests
-from srl.train.slow_bfloat16 import note_slow_bfloat16
 from srl.train.stopped_run import newest_once_stopped, saved_if_stopped
-from srl.train.threads import TRAINING_PASSES, choose_threads, in_words
+from srl.train.threads import in_words, set_threads
 from srl.train.watched_run import (
     drop_checkpoints_after,
     how_to_start_again,
@@ -71,6 +69,7 @@ from srl.train.watched_run import (
 from srl.train.watches import Fired, Watcher, to_act_on
 from srl.trajectory import Question, Score, Trajectory
 from srl.update.actor import ActorLoss, Experience, rows_with_gradient, update_actor
+from srl.update.compiling import compile_updates
 from srl.update.critic import update_critic
 from srl.update.logits import trunk
 from srl.update.logprobs import TokenStats
@@ -523,8 +522,7 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
     """What is trained, and with what. The seed is set first, for new weights such as an adapter's."""
     torch.manual_seed(config.trainer.seed)
     policy = load_policy(config.model, _note_of_tokenizer(config, workspace, terminal))
-    where = in_words(choose_threads(policy.model, config, TRAINING_PASSES, terminal.note))
-    note_slow_bfloat16(policy.model, terminal.note)
+    where = in_words(set_threads(policy.model, config))
     splits = load_splits(config, policy.codec, terminal.note, algo)
     environment = load_environment(config, workspace, policy.codec, terminal.note, splits)
     for error in truncation_errors(config, engine_name(config)):
@@ -535,11 +533,12 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
             f"rollout.engine = {config.rollout.engine} returns text, and training needs the sampled token "
             "ids; set rollout.engine=torch"
         )
-    check_model(policy.model, config.data.max_episode_tokens, terminal.note)
-    tokens, steps = tokens_of_updates(config, algo), total_steps(config, algo)
+    longest, steps = config.data.max_episode_tokens, total_steps(config, algo)
+    check_model(policy.model, longest, terminal.note)
     if algo in (SFT, RFT):
         size = checkpoint_bytes(policy.model, optimiser=algo == SFT)
-        compile_updates(config, [trunk(policy.model)], tokens, workspace, terminal.note)
+        if config.actor.use_torch_compile:
+            compile_updates([trunk(policy.model)], longest, workspace.compiled, terminal.note)
     if algo == RFT:
         return LocalRun(config, terminal, environment, engine, rft_loop(config, policy), where, steps, size)
     if algo == SFT:
@@ -547,7 +546,8 @@ def _prepare(config: Config, algo: str, workspace: Workspace, terminal: Terminal
         loop = sft_loop(config, policy, environment, file, terminal.note)
         return LocalRun(config, terminal, environment, engine, loop, where, steps, size)
     learner = load_learner(config, policy, samples_as_trained(engine, policy.model))
-    compile_updates(config, learner.trunks, tokens, workspace, terminal.note)
+    if config.actor.use_torch_compile:
+        compile_updates(learner.trunks, longest, workspace.compiled, terminal.note)
     optimisers = load_optimisers(config, learner, len(splits.train))
     reference = reference_digest(config, learner.reference)
     loop = rl_loop(config, learner, optimisers)

@@ -1,53 +1,26 @@
-"""Fused kernels for packed batches: `torch.compile` for a model's layers, after a trial of its gain.
+"""Fused kernels for packed batches: `torch.compile` for a model's layers.
 
 The layers of a model are alike, so all share one compiled graph, for any number of tokens.
 """
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._functorch import config as functorch_config
 
 from srl.model import error_line
-from srl.update.batch import Batch
-from srl.update.packing import ATTENTION, packed_attention, packed_states
+from srl.update.packing import ATTENTION, packed_attention, packs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GAIN = 1.1
-"""Compiled layers are used where they are faster by this factor."""
-ROWS, LENGTH = 4, 256
-"""The batch of the trial: rows × tokens."""
-
 Note = Callable[[str], None]
-Step = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Seconds that forward and backward of one layer take, and that compiling it took."""
-
-    eager: float
-    compiled: float
-    compiling: float
-
-    @property
-    def pays(self) -> bool:
-        return self.compiled * GAIN < self.eager
-
-    def __str__(self) -> str:
-        return (
-            f"a layer takes {1e3 * self.compiled:.0f} ms compiled and {1e3 * self.eager:.0f} ms eager for "
-            f"{ROWS * LENGTH:,} tokens, and took {self.compiling:.0f} s to compile"
-        )
 
 
 class CompiledLayer:
@@ -75,6 +48,17 @@ class CompiledLayer:
             return self._plain(*args, **options)
 
 
+def compile_updates(trunks: Sequence[PreTrainedModel], longest: int, cache: Path, note: Note) -> None:
+    """Compile the layers of `trunks` for updates of rows of up to `longest` tokens, and keep what the compiler
+    made in `cache`."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute()))
+    for trunk in trunks:
+        if packs(trunk, longest) and layers_of(trunk):
+            compile_layers(trunk, note)
+        else:
+            note("actor.use_torch_compile has no effect: this model's batches cannot be packed")
+
+
 def compile_layers(trunk: PreTrainedModel, note: Note) -> None:
     """Use compiled layers for packed batches; if the compiler fails, `note` is told once."""
     told: list[str] = []
@@ -100,70 +84,3 @@ def layers_of(trunk: PreTrainedModel) -> Sequence[nn.Module]:
     """The layers that the model repeats."""
     names = set(getattr(trunk, "_no_split_modules", None) or ())
     return [module for module in trunk.modules() if type(module).__name__ in names]
-
-
-def seconds_of_a_layer(trunk: PreTrainedModel) -> float:
-    """Seconds of the eager forward and backward pass of one layer, for ROWS × LENGTH tokens."""
-    return _seconds(_layer_step(trunk), trunk.device)
-
-
-def try_compiling(trunk: PreTrainedModel) -> Trial:
-    """Compile one layer and time it. Raises whatever the compiler raises."""
-    step = _layer_step(trunk)
-    eager = _seconds(step, trunk.device)
-    _leave_attention_alone()
-    layer, failures = layers_of(trunk)[0], list[str]()
-    layer._compiled_call_impl = CompiledLayer(layer, failures.append)
-    try:
-        start = time.perf_counter()
-        step()
-        if failures:
-            raise RuntimeError(failures[0])
-        return Trial(eager, compiling=time.perf_counter() - start, compiled=_seconds(step, trunk.device))
-    finally:
-        layer._compiled_call_impl = None
-
-
-def _layer_step(trunk: PreTrainedModel) -> Step:
-    """Forward and backward pass of the first layer, with the inputs that it has in a packed batch."""
-    layer = layers_of(trunk)[0]
-    args, options = _layer_inputs(trunk, layer)
-    states = args[0].requires_grad_()
-    weights = [weight for weight in layer.parameters() if weight.requires_grad]
-
-    def step() -> None:
-        out = layer(states, *args[1:], **options)
-        first: Tensor = out[0] if isinstance(out, tuple) else out
-        torch.autograd.grad(first.sum(), [states, *weights], allow_unused=True)
-
-    return step
-
-
-@torch.no_grad()
-def _layer_inputs(trunk: PreTrainedModel, layer: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of `layer` in a forward pass of the trunk over ROWS × LENGTH ids."""
-    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    vocabulary, device = trunk.config.get_text_config().vocab_size, next(trunk.parameters()).device
-    ids = torch.arange(ROWS * LENGTH, device=device).reshape(ROWS, LENGTH) % vocabulary
-    ones = torch.ones_like(ids)
-    hook = layer.register_forward_pre_hook(lambda _, *given: found.append(given), with_kwargs=True)
-    try:
-        packed_states(trunk, Batch(ids, ones, ones.float(), ones.float(), ones.float()))
-    finally:
-        hook.remove()
-    args, options = found[0]
-    if not args:
-        args = (options.pop("hidden_states"),)
-    return tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args), options
-
-
-def _seconds(step: Step, device: torch.device, times: int = 3) -> float:
-    """Median seconds of `step` on `device`, after one that does not count."""
-    taken = []
-    for _ in range(times + 1):
-        start = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - start)
-    return median(taken[1:])

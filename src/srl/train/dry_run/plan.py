@@ -52,7 +52,7 @@ from srl.train.dry_run.step_time import (
 from srl.train.fetch_models import with_cached_models
 from srl.train.load_components import engine_name
 from srl.train.make_missing import check_data, start_of
-from srl.train.threads import choose_threads_for
+from srl.train.threads import threads_for
 from srl.train.verl.config_check import compose, notes, problems
 from srl.train.verl.job import WORKERS_WITHOUT_GPU, Job, is_megatron, precision, rollout_name
 from srl.train.verl.overrides import given
@@ -216,10 +216,9 @@ def _shape(config: Config) -> Shape:
 
 
 def _measured(config: Config, shape: Shape, device: torch.device) -> DeviceSpeed:
-    """The device's speed, with as many threads as multiply matrices of the model's width fastest."""
+    """The device's speed, with as many threads as the run has."""
     before = torch.get_num_threads()
-    left, right = torch.ones(256, shape.width), torch.ones(shape.width, shape.ffn)
-    choose_threads_for(lambda: left @ right, config)
+    torch.set_num_threads(threads_for(shape.parameters if device.type == "cpu" else None, config))
     try:
         return measure(shape, device, pick_dtype(config.model.dtype, device))
     finally:
