@@ -111,6 +111,6 @@ def test_figure_of_an_unknown_format_is_refused(tmp_path):
 
 def test_figure_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"pip install 'srl-search\[plot\]'"):
+    with pytest.raises(UserError, match=r"\[plot\]'"):
         save_figure([[line([0.1])]], tmp_path / "c.png")
     assert list(tmp_path.iterdir()) == []

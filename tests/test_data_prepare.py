@@ -600,7 +600,7 @@ def test_a_hub_out_of_reach_names_the_file_to_give(hub):
 
 def test_a_missing_hub_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"pip install 'srl-search\[hub\]'.*NQ-open.train.jsonl"):
+    with pytest.raises(UserError, match=r"\[hub\]'.*NQ-open.train.jsonl"):
         download(SOURCES["nq"], "train")
 
 

@@ -215,7 +215,7 @@ def test_a_directory_of_another_kind_is_refused(tmp_path, built):
 
 def test_a_newer_format_is_refused_in_one_line(built):
     change(built, format=2)
-    with pytest.raises(UserError, match=r"format 2.*pip install -U") as error:
+    with pytest.raises(UserError, match="format 2") as error:
         open_index(built)
     assert "\n" not in str(error.value)
 

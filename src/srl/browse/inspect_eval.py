@@ -23,6 +23,7 @@ from srl.browse.trajectories import Filter
 from srl.browse.transcript import search_json
 from srl.errors import UserError
 from srl.files import atomic_directory, digest_text
+from srl.install import pip_install
 from srl.store import Record, rows
 from srl.store.verdict import VERDICTS
 from srl.trajectory import Search, Segment, Trajectory
@@ -53,9 +54,7 @@ def write_eval_logs(connection: duckdb.DuckDBPyConnection, chosen: Filter, out: 
     try:
         from inspect_ai.log import write_eval_log
     except ImportError as error:
-        raise UserError(
-            "writing Inspect's logs needs inspect_ai; type: pip install 'srl-search[inspect]'"
-        ) from error
+        raise UserError(f"writing Inspect's logs needs inspect_ai; type: {pip_install('inspect')}") from error
     count, runs = 0, {row["run_id"]: row for row in rows(connection, "FROM runs")}
     with atomic_directory(out) as directory:
         for batch in batches(connection, chosen):

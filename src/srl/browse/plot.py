@@ -10,6 +10,7 @@ from pathlib import Path
 from srl.browse.curve import Series, short_name
 from srl.errors import UserError
 from srl.files import atomic_file
+from srl.install import pip_install
 
 MARKS = "●○▲△■□◆◇"
 _ASCII = str.maketrans("●○▲△■□◆◇┤│└┬─·…", "*o#x@+%&||+|-.~")
@@ -164,7 +165,7 @@ def save_figure(panels: Sequence[Sequence[Series]], path: Path) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError("pictures need matplotlib; type: pip install 'srl-search[plot]'") from error
+        raise UserError(f"pictures need matplotlib; type: {pip_install('plot')}") from error
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "srl", "font.size": 10}):
         figure = Figure(figsize=(7.2, 3.4 * len(panels)), dpi=150, layout="constrained")
         for axes, series in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from srl.cli import output
+from srl.install import install_default
 from srl.plugins import manager
 
 COLUMNS = ("kind", "name", "package", "version", "summary")
@@ -16,7 +17,7 @@ def print_list(as_json: bool = False) -> None:
     elif entries:
         output.table(COLUMNS, [_row(entry) for entry in entries])
     else:
-        output.note(f"no plugin is installed; type: {manager.INSTALL_DEFAULT}")
+        output.note(f"no plugin is installed; type: {install_default()}")
 
 
 def described(entry: manager.Plugin) -> dict[str, str]:

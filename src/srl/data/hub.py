@@ -10,6 +10,7 @@ from typing import Any
 from srl.data.sources import Source
 from srl.errors import UserError
 from srl.hub_models import hub_reason
+from srl.install import pip_install
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,5 @@ def hub_library(purpose: str, instead: str = "") -> Any:
         import huggingface_hub
     except ImportError as error:
         way = f"; or {instead}" if instead else ""
-        raise UserError(
-            f"{purpose} needs huggingface_hub; type: pip install 'srl-search[hub]'{way}"
-        ) from error
+        raise UserError(f"{purpose} needs huggingface_hub; type: {pip_install('hub')}{way}") from error
     return huggingface_hub

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from srl.errors import UserError
+from srl.install import pip_install
 
 _RESAMPLES = 2000
 _BATCH = 1 << 22
@@ -237,5 +238,5 @@ def imported(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise UserError(
-            f"measuring an index needs {name.partition('.')[0]}; type: pip install 'srl-search[ir]'"
+            f"measuring an index needs {name.partition('.')[0]}; type: {pip_install('ir')}"
         ) from error

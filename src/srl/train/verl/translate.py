@@ -20,6 +20,7 @@ from srl.config import Config
 from srl.config.cross_checks import algorithm_plugin
 from srl.config.sections import Actor, Critic
 from srl.errors import UserError
+from srl.install import pip_install
 from srl.train.learning_rate import Network, warmup_steps
 from srl.train.verl.job import (
     TORCH,
@@ -441,5 +442,5 @@ def _config_directory() -> Path:
     spec = find_spec("verl")
     places = list(spec.submodule_search_locations or ()) if spec else []
     if not places or find_spec("hydra") is None:
-        raise UserError("verl is not installed: pip install 'srl-search[verl]'")
+        raise UserError(f"verl is not installed; type: {pip_install('verl')}")
     return Path(places[0]) / "trainer" / "config"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from srl.errors import UserError, first_line
+from srl.install import pip_install
 from srl_e5.embedding_files import Shards
 from srl_e5.options import Options
 
@@ -30,8 +31,8 @@ def load_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise UserError(
-            "dense search needs faiss; type: pip install 'srl-search-e5[cpu]', "
-            "or 'srl-search-e5[gpu]' on a machine with CUDA (one of them, not both)"
+            f"dense search needs faiss; type: {pip_install('cpu', of='srl-search-e5')}, "
+            "or [gpu] on a machine with CUDA (one of them, not both)"
         ) from error
     return faiss
 

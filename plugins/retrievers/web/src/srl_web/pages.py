@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from srl.errors import UserError
+from srl.install import pip_install
 from srl_web.addresses import PublicTransport
 from srl_web.api import Result
 from srl_web.cache import Cache
@@ -31,7 +32,7 @@ def check_extractor() -> None:
         import trafilatura  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"pages=true needs trafilatura ({error}); type: pip install 'srl-search-web[pages]'"
+            f"pages=true needs trafilatura ({error}); type: {pip_install('pages', of='srl-search-web')}"
         ) from error
 
 
