@@ -139,8 +139,8 @@ class Stopping(Said):
         super().__init__()
         self.at = at
 
-    def step(self, step, total, values) -> None:
-        super().step(step, total, values)
+    def step(self, step, config, values) -> None:
+        super().step(step, config, values)
         if step == self.at:
             raise KeyboardInterrupt
 

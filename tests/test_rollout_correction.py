@@ -305,7 +305,7 @@ def test_the_updates_own_log_probs_serve_as_old_ones_bit_for_bit(observed) -> No
 def test_line_of_a_step_says_how_much_was_rejected(metrics, shown) -> None:
     out = StringIO()
     values = {f"rollout_corr/{name}": value for name, value in metrics.items()} | {"timing_s/step": 1.0}
-    Terminal(Console(file=out, width=200)).step(1, 2, values)
+    Terminal(Console(file=out, width=200)).step(1, load_config("tiny").config, values)
     assert ("rejected 100%" in out.getvalue()) is shown
 
 

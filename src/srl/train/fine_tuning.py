@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -87,15 +86,10 @@ class FineTuning:
         sft, first = self.config.sft, self.progress.step
         if self.progress.awaits_validation:
             self._validate_and_save(saved=True)
-        left, began = itertools.islice(data, first, None), time.perf_counter()
-
-        def left_s() -> float:
-            made = self.progress.step - first
-            return (time.perf_counter() - began) / made * (sft.steps - self.progress.step)
-
+        left = itertools.islice(data, first, None)
         while self.progress.step < sft.steps and not self._stops_early():
             self.runner.engine.sleep()
-            self._steps_to_validation(left, left_s)
+            self._steps_to_validation(left)
             self.runner.give_weights(self.tuned.actor)
             self.runner.engine.wake()
             self._validate_and_save()
@@ -106,21 +100,21 @@ class FineTuning:
                 f"({self.progress.val_em_best:.3f}), sft.patience={sft.patience}"
             )
 
-    def _steps_to_validation(self, data: Iterator[list[Trajectory]], left_s: Callable[[], float]) -> None:
+    def _steps_to_validation(self, data: Iterator[list[Trajectory]]) -> None:
         """Steps up to the next validation, or to the last step; checkpoints between them where due."""
         steps, trainer = self.config.sft.steps, self.config.trainer
         with counted("fine-tuning steps", steps, self.progress.step) as count:
             while True:
                 step = self.progress.step + 1
                 with self._saved_if_stopped():
-                    self._step(step, next(data), left_s)
+                    self._step(step, next(data))
                 count(step)
                 if step == steps or self._validates(step):
                     return
                 if due(step, trainer.save_freq):
                     self._save(trainer.max_ckpt_to_keep)
 
-    def _step(self, step: int, trajectories: list[Trajectory], left_s: Callable[[], float]) -> None:
+    def _step(self, step: int, trajectories: list[Trajectory]) -> None:
         sft = self.config.sft
         metrics = fine_tune_step(
             self.tuned.actor, self.optimiser, trajectories, observation_weight=sft.observation_weight,
@@ -130,7 +124,7 @@ class FineTuning:
         self.progress.seconds += metrics["timing_s/step"]
         self.runner.record(step, "sft", [], metrics)
         if step in (1, sft.steps) or step % 10 == 0:
-            self.runner.terminal.fine_tuning_step(step, sft.steps, metrics, left_s())
+            self.runner.terminal.fine_tuning_step(step, sft.steps, metrics)
 
     def _validates(self, step: int) -> bool:
         every = self.config.trainer.test_freq

@@ -194,7 +194,7 @@ class LocalTrainer:
         metrics |= step_metrics(sampled.trajectories, sampled.scores) | sampled.metrics
         metrics |= {f"timing_s/{name}": seconds for name, seconds in self._timings.items()}
         self.runner.record(step, "train", _all_records(sampled, experience), metrics)
-        self.runner.terminal.step(step, self.config.trainer.total_training_steps, metrics)
+        self.runner.terminal.step(step, self.config, metrics)
         if due(step, self.config.trainer.sample_freq):
             self.runner.terminal.samples(*sampled.kept, self.config.trainer.sample_count)
         return self.watcher.observe(step, "train", metrics)

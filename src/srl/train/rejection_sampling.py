@@ -101,7 +101,7 @@ class RejectionSampling:
         valid = [score.value for episode, score in zip(episodes, scores, strict=True) if episode.valid]
         metrics["critic/score/mean"] = fmean(valid) if valid else 0.0
         self.runner.record(number, "train", [], metrics)
-        self.runner.terminal.step(number, self.config.trainer.total_training_steps, metrics)
+        self.runner.terminal.step(number, self.config, metrics)
 
     def _keep_sampled(self, number: int, questions: Sequence[Question]) -> None:
         """Log again what the log had of a round that was cut off: whole batches, the others are lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -28,6 +29,8 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
+PERSISTS = 10
+"""Steps in a row without anything to learn from, after which a run says so again."""
 _NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb"}
 """External loggers, and the module that each needs."""
 
@@ -103,21 +106,37 @@ class Terminal:
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(file=cast("Any", Stderr()), highlight=False)
         self.quiet = quiet
+        self._began: tuple[int, float] | None = None
+        self._nothing = 0
 
     def note(self, text: str) -> None:
         if not self.quiet:
             self.console.print(Text(safe_message(text)), soft_wrap=not self.console.file.isatty())
 
-    def step(self, step: int, total: int, values: Mapping[str, float]) -> None:
-        """`step 12/30  reward .43  EM .43  searches 1.21 | …health… | 1.9 s`."""
-        self.note(f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}")
+    def step(self, step: int, config: Config, values: Mapping[str, float]) -> None:
+        """`step 12/30  reward .43  EM .43  searches 1.21 | …health… | 1.9 s  40s left`.
 
-    def fine_tuning_step(self, step: int, total: int, values: Mapping[str, float], left_s: float) -> None:
+        A line more says so after the first step, and after the tenth in a row, if there is nothing to learn.
+        """
+        self._progress(step, config.trainer.total_training_steps, values)
+        why = nothing_to_learn(values, config)
+        self._nothing = self._nothing + 1 if why else 0
+        if self._nothing == PERSISTS or (why and step == 1):
+            self.note(f"step {step}: {why}")
+
+    def fine_tuning_step(self, step: int, total: int, values: Mapping[str, float]) -> None:
         """`step 12/400  loss 1.234  |  9.8 s  1,310 tokens/s  1h 03m left`."""
-        rate, left = f"{values['perf/throughput']:,.0f} tokens/s", duration(left_s)
+        self._progress(step, total, values, f"  {values['perf/throughput']:,.0f} tokens/s")
+
+    def _progress(self, step: int, total: int, values: Mapping[str, float], rate: str = "") -> None:
+        """A step's line, with the time that the steps left will take: as long as those since the first one,
+        with the validations between them."""
+        now = time.monotonic()
+        first, began = self._began = self._began or (step - 1, now - values["timing_s/step"])
+        left = duration((now - began) / max(step - first, 1) * (total - step))
         self.note(
-            f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}  {rate}  "
-            f"{left} left"
+            f"step {step:>{len(str(total))}}/{total}  {_learning(values)}  |  {_health(values)}{rate}"
+            f"  {left} left"
         )
 
     def evaluation(self, name: str, step: int, values: Mapping[str, float]) -> None:
@@ -143,6 +162,21 @@ class Terminal:
                 mark = "│ " if segment.is_policy else "· "
                 self.note(f"  {mark}{_shortened(segment.text)}")
             self.note(f"  └ {trajectory.end}")
+
+
+def nothing_to_learn(values: Mapping[str, float], config: Config) -> str:
+    """Why a policy learns nothing from a step, or nothing about searching; "" where it may."""
+    if config.rollout.search and values.get("env/number_of_valid_search") == 0:
+        return (
+            "no episode searched, so there is nothing to learn about searching; fine-tune the model on "
+            "demonstrations first (docs/cold-start.md)"
+        )
+    if values.get("critic/advantages/max") == values.get("critic/advantages/min") == 0:
+        return (
+            "there is nothing to learn from: no episode has a better reward than the others of its question, "
+            f"{values.get('critic/score/mean', 0.0):.3g} on average"
+        )
+    return ""
 
 
 def _learning(values: Mapping[str, float]) -> str:

@@ -102,7 +102,7 @@ def _report(event: Event, config: Config, terminal: Terminal, reporters: Sequenc
     if event.phase != "train":
         terminal.evaluation(event.phase, event.step, event.metrics)
         return
-    terminal.step(event.step, config.trainer.total_training_steps, event.metrics)
+    terminal.step(event.step, config, event.metrics)
     scored = [(one.trajectory, one.score) for one in event.samples if one.score is not None]
     if scored:
         terminal.samples([one for one, _ in scored], [score for _, score in scored], len(scored))

@@ -1,0 +1,66 @@
+"""What the terminal says beside a step: the time left for the run, and that there is nothing to learn from."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from srl.config import load_config
+from srl.train import report
+from srl.train.report import Terminal, nothing_to_learn
+
+LEARNING = {
+    "timing_s/step": 2.0, "env/number_of_valid_search": 0.5, "critic/advantages/max": 1.0,
+    "critic/advantages/min": -1.0,
+}  # fmt: skip
+NO_SEARCH = LEARNING | {"env/number_of_valid_search": 0.0}
+EQUAL = LEARNING | {"critic/advantages/max": 0.0, "critic/advantages/min": 0.0}
+
+
+def config(*sets: str) -> Any:
+    return load_config("tiny", sets=list(sets)).config
+
+
+@pytest.mark.parametrize(
+    ("values", "sets", "expected"),
+    [
+        (LEARNING, (), False),
+        (NO_SEARCH, (), True),
+        (NO_SEARCH, ("rollout.search=false",), False),
+        (EQUAL, (), True),
+        (EQUAL, ("rollout.search=false",), True),
+        ({"timing_s/step": 1.0}, (), False),
+    ],
+)
+def test_step_without_searches_or_advantages_teaches_nothing(values, sets, expected):
+    assert bool(nothing_to_learn(values, config(*sets))) is expected
+
+
+def lines(*steps: tuple[int, dict[str, float]]) -> list[int]:
+    """How many lines each of these steps has."""
+    out = StringIO()
+    terminal, counts = Terminal(Console(file=out, width=200)), []
+    for step, values in steps:
+        before = out.getvalue().count("\n")
+        terminal.step(step, config(), values)
+        counts.append(out.getvalue().count("\n") - before)
+    return counts
+
+
+def test_it_is_said_after_the_first_step_and_again_where_it_persists():
+    assert lines(*((step, EQUAL) for step in range(1, 13))) == [2, *[1] * 8, 2, 1, 1]
+    assert lines((1, LEARNING), *((step, NO_SEARCH) for step in range(2, 9)), (9, LEARNING)) == [1] * 9
+
+
+def test_time_left_is_that_of_all_steps_with_what_is_between_them(monkeypatch):
+    """Steps of 2 s with 8 s of validation after the first: 28 of 30 steps at (2 + 8 + 2) / 2 s are left."""
+    now, out = iter([102.0, 112.0]), StringIO()
+    monkeypatch.setattr(report.time, "monotonic", lambda: next(now))
+    terminal = Terminal(Console(file=out, width=200))
+    for step in (1, 2):
+        terminal.step(step, config("trainer.total_training_steps=30"), LEARNING)
+    assert re.findall(r"(\S+(?: \S+)?) left", out.getvalue().replace("  ", "\n")) == ["58s", "2m 48s"]
