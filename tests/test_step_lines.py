@@ -1,4 +1,4 @@
-"""What the terminal says beside a step: the time left for the run, and that there is nothing to learn from."""
+"""What the terminal says beside a step: the time left for the run, and that it teaches nothing."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class Pace:
     The first count may include earlier work, so the speed is measured from there.
     """
 
-    EVERY_S = 30.0
+    EVERY_S = 10.0
 
     def __init__(self, total: int | None) -> None:
         self._total = total
