@@ -63,17 +63,17 @@ def test_without_a_terminal_the_end_is_one_line(capsys):
     assert capsys.readouterr().err == "indexing passages: 3 of 3\n"
 
 
-def test_a_part_of_a_work_is_told_every_half_minute_and_not_at_its_end(capsys, monkeypatch):
-    times = iter([0.0, 10.0, 31.0, 40.0])
+def test_a_part_of_a_work_is_told_every_ten_seconds_and_not_at_its_end(capsys, monkeypatch):
+    times = iter([0.0, 4.0, 11.0, 14.0])
     monkeypatch.setattr(output, "monotonic", lambda: next(times))
     with output.progress("val episodes", 300, passing=True) as count:
         for done in (50, 100, 200):
             count(done)
-    assert capsys.readouterr().err == "val episodes: 100 of 300, 62 s left\n"
+    assert capsys.readouterr().err == "val episodes: 100 of 300, 22 s left\n"
 
 
 def test_what_was_done_before_does_not_count_as_speed(capsys, monkeypatch):
-    times = iter([0.0, 20.0, 40.0])
+    times = iter([0.0, 5.0, 40.0])
     monkeypatch.setattr(output, "monotonic", lambda: next(times))
     with output.progress("fine-tuning steps", 80, 40, passing=True) as count:
         for done in (41, 42):
