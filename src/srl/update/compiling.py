@@ -49,8 +49,10 @@ class CompiledLayer:
 
 
 def compile_updates(trunks: Sequence[PreTrainedModel], longest: int, cache: Path, note: Note) -> None:
-    """Compile the layers of `trunks` for updates of rows of up to `longest` tokens, and keep what the compiler
-    made in `cache`."""
+    """Compile the layers of `trunks` for updates of rows of up to `longest` tokens.
+
+    What the compiler made is kept in `cache`.
+    """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute()))
     for trunk in trunks:
         if packs(trunk, longest) and layers_of(trunk):
