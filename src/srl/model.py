@@ -689,7 +689,7 @@ def _plain(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same class and config, without adapter and without memory for its weights."""
     with torch.device("meta"):
         made: Any = type(model)(plain_config(model))
-    return made.to(model.dtype)
+    return made.to(model.dtype).eval()
 
 
 def model_digest(model: PreTrainedModel | str | Path) -> str:
