@@ -14,9 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.speed.harness import Entry, Options, Rounds, in_pairs, medians, round_off, with_before
+
+if TYPE_CHECKING:
+    from srl.config import Config
 
 MICRO = {"real": 4, "tiny": 32}
 """trl's `per_device_train_batch_size`."""
@@ -37,7 +40,7 @@ def ours(options: Options, settings: dict[str, Any], rounds: Rounds) -> None:
     from srl.workspace import Workspace
 
     class Reporting(Terminal):
-        def step(self, step: int, total: int, values: Mapping[str, float]) -> None:
+        def step(self, step: int, config: Config, values: Mapping[str, float]) -> None:
             seconds = {
                 name: values.get(f"timing_s/{key}", 0.0)
                 for name, key in (("seconds", "step"), ("generation", "gen"), ("log_probs", "adv"),
