@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from srl.config.sections import Model
 from srl.errors import UserError
 from srl.model import load_tokenizer
+from srl.rollout.cached_forward import CachedForward
 from srl.rollout.engine import Sampling
 from srl.rollout.torch_engine import TorchEngine
 from srl.train.load_components import LoadedModel, load_policy
@@ -123,7 +124,7 @@ def measure(directory: Path, rank: int, **settings: Any) -> dict[str, Any]:
     rows, sampled = asyncio.run(_episodes(engine))
     engine.reset()
     return {
-        "cached": not any("cache" in line for line in said.lines), "why": said.lines,
+        "cached": isinstance(engine._forward, CachedForward), "why": said.lines,
         "packed": packs(policy.model, LONGEST),
         "outcome": "safe" if said.lines else "right", **train(policy, rows, sampled),
     }  # fmt: skip

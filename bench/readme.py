@@ -187,9 +187,26 @@ def quality() -> str:
     return table(["retriever", *names, "questions/s"], lines)
 
 
-PAGES = ("README.md", "docs/retrieval.md", "docs/search-server.md", "docs/scale.md", "docs/performance.md",
-         "docs/results.md", "docs/stability.md", "docs/inspect.md", "docs/algorithms.md")  # fmt: skip
+def families() -> str:
+    """What the check says of each family, and how far sampling and training are apart where it passes."""
+    lines = []
+    for name, row in load("families")["rows"].items():
+        if row["outcome"] == "refused":
+            lines.append([name, f"refused: {row['why'].partition(': what is')[0]}", "", ""])
+        else:
+            ways = [] if row["cached"] else ["no cache"]
+            ways += [] if row["packed"] else ["padded rows"]
+            passed = ", ".join(ways) or "right"
+            lines.append([name, passed, f"{row['gap']:.0e}", f"{row['clipfrac']:.3f}"])
+    headers = ["family", "outcome", "largest gap of log-probs", "clipped in the first update"]
+    return table(headers, lines)
+
+
+PAGES = ("README.md", "docs/models.md", "docs/retrieval.md", "docs/search-server.md", "docs/scale.md",
+         "docs/performance.md", "docs/results.md", "docs/stability.md", "docs/inspect.md",
+         "docs/algorithms.md")  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {
+    "families": families,
     "learning": learning,
     "recall": recall,
     "startup": startup,

@@ -134,6 +134,7 @@ def test_no_cache_where_an_episode_passes_a_window(family, caplog):
     ("family", "rank", "outcome"),
     [
         ("qwen2", 4, "right"),
+        ("opt", 4, "right"),
         ("gemma2", 0, "safe"),
         ("jamba", 0, "safe"),
         ("phimoe", 0, "right"),

@@ -686,7 +686,7 @@ def _name_shards(files: Sequence[Path], folder: Path) -> None:
 
 
 def _plain(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of the same class and config, without adapter and without memory for its weights."""
+    """A model of the same class and config in eval mode, without adapter or memory for its weights."""
     with torch.device("meta"):
         made: Any = type(model)(plain_config(model))
     return made.to(model.dtype).eval()
