@@ -147,13 +147,19 @@ def recompute_layers(model: PreTrainedModel) -> None:
             f"model.gradient_checkpointing=true: {type(model).__name__} has no layers to recompute"
         )
     for layer in layers:
-        layer.forward = partial(_recomputed, layer.forward)
+        layer.forward = Recomputed(layer.forward)
 
 
-def _recomputed(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*args, **options)
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+class Recomputed:
+    """Calls the `forward` of a layer so that its backward pass computes it again."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **options)
+        return checkpoint(self.forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 class Float32Head(nn.Linear):

@@ -5,6 +5,7 @@ The layers of a model are alike, so all share one compiled graph, for any number
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch._functorch import config as functorch_config
 
-from srl.model import error_line
+from srl.model import Recomputed, error_line
 from srl.update.packing import ATTENTION, packed_attention, packs
 
 if TYPE_CHECKING:
@@ -23,18 +24,22 @@ if TYPE_CHECKING:
 Note = Callable[[str], None]
 
 
-class CompiledLayer:
-    """Calls the compiled layer for packed batches, and the eager one for all others, such as a rollout's.
+class CompiledForward:
+    """Calls the compiled `forward` of a layer for packed batches, and it for all others, such as a rollout's.
 
     If the compiler fails, `failed` is called and the layer stays eager. The backward pass is compiled with
     the forward one, so that a failure there is found before anything depends on it.
     """
 
-    def __init__(self, layer: nn.Module, failed: Note) -> None:
+    def __init__(self, forward: Callable[..., Any], failed: Note) -> None:
         functorch_config.force_non_lazy_backward_lowering = True
-        self._plain = layer._call_impl
-        self._compiled: Callable[..., Any] | None = torch.compile(layer.forward, dynamic=True)
+        self._plain = forward
+        self._compiled: Callable[..., Any] | None = torch.compile(forward, dynamic=True)
         self._failed = failed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        """A copy of the layer is not compiled: the compiler's function belongs to this one."""
+        return copy.deepcopy(self._plain, memo)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         mask = options.get("attention_mask")
@@ -72,7 +77,9 @@ def compile_layers(trunk: PreTrainedModel, note: Note) -> None:
 
     _leave_attention_alone()
     for layer in layers_of(trunk):
-        layer._compiled_call_impl = CompiledLayer(layer, failed)
+        # The compiler goes inside: a recomputed layer would not be compiled.
+        place = layer.forward if isinstance(layer.forward, Recomputed) else layer
+        place.forward = CompiledForward(place.forward, failed)
 
 
 def _leave_attention_alone() -> None:
