@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shlex
+import shutil
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -302,11 +302,15 @@ def test_an_old_checkpoint_is_out_of_sight_before_it_is_removed(tmp_path, monkey
     those = optimisers(them)
     save(tmp_path, them, those, step=1, keep=1)
 
+    rmtree = shutil.rmtree
+
     def dying(path, **named):
-        raise KeyboardInterrupt
+        if path.name == "step-000001":
+            raise KeyboardInterrupt
+        rmtree(path, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "shutil", SimpleNamespace(rmtree=dying))
+        patch.setattr(files.shutil, "rmtree", dying)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, them, those, step=2, keep=1)
     assert [path.name for path in list(checkpoints(tmp_path).values())] == ["step-000002"]
@@ -319,7 +323,7 @@ def test_a_step_is_deleted_twice_where_an_open_file_keeps_the_first(tmp_path, mo
     them = learner()
     those = optimisers(them)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "shutil", SimpleNamespace(rmtree=lambda path, **named: None))
+        patch.setattr(files.shutil, "rmtree", lambda path, **named: None)
         for _ in range(2):
             checkpoint.delete_checkpoints(tmp_path, [save(tmp_path, them, those, step=1)])
     assert not checkpoints(tmp_path)
@@ -328,13 +332,15 @@ def test_a_step_is_deleted_twice_where_an_open_file_keeps_the_first(tmp_path, mo
 
 
 def test_what_a_killed_process_was_writing_goes_with_the_next_checkpoint(tmp_path):
-    """Also of another step and another host, and what versions before left inside a temporary directory."""
+    """Also of another step and another host; but nothing that only has such a name."""
     them = learner()
-    names = ".step-000007.tmp-host-1-0a1b2c3d", "..step-000002.tmp-host-1-0a1b2c3d.tmp-host-1-0a1b2c3d"
-    for name in names:
+    mine = {f".step-000007.tmp-host-1-0a1b2c3{n}": files.MARK if n == "d" else "thesis" for n in "de"}
+    for name, file in (mine | {".step-1.dropped": "thesis"}).items():
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / file).touch()
     save(tmp_path, them, optimisers(them), step=3)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [".step-000007.tmp-host-1-0a1b2c3e", ".step-1.dropped", "step-000003"]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

@@ -28,7 +28,7 @@ def test_a_temporary_directory_is_written_in_as_it_is(tmp_path):
             assert inner == outer
             (inner / "a").write_text("1")
         (outer / "b").write_text("2")
-        assert [entry.name for entry in tmp_path.iterdir()] == [outer.name]
+        assert list(tmp_path.iterdir()) == [outer.parent]
     assert sorted(entry.name for entry in (tmp_path / "made").iterdir()) == ["a", "b"]
 
 
@@ -38,7 +38,7 @@ def test_directory_appears_only_when_complete(tmp_path):
         (temporary / "sub").mkdir()
         (temporary / "sub" / "a").write_text("1")
         assert not target.exists()
-        assert temporary.parent == target.parent
+        assert temporary.parent.parent == target.parent
     assert (target / "sub" / "a").read_text() == "1"
     assert names(target.parent) == ["index"]
 
@@ -85,7 +85,7 @@ def test_a_link_stays_and_what_it_points_at_is_replaced(tmp_path, writer):
     asked = []
     with writer(link, replace=asked.append) as temporary:
         (temporary / "new").write_text("2")
-        assert temporary.parent == target.parent
+        assert target.parent in temporary.parents
     assert link.is_symlink()
     assert names(target) == ["new"]
     assert set(asked) == {target}
@@ -248,17 +248,45 @@ def test_a_directory_without_locks_can_be_used(tmp_path, monkeypatch):
 
 def test_another_writer_that_lives_is_left_alone(tmp_path):
     host = files._host()
-    others = [
-        f".x.tmp-{host}-{os.getppid()}-00000000",
-        ".x.tmp-elsewhere-99999999-00000000",
-        f".x.y.tmp-{host}-99999999-00000000",
-    ]
-    for name in others:
+    others = [f".x.tmp-{host}-{os.getppid()}-00000000", ".x.tmp-elsewhere-99999999-00000000"]
+    for name in (*others, f".y.tmp-{host}-99999999-0000000f"):
         (tmp_path / name).mkdir()
-    (tmp_path / f".x.tmp-{host}-99999999-0000000f").mkdir()
+        (tmp_path / name / files.MARK).touch()
     with files.atomic_file(tmp_path / "x") as file:
         file.write("1")
     assert names(tmp_path) == sorted([*others, "x"])
+
+
+def test_what_has_only_the_name_of_a_leftover_is_not_ours(tmp_path):
+    named = tmp_path / f".x.tmp-{files._host()}-99999999-00000000"
+    named.mkdir()
+    (named / "thesis.txt").write_text("mine")
+    for alone in (False, True):
+        files.remove_leftovers(tmp_path, alone=alone)
+    with files.atomic_file(tmp_path / "x") as file:
+        file.write("1")
+    files.discard(tmp_path / "x")
+    assert names(tmp_path) == [named.name]
+    assert names(named) == ["thesis.txt"]
+
+
+def test_what_could_not_be_removed_is_still_marked(tmp_path, monkeypatch):
+    """Such as a directory with a file that is open, on NFS."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "open").touch()
+    rmtree = files.shutil.rmtree
+
+    def keeping(path, **options):
+        for file in path.glob("*"):
+            if file.name != "open":
+                rmtree(file, **options) if file.is_dir() else file.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.shutil, "rmtree", keeping)
+        files.discard(tmp_path / "x")
+    assert list(tmp_path.glob("*/x/open"))
+    files.remove_leftovers(tmp_path, alone=True)
+    assert names(tmp_path) == []
 
 
 def test_digest_is_blake2b_of_the_bytes(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from tests.store_builder import episode, new_log, record, write_step
 
 import srl.store
+from srl import files
 from srl.cli import main
 from srl.errors import UserError
 from srl.store import finished as finished_log
@@ -293,8 +294,15 @@ def test_a_kill_leaves_the_log_as_it_was_or_pruned(run, monkeypatch, place):
     gone = {(1, "train"), (2, "train")}
     is_finished = (run / "log" / "log.duckdb").exists()
 
+    rmtree = shutil.rmtree
+
     def die(*arguments, **options):
         raise Killed
+
+    def die_at_last(path, **options):
+        if path.name.startswith(".log.duckdb."):
+            raise Killed
+        rmtree(path, **options)
 
     with monkeypatch.context() as patch:
         if place == "before" and is_finished:
@@ -303,13 +311,13 @@ def test_a_kill_leaves_the_log_as_it_was_or_pruned(run, monkeypatch, place):
             patch.setattr(parts, "with_current_columns", die)
         else:
             patch.setattr(pruning, "sweep", die)
-            patch.setattr(finished_log.tempfile.TemporaryDirectory, "__exit__", die)
+            patch.setattr(files.shutil, "rmtree", die_at_last)
         with pytest.raises(Killed):
             prune(run / "log", gone)
     assert counts(run) == (ALL if place == "before" else dict.fromkeys(ALL.keys() - gone, 2))
     prune(run / "log", gone)
     assert counts(run) == dict.fromkeys(ALL.keys() - gone, 2)
-    assert not list((run / "log").glob(".aside-*"))
+    assert not list((run / "log").glob(".*.tmp-*"))
 
 
 def test_a_log_that_is_being_written_is_not_pruned(workspace, capsys):

@@ -1,7 +1,7 @@
 """Atomic files and directories, digests, and JSON.
 
-Unfinished output is written next to its target, under a hidden name with host and process id. The next writer
-removes what dead processes left behind.
+Unfinished output is written next to its target, in a hidden directory that names host and process, and that a
+file marks as ours. The next writer removes what dead processes left behind, and nothing without the mark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
@@ -37,6 +36,8 @@ _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 """numpy's message for a short write."""
 _BLOCK = 4096
 _ASIDE = re.compile(r"^\.(?P<name>.+)\.tmp-(?P<host>[\w.]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
+MARK = ".srl-unfinished"
+"""The file that marks a directory whose content may be removed once its process is dead."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 Replace = Callable[[Path], None]
@@ -57,11 +58,11 @@ def atomic_directory(path: Path | str, *, replace: Replace | None = None) -> Ite
 
     A temporary directory is given as it is: what it is for is written whole or not at all.
     """
-    if _ASIDE.match(Path(path).name):
+    if target_of(path) != Path(path):
         yield Path(path)
         return
     path = _target(path, replace)
-    with _aside(path) as temporary:
+    with aside(path) as temporary:
         temporary.mkdir()
         yield temporary
         _sync_tree(temporary)
@@ -99,9 +100,7 @@ def resumable_directory(path: Path | str, *, replace: Replace | None = None) -> 
         if replace and _is_taken(path):
             replace(path)
             _exchange(building, path)
-            earlier = _name_aside(path)
-            building.rename(earlier)  # if this process dies meanwhile, it is not taken for an unfinished one
-            _remove(earlier)
+            discard(building)
         else:
             os.rename(building, path)
         _sync(path.parent)
@@ -192,7 +191,7 @@ def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     if path.is_dir():
         raise UserError(f"{path} is a directory, expected a file")
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    with _aside(path) as temporary:
+    with aside(path) as temporary:
         with open(temporary, mode, **text) as file:  # type: ignore[call-overload]
             yield file
             file.flush()
@@ -202,32 +201,54 @@ def atomic_file(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 @contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    """A hidden path next to `path` for this process; it is removed afterwards."""
+def aside(path: Path) -> Iterator[Path]:
+    """A path of the same name in a hidden, marked directory next to `path`; it is removed afterwards."""
     made = _missing_parents(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(path)
+        remove_leftovers(path.parent)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror} ({error.filename})") from error
-    temporary = _name_aside(path)
+    folder = path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
+    temporary = folder / path.name
     try:
+        folder.mkdir()
+        (folder / MARK).touch()
         yield temporary
     except Exception as error:
         if why := why_not_written(error, temporary):
             raise NotWritten(f"{path} was not written: {why} and try again") from error
-        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+        if isinstance(error, OSError) and str(error.filename) in (str(folder), str(temporary)):
             raise UserError(f"{path} cannot be written: {error.strerror}") from error
         raise
     finally:
-        _remove(temporary)
+        _remove_marked(folder)
         if not path.exists():
             _remove_empty(made)
 
 
-def _name_aside(path: Path) -> Path:
-    """A hidden name next to `path` that no other process has."""
-    return path.with_name(f".{path.name}.tmp-{_host()}-{os.getpid()}-{token_hex(4)}")
+def discard(path: Path) -> None:
+    """Remove a file or directory of ours: hidden in one step, then deleted, if need be by a later writer."""
+    with aside(path) as hidden:
+        os.rename(path, hidden)
+
+
+def remove_leftovers(directory: Path, *, alone: bool = False) -> None:
+    """Remove what killed writers left in `directory`: of this host, or where nobody else writes (`alone`) of
+    any. What has no mark is not ours, whatever its name."""
+    for mark in directory.glob(f".*.tmp-*/{MARK}"):
+        match = _ASIDE.match(mark.parent.name)
+        if match and (alone or (match["host"] == _host() and not is_alive(int(match["pid"])))):
+            _remove_marked(mark.parent)
+
+
+def _remove_marked(folder: Path) -> None:
+    """The mark goes last: what a kill or a file that is open (on NFS) leaves is for the next writer."""
+    contents = [entry for entry in folder.glob("*") if entry.name != MARK]
+    for entry in contents:
+        _remove(entry)
+    if not any(map(os.path.lexists, contents)):
+        _remove(folder)
 
 
 def _missing_parents(path: Path) -> list[Path]:
@@ -245,8 +266,8 @@ def _remove_empty(directories: Iterable[Path]) -> None:
 def target_of(path: object) -> Path:
     """The file or directory that an unfinished one is for; other paths as they are."""
     path = Path(str(path))
-    found = _ASIDE.match(path.name)
-    return path.with_name(found["name"]) if found else path
+    found = _ASIDE.match(path.parent.name)
+    return path.parent.with_name(found["name"]) if found else path
 
 
 def why_not_written(error: BaseException, place: Path | None = None) -> str | None:
@@ -294,15 +315,6 @@ def _host() -> str:
     return re.sub(r"[^\w.]", "_", socket.gethostname()) or "localhost"
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove the temporary files of killed writers of `path` on this host."""
-    for entry in path.parent.glob(f".{escape(path.name)}.tmp-*"):
-        match = _ASIDE.match(entry.name)
-        ours = match and (match["name"], match["host"]) == (path.name, _host())
-        if match and ours and not is_alive(int(match["pid"])):
-            _remove(entry)
-
-
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -317,7 +329,7 @@ def _exchange(one: Path, other: Path) -> None:
     names = os.fsencode(one), os.fsencode(other)
     if rename and rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
         return
-    between = one.with_name(one.name[:-8] + token_hex(4))
+    between = one.with_name(f"{one.name}-{token_hex(4)}")
     os.rename(other, between)
     os.rename(one, other)
     os.rename(between, one)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
 
+from srl.files import aside
 from srl.store.database import attach, create_empty, create_runs, create_views, scan
 from srl.store.older import union
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, live_parts
@@ -18,8 +17,6 @@ from srl.store.schema import BESIDE, PARTS, TABLES
 
 MEMORY = "2GB"
 """Of written blocks DuckDB keeps no more in memory; it would fill most of the machine's with a large log."""
-ASIDE = ".aside-"
-"""What the names of unfinished directories in a log begin with."""
 
 
 def write_database(
@@ -59,13 +56,6 @@ def _source(connection: duckdb.DuckDBPyConnection, log: Path, name: str) -> Call
 @contextmanager
 def replacing_database(log: Path) -> Iterator[Path]:
     """A path for a new database, which is the log's `log.duckdb` when the block ends without an error."""
-    with tempfile.TemporaryDirectory(prefix=ASIDE, dir=log) as aside:
-        written = Path(aside, FINISHED)
+    with aside(log / FINISHED) as written:
         yield written
         os.replace(written, log / FINISHED)
-
-
-def clear_aside(log: Path) -> None:
-    """Remove what killed processes left unfinished."""
-    for aside in log.glob(f"{ASIDE}*"):
-        shutil.rmtree(aside, ignore_errors=True)

@@ -10,9 +10,7 @@ step exactly once, whenever the writer is killed.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from srl.files import atomic_directory
+from srl.files import atomic_directory, discard, remove_leftovers
 from srl.store.older import with_current_columns
 from srl.store.run_info import DamagedError
 from srl.store.schema import FORMAT, PARTS, PER_TOKEN
@@ -208,9 +206,7 @@ def _parquet(directory: Path, table: str) -> pq.ParquetWriter:
 
 def remove_part(part: Part) -> None:
     """Hide a part by a rename, then delete it."""
-    hidden = part.path.with_name(f".gone-{part.path.name}")
-    os.rename(part.path, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+    discard(part.path)
 
 
 def sweep(directory: Path) -> None:
@@ -219,5 +215,4 @@ def sweep(directory: Path) -> None:
     for part in all_parts(directory):
         if part.path not in live:
             remove_part(part)
-    for gone in directory.glob(".gone-*"):
-        shutil.rmtree(gone, ignore_errors=True)
+    remove_leftovers(directory)

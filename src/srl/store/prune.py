@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from srl.errors import UserError
-from srl.files import NotWritten, why_not_written
+from srl.files import NotWritten, remove_leftovers, why_not_written
 from srl.manifests import MANIFEST
 from srl.processes import Process
 from srl.store import run_info
 from srl.store.damage import damage_beside, find_damage, left_out
 from srl.store.database import in_one_line, quoted
-from srl.store.finished import clear_aside, replacing_database, write_database
+from srl.store.finished import replacing_database, write_database
 from srl.store.lock import LogLock
 from srl.store.parts import FINISHED, PARTS_DIRECTORY, live_parts, merge_parts, sweep
 from srl.store.reader import reading
@@ -109,7 +109,7 @@ def prune(log: Path, gone: Places) -> None:
         _check_not_written(log)
         if damage := next(chain(find_damage(log, thorough=False), damage_beside(log, thorough=True)), None):
             raise UserError(left_out(damage))
-        clear_aside(log)
+        remove_leftovers(log, alone=True)
         with _saying(log, "was not pruned", "it is as it was"):
             _rewrite(log, gone)
         with _saying(log, "was pruned, but not all rescores", "repeat the command"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import datetime
@@ -17,14 +15,14 @@ import duckdb
 import pyarrow.parquet as pq
 
 from srl.errors import UserError
-from srl.files import NotWritten, why_not_written
+from srl.files import NotWritten, discard, remove_leftovers, why_not_written
 from srl.processes import Process
 from srl.safe_text import quoted
 from srl.store import run_info
 from srl.store.damage import find_damage, may_be_damage, set_aside
 from srl.store.database import attach
 from srl.store.drop_steps import drop_steps, drop_trajectories, reopen
-from srl.store.finished import ASIDE, clear_aside, replacing_database, write_database
+from srl.store.finished import replacing_database, write_database
 from srl.store.lock import LogLock
 from srl.store.parts import (
     FINISHED,
@@ -253,5 +251,5 @@ class LogWriter:
     def _clear_parts(self) -> None:
         """Remove all parts, hidden first by a rename, and leftovers of killed writers."""
         if self._parts.exists():
-            os.rename(self._parts, tempfile.mkdtemp(prefix=ASIDE, dir=self.directory))
-        clear_aside(self.directory)
+            discard(self._parts)
+        remove_leftovers(self.directory, alone=True)

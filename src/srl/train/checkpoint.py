@@ -9,14 +9,13 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from srl.config import Config
 from srl.errors import UserError, first_line
-from srl.files import atomic_directory, link_or_copy, read_json, write_json
+from srl.files import atomic_directory, discard, link_or_copy, read_json, remove_leftovers, write_json
 from srl.manifests import (
     ABOUT,
     CHECKPOINT,
@@ -134,16 +133,10 @@ def _drop_superseded(run: Path, progress: Progress, keep: int | None, keep_best:
 
 def delete_checkpoints(run: Path, paths: Iterable[Path]) -> None:
     """Delete checkpoints of `run`, each hidden first by a rename, and what is left of earlier ones and of
-    those that a killed process was writing.
-
-    Each gets a name of its own: where a file is still open, NFS keeps the directory of an earlier checkpoint
-    of the same step.
-    """
+    those that a killed process was writing."""
     for path in paths:
-        path.rename(path.with_name(f".{path.name}.{token_hex(4)}.dropped"))
-    for pattern in (".step-*.dropped", ".*step-*.tmp-*"):  # only this process writes: it has the log's lock
-        for left in (run / CHECKPOINTS).glob(pattern):
-            shutil.rmtree(left, ignore_errors=True)  # tried again with the next checkpoint
+        discard(path)
+    remove_leftovers(run / CHECKPOINTS, alone=True)  # only this process writes: it has the log's lock
 
 
 def _save(tensors: object, path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from srl.config import Config, save_config
 from srl.errors import SrlError, UserError
-from srl.files import locked
+from srl.files import MARK, locked
 from srl.hub_models import hub_name
 from srl.rollout.codec import Codec
 from srl.rollout.engine import Completion, Engine, EngineTraits, Sampling
@@ -134,10 +134,11 @@ def _with_folder(config: Config, workspace: Workspace, codec: Codec, ends: ExitS
     Those that killed processes have left are removed too.
     """
     workspace.root.mkdir(parents=True, exist_ok=True)
-    for left in workspace.root.glob(f"{FOLDER}*"):
+    for left in (mark.parent for mark in workspace.root.glob(f"{FOLDER}*/{MARK}")):
         with suppress(UserError, OSError), locked(left, "its servers are running"):
             shutil.rmtree(left)
     folder = Path(mkdtemp(prefix=FOLDER, dir=workspace.root))
+    (folder / MARK).touch()
     ends.callback(shutil.rmtree, folder, ignore_errors=True)
     ends.enter_context(locked(folder))
     save_config(folder, config)
