@@ -84,16 +84,49 @@ def test_a_token_at_the_end_of_a_long_answer_is_hidden_before_it_is_cut(token):
     assert quoted(b"\xff\x00") == "�\\x00"
 
 
-WORST = """("a." * 500_000 + "://", "://@" * 300_000, "authorization: bearer " * 50_000, "\\x1b" * 1_000_000,
-         " " * 1_000_000, "a" * 1_000_000, "%2F" * 300_000, "<tool>" * 160_000)"""
+READERS = {
+    "safe_text": "import srl.safe_text as s\nread = lambda t: [show(t) for show in"
+    " (s.safe, s.one_line, s.safe_message, s.safe_json, s.hidden, s.quoted)]",
+    "parse_action": "from srl.protocol import parse_action as read",
+    "escape": "from srl.protocol import escape as read",
+    "verl_dump": "from srl.browse.verl_dump import read_dump\n"
+    "def read(text):\n"
+    "    Path('1.jsonl').write_text(json.dumps(dict(input='', output=text, gts=None, score=None)))\n"
+    "    read_dump(Path('1.jsonl'))",
+    "failures": "from ray.exceptions import RayActorError\n"
+    "from srl.train.verl.failures import reason\n"
+    "read = lambda text: reason(RayActorError(error_msg=text))",
+    "trec": "from srl.data import trec\n"
+    "def read(text):\n"
+    "    Path('x').write_text(f'<top>{text}</top>{text}')\n"
+    "    with suppress(UserError): list(trec.read_topics(Path('x')))\n"
+    "    Path('x').write_text(f'<doc>{text}</doc>')\n"
+    "    list(trec.document_records(Path('x')))",
+    "titles": "from srl.data.supporting_facts import Lookup\nread = lambda text: Lookup(text).name",
+    "golden_answers": "from srl.data.golden_answers import golden_answers\n"
+    "def read(text):\n    with suppress(ValueError): golden_answers(text)",
+    "overrides": "from srl.train.importing.hydra import read_value\n"
+    "def read(text):\n    if text[0] not in '[(': read_value(text)",
+}
+"""Code that defines `read`, which is called with text of others."""
+UNITS = (
+    *(" ", "\n", "\t", "\x1b", "a", "0", "(", "[ '", "a.", "%2F", "://@", "authorization: bearer "),
+    *("< ", "<tool>", "<search>", '<search engine="', "<answer>", "<information>", "<tool_call>"),
+    *("<tool_response>\n", "Doc 1(Title: ", "<top>", "<num>", "<title>\n", "<docno>", "<text>", "<doc>\n"),
+    "class_name",
+)
 
 
-def test_text_of_a_megabyte_is_shown_at_once(monkeypatch):
+@pytest.mark.parametrize("reader", READERS)
+def test_a_megabyte_of_foreign_text_is_read_at_once(tmp_path, monkeypatch, reader):
     """In a process of its own: a pattern that never ends also ends no test."""
     monkeypatch.setenv("SRL_SEARCH_TOKEN", "aaaaaaaaaaaaaaaaaaaaaaaaab")
-    show = "for show in (s.safe, s.one_line, s.safe_message, s.safe_json, s.hidden, s.quoted): show(text)"
-    code = f"import srl.safe_text as s\nfor text in {WORST}:\n    {show}"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    texts = f"[a + u * (1_000_000 // len(u)) + z for u in {UNITS!r} for a, z in (('', '://'), ('<', ''))]"
+    code = (
+        "import json\nfrom contextlib import suppress\nfrom pathlib import Path\n"
+        f"from srl.errors import UserError\n{READERS[reader]}\nfor text in {texts}:\n    read(text)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
 
 
 def test_of_foreign_text_the_beginning_alone_is_looked_at():

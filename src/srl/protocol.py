@@ -23,8 +23,8 @@ INFORMATION = "{information}"
 ENGINE = r"""\s+engine\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+)\s*"""
 """A pattern, without groups, of what may stand in a search tag after its name: ` engine="web"`."""
 
-_ACTION = re.compile(rf"<(search|answer)(?P<engine>(?<=search){ENGINE})?>(?P<content>.*?)</\1>", re.DOTALL)
-_TAG_START = re.compile(rf"<(?=\s*/?\s*(?:{'|'.join(TAGS)})\b)", re.IGNORECASE)
+_OPENING = re.compile(rf"<(search|answer)(?P<engine>(?<=search){ENGINE})?>")
+_TAG_START = re.compile(rf"<(?=\s*(?:/\s*)?(?:{'|'.join(TAGS)})\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,11 +323,13 @@ def parse_action(text: str) -> Action | None:
 
     A search tag may name a retriever: `<search engine="web">`, with or without quotes and spaces.
     """
-    match = _ACTION.search(text)
-    if match is None:
+    last = {"search": text.rfind("</search>"), "answer": text.rfind("</answer>")}
+    opening = next((tag for tag in _OPENING.finditer(text) if tag.end() <= last[tag[1]]), None)
+    if opening is None:
         return None
-    retriever = (match["engine"] or "").partition("=")[2].strip().strip("\"'").strip()
-    return Action("search" if match[1] == "search" else "answer", match["content"].strip(), retriever)
+    content = text[opening.end() : text.index(f"</{opening[1]}>", opening.end())]
+    retriever = (opening["engine"] or "").partition("=")[2].strip().strip("\"'").strip()
+    return Action("search" if opening[1] == "search" else "answer", content.strip(), retriever)
 
 
 def escape(text: str) -> str:

@@ -21,9 +21,10 @@ from srl.protocol import Action, parse_action
 from srl.store import LogWriter, Record
 from srl.trajectory import Hit, Passage, Phase, Question, Score, Search, Segment, Trajectory
 
-_READ = re.compile(r"(\s*<(information|tool_response)>.*?</\2>\s*)", re.DOTALL)
+_OPENS = re.compile(r"<(information|tool_response)>")
+_CLOSES = {name: re.compile(rf"</{name}>\s*") for name in ("information", "tool_response")}
 _DOCUMENT = re.compile(r"Doc \d+ ?\(Title: (.*?)\) ", re.DOTALL)
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _QUESTION = re.compile(r"Question\s*:")
 _OURS = ("input", "output", "gts", "score", "step")
 
@@ -109,10 +110,10 @@ def _golds(gts: Any) -> list[str]:
 def _read_output(made: Trajectory, output: str) -> None:
     """Segments, searches and answer of what follows the prompt."""
     turn, asked = 0, list[str]()
-    for place, part in enumerate(_READ.split(output)):
-        if place % 3 == 2 or not part:  # the name of the tag
+    for is_read, part in _parts(output):
+        if not part:
             continue
-        if place % 3 == 1:
+        if is_read:
             made.segments.append(Segment("observation", (), part, turn))
             hits = _hits(part)
             made.searches += [
@@ -129,6 +130,22 @@ def _read_output(made: Trajectory, output: str) -> None:
         _answer(made, action)
 
 
+def _parts(output: str) -> Iterator[tuple[bool, str]]:
+    """What the policy read (True), with the white space around it, and what it wrote."""
+    end, unclosed = 0, set[str]()
+    for tag in _OPENS.finditer(output):
+        if tag.start() < end or tag[1] in unclosed:
+            continue
+        if closing := _CLOSES[tag[1]].search(output, tag.end()):
+            written = output[end : tag.start()].rstrip()
+            yield False, written
+            yield True, output[end + len(written) : closing.end()]
+            end = closing.end()
+        else:
+            unclosed.add(tag[1])
+    yield False, output[end:]
+
+
 def _answer(made: Trajectory, action: Action | None) -> None:
     if action is not None and action.kind == "answer":
         made.answer, made.end = action.content, "answered"
@@ -137,7 +154,9 @@ def _answer(made: Trajectory, action: Action | None) -> None:
 def _calls(text: str) -> list[str]:
     """The queries of calls of a tool `search` with `query_list` or `query`."""
     found = []
-    for call in _CALL.findall(text):
+    for call, closed in _CALL.findall(text):
+        if not closed:
+            break
         try:
             arguments = json.loads(call)["arguments"]
             queries = arguments.get("query_list") or [arguments["query"]]
@@ -150,10 +169,11 @@ def _calls(text: str) -> list[str]:
 def _hits(observation: str) -> tuple[Hit, ...]:
     """The passages of an observation; one without `Doc 1(Title: …)` is a passage itself."""
     body = re.sub(r"</?(information|tool_response)>", "", observation).strip()
-    _, *parts = _DOCUMENT.split(body)
+    titled, end, rest = body.rpartition(") ")
+    _, *parts = _DOCUMENT.split(titled + end)
     if not parts:
         return (Hit(Passage("", body), 0.0),) if body and body != "No results found." else ()
     return tuple(
         Hit(Passage("", f"{title}\n{text.strip()}"), 0.0)
-        for title, text in zip(parts[::2], parts[1::2], strict=True)
+        for title, text in zip(parts[::2], [*parts[1:-1:2], parts[-1] + rest], strict=True)
     )

@@ -24,8 +24,8 @@ _LIST = re.compile(rf"\[\s*{_STRING}(?:[\s,]+{_STRING})*[\s,]*\]", re.DOTALL)
 """A list of texts as Python or numpy writes it; numpy has no commas."""
 _OBJECT = re.compile(r"""\{\s*['"](?:target|ground_truth)['"]\s*:(.*)\}""", re.DOTALL)
 _UNCLEAR = re.compile(
-    r"""\s*(?:[\[{]\s*['"]|array\()"""  # a list or an object that is cut, or of another language
-    r"|.*\S\s*(?:\t|\|\|\||\[SEP\]|<\|?[a-z_]{0,20}(?:split|sep)[a-z_]{0,20}\|?>)\s*\S",
+    r"""\A(?:[\[{]\s*['"]|array\()"""  # a list or an object that is cut, or of another language
+    r"|(?<=.)(?:\t|\|\|\||\[SEP\]|<\|?[a-z_]{0,20}(?:split|sep)[a-z_]{0,20}\|?>)(?=.)",
     re.DOTALL | re.IGNORECASE,
 )
 
@@ -94,7 +94,7 @@ def _in_text(text: str, depth: int) -> Iterator[str]:
         if not _LIST.fullmatch(inner):
             raise UnclearAnswers
         yield from _in_text(inner, depth)
-    elif _UNCLEAR.match(text):
+    elif _UNCLEAR.search(text.strip()):
         raise UnclearAnswers
     else:
         yield text

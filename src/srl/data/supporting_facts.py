@@ -6,7 +6,6 @@ Evidence triples (2WikiMultihopQA), a decomposition (MuSiQue), or the titles of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +47,9 @@ class Lookup:
     @property
     def name(self) -> str:
         """The title without the note in parentheses that tells it from others."""
-        return re.sub(r"\s*\([^)]*\)\s*$", "", self.title) or self.title
+        before, _, end = self.title.rpartition(")")
+        start = before.find("(", before.rfind(")") + 1)
+        return self.title if start < 0 or end.strip() else before[:start].rstrip() or self.title
 
     def is_in(self, passage: Passage, text: str) -> bool:
         """Whether `passage`, of which `text` was shown, is the one to find.

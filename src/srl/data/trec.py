@@ -16,10 +16,8 @@ from typing import IO
 from srl.data.published_rows import Record, first_character, open_text
 from srl.errors import UserError, parsing
 
-_TOPIC = re.compile(r"<top>(.*?)</top>", re.DOTALL | re.IGNORECASE)
-_NUMBER = re.compile(r"<num>\s*(?:Number:)?\s*([^\s<]+)", re.IGNORECASE)
-_TITLE = re.compile(r"<title>\s*(?:Topic:)?\s*(.*?)\s*(?=<|\Z)", re.DOTALL | re.IGNORECASE)
-_FIELD = r"<{0}>(.*?)</{0}>"
+_NUMBER = re.compile(r"<num>\s*(?:Number:\s*)?([^\s<]+)", re.IGNORECASE)
+_TITLE = re.compile(r"<title>\s*(?:Topic:)?([^<]*)", re.IGNORECASE)
 _TAGS = {"id": "docno", "title": "title", "text": "text"}
 _MARKUP = re.compile(r"</?[a-z][a-z0-9]*>", re.IGNORECASE)
 _END = re.compile(r"(?<=</doc>)", re.IGNORECASE)
@@ -42,12 +40,12 @@ def is_tagged(path: Path) -> bool:
 def read_topics(path: Path) -> Iterator[tuple[str, str]]:
     """`(id, text)` of each topic; the text is the topic's title. Raises UserError with its position."""
     with _text(path) as file:
-        topics = _TOPIC.findall(file.read())
+        topics = _contents(file.read(), "top")
     if not topics:
         raise UserError(f"{path}: expected topics, <top> … </top>, found none")
     for place, topic in enumerate(topics, start=1):
         number, title = _NUMBER.search(topic), _TITLE.search(topic)
-        if number is None or title is None or not title[1]:
+        if number is None or title is None or not title[1].strip():
             raise UserError(f"{path}: topic {place}: expected <num> and <title>, found {_shown(topic)}")
         yield number[1], " ".join(html.unescape(title[1]).split())
 
@@ -129,15 +127,24 @@ def _documents(path: Path) -> Iterator[tuple[int, str]]:
 
 def _field(document: str, name: str) -> str:
     """What all tags of this name have, a line each."""
-    found = re.findall(_FIELD.format(name), document, re.DOTALL | re.IGNORECASE)
-    return "\n".join(filter(None, map(_without_tags, found)))
+    return "\n".join(filter(None, map(_without_tags, _contents(document, name))))
 
 
 def _all_text(document: str) -> str:
     """All but id and title, for collections whose text is under other tags (`<headline>`, `<leadpara>`)."""
     for tag in ("id", "title"):
-        document = re.sub(_FIELD.format(_TAGS[tag]), "", document, flags=re.DOTALL | re.IGNORECASE)
+        document = _element(_TAGS[tag]).sub(lambda match: "" if match[2] else match[0], document)
     return _without_tags(document)
+
+
+def _contents(text: str, name: str) -> list[str]:
+    """What stands in each `<name> … </name>`."""
+    return [content for content, closed in _element(name).findall(text) if closed]
+
+
+def _element(name: str) -> re.Pattern[str]:
+    """From a tag to its end; without one, to the end of the text, so that no text is read twice."""
+    return re.compile(rf"<{name}>(.*?)(</{name}>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
 def _without_tags(text: str) -> str:

@@ -11,7 +11,7 @@ from srl.errors import UserError
 
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w./-]*)(@[\w.]+)?(?:=(.*))?", re.DOTALL)
 _WHOLE = re.compile(r"[-+]?\d+(?:_\d+)*")
-_FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_FLOAT = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None}
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _MAX_ROUNDS = 10

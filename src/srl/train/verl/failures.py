@@ -32,7 +32,7 @@ ROLES = {
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OURS = re.compile(r"srl\.errors\.\w+: (.+)")
 """The last line of a traceback that ends in an error of ours."""
-_FIELD = re.compile(r"^\s*(class_name|pid|ip): (.+)$", re.MULTILINE)
+_FIELD = re.compile(r"^[^\S\n]*(class_name|pid|ip): (.+)$", re.MULTILINE)
 _LESS_MEMORY = (
     "and add a lower --set actor.ppo_max_token_len=N (of a critic, critic.ppo_max_token_len) or "
     "--set cluster.gpu_memory_utilization=SHARE; "
