@@ -362,18 +362,28 @@ def _interrupted(*arguments: object, **named: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+FOREVER = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
+
+
 def test_a_query_that_takes_forever_is_interrupted(shell: Shell, workspace: Path, monkeypatch) -> None:
     with LogWriter(workspace / "runs" / run_info().run_id / "log", run_info()):
         pass
-    answer = sql._answer
+    run_query = sql.sql
 
-    def interrupted_answer(*given: object) -> object:
+    def interrupted_query(*given: object, **named: object) -> object:
         _interrupted()
-        return answer(*given)
+        return run_query(*given, **named)
 
-    monkeypatch.setattr(sql, "_answer", interrupted_answer)
-    forever = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
-    assert shell.refused("inspect", "sql", forever, "--run", "all", code=130) == "interrupted"
+    monkeypatch.setattr(sql, "sql", interrupted_query)
+    assert shell.refused("inspect", "sql", FOREVER, "--run", "all", code=130) == "interrupted"
+
+
+@pytest.mark.parametrize("forever", [FOREVER, "SELECT range(30000000)"])  # constants are not folded
+def test_a_query_that_takes_forever_is_stopped(shell: Shell, workspace: Path, monkeypatch, forever) -> None:
+    with LogWriter(workspace / "runs" / run_info().run_id / "log", run_info()):
+        pass
+    monkeypatch.setattr("srl.cli.inspect.views._QUERY_S", 0.05)
+    shell.refused("inspect", "sql", forever, "--run", "all", code=2)
 
 
 def test_two_runs_that_begin_at_once_share_what_they_make(tmp_path: Path) -> None:

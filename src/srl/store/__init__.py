@@ -8,7 +8,7 @@ connection.sql("SELECT step, em FROM steps WHERE phase = 'val'")
 """
 
 from srl.store.database import in_one_line
-from srl.store.reader import find_logs, reading
+from srl.store.reader import TooSlow, find_logs, reading
 from srl.store.reader import open_logs as open
 from srl.store.records import (
     QUESTION_DIGEST,
@@ -33,6 +33,7 @@ __all__ = [
     "Record",
     "RunInfo",
     "Table",
+    "TooSlow",
     "find_logs",
     "in_one_line",
     "open",

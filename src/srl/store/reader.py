@@ -48,6 +48,12 @@ Damages = Mapping[Path, Damage]
 _logger = logging.getLogger(__name__)
 
 _MOVED = (duckdb.IOException, FileNotFoundError)
+
+
+class TooSlow(UserError):  # noqa: N818 - what is wrong with a query
+    """A query was stopped at its limit of seconds."""
+
+
 TRIES = 3
 """How often a log is read whose files the writer moves."""
 
@@ -123,22 +129,24 @@ def reading(
     warn: Warn = _logger.warning,
     sealed: bool = True,
     memory: str | None = None,
-    hasty: bool = False,
+    seconds: float | None = None,
 ) -> T:
     """Return `read(connection)`; retried with a new connection if the writer compacted the log meanwhile.
 
     Damaged parts and runs are left out, with a call of `warn`. A `sealed` connection can open only files of
     the logs. DuckDB takes at most `memory`, such as "768MB", and spills what exceeds it; by default it keeps
-    what it read of finished logs. A `hasty` connection computes nothing while it plans a query, where no
-    limit of memory and no interrupt holds. Raises UserError if nothing can be read.
+    what it read of finished logs. With a limit of `seconds` it computes nothing while it plans a query, where
+    no limit of memory and no interrupt holds. Raises TooSlow, and UserError if nothing can be read.
     """
 
     def once(without: Damages, copies: Collection[Path]) -> T:
         with (
             TemporaryDirectory(prefix="srl-", ignore_cleanup_errors=True) as spill,
-            _connect(paths, without, copies, Path(spill) if sealed else None, memory, hasty) as connection,
+            _connect(
+                paths, without, copies, Path(spill) if sealed else None, memory, hasty=seconds is not None
+            ) as connection,
         ):
-            return _interruptible(connection, read)
+            return _interruptible(connection, read, seconds)
 
     try:
         return _patiently(paths, once, warn)
@@ -184,10 +192,12 @@ def _is_of_a_file(error: BaseException, logs: Sequence[Path]) -> bool:
 
 
 def _interruptible(
-    connection: duckdb.DuckDBPyConnection, read: Callable[[duckdb.DuckDBPyConnection], T]
+    connection: duckdb.DuckDBPyConnection,
+    read: Callable[[duckdb.DuckDBPyConnection], T],
+    seconds: float | None,
 ) -> T:
-    """Run `read(connection)` in a thread, so that Ctrl-C ends a long query: DuckDB may not check for
-    signals."""
+    """Run `read(connection)` in a thread, so that Ctrl-C and the limit of `seconds` end a long query: DuckDB
+    may not check for signals."""
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -200,12 +210,13 @@ def _interruptible(
 
     try:
         Thread(target=work, daemon=True).start()
+        if wait([answer], seconds).not_done:
+            raise TooSlow(f"the query was stopped after {seconds:.0f} seconds")
         return answer.result()
-    except KeyboardInterrupt:
-        while not (answer.cancel() or answer.done()):
+    finally:
+        while not (answer.cancel() or answer.done()):  # an interrupt between two statements is lost
             connection.interrupt()
             wait([answer], timeout=0.05)
-        raise
 
 
 def _connect(

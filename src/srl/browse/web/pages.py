@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, TypeVar
 
 import duckdb
@@ -27,7 +26,7 @@ from srl.browse.web.parts import OVERVIEW, PANELS, charts, turns
 from srl.browse.web.rendering import LONGEST, environment
 from srl.browse.web.seeds import bands
 from srl.errors import UserError, parsing
-from srl.store import find_logs, reading, rows, run_info
+from srl.store import TooSlow, find_logs, reading, rows, run_info
 from srl.workspace import Workspace
 
 T = TypeVar("T")
@@ -336,32 +335,14 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
 
 def _limited(paths: Sequence[Path], query: str, warn: Callable[[str], None]) -> Answer:
     """The first rows of a query, stopped after `QUERY_S`. Raises UserError."""
-    is_late = Event()
 
     def ask(log: duckdb.DuckDBPyConnection) -> Answer:
-        done = Event()
-
-        def watch() -> None:
-            if done.wait(QUERY_S):
-                return
-            is_late.set()
-            while not done.wait(0.1):  # an interrupt between two statements is lost
-                log.interrupt()
-
-        watching = Thread(target=watch, daemon=True)
-        watching.start()
-        try:
-            return sql(log, query, limit=MOST_ROWS, cell=LONGEST, most_bytes=MOST_BYTES)
-        finally:
-            done.set()
-            watching.join()
+        return sql(log, query, limit=MOST_ROWS, cell=LONGEST, most_bytes=MOST_BYTES)
 
     try:
-        return reading(paths, ask, warn=warn, memory=QUERY_MEMORY, hasty=True)
-    except UserError as error:
-        if is_late.is_set():
-            raise UserError(f"stopped after {QUERY_S:.0f} seconds; `srl inspect sql` waits longer") from error
-        raise
+        return reading(paths, ask, warn=warn, memory=QUERY_MEMORY, seconds=QUERY_S)
+    except TooSlow as error:
+        raise UserError(f"{error}; `srl inspect sql` waits longer") from error
 
 
 def _place(record: Mapping[str, Any], run: str) -> tuple[str, str] | None:

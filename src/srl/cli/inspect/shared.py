@@ -97,14 +97,21 @@ def read_holding(run: str, action: Callable[[duckdb.DuckDBPyConnection, Path], T
     raise UserError(f"{missing} in {where}; {listed}") from missing
 
 
-def read(logs: Sequence[Path], action: Read[T], *, sealed: bool = True, memory: str | None = None) -> T:
+def read(
+    logs: Sequence[Path],
+    action: Read[T],
+    *,
+    sealed: bool = True,
+    memory: str | None = None,
+    seconds: float | None = None,
+) -> T:
     """What `action` returns of a connection to these logs; warnings go to stderr."""
     from srl.store import reading
 
     def warn(text: str) -> None:
         output.warn(f"warning: {text}")
 
-    return reading(logs, action, warn=warn, sealed=sealed, memory=memory)
+    return reading(logs, action, warn=warn, sealed=sealed, memory=memory, seconds=seconds)
 
 
 def print_rows(

@@ -223,7 +223,7 @@ def sql(
     """Query the log with SQL.
 
     Tables: runs, steps, metrics, trajectories, segments, searches, hits, rewards, rescores, watches.
-    `DESCRIBE hits` lists the columns of one. Queries can read only the log.
+    `DESCRIBE hits` lists the columns of one. Queries can read only the log, and take 10 minutes at most.
 
     \b
     Example:
@@ -233,7 +233,8 @@ def sql(
     from srl.browse.sql import sql as ask
 
     exclude({"--json": json, "--csv": csv}, "both say how rows are printed")
-    answer = read(paths(runs or ["last"]), lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe)
+    logs = paths(runs or ["last"])
+    answer = read(logs, lambda log: ask(log, query, unsafe=unsafe), sealed=not unsafe, seconds=_QUERY_S)
     if csv:
         output.verbatim(csv_text(answer.columns, answer.rows))
     elif answer.is_plan and not json:
@@ -263,6 +264,8 @@ def web(
         serve_pages(Workspace.resolve(), listener, lambda url: output.line(url, flush=True))
 
 
+_QUERY_S = 600.0
+"""Seconds of a query: a program that asks too much gets an answer and not a process that never ends."""
 _RUN_COLUMNS = {
     "run_id": "run", "status": "status", "steps": "step", "score": "score", "val_em": "val em",
     "val_step": "at step", "best_val_em": "best", "test_em": "test em", "test_step": "at step",
