@@ -59,6 +59,19 @@ def test_what_is_no_search_server_is_named():
     assert line.endswith("; give the URL of a search server's /retrieve, or remove it from the list")
 
 
+@pytest.mark.parametrize("code", [200, 500])
+def test_of_a_health_page_the_beginning_alone_is_read(code):
+    async def endless():
+        for _ in range(100):
+            yield bytes(1 << 10)
+        raise AssertionError("all was read")
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(code, content=endless()) if request.method == "GET" else Site(one=200)(request)
+
+    assert run(client(answer, ONE).connect) == ["d1"]
+
+
 def test_a_token_that_is_missing_is_noticed_before_the_first_search():
     def guarded(request: httpx.Request) -> httpx.Response:
         return httpx.Response(401) if request.method == "POST" else Site(one=200)(request)

@@ -97,6 +97,22 @@ def test_the_pages_beside_retrieve_are_found(path):
     assert {f"{before}/{page}" for page in ("health", "metrics", "access")} < set(asked)
 
 
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/access", "/retrieve"])
+def test_an_answer_without_an_end_is_a_fault_of_its_page(path):
+    def endless():
+        for _ in range(200):
+            yield bytes(1 << 20)
+        raise AssertionError("all was read")
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=endless()) if request.url.path == path else search_r1(request)
+
+    report = check(answer)
+    name = ANSWER if path == "/retrieve" else path
+    assert found(report, name).passed is False
+    assert report.conforms == (path != "/retrieve")
+
+
 def test_search_r1s_server_conforms_and_its_gaps_are_named():
     report = check(search_r1)
     assert report.conforms

@@ -14,7 +14,7 @@ import httpx
 from srl.errors import UserError
 from srl.safe_text import quoted
 from srl.serve.client import is_loopback, retrieve_url
-from srl.serve.client.request import page_url
+from srl.serve.client.request import MAX_ANSWER_BYTES, page_url
 from srl.serve.wire import DIGEST_HEADER, read_answer, read_digest
 from srl.trajectory import Hit
 
@@ -142,8 +142,23 @@ class _Probe:
         return found
 
     def _post(self, body: dict[str, Any]) -> bytes:
+        response = self._send("POST", self.url, body)
+        self._name(response.headers.get(DIGEST_HEADER))
+        if response.status_code == 401:
+            raise _ProblemError("HTTP 401: the server needs a token; type: export SRL_SEARCH_TOKEN=…")
+        if response.status_code != 200:
+            raise _ProblemError(f"HTTP {response.status_code}: {quoted(response.content, 100)}")
+        return response.content
+
+    def _send(self, method: str, url: str, body: Any = None) -> httpx.Response:
+        """The answer. Raises UserError where no server is, _ProblemError for what never ends."""
+        answer = bytearray()
         try:
-            response = self.client.post(self.url, json=body)
+            with self.client.stream(method, url, json=body) as response:
+                for chunk in response.iter_bytes():
+                    answer += chunk
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        _fail(f"the answer is larger than {MAX_ANSWER_BYTES:,} bytes")
         except httpx.ConnectError as error:
             raise UserError(
                 f"no search server answers at {self.url} ({quoted(str(error))}); "
@@ -151,12 +166,8 @@ class _Probe:
             ) from error
         except httpx.HTTPError as error:
             raise _ProblemError(f"{type(error).__name__}: {error}") from error
-        self._name(response.headers.get(DIGEST_HEADER))
-        if response.status_code == 401:
-            raise _ProblemError("HTTP 401: the server needs a token; type: export SRL_SEARCH_TOKEN=…")
-        if response.status_code != 200:
-            raise _ProblemError(f"HTTP {response.status_code}: {quoted(response.content, 100)}")
-        return response.content
+        headers = {name: text for name, text in response.headers.items() if name != "content-encoding"}
+        return httpx.Response(response.status_code, headers=headers, content=bytes(answer))
 
     def _name(self, digest: object) -> None:
         try:
@@ -197,10 +208,7 @@ class _Probe:
         return self._try(name, probe)
 
     def _refusal(self) -> str | None:
-        try:
-            code = self.client.post(self.url, json={"queries": 7}).status_code
-        except httpx.HTTPError as error:
-            raise _ProblemError(f"{type(error).__name__}: {error}") from error
+        code = self._send("POST", self.url, {"queries": 7}).status_code
         return f"HTTP {code}" if 400 <= code < 500 else _fail(f"HTTP {code}")
 
     def _metrics(self) -> str | None:
@@ -214,10 +222,7 @@ class _Probe:
         return None if told else _fail("the answer for an unknown page is not null")
 
     def _beside(self, method: str, page: str, body: Any = None) -> httpx.Response:
-        try:
-            response = self.client.request(method, page_url(self.url, page), json=body)
-        except httpx.HTTPError as error:
-            raise _ProblemError(f"{type(error).__name__}: {error}") from error
+        response = self._send(method, page_url(self.url, page), body)
         return response if response.status_code == 200 else _fail(f"HTTP {response.status_code}")
 
     def _health(self) -> str:

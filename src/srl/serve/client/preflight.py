@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from srl.serve.client.request import (
 )
 from srl.serve.wire import BadDigestError, read_digest, write_request
 
+_HEALTH_BYTES = 1 << 16
+"""Bytes of a /health that are read; a page that is longer is none of a search server."""
 QUERY = "Who wrote On the Origin of Species?"
 START = "type: srl serve retriever --index DIR"
 RETRIEVE = "give the URL of a search server's /retrieve"
@@ -125,10 +128,14 @@ async def _health(client: httpx.AsyncClient, url: str, timeout_s: float) -> str:
 
     Raises BadDigestError.
     """
-    async with asyncio.timeout(timeout_s):
-        response = await client.get(health_url(url))
+    body = bytearray()
+    async with asyncio.timeout(timeout_s), client.stream("GET", health_url(url)) as response:
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if response.status_code != 200 or len(body) > _HEALTH_BYTES:
+                break
     try:
-        found = response.json() if response.status_code == 200 else {}
+        found = json.loads(body) if response.status_code == 200 else {}
     except (ValueError, RecursionError):
         found = {}
     return read_digest(found.get("index_digest")) if isinstance(found, dict) else ""
