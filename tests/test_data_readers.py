@@ -266,7 +266,9 @@ def test_a_broken_row_is_named_with_line_and_expectation(name, row, expected, tm
 def test_a_json_syntax_error_is_named_with_its_line(tmp_path):
     path = tmp_path / "broken.json"
     path.write_text('[\n{"question": "a", "answer": "b"},\n{"question": }\n]')
-    assert complaint("hotpotqa", path).startswith(f"{path}:3: expected JSON, found")
+    said = complaint("hotpotqa", path)
+    assert said.startswith(f"{path}: ")
+    assert "line 3 " in said
 
 
 def test_a_record_of_a_json_array_is_counted_from_one(tmp_path):

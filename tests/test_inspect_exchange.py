@@ -225,7 +225,7 @@ def test_import_makes_a_run_that_the_other_commands_show(workspace, tmp_path, ca
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("{", "line 2: not JSON"), ('{"input": "x", "output": "y", "gts": []}', "no field 'score'"),
+    [("{", "line 2: not JSON"), ('{"input": "x", "output": "y", "gts": []}', "'score'"),
      ('{"input": "x", "output": "y", "gts": [], "score": "high"}', "could not convert"), ("[]", "line 2")],
 )  # fmt: skip
 def test_a_line_that_verl_did_not_write_is_said_and_no_run_is_made(workspace, tmp_path, capsys, line, said):

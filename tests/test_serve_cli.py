@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
@@ -56,6 +58,21 @@ def test_it_serves_until_a_signal_and_ends_with_its_code(directory, sent, code):
     assert process.returncode == code
     assert "serving 5 passages by bm25" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_signal_is_obeyed_while_a_request_is_odd(directory):
+    body = json.dumps({"queries": ["red fox"], "topk": "a." * 300_000 + "://"}).encode()
+    with serving(directory) as (process, url):
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=60) as raw:
+            head = (
+                f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            raw.sendall(head.encode() + body)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+    assert process.returncode == 143
 
 
 def test_listening_to_the_network_is_said_aloud(directory, capsys, monkeypatch):
